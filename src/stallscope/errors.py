@@ -1,0 +1,51 @@
+"""Every error a user can meet: one root, few leaves, each with its exit code and HTTP status.
+
+A message says what happened, to which value, and what to do. Catch by class, at a border.
+"""
+
+
+class StallscopeError(Exception):
+    """The root: anything that ends a command with one clear line."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class BadInput(StallscopeError):
+    """What the user gave cannot be used: a path, a value, a file's content."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class BadTrace(BadInput):
+    """A file that should hold events is broken, incomplete or of another kind."""
+
+
+class NewerSchema(BadInput):
+    """A trace written by a newer version."""
+
+
+class UnknownSetting(BadInput):
+    """A setting that does not exist, or a value it cannot take."""
+
+
+class NotFound(StallscopeError):
+    """There is no such file, process, rank or communicator."""
+
+    exit_code = 3
+    http_status = 404
+
+
+class StorageFailed(StallscopeError):
+    """The trace cannot be written: read-only, full, or in use. What was stored stays."""
+
+    exit_code = 4
+    http_status = 507
+
+
+class CannotTrace(StallscopeError):
+    """The machine or its permissions do not allow tracing."""
+
+    exit_code = 5
+    http_status = 503

@@ -1,0 +1,204 @@
+"""The record types, field by field. From here follow the SQL tables and the wire form.
+
+Times are int64 ns on the node's CLOCK_MONOTONIC; -1 is "unknown" for times, ranks and counts that can be
+unknown, and becomes NULL in SQL. bpf/events.h has the same fields for what the kernel emits; the loader
+compares both through BTF before the first record is read.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stallscope.events.names import N_CATEGORIES
+
+Array = NDArray[Any]
+
+UNKNOWN = -1
+
+
+class Field(NamedTuple):
+    """One column: its name carries the unit, `meaning` is what the documentation says."""
+
+    name: str
+    format: str
+    meaning: str
+    may_be_unknown: bool = False
+
+
+class Table(NamedTuple):
+    """One record type; its numpy dtype is `dtype(table)`."""
+
+    name: str
+    meaning: str
+    fields: tuple[Field, ...]
+
+
+_WHO = (
+    Field("node", "u4", "number of the node the event is from; its name is in `nodes`"),
+    Field("pid", "u4", "process (the kernel's tgid)"),
+)
+_LEDGER = Field(
+    "ledger_ns",
+    f"({N_CATEGORIES},)i8",
+    "ns the process has spent in each category since it was first seen (running sums)",
+)
+
+COLLECTIVES = Table(
+    "collectives",
+    "A rank enters a collective: one row per arrival.",
+    (
+        Field("ts_ns", "i8", "arrival on the host (grouped calls: that of ncclGroupEnd)"),
+        *_WHO,
+        Field("tid", "u4", "thread that made the call"),
+        Field(
+            "comm_hash",
+            "u8",
+            "communicator: hash of its 128-byte unique id; of parent, split, colour for a split",
+        ),
+        Field("comm_rank", "i4", "rank in the communicator", True),
+        Field("nranks", "i4", "ranks in the communicator", True),
+        Field(
+            "seq",
+            "i8",
+            "round: n-th collective on the communicator; per (source, destination) for send, recv",
+            True,
+        ),
+        Field("op", "u2", "operation, names.Op"),
+        Field("datatype", "u1", "names.Datatype"),
+        Field("reduce_op", "u1", "ncclRedOp_t + 1; 0 none"),
+        Field("flags", "u4", "names.CollectiveFlag"),
+        Field(
+            "peer_rank",
+            "i4",
+            "the other side of send, recv; the root of broadcast, reduce, gather, scatter",
+            True,
+        ),
+        Field("device", "i4", "CUDA device", True),
+        Field("count", "i8", "elements", True),
+        Field("count_bytes", "i8", "elements x size of the datatype", True),
+        Field("stream", "u8", "CUDA stream handle; 0 default or unknown"),
+        Field("gpu_start_ns", "i8", "its kernel starts on the GPU (gpu_arrival), on the GPU's clock", True),
+        Field("gpu_end_ns", "i8", "its kernel ends on the GPU, on the GPU's clock", True),
+        Field("wait_enter_ns", "i8", "begin of the process's last finished wait before this arrival", True),
+        Field("wait_leave_ns", "i8", "end of it: the moment the rank was released", True),
+        Field("n_syncs", "u4", "synchronise calls of the process so far"),
+        Field("n_allocs", "u4", "allocation and free calls so far"),
+        Field("n_copies", "u4", "copies so far"),
+        Field("n_launches", "u4", "launches so far; 0 when launches are not counted"),
+        _LEDGER,
+    ),
+)
+
+CALLS = Table(
+    "calls",
+    "A CUDA or NCCL call worth keeping: slow, or still open.",
+    (
+        Field("ts_ns", "i8", "entry"),
+        Field("duration_ns", "i8", "time until it returned; unknown while it is open", True),
+        *_WHO,
+        Field("tid", "u4", "thread that made the call"),
+        Field("op", "u2", "class of the call, names.Op"),
+        Field("symbol", "u2", "exported function; its name is in `symbols`"),
+        Field("result", "i4", "CUDA or NCCL result code; 0 success", True),
+        Field("count_bytes", "i8", "bytes allocated or copied", True),
+        Field("stream", "u8", "CUDA stream handle; 0 default or unknown"),
+        Field("device", "i4", "CUDA device", True),
+        Field("stack", "i8", "row in `stacks`", True),
+    ),
+)
+
+OFFCPU = Table(
+    "offcpu",
+    "A GPU thread was off the CPU for long enough to matter.",
+    (
+        Field("ts_ns", "i8", "it left the CPU"),
+        Field("duration_ns", "i8", "until it ran again; unknown while it has not", True),
+        *_WHO,
+        Field("tid", "u4", "the thread"),
+        Field("category", "u1", "names.Category"),
+        Field("flags", "u1", "names.OffCpuFlag"),
+        Field("syscall_nr", "i4", "system call it was blocked in (numbers of this architecture)", True),
+        Field("waker_pid", "i4", "process that woke it", True),
+        Field("waker_tid", "i4", "thread that woke it", True),
+        Field("runnable_ns", "i8", "of the duration: runnable and not running", True),
+        Field("by_pid", "i4", "process that got the CPU", True),
+        Field("by_comm", "S16", "its name"),
+        Field("stack", "i8", "row in `stacks`", True),
+    ),
+)
+
+SNAPSHOTS = Table(
+    "snapshots",
+    "State of a traced process between arrivals, about once a second and at the end.",
+    (
+        Field("ts_ns", "i8", "when"),
+        *_WHO,
+        Field("alive", "u1", "1 while the process runs; 0 once it has ended"),
+        Field("category", "u1", "what its most active GPU thread is doing now, names.Category"),
+        Field("syscall_nr", "i4", "system call that thread is blocked in", True),
+        Field("n_collectives", "i8", "collectives enqueued so far", True),
+        Field("n_completed", "i8", "collectives completed so far", True),
+        Field("in_call", "u2", "operation the thread is inside, names.Op"),
+        Field("in_call_since_ns", "i8", "since when", True),
+        _LEDGER,
+    ),
+)
+
+COMMUNICATORS = Table(
+    "communicators",
+    "A process's membership in a communicator.",
+    (
+        Field("ts_ns", "i8", "created"),
+        Field("ended_ns", "i8", "destroyed or aborted", True),
+        *_WHO,
+        Field("comm_hash", "u8", "the communicator"),
+        Field("comm_rank", "i4", "rank of the process in it", True),
+        Field("nranks", "i4", "its size", True),
+        Field("parent_hash", "u8", "the communicator it was split from; 0 none"),
+    ),
+)
+
+PROCESSES = Table(
+    "processes",
+    "A traced process.",
+    (
+        Field("ts_ns", "i8", "first seen"),
+        Field("ended_ns", "i8", "exited", True),
+        *_WHO,
+        Field("rank", "i4", "rank in the job", True),
+        Field("local_rank", "i4", "rank on the node", True),
+        Field("nranks", "i4", "ranks in the job", True),
+        Field("device", "i4", "CUDA device", True),
+        Field("comm", "S16", "command name"),
+    ),
+)
+
+SPANS = Table(
+    "spans",
+    "Device or host work of a known kind and length, told by the source (profiler, importer).",
+    (
+        Field("ts_ns", "i8", "begin"),
+        Field("duration_ns", "i8", "length"),
+        *_WHO,
+        Field("op", "u2", "names.Op"),
+        Field("step", "i8", "training step", True),
+        Field("label", "S32", "the source's own word for it"),
+    ),
+)
+
+TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
+
+
+def dtype(table: Table) -> np.dtype[Any]:
+    """The packed numpy dtype of a table, fields in order."""
+    return np.dtype([(field.name, field.format) for field in table.fields])
+
+
+def empty(table: Table, n: int = 0) -> Array:
+    """n rows, every field that may be unknown unknown, all else zero."""
+    rows = np.zeros(n, dtype(table))
+    for field in table.fields:
+        if field.may_be_unknown:
+            rows[field.name] = UNKNOWN
+    return rows

@@ -1,0 +1,118 @@
+"""The enumerations of the vocabulary. The same numbers stand in bpf/events.h; a test compares both.
+
+Every enumeration starts with 0 = unknown or none, so that a zeroed record claims nothing.
+"""
+
+from enum import IntEnum, IntFlag
+
+
+class Category(IntEnum):
+    """Where the GPU threads of a process spend their time; exclusive, and together they fill the interval.
+
+    The outermost CUDA call comes before the off-CPU state, except preempted and stopped, which always count
+    as such. The number is also the precedence when the threads of one process are combined: the process is in
+    the state of its most active GPU thread, the one with the largest number. What an idle thread is parked in
+    (futex, poll, sleep) therefore stands below a synchronise call.
+    """
+
+    NONE = 0  # no GPU thread yet
+    LOCK = 1  # blocked in futex
+    OTHER_OFF = 2  # blocked in anything else, or unknown in what
+    SLEEP = 3  # blocked in nanosleep, clock_nanosleep; poll and select without descriptors
+    NET = 4  # blocked in poll, select, epoll_wait, recv*, send*
+    CHILD = 5  # blocked until a child process woke it (data loader workers)
+    WAIT_GPU = 6  # inside a synchronise call, with a collective enqueued since the previous one ended
+    DEVICE = 7  # inside a synchronise call without one: the rank's own device time, not a wait for others
+    STOPPED = 8  # stopped or traced (state 4, 8), or frozen by its cgroup
+    PREEMPTED = 9  # off the CPU while runnable, or woken and not yet running
+    FAULT = 10  # page faults, reclaim, compaction
+    DRIVER = 11  # blocked in ioctl outside the calls below
+    IO = 12  # waiting for a disk: in_iowait, or blocked in read, write, fsync and the like
+    LAUNCH = 13  # inside a launch; only while launch timing is on
+    COPY = 14  # inside cudaMemcpy*, driver equivalents
+    ALLOC = 15  # inside cudaMalloc, cudaFree, cudaHostAlloc, driver equivalents
+    ON_CPU = 16  # running outside the calls above
+
+
+N_CATEGORIES = len(Category) - 1
+"""Categories that own time; column i of a ledger is Category(i + 1)."""
+
+CATEGORY_NAMES = tuple(c.name.lower() for c in Category if c)
+
+
+class Op(IntEnum):
+    """Traced operations: collectives first, then the other calls by the class that the ledger needs."""
+
+    NONE = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    ALL_TO_ALL = 6
+    GATHER = 7
+    SCATTER = 8
+    SEND = 9
+    RECV = 10
+    GROUP = 11  # ncclGroupStart .. ncclGroupEnd
+    COMM_INIT = 16
+    COMM_SPLIT = 17
+    COMM_DESTROY = 18
+    SYNC = 32
+    ALLOC = 33
+    FREE = 34
+    COPY = 35
+    LAUNCH = 36
+    GRAPH_LAUNCH = 37
+    STREAM_WAIT = 38
+    COMPUTE = 48  # a span of device work told by an importer
+
+
+P2P_OPS = (Op.SEND, Op.RECV)
+SYNCHRONISING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL)
+"""No rank can leave these before every rank has entered them."""
+
+
+class Datatype(IntEnum):
+    """ncclDataType_t + 1 (nccl.h 2.28), so that 0 is unknown."""
+
+    NONE = 0
+    INT8 = 1
+    UINT8 = 2
+    INT32 = 3
+    UINT32 = 4
+    INT64 = 5
+    UINT64 = 6
+    FLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    BFLOAT16 = 10
+    FLOAT8_E4M3 = 11
+    FLOAT8_E5M2 = 12
+
+
+DATATYPE_BYTES = (0, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""Size of one element, by Datatype."""
+
+
+class CollectiveFlag(IntFlag):
+    """What a reader must know about one collective record."""
+
+    TORN = 1  # the ledger changed while it was copied
+    THREADS_LOST = 2  # the process has more GPU threads than the ledger follows
+    NO_LEDGER = 4  # the source keeps no ledger: ledger_ns means nothing
+    LATE_ATTACH = 8  # seq does not count from the communicator's creation
+    GROUPED = 16  # arrival is that of the enclosing ncclGroupEnd
+    GRAPH = 32  # replayed from a CUDA graph: arrival is that of the graph launch
+    OPEN = 64  # the source says that it was started and not finished
+    NOT_STARTED = 128  # the source says that it was enqueued and did not start on the GPU
+    NO_SYSCALLS = 256  # off-CPU time could not be told apart: lock, sleep, net, child are in other_off
+
+
+class OffCpuFlag(IntFlag):
+    """What is known of one off-CPU interval."""
+
+    PREEMPTED = 1  # it was still runnable when it left the CPU
+    IOWAIT = 2  # in_iowait was set
+    WOKEN_BY_CHILD = 4  # the waker is a child process
+    WOKEN_BY_SELF = 8  # the waker is another thread of the same process

@@ -1,0 +1,41 @@
+"""A whole trace as arrays: what importers and the store give, and the diagnosis takes."""
+
+from dataclasses import dataclass, field
+
+from stallscope.events import layout
+from stallscope.events.layout import Array
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One reading of a node's monotonic clock against wall time; error is half the width of the bracket."""
+
+    node: int
+    monotonic_ns: int
+    wall_ns: int
+    error_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Arrays by table (see layout) and what is known about where they come from.
+
+    nodes: names, by the number in the `node` column. source: one sentence, what the events are.
+    lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
+    facts: free text about the source (hardware, software).
+    """
+
+    collectives: Array = field(default_factory=lambda: layout.empty(layout.COLLECTIVES))
+    calls: Array = field(default_factory=lambda: layout.empty(layout.CALLS))
+    offcpu: Array = field(default_factory=lambda: layout.empty(layout.OFFCPU))
+    snapshots: Array = field(default_factory=lambda: layout.empty(layout.SNAPSHOTS))
+    communicators: Array = field(default_factory=lambda: layout.empty(layout.COMMUNICATORS))
+    processes: Array = field(default_factory=lambda: layout.empty(layout.PROCESSES))
+    spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
+    nodes: tuple[str, ...] = ("",)
+    symbols: tuple[str, ...] = ("",)
+    clocks: tuple[Clock, ...] = ()
+    lost: dict[str, int] = field(default_factory=dict)
+    ends_ns: tuple[int, ...] = ()
+    source: str = ""
+    facts: dict[str, str] = field(default_factory=dict)

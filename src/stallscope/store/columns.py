@@ -1,0 +1,83 @@
+"""From the record types to SQL columns and back: one row of an array is one row of a table.
+
+Unknown (-1) is NULL. SQLite has no unsigned 64-bit integers: such columns hold the same 64 bits, signed.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN, Array, Field, Table, dtype
+from stallscope.events.names import CATEGORY_NAMES
+
+
+def column_names(table: Table) -> list[str]:
+    """Columns in order; a ledger becomes one column per category, named for it."""
+    return [name for field in table.fields for name in _names(field)]
+
+
+def create_statement(table: Table) -> str:
+    """CREATE TABLE for a record type."""
+    columns = [f"{name} {_sql_type(field)}" for field in table.fields for name in _names(field)]
+    return f"CREATE TABLE {table.name} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
+
+
+def insert_statement(table: Table) -> str:
+    """INSERT of one row; what is unknown becomes NULL."""
+    values = [
+        f"NULLIF(?, {UNKNOWN})" if field.may_be_unknown else "?"
+        for field in table.fields
+        for _ in _names(field)
+    ]
+    return f"INSERT INTO {table.name} ({', '.join(column_names(table))}) VALUES ({', '.join(values)})"
+
+
+def select_list(table: Table) -> str:
+    """The columns as `rows()` wants them."""
+    return ", ".join(_readable(field, name) for field in table.fields for name in _names(field))
+
+
+def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
+    """The rows of an array as tuples for insert_statement()."""
+    columns: list[list[object]] = []
+    for field in table.fields:
+        column = rows[field.name]
+        if column.ndim == 2:
+            columns.extend(column[:, i].tolist() for i in range(column.shape[1]))
+        elif column.dtype == np.uint64:
+            columns.append(column.astype(np.int64).tolist())
+        elif column.dtype.kind == "S":
+            columns.append([text.decode("utf-8", "replace") for text in column.tolist()])
+        else:
+            columns.append(column.tolist())
+    return zip(*columns, strict=True)
+
+
+def rows(table: Table, found: Iterable[tuple[object, ...]]) -> Array:
+    """The array that the tuples of a query over select_list() make."""
+    return np.fromiter(found, _flat(table)).view(dtype(table))
+
+
+def _names(field: Field) -> list[str]:
+    return [f"{name}_ns" for name in CATEGORY_NAMES] if field.format.startswith("(") else [field.name]
+
+
+def _sql_type(field: Field) -> str:
+    return "TEXT" if field.format.startswith("S") else "INTEGER"
+
+
+def _readable(field: Field, name: str) -> str:
+    if field.format.startswith("S"):
+        return f"CAST({name} AS BLOB)"
+    return f"COALESCE({name}, {UNKNOWN})" if field.may_be_unknown else name
+
+
+def _flat(table: Table) -> np.dtype[np.void]:
+    """The dtype with the ledger's columns side by side and signed 64-bit integers: same bytes."""
+    return np.dtype(
+        [
+            (name, "i8" if field.format in ("u8",) or field.format.startswith("(") else field.format)
+            for field in table.fields
+            for name in _names(field)
+        ]
+    )

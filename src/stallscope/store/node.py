@@ -1,0 +1,333 @@
+"""The node trace: one SQLite file in WAL mode, written by one process and read by many.
+
+Writing: NodeTrace. Reading: read(), which never changes the file, works beside a live writer and on a
+read-only copy at rest.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from stallscope import __version__
+from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
+from stallscope.events.layout import TABLES, Array, Table
+from stallscope.events.trace import Clock, Trace
+from stallscope.store import columns
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x57A11  # marks the file as ours
+
+
+class NodeTrace:
+    """A node trace open for writing. Rows become visible to readers at commit()."""
+
+    def __init__(self, path: Path):
+        """Open the trace at `path`, made if missing. Raises StorageFailed, BadTrace, NewerSchema."""
+        self.path = path
+        with _storage(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+        self._symbols: dict[str, int] = dict(self._connection.execute("SELECT name, symbol FROM symbols"))
+
+    def _prepare(self) -> None:
+        db = self._connection
+        if not db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("BEGIN IMMEDIATE")
+            for statement in _statements(question("schema")):
+                db.execute(statement)
+            for table in TABLES:
+                db.execute(columns.create_statement(table))
+                db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
+            db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
+            db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            db.execute("COMMIT")
+        _check_schema(db, self.path)
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("BEGIN")
+
+    def session(self, node: int, source: str, *, started_ns: int, facts: dict[str, str] | None = None) -> int:
+        """Begin a session: who writes from now on, and what the events are. Returns its id."""
+        with _storage(self.path):
+            done = self._connection.execute(
+                "INSERT INTO sessions (node, started_ns, source, version, facts) VALUES (?, ?, ?, ?, ?)",
+                (node, started_ns, source, __version__, json.dumps(facts or {}, sort_keys=True)),
+            )
+        return int(done.lastrowid or 0)
+
+    def end_session(self, session: int, ended_ns: int) -> None:
+        """Note until when the session captured; call it once a second, so that a crash loses little."""
+        with _storage(self.path):
+            self._connection.execute("UPDATE sessions SET ended_ns=? WHERE id=?", (ended_ns, session))
+
+    def node(self, name: str) -> int:
+        """The number of a node, given on first use."""
+        with _storage(self.path):
+            self._connection.execute("INSERT OR IGNORE INTO nodes (name) VALUES (?)", (name,))
+            return int(self._connection.execute("SELECT node FROM nodes WHERE name=?", (name,)).fetchone()[0])
+
+    def symbol(self, name: str) -> int:
+        """The number of an exported function, given on first use."""
+        if name not in self._symbols:
+            with _storage(self.path):
+                done = self._connection.execute("INSERT INTO symbols (name) VALUES (?)", (name,))
+            self._symbols[name] = int(done.lastrowid or 0)
+        return self._symbols[name]
+
+    def append(self, table: Table, rows: Array) -> None:
+        """Add rows to a table (see events.layout); `node` must come from node()."""
+        with _storage(self.path):
+            self._connection.executemany(columns.insert_statement(table), columns.values(table, rows))
+
+    def clock(self, reading: Clock, *, is_synchronised: bool | None = None) -> None:
+        """Keep one reading of the monotonic against the wall clock."""
+        with _storage(self.path):
+            self._connection.execute(
+                "INSERT INTO clocks VALUES (?, ?, ?, ?, ?)",
+                (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns, is_synchronised),
+            )
+
+    def lost(self, node: int, ts_ns: int, losses: Iterable[tuple[str, int | None, int]]) -> None:
+        """Keep losses since the last call: (kind, cpu or None, records)."""
+        with _storage(self.path):
+            self._connection.executemany(
+                "INSERT INTO losses VALUES (?, ?, ?, ?, ?)",
+                [(node, ts_ns, kind, cpu, n_lost) for kind, cpu, n_lost in losses],
+            )
+
+    def process_ended(self, node: int, pid: int, ended_ns: int) -> None:
+        """Note the end of a traced process."""
+        with _storage(self.path):
+            self._connection.execute(
+                "UPDATE processes SET ended_ns=? WHERE node=? AND pid=? AND ended_ns IS NULL",
+                (ended_ns, node, pid),
+            )
+
+    def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
+        """Note that a process left a communicator."""
+        signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash
+        with _storage(self.path):
+            self._connection.execute(
+                "UPDATE communicators SET ended_ns=?"
+                " WHERE node=? AND pid=? AND comm_hash=? AND ended_ns IS NULL",
+                (ended_ns, node, pid, signed),
+            )
+
+    def commit(self) -> None:
+        """Make what was appended visible. Raises StorageFailed; then nothing of the batch is stored."""
+        with _storage(self.path):
+            self._connection.execute("COMMIT")
+            self._connection.execute("BEGIN")
+
+    def prune(self, max_bytes: int) -> int:
+        """Delete the oldest events until the file fits. Returns the rows deleted."""
+        n_deleted = 0
+        with _storage(self.path):
+            while self._bytes() > max_bytes:
+                oldest, newest = self._connection.execute(
+                    "SELECT MIN(ts_ns), MAX(ts_ns) FROM collectives"
+                ).fetchone()
+                if oldest is None or newest <= oldest:
+                    break
+                limit = oldest + max((newest - oldest) // 10, 1)
+                for table in TABLES:
+                    if any(field.name == "ended_ns" for field in table.fields):
+                        continue  # processes and communicators are few and needed to name ranks
+                    done = self._connection.execute(f"DELETE FROM {table.name} WHERE ts_ns <= ?", (limit,))
+                    n_deleted += done.rowcount
+                self.commit()
+                self._connection.execute("COMMIT")
+                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                self._connection.execute("BEGIN")
+        return n_deleted
+
+    def _bytes(self) -> int:
+        pages, free, size = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def close(self) -> None:
+        """Commit and close; the WAL goes back into the file."""
+        with _storage(self.path):
+            self._connection.execute("COMMIT")
+            self._connection.close()
+
+
+def write(path: Path, trace: Trace) -> None:
+    """Write a whole trace as a new file: complete, or not there at all. Raises StorageFailed.
+
+    An existing file is never touched.
+    """
+    if path.exists():
+        raise StorageFailed(f"{path} exists already: choose another --db, or remove it first")
+    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    try:
+        store = NodeTrace(part)
+        try:
+            add(store, trace)
+        finally:
+            store.close()
+        with _storage(path):
+            os.link(part, path)  # fails if somebody made it meanwhile, where rename would replace it
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            part.with_name(part.name + suffix).unlink(missing_ok=True)
+
+
+def add(store: NodeTrace, trace: Trace) -> None:
+    """Append a whole trace to an open store, its nodes and symbols renumbered, and commit."""
+    nodes = [store.node(name) for name in trace.nodes]
+    symbols = [0, *(store.symbol(name) for name in trace.symbols[1:])]
+    for number, node in enumerate(nodes):
+        session = store.session(node, trace.source, started_ns=0, facts=trace.facts)
+        if number < len(trace.ends_ns) and trace.ends_ns[number] >= 0:
+            store.end_session(session, trace.ends_ns[number])
+    for table in TABLES:
+        rows = getattr(trace, table.name).copy()
+        rows["node"] = _renumbered(rows["node"], nodes)
+        if "symbol" in (rows.dtype.names or ()):
+            rows["symbol"] = _renumbered(rows["symbol"], symbols)
+        store.append(table, rows)
+    for clock in trace.clocks:
+        store.clock(Clock(nodes[clock.node], clock.monotonic_ns, clock.wall_ns, clock.error_ns))
+    store.lost(nodes[0], 0, [(kind, None, n) for kind, n in trace.lost.items() if n])
+    store.commit()
+
+
+def read(path: Path, since_ns: int | None = None) -> Trace:
+    """The trace in a file. since_ns: only events of the last so many ns before the newest.
+
+    Never changes the file. Raises NotFound, BadTrace, NewerSchema.
+    """
+    with reading(path) as db:
+        names = dict(db.execute("SELECT node, name FROM nodes"))
+        numbers = {node: i for i, node in enumerate(sorted(names))}
+        latest = dict(db.execute(question("latest")))
+        tables = {table.name: _read_table(db, table, latest, since_ns=since_ns) for table in TABLES}
+        for found in tables.values():
+            found["node"] = _renumbered(found["node"], numbers)
+        clocks = db.execute(
+            "SELECT node, monotonic_ns, wall_ns, error_ns FROM clocks ORDER BY node, monotonic_ns"
+        )
+        ended = dict(db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
+        first = db.execute("SELECT source, facts FROM sessions ORDER BY id LIMIT 1").fetchone() or ("", "{}")
+        symbols = dict(db.execute("SELECT symbol, name FROM symbols"))
+        return Trace(
+            **tables,
+            nodes=tuple(names[node] for node in sorted(names)) or ("",),
+            symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
+            clocks=tuple(Clock(numbers[node], *rest) for node, *rest in clocks if node in numbers),
+            lost=dict(db.execute(question("losses"))),
+            ends_ns=tuple(_or_unknown(ended.get(node)) for node in sorted(names)),
+            source=first[0],
+            facts=json.loads(first[1]),
+        )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot change the file. Raises NotFound, BadTrace, NewerSchema."""
+    if not path.exists():
+        raise NotFound(
+            f"there is no trace at {path}: start one with `stallscope trace --db {path}`, or check the path"
+        )
+    if path.is_dir():
+        raise BadTrace(
+            f"{path} is a folder, not a trace: `stallscope import {path} --db OUT` reads recordings"
+        )
+    options = "mode=ro" if _is_live(path) or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
+    try:
+        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True, timeout=10.0)
+    except sqlite3.Error as error:
+        raise BadTrace(f"cannot open {path}: {error}; check that you may read it") from error
+    try:
+        _check_schema(db, path)
+        yield db
+    except sqlite3.Error as error:
+        raise BadTrace(f"cannot read {path}: {error}; it is no stallscope trace, or it is damaged") from error
+    finally:
+        db.close()
+
+
+def question(name: str) -> str:
+    """The SQL of a named question."""
+    return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
+
+
+def _read_table(
+    db: sqlite3.Connection, table: Table, latest: dict[int, int], *, since_ns: int | None
+) -> Array:
+    where, parameters = "", []
+    if since_ns is not None and latest and not any(field.name == "ended_ns" for field in table.fields):
+        each = []
+        for node, latest_ns in latest.items():
+            each.append("(node = ? AND ts_ns >= ?)")
+            parameters += [node, latest_ns - since_ns]
+        where = f" WHERE {' OR '.join(each)}"
+    found = db.execute(
+        f"SELECT {columns.select_list(table)} FROM {table.name}{where} ORDER BY ts_ns, id", parameters
+    )
+    return columns.rows(table, found)
+
+
+def _renumbered(column: Array, numbers: Sequence[int] | dict[int, int]) -> Array:
+    out = column.copy()
+    for old in set(column.tolist()):
+        out[column == old] = numbers[old]
+    return out
+
+
+def _or_unknown(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _is_live(path: Path) -> bool:
+    return path.with_name(path.name + "-wal").exists()
+
+
+def _statements(script: str) -> list[str]:
+    lines = [line for line in script.splitlines() if not line.startswith("--")]
+    return [text.strip() for text in "\n".join(lines).split(";") if text.strip()]
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    try:
+        found = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise BadTrace(
+            f"{path} is no stallscope trace ({error}): check the path, or import it first"
+        ) from error
+    if found is None:
+        raise BadTrace(f"{path} has no schema version: it is damaged")
+    if found > SCHEMA_VERSION:
+        raise NewerSchema(
+            f"{path} was written by a newer stallscope (schema {found}, this one knows {SCHEMA_VERSION}): "
+            "upgrade stallscope"
+        )
+
+
+@contextmanager
+def _storage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        raise StorageFailed(
+            f"cannot write {path}: {error}; what was stored before is unharmed: "
+            "check free space and permissions"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise BadTrace(f"{path} is no stallscope trace ({error}): choose another --db") from error
