@@ -1,0 +1,71 @@
+# The words a developer needs. Everything is made inside .venv; nothing outside the folder is touched but
+# missing Debian packages, and those only as root (see setup/need.sh).
+.SUFFIXES:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Without PYTHONPATH and without user packages: the environment holds what pyproject.toml says and no more.
+PY := env -u PYTHONPATH PYTHONNOUSERSITE=1 $(BIN)/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+# Stamps lie in the environment, so that they go when it goes.
+STAMPS := $(VENV)/.stamps
+CODE := src tests bench docs
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo demo-live test check format lint types bench docs bpf clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
+		printf '%-16s %s\n' "$$word" "$$what"; done
+
+setup: $(STAMPS)/dev bpf ## .venv with all that development needs, and the BPF programs
+
+demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
+	@$(BIN)/stallscope demo
+	@if setup/need.sh live; then $(MAKE) --no-print-directory demo-live; fi
+
+demo-live: $(STAMPS)/demo bpf
+	@$(BIN)/stallscope demo --live
+
+test: setup ## set up and run all tests; PYTEST_ARGS="-k name" runs some
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: setup ## what a change must pass: format, lint, types, tests
+	@$(PY) -m ruff format --check --quiet $(CODE) || { echo "make format puts this right" >&2; exit 1; }
+	@$(PY) -m ruff check --quiet $(CODE)
+	@$(PY) -m mypy --no-error-summary
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+format: $(STAMPS)/dev ## write the code as ruff wants it
+	@$(PY) -m ruff format --quiet $(CODE)
+	@$(PY) -m ruff check --quiet --fix $(CODE)
+
+bench: setup ## run the benchmarks; results go to bench/results
+	@for file in bench/bench_*.py; do echo "$$file"; $(PY) "$$file" || exit 1; done
+
+docs: $(STAMPS)/dev ## write docs/reference from the code
+	@$(PY) docs/generate.py
+
+# Built when the tools are there; without them the rest works, and the tests that need them are skipped.
+bpf:
+	@if [ -f bpf/Makefile ] && setup/need.sh bpf; then $(MAKE) --no-print-directory --silent -C bpf; fi
+
+clean: ## remove what was built, the environment too
+	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
+
+$(STAMPS)/venv: setup/need.sh
+	@PYTHON=$(PYTHON) setup/need.sh venv
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/venv pyproject.toml
+	@$(PIP) install -e '.[import]'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+	@$(PIP) install -e '.[import,dev]'
+	@touch $@ $(STAMPS)/demo

@@ -1,0 +1,104 @@
+#!/bin/sh
+# Makes sure that what is not Python is on this machine; installs it from Debian where it may.
+#
+#   need.sh venv   Python can make a virtual environment        (must be: fails with one line)
+#   need.sh bpf    the BPF programs can be built                (may be missing: exit code 3, one line)
+#   need.sh live   this machine can trace now                   (the same)
+#
+# It looks for the commands and files themselves, not for package names, so that it is right on other
+# distributions too. It installs only what is missing, and only as root or where sudo asks no password.
+set -u
+
+PATH=$PATH:/usr/sbin:/sbin
+PYTHON=${PYTHON:-python3}
+
+say() { printf '%s\n' "setup: $*" >&2; }
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_install() {
+    command -v apt-get >/dev/null || return 1
+    [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null
+}
+
+# The first try uses the package lists as they are; lists that are missing or old are fetched for a second one.
+install_packages() {
+    say "installing Debian packages: $*"
+    log=$(mktemp) || return 1
+    DEBIAN_FRONTEND=noninteractive
+    export DEBIAN_FRONTEND
+    if as_root apt-get -qq install -y --no-install-recommends "$@" >"$log" 2>&1 ||
+        { as_root apt-get -qq update >"$log" 2>&1 &&
+            as_root apt-get -qq install -y --no-install-recommends "$@" >"$log" 2>&1; }; then
+        rm -f "$log"
+        return 0
+    fi
+    cat "$log" >&2
+    rm -f "$log"
+    return 1
+}
+
+has_command() { command -v "$1" >/dev/null; }
+has_libbpf() { ldconfig -p 2>/dev/null | grep -q 'libbpf\.so\.1'; }
+
+missing_for_venv() {
+    has_command "$PYTHON" || { echo python3 python3-venv; return; }
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+}
+
+missing_for_bpf() {
+    has_command clang || echo clang
+    has_command llvm-strip || echo llvm
+    has_command bpftool || echo bpftool
+    has_command gcc || echo gcc
+    has_command make || echo make
+    has_libbpf || echo libbpf1
+    [ -e /usr/include/bpf/bpf_helpers.h ] || echo libbpf-dev
+    [ -e /usr/include/linux/bpf.h ] || echo linux-libc-dev
+    [ -e /usr/include/stdio.h ] || echo libc6-dev
+}
+
+need_venv() {
+    missing=$(missing_for_venv | tr '\n' ' ')
+    [ -n "$missing" ] || return 0
+    if can_install; then
+        # shellcheck disable=SC2086
+        install_packages $missing && [ -z "$(missing_for_venv)" ] && return 0
+    fi
+    say "Python cannot make a virtual environment; install it as root: apt-get install $missing"
+    exit 1
+}
+
+need_bpf() {
+    missing=$(missing_for_bpf | tr '\n' ' ')
+    [ -n "$missing" ] || return 0
+    if can_install; then
+        # shellcheck disable=SC2086
+        install_packages $missing && [ -z "$(missing_for_bpf)" ] && return 0
+    fi
+    say "without live tracing: BPF programs cannot be built; install as root: apt-get install $missing"
+    exit 3
+}
+
+need_live() {
+    if [ ! -r /sys/kernel/btf/vmlinux ]; then
+        say "without live tracing: this kernel tells no types (/sys/kernel/btf/vmlinux is missing)"
+        exit 3
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        say "without live tracing: it needs root; try: sudo .venv/bin/stallscope demo --live"
+        exit 3
+    fi
+}
+
+case "${1:-}" in
+venv) need_venv ;;
+bpf) need_bpf ;;
+live) need_live && need_bpf ;;
+*)
+    say "usage: need.sh venv|bpf|live"
+    exit 2
+    ;;
+esac
