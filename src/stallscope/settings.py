@@ -1,0 +1,310 @@
+"""The settings: one table, from which flags, environment variables, the settings file and the docs follow.
+
+A setting is one field of `Settings`; what else is to be said of it stands beside its default. Flags come
+before the environment, the environment before the file, the file before the default. A name that is not in
+the table is an error, wherever it stands. Thresholds of the diagnosis that nobody should need to change are
+not here but in diagnose/thresholds.py.
+"""
+
+import difflib
+import math
+import platform
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from stallscope.errors import NotFound, UnknownSetting
+
+DEFAULT_FILE = Path("/etc/stallscope/settings.yaml")
+PREFIX = "STALLSCOPE_"
+NOT_SETTINGS = frozenset({"STALLSCOPE_SETTINGS", "STALLSCOPE_DATA"})
+"""Variables with our prefix that are no settings: the path of the settings file; the data of the tests."""
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True)
+class About:
+    """What is to be said of a setting beside its name, type and default."""
+
+    meaning: str
+    flag: str
+    unit: str = ""
+    environment: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The values in force. A field's name is its key in the settings file."""
+
+    db: Annotated[Path, About("the node trace: written by trace, read by explain", "--db")] = Path(
+        "/var/lib/stallscope/trace.db"
+    )
+    max_db_bytes: Annotated[
+        int,
+        About(
+            "size of the node trace at which its oldest rows are pruned",
+            "--max-db",
+            "bytes",
+            environment="STALLSCOPE_MAX_DB",
+            minimum=1_000_000,
+        ),
+    ] = 10_000_000_000
+    node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
+    hang_after_s: Annotated[
+        float,
+        About(
+            "a rank that its peers wait for is not called hung before this", "--hang-after", "s", minimum=0.1
+        ),
+    ] = 10.0
+    hang_gap_factor: Annotated[
+        float,
+        About(
+            "nor before this many times the job's usual gap between rounds",
+            "--hang-gap-factor",
+            "times",
+            minimum=1,
+        ),
+    ] = 5.0
+    cause_share: Annotated[
+        float,
+        About(
+            "share of the excess time that must be explained before a cause is named",
+            "--cause-share",
+            "0 to 1",
+            minimum=0.5,
+            maximum=1,
+        ),
+    ] = 0.8
+    min_late_ms: Annotated[
+        float, About("lateness below this is never reported", "--min-late", "ms", minimum=0)
+    ] = 1.0
+    min_late_rounds: Annotated[
+        int, About("late rounds before a rank is named", "--min-late-rounds", "rounds", minimum=1)
+    ] = 3
+    usd_per_gpu_hour: Annotated[
+        float | None,
+        About(
+            "price of one GPU for one hour; without it the cost is told in GPU seconds only",
+            "--usd-per-gpu-hour",
+            "USD per hour",
+            minimum=0,
+        ),
+    ] = None
+    log_level: Annotated[
+        str,
+        About("what goes to the log", "--log-level", choices=("debug", "info", "warning", "error")),
+    ] = "info"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One entry of the table. `name` is the field of Settings and the key in the file."""
+
+    name: str
+    kind: type
+    may_be_unset: bool
+    default: Any
+    about: About
+
+    @property
+    def flag(self) -> str:
+        """The long option."""
+        return self.about.flag
+
+    @property
+    def environment(self) -> str:
+        """The environment variable."""
+        return self.about.environment or PREFIX + self.name.upper()
+
+
+def _table() -> tuple[Setting, ...]:
+    """The entries, as the fields of Settings tell them."""
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    entries = []
+    for entry in fields(Settings):
+        hint, about = typing.get_args(hints[entry.name])
+        is_union = isinstance(hint, types.UnionType)
+        kind = typing.get_args(hint)[0] if is_union else hint
+        entries.append(Setting(entry.name, kind, is_union, entry.default, about))
+    return tuple(entries)
+
+
+TABLE = _table()
+
+
+@dataclass(frozen=True)
+class Effective:
+    """The values in force and, for each, where it comes from: in words, to be shown to a user."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def effective(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    path: Path | None = None,
+    *,
+    host_name: str | None = None,
+) -> Effective:
+    """The settings in force.
+
+    flags: values by setting name, None where the flag was not given. environ: the process environment.
+    path: the settings file named with --settings; else STALLSCOPE_SETTINGS, else DEFAULT_FILE if it exists.
+    Raises UnknownSetting for a name that is not in the table or a value that does not fit, NotFound for a
+    named file that is not there.
+    """
+    given: dict[str, tuple[Any, str]] = {}
+    given |= _from_file(_settings_file(path, environ))
+    given |= _from_environment(environ)
+    given |= _from_flags(flags)
+    values = {s.name: parsed(s, *given[s.name]) for s in TABLE if s.name in given}
+    origins = {s.name: given[s.name][1] if s.name in given else "default" for s in TABLE}
+    if not values.get("node"):
+        values["node"] = host_name if host_name is not None else platform.node()
+        origins["node"] = "host name"
+    return Effective(Settings(**values), types.MappingProxyType(origins))
+
+
+def parsed(setting: Setting, value: Any, origin: str) -> Any:
+    """The value as the setting's type. origin: where it was given, for the message.
+
+    Sizes in bytes may carry a unit: 500MB, 10GB, 2GiB. Raises UnknownSetting when it does not fit.
+    """
+    if value is None and setting.may_be_unset:
+        return None
+    try:
+        result = _converted(setting, value)
+    except (ValueError, TypeError, OverflowError):
+        wanted = "size" if setting.about.unit == "bytes" else _KIND_WORDS[setting.kind]
+        raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; give a {wanted}") from None
+    if complaint := _complaint(setting.about, result):
+        raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; {complaint}")
+    return result
+
+
+def _complaint(about: About, value: Any) -> str:
+    """What to give instead of a value outside the limits; empty when it is inside."""
+    if about.choices and value not in about.choices:
+        return f"give one of {', '.join(about.choices)}"
+    if about.minimum is not None and value < about.minimum:
+        return f"give {about.minimum:,g} or more"
+    if about.maximum is not None and value > about.maximum:
+        return f"give {about.maximum:,g} or less"
+    return ""
+
+
+_KIND_WORDS = {int: "whole number", float: "number", str: "text", Path: "path"}
+
+
+def _converted(setting: Setting, value: Any) -> Any:
+    """The value in the setting's type; ValueError or TypeError when it is none."""
+    if isinstance(value, bool):
+        raise TypeError
+    if setting.about.unit == "bytes" and isinstance(value, str):
+        return _size_bytes(value)
+    if setting.kind is float and not math.isfinite(float(value)):
+        raise ValueError
+    if setting.kind is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    if setting.kind in (str, Path) and not isinstance(value, str | Path):
+        raise TypeError
+    if setting.kind is Path:
+        if not str(value):
+            raise ValueError
+        return Path(value).expanduser()
+    return setting.kind(value)
+
+
+def _size_bytes(text: str) -> int:
+    """Bytes of "10GB" and the like."""
+    compact = text.replace(" ", "").replace("_", "")
+    number = compact.rstrip("BbIiKkMmGgTt")
+    return round(float(number) * _SIZES.get(compact[len(number) :].upper(), float("nan")))
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    by_name = {s.name: s for s in TABLE}
+    for name in flags:
+        if name not in by_name:
+            raise _unknown(name, by_name, "flags")
+    return {name: (value, by_name[name].flag) for name, value in flags.items() if value is not None}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """What the environment says; an empty variable says nothing."""
+    by_variable = {s.environment: s for s in TABLE}
+    given = {}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+            continue
+        if variable not in by_variable:
+            raise _unknown(variable, by_variable, "environment")
+        if environ[variable]:
+            given[by_variable[variable].name] = (environ[variable], variable)
+    return given
+
+
+def _settings_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The file to read; None where nobody named one and the default one does not exist."""
+    named = path or environ.get("STALLSCOPE_SETTINGS")
+    if named:
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _from_file(path: Path | None) -> dict[str, tuple[Any, str]]:
+    """What the file says, with file and line as origin."""
+    if path is None:
+        return {}
+    names = {s.name for s in TABLE}
+    given: dict[str, tuple[Any, str]] = {}
+    for name, value, line in _file_entries(path):
+        origin = f"{path}:{line}"
+        if name not in names:
+            raise _unknown(name, names, origin)
+        if name in given:
+            raise UnknownSetting(f"{origin}: {name} was already set at {given[name][1]}; keep one of them")
+        given[name] = (value, origin)
+    return given
+
+
+def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
+    """Key, value and line of each entry of a YAML file that holds one flat mapping."""
+    import yaml  # here, because most commands run without a file
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFound(f"{path}: there is no such settings file; name another with --settings") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnknownSetting(f"{path}: the settings file cannot be read ({error})") from error
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        told = " ".join(str(error).split())
+        raise UnknownSetting(f"{path}: not valid YAML ({told})") from error
+    if values is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise UnknownSetting(f"{path}: the settings file must hold lines of the form `name: value`")
+    return [(str(key.value), values.get(key.value), key.start_mark.line + 1) for key, _ in root.value]
+
+
+def _unknown(name: str, known: Iterable[str], origin: str) -> UnknownSetting:
+    """The refusal; it suggests the closest name, judged without the prefix that all variables share."""
+    by_stem = {candidate.removeprefix(PREFIX): candidate for candidate in known}
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), list(by_stem), n=1)
+    advice = (
+        f"did you mean {by_stem[close[0]]}?" if close else "docs/reference/settings.md lists what there is"
+    )
+    return UnknownSetting(f"{origin}: there is no setting {name}; {advice}")

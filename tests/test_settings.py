@@ -1,0 +1,181 @@
+"""The settings table: where values come from, what is refused, and how the refusal helps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope import settings
+from stallscope.errors import NotFound, UnknownSetting
+from stallscope.settings import TABLE, Effective, Settings, effective
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(settings, "DEFAULT_FILE", tmp_path / "none.yaml")
+
+
+def in_force(
+    flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, path: Path | None = None
+) -> Effective:
+    return effective(flags or {}, environ or {}, path, host_name="host-a")
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_hold_when_nothing_is_given():
+    found = in_force()
+    assert found.settings == Settings(node="host-a")
+    assert set(found.origins) == {s.name for s in TABLE}
+    assert found.origins["db"] == "default"
+    assert found.origins["node"] == "host name"
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path):
+    path = written(tmp_path, "hang_after_s: 1\nmin_late_rounds: 4\nnode: from-file\n")
+    environ = {"STALLSCOPE_HANG_AFTER_S": "2", "STALLSCOPE_MIN_LATE_ROUNDS": "5"}
+    found = in_force({"hang_after_s": 3, "cause_share": None}, environ, path)
+    assert (found.settings.hang_after_s, found.origins["hang_after_s"]) == (3.0, "--hang-after")
+    assert (found.settings.min_late_rounds, found.origins["min_late_rounds"]) == (
+        5,
+        "STALLSCOPE_MIN_LATE_ROUNDS",
+    )
+    assert (found.settings.node, found.origins["node"]) == ("from-file", f"{path}:3")
+    assert found.origins["cause_share"] == "default"
+
+
+@pytest.mark.parametrize("setting", TABLE, ids=lambda s: s.name)
+def test_every_setting_can_be_given_in_all_three_ways(setting, tmp_path):
+    value = {int: 2_000_000, float: setting.about.maximum or 7, str: "a", Path: "/tmp/a"}[setting.kind]
+    value = setting.about.choices[-1] if setting.about.choices else value
+    wanted = setting.kind(value)
+    assert wanted != setting.default
+    path = written(tmp_path, f"{setting.name}: {value}\n")
+    for found in (
+        in_force({setting.name: value}),
+        in_force({}, {setting.environment: str(value)}),
+        in_force({}, {}, path),
+    ):
+        got = getattr(found.settings, setting.name)
+        assert (got, type(got)) == (wanted, type(wanted))
+        assert found.origins[setting.name] not in ("default", "host name")
+
+
+def test_names_flags_and_variables_are_unique_and_documented():
+    for column in ("name", "flag", "environment"):
+        values = [getattr(s, column) for s in TABLE]
+        assert len(values) == len(set(values))
+    for s in TABLE:
+        assert s.about.meaning
+        assert s.flag.startswith("--")
+        assert s.environment.startswith("STALLSCOPE_")
+
+
+def test_every_default_is_a_value_the_setting_would_take():
+    for s in TABLE:
+        assert settings.parsed(s, s.default, "here") == s.default
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted_bytes"),
+    [
+        ("10GB", 10**10),
+        ("2 GiB", 2**31),
+        ("1500000", 1_500_000),
+        ("1.5gb", 1_500_000_000),
+        ("1_000_000B", 10**6),
+    ],
+)
+def test_sizes_carry_units(given, wanted_bytes):
+    assert in_force({}, {"STALLSCOPE_MAX_DB": given}).settings.max_db_bytes == wanted_bytes
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "told"),
+    [
+        ({"max_db_bytes": "10XB"}, {}, "--max-db: max_db_bytes is '10XB'; give a size"),
+        ({"max_db_bytes": "1e400GB"}, {}, "give a size"),
+        ({"max_db_bytes": 5}, {}, "give 1e+06 or more"),
+        ({"min_late_rounds": 2.5}, {}, "give a whole number"),
+        ({"min_late_rounds": True}, {}, "give a whole number"),
+        ({"cause_share": 1.2}, {}, "give 1 or less"),
+        ({"min_late_ms": "nan"}, {}, "give a number"),
+        ({"db": ""}, {}, "give a path"),
+        ({"node": 7}, {}, "give a text"),
+        ({}, {"STALLSCOPE_LOG_LEVEL": "loud"}, "give one of debug, info, warning, error"),
+        ({}, {"STALLSCOPE_HANG_AFTER_S": "soon"}, "STALLSCOPE_HANG_AFTER_S: hang_after_s is 'soon'"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_place_and_advice(flags, environ, told):
+    with pytest.raises(UnknownSetting) as refused:
+        in_force(flags, environ)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_name_is_refused_with_a_suggestion(tmp_path):
+    path = written(tmp_path, "# ours\nhang_afters: 3\n")
+    with pytest.raises(
+        UnknownSetting, match=r"yaml:2: there is no setting hang_afters; did you mean hang_after_s"
+    ):
+        in_force({}, {}, path)
+    with pytest.raises(UnknownSetting, match="did you mean STALLSCOPE_DB"):
+        in_force({}, {"STALLSCOPE_DBB": "x"})
+    with pytest.raises(UnknownSetting, match="did you mean max_db_bytes"):
+        in_force({"max_db_byte": 1})
+    with pytest.raises(UnknownSetting, match=r"docs/reference/settings\.md lists what there is"):
+        in_force({}, {"STALLSCOPE_ZZZZZZ": "x"})
+
+
+def test_the_rest_of_the_environment_is_left_alone(tmp_path):
+    environ = {"HOME": "/root", "STALLSCOPE_DATA": "/data", "stallscope_db": "x", "STALLSCOPE_DB": ""}
+    assert in_force({}, environ).settings == Settings(node="host-a")
+
+
+def test_the_environment_can_name_the_file(tmp_path):
+    path = written(tmp_path, "usd_per_gpu_hour: 2.5\n")
+    assert in_force({}, {"STALLSCOPE_SETTINGS": str(path)}).settings.usd_per_gpu_hour == 2.5
+
+
+def test_the_default_file_is_read_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "DEFAULT_FILE", written(tmp_path, "cause_share: 0.9\n"))
+    assert in_force().settings.cause_share == 0.9
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_file_says_nothing(tmp_path, text):
+    assert in_force({}, {}, written(tmp_path, text)).settings == Settings(node="host-a")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- db\n", "must hold lines of the form"),
+        ("db: [unclosed\n", "not valid YAML"),
+        ("db: a\ndb: b\n", "settings.yaml:2: db was already set at"),
+        ("db:\n", "db is None; give a path"),
+        ("db: !!python/object:os.system {}\n", "not valid YAML"),
+        ("hang_after_s: {a: 1}\n", "give a number"),
+        ("yes: 1\n", "there is no setting yes"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, text, told):
+    with pytest.raises(UnknownSetting) as refused:
+        in_force({}, {}, written(tmp_path, text))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(NotFound, match="no such settings file"):
+        in_force({}, {}, tmp_path / "gone.yaml")
+    with pytest.raises(UnknownSetting, match="cannot be read"):
+        in_force({}, {}, tmp_path)
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00\xd8")
+    with pytest.raises(UnknownSetting, match="cannot be read"):
+        in_force({}, {}, path)
