@@ -1,0 +1,219 @@
+"""Which files hold NCCL and CUDA functions, in which processes: the running ones and those that come later.
+
+Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
+all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
+One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
+process that maps it, later ones too, so only the first process with a file has a gap: about 20 ms after it
+starts, up to a second when it loads the library late in its life.
+
+The costs: a few microseconds a process and second, a few hundred for each new process.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture import elf
+from stallscope.capture.elf import FileKey, Image, NotElf, Symbol
+
+_LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
+_MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
+_SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
+"""A file with one of these is worth an attach whatever its name; driver functions are always in libcuda."""
+
+_DELETED = " (deleted)"
+_YOUNG_NS = 60 * 10**9
+_YOUNG_EVERY_NS = 100 * 10**6
+_OLD_EVERY_NS = 10**9
+_LIST_EVERY_NS = 40 * 10**6
+
+
+class Mapping(NamedTuple):
+    """A file that a process has mapped as code."""
+
+    addresses: str  # "start-end" in hex, its name in map_files
+    device: str
+    inode: int
+    name: str  # as the process sees it
+    is_deleted: bool
+
+
+class Library(NamedTuple):
+    """A file with functions to trace. `path` opens it while `pid` lives."""
+
+    path: Path
+    name: str
+    pid: int
+    key: FileKey
+    is_static: bool  # its functions are local symbols, linked in
+
+
+@dataclass
+class _Seen:
+    """What is remembered of a process: looked at again when its size has changed."""
+
+    since_ns: int
+    next_ns: int
+    size: bytes = b""
+    uses_gpu: bool = False
+
+
+@dataclass
+class Discovery:
+    """The state of looking for libraries: processes and files known so far.
+
+    proc: where /proc is mounted. pids: look only at these and their descendants; empty means at all.
+    ignored: processes that are left out, the tracer itself first of all.
+    """
+
+    proc: Path = Path("/proc")
+    pids: frozenset[int] = frozenset()
+    ignored: frozenset[int] = frozenset()
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _wanted: dict[int, bool] = field(default_factory=dict)
+    _keys: set[FileKey] = field(default_factory=set)
+    _files: set[tuple[str, int, str]] = field(default_factory=set)
+    _last_pid: bytes = b"-"
+    _next_list_ns: int = 0
+
+    def scan(self, now_ns: int) -> list[Library]:
+        """The files found since the last scan. Cheap enough to be called 50 times a second."""
+        self._follow_processes(now_ns)
+        due = [pid for pid, seen in self._seen.items() if seen.next_ns <= now_ns]
+        return [library for pid in due for library in self._look(pid, now_ns)]
+
+    def forget(self, library: Library) -> None:
+        """Let the file be found again: it could not be attached to."""
+        self._keys.discard(library.key)
+        self._files.clear()
+        for seen in self._seen.values():
+            seen.size = b""
+
+    def gpu_processes(self) -> tuple[int, ...]:
+        """Processes that have a GPU library mapped, whether they use it or not."""
+        return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)
+
+    def _follow_processes(self, now_ns: int) -> None:
+        last_pid = _last_pid(self.proc)
+        if now_ns < self._next_list_ns or (last_pid and last_pid == self._last_pid):
+            return
+        self._last_pid = last_pid
+        self._next_list_ns = now_ns + _LIST_EVERY_NS
+        present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
+        for pid in self._seen.keys() - present:
+            del self._seen[pid]
+            self._wanted.pop(pid, None)
+        for pid in present - self._seen.keys():
+            self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns if self._is_wanted(pid) else 1 << 62)
+
+    def _is_wanted(self, pid: int) -> bool:
+        """Is it one to look at? With chosen pids: one of them, or a descendant."""
+        if pid in self._wanted or pid in self.ignored or not self.pids:
+            return self._wanted.get(pid, pid not in self.ignored)
+        parent = _parent(self.proc, pid)
+        answer = pid in self.pids or (parent > 0 and self._is_wanted(parent))
+        self._wanted[pid] = answer
+        return answer
+
+    def _look(self, pid: int, now_ns: int) -> list[Library]:
+        seen = self._seen[pid]
+        is_young = now_ns - seen.since_ns < _YOUNG_NS
+        seen.next_ns = now_ns + (_YOUNG_EVERY_NS if is_young else _OLD_EVERY_NS)
+        size = _size(self.proc, pid)
+        if size == seen.size:
+            return []
+        seen.size = size
+        mappings = code_mappings(self.proc, pid)
+        seen.uses_gpu = any(is_gpu_library(mapping) for mapping in mappings)
+        if not seen.uses_gpu and pid not in self.pids:
+            return []
+        found = (self._library(pid, mapping) for mapping in mappings)
+        return [library for library in found if library is not None]
+
+    def _library(self, pid: int, mapping: Mapping) -> Library | None:
+        file = (mapping.device, mapping.inode, mapping.name)
+        if file in self._files:
+            return None
+        library = _examined(self.proc, pid, mapping)
+        self._files.add(file)
+        if library is None or library.key in self._keys:
+            return None
+        self._keys.add(library.key)
+        return library
+
+
+def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
+    """The functions among `names` in the file: exported ones, and local ones where they are linked in."""
+    names = tuple(names)
+    found = elf.exported(image, names)
+    return elf.local(image, names) | found if is_static else found
+
+
+def is_gpu_library(mapping: Mapping) -> bool:
+    """Is it libnccl, libcudart or libcuda by its name, as a release or as a package manager's copy?"""
+    return _LIBRARY.search(mapping.name) is not None
+
+
+def code_mappings(proc: Path, pid: int) -> list[Mapping]:
+    """The files a process has mapped as code, each once; none when it has gone or is a kernel thread."""
+    try:
+        data = (proc / str(pid) / "maps").read_bytes()
+    except OSError:
+        return []
+    found: dict[tuple[bytes, bytes], Mapping] = {}
+    for addresses, device, inode, raw in _MAPPED.findall(data):
+        name = os.fsdecode(raw.replace(b"\\012", b"\n"))
+        is_deleted = name.endswith(_DELETED)
+        plain = name.removesuffix(_DELETED)
+        mapping = Mapping(addresses.decode(), device.decode(), int(inode), plain, is_deleted)
+        found.setdefault((device, inode), mapping)
+    return list(found.values())
+
+
+def _examined(proc: Path, pid: int, mapping: Mapping) -> Library | None:
+    """The mapped file as a library, None if it holds nothing to trace or cannot be opened."""
+    home = proc / str(pid)
+    by_name = home / "root" / mapping.name.lstrip("/")
+    by_address = home / "map_files" / mapping.addresses
+    for path in (by_address,) if mapping.is_deleted else (by_name, by_address):
+        try:
+            with elf.opened(path) as image:
+                return _classified(image, path, pid, mapping)
+        except (OSError, NotElf):
+            continue
+    return None
+
+
+def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library | None:
+    if is_gpu_library(mapping) or elf.exported(image, _SIGNS):
+        return Library(path, mapping.name, pid, image.key, is_static=False)
+    if elf.local(image, _SIGNS):
+        return Library(path, mapping.name, pid, image.key, is_static=True)
+    return None
+
+
+def _last_pid(proc: Path) -> bytes:
+    """The newest process id, the last field of loadavg; empty where that cannot be read."""
+    try:
+        return (proc / "loadavg").read_bytes().rsplit(maxsplit=1)[-1]
+    except (OSError, IndexError):
+        return b""
+
+
+def _size(proc: Path, pid: int) -> bytes:
+    """Something that changes when a process maps a file: its address space in pages."""
+    try:
+        with (proc / str(pid) / "statm").open("rb", buffering=0) as file:
+            return file.read(24).partition(b" ")[0]
+    except OSError:
+        return b""
+
+
+def _parent(proc: Path, pid: int) -> int:
+    try:
+        return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0

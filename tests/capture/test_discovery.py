@@ -1,0 +1,254 @@
+"""Real processes that load libraries the test compiles, under every guise a library comes in."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture import elf
+from stallscope.capture.discovery import Discovery, Library, Mapping, functions, is_gpu_library
+
+CUDART = "int cudaStreamSynchronize(void *s) { return 0; }\nint cudaMalloc(void *p) { return 0; }\n"
+NCCL = "int ncclAllReduce(void *s) { return 0; }\nint pncclAllReduce(void *s) { return 0; }\n"
+OTHER = "int unrelated(void) { return 0; }\n"
+LOADER = (
+    "import ctypes, sys\nfor line in sys.stdin:\n    ctypes.CDLL(line.strip()); print('ok', flush=True)\n"
+)
+
+
+def library(path: Path, source: str, *flags: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-O1", "-shared", "-fPIC", *flags, "-o", str(path), "-xc", "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return path
+
+
+@contextmanager
+def process(*libraries: Path, command: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has loaded the libraries, and loads what load() tells it."""
+    command = command or (sys.executable, "-c", LOADER)
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
+        try:
+            for each in libraries:
+                load(child, each)
+            yield child
+        finally:
+            child.kill()
+
+
+def load(child: subprocess.Popen[str], path: Path) -> None:
+    child.stdin.write(f"{path}\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "ok\n"
+
+
+def looking_at(*children: subprocess.Popen[str], **options) -> Discovery:
+    return Discovery(pids=frozenset(child.pid for child in children), **options)
+
+
+def names(found: list[Library]) -> list[str]:
+    return sorted(Path(library.name).name for library in found)
+
+
+def everything(discovery: Discovery) -> list[Library]:
+    """All that a scan of the machine finds, of the libraries that tests build."""
+    return [library for library in discovery.scan(0) if "pytest" in library.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2", True),
+        ("/opt/torch/lib/libcudart-d0da41ae.so.11.0", True),
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05", True),
+        ("/x/libcudart.so", True),
+        ("/x/libnccl-net.so", False),
+        ("/x/libcudadebugger.so.1", False),
+        ("/x/libcuda.so.1.bak", False),
+        ("/x/mylibcuda.so", False),
+    ],
+)
+def test_libraries_are_known_by_name(name, is_one):
+    assert is_gpu_library(Mapping("0-1", "08:01", 1, name, False)) is is_one
+
+
+def test_libraries_of_a_running_process_are_found_once(tmp_path):
+    nccl = library(tmp_path / "my env" / "libnccl.so.2", NCCL)
+    cudart = library(tmp_path / "conda" / "libcudart-0a1b2c.so.12", CUDART)
+    with process(nccl, cudart) as child:
+        discovery = Discovery()
+        found = everything(discovery)
+        assert names(found) == ["libcudart-0a1b2c.so.12", "libnccl.so.2"]
+        assert {library.pid for library in found} == {child.pid}
+        assert child.pid in discovery.gpu_processes()
+        assert discovery.scan(10**12) == []
+
+
+def test_a_process_without_gpu_libraries_is_not_searched(tmp_path):
+    with process(library(tmp_path / "libmine.so", NCCL)):
+        assert everything(Discovery()) == []
+
+
+def test_a_chosen_process_is_searched_whatever_its_libraries_are_called(tmp_path):
+    with process(library(tmp_path / "libmine.so", NCCL), library(tmp_path / "libother.so", OTHER)) as child:
+        assert names(looking_at(child).scan(0)) == ["libmine.so"]
+
+
+def test_a_renamed_copy_is_found_beside_a_gpu_library(tmp_path):
+    cuda = library(tmp_path / "libcuda.so.1", OTHER)
+    with process(cuda, library(tmp_path / "libmine.so", NCCL), library(tmp_path / "libother.so", OTHER)):
+        assert names(everything(Discovery())) == ["libcuda.so.1", "libmine.so"]
+
+
+def test_functions_linked_in_statically_are_found(tmp_path):
+    source = (
+        CUDART.replace("int cuda", "static int cuda") + "void *use[] = {cudaMalloc, cudaStreamSynchronize};"
+    )
+    mine = library(tmp_path / "libmine.so", source)
+    with process(library(tmp_path / "libcuda.so.1", OTHER), mine):
+        found = {Path(each.name).name: each for each in everything(Discovery())}
+        assert found["libmine.so"].is_static
+        assert not found["libcuda.so.1"].is_static
+        with elf.opened(found["libmine.so"].path) as image:
+            assert set(functions(image, ["cudaMalloc", "cudaFree"], is_static=True)) == {"cudaMalloc"}
+            assert functions(image, ["cudaMalloc"], is_static=False) == {}
+
+
+def test_a_deleted_file_is_found_and_opened(tmp_path):
+    nccl = library(tmp_path / "libnccl.so.2", NCCL)
+    inode = nccl.stat().st_ino
+    with process(nccl):
+        nccl.unlink()
+        library(tmp_path / "libnccl.so.2", OTHER)  # an upgrade: another file under the same name
+        (found,) = everything(Discovery())
+        assert found.key.inode == inode
+        with elf.opened(found.path) as image:
+            assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
+
+
+def test_a_file_under_several_names_is_one_file(tmp_path):
+    nccl = library(tmp_path / "a" / "libnccl.so.2", NCCL)
+    link = tmp_path / "b" / "libnccl.so.2"
+    link.parent.mkdir()
+    os.link(nccl, link)
+    with process(nccl) as one, process(link) as other:
+        assert len(looking_at(one, other).scan(0)) == 1
+
+
+def test_two_different_files_of_one_name_are_two(tmp_path):
+    first = library(tmp_path / "a" / "libnccl.so.2", NCCL)
+    second = library(tmp_path / "b" / "libnccl.so.2", NCCL + OTHER)
+    with process(first) as one, process(second) as other:
+        assert len(looking_at(one, other).scan(0)) == 2
+
+
+def test_a_library_that_is_loaded_late_is_found_when_it_is(tmp_path):
+    cudart, nccl = library(tmp_path / "libcudart.so.12", CUDART), library(tmp_path / "libnccl.so.2", NCCL)
+    with process(cudart) as child:
+        discovery = looking_at(child)
+        assert names(discovery.scan(0)) == ["libcudart.so.12"]
+        load(child, nccl)
+        assert names(discovery.scan(150 * 10**6)) == ["libnccl.so.2"]
+
+
+def test_an_old_process_is_looked_at_every_second(tmp_path):
+    with process() as child:
+        discovery = looking_at(child)
+        minute = 60 * 10**9
+        assert discovery.scan(0) == [] == discovery.scan(minute)
+        load(child, library(tmp_path / "libnccl.so.2", NCCL))
+        assert discovery.scan(minute + 5 * 10**8) == []
+        assert names(discovery.scan(minute + 10**9)) == ["libnccl.so.2"]
+
+
+def test_a_process_that_starts_later_is_found(tmp_path):
+    nccl = library(tmp_path / "libnccl.so.2", NCCL)
+    discovery = Discovery()
+    assert everything(discovery) == []
+    with process(nccl) as child:
+        found = discovery.scan(10**9)
+        assert [library.pid for library in found] == [child.pid]
+    discovery.scan(2 * 10**9)
+    assert child.pid not in discovery.gpu_processes()
+
+
+def test_the_tracer_itself_is_left_out(tmp_path):
+    with process(library(tmp_path / "libnccl.so.2", NCCL)) as child:
+        assert everything(Discovery(ignored=frozenset({child.pid}))) == []
+
+
+def test_descendants_of_a_chosen_process_belong_to_it(tmp_path):
+    nccl = library(tmp_path / "libnccl.so.2", NCCL)
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOADER!r}])"
+    with (
+        process(nccl, command=(sys.executable, "-c", launcher)) as chosen,
+        process(library(tmp_path / "b" / "libnccl.so.2", NCCL + OTHER)),
+    ):
+        (found,) = looking_at(chosen).scan(0)
+        assert found.pid != chosen.pid
+        assert found.name == str(nccl)
+        os.kill(found.pid, 9)
+
+
+def test_a_file_that_could_not_be_attached_to_is_found_again(tmp_path):
+    with process(library(tmp_path / "libnccl.so.2", NCCL)) as child:
+        discovery = looking_at(child)
+        (found,) = discovery.scan(0)
+        assert discovery.scan(10**9) == []
+        discovery.forget(found)
+        assert discovery.scan(2 * 10**9) == [found]
+
+
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="mount namespaces need root and unshare(1)"
+)
+
+
+@needs_mounts
+def test_a_file_only_a_container_sees_is_found_and_opened(tmp_path):
+    library(tmp_path / "image" / "libnccl.so.2", NCCL)
+    (tmp_path / "inside").mkdir()
+    script = f"mount --bind {tmp_path}/image {tmp_path}/inside && exec {sys.executable} -c '{LOADER}'"
+    command = ("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"'))
+    with process(tmp_path / "inside" / "libnccl.so.2", command=command) as child:
+        (found,) = looking_at(child).scan(0)
+        assert not (tmp_path / "inside" / "libnccl.so.2").exists()
+        with elf.opened(found.path) as image:
+            assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
+
+
+@needs_mounts
+def test_two_containers_of_one_image_show_one_file(tmp_path):
+    """Overlay mounts give one inode under two devices; attaching twice would count every call twice."""
+    library(tmp_path / "image" / "libnccl.so.2", NCCL)
+    children = []
+    for name in ("one", "two"):
+        for part in ("upper", "work", "merged"):
+            (tmp_path / name / part).mkdir(parents=True)
+        at = tmp_path / name
+        options = f"lowerdir={tmp_path}/image,upperdir={at}/upper,workdir={at}/work"
+        tmpfs = f"mount -t tmpfs x {at} && mkdir {at}/upper {at}/work {at}/merged"
+        script = (
+            f"{tmpfs} && mount -t overlay x -o {options} {at}/merged && exec {sys.executable} -c '{LOADER}'"
+        )
+        children.append(("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"')))
+    with process(command=children[0]) as one, process(command=children[1]) as two:
+        load(one, tmp_path / "one" / "merged" / "libnccl.so.2")
+        load(two, tmp_path / "two" / "merged" / "libnccl.so.2")
+        assert len(looking_at(one, two).scan(0)) == 1
+
+
+def test_a_scan_that_has_nothing_to_do_is_cheap():
+    """Fifty a second must stay under 2 % of a core: 400 us each."""
+    discovery = Discovery()
+    discovery.scan(0)
+    begin = time.process_time_ns()
+    for i in range(20):
+        discovery.scan(10**6 * i)
+    assert (time.process_time_ns() - begin) / 20 < 400_000
