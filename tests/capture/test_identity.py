@@ -1,0 +1,88 @@
+"""Ranks from launchers' environments, in a /proc that the test makes and in the real one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.identity import Identity, identity, place
+
+LAUNCHED = {
+    "torchrun": {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},
+    "openmpi": {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "8",
+    },
+    "slurm": {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"},
+    "mpich": {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8"},
+}
+
+
+def process(proc: Path, pid: int, variables: dict[str, str], devices: tuple[str, ...] = ()) -> Path:
+    home = proc / str(pid)
+    (home / "fd").mkdir(parents=True)
+    (home / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in variables.items()))
+    (home / "stat").write_text(f"{pid} (py (x) thon) S 1 " + " ".join(["0"] * 17) + " 4711 0 0\n")
+    for i, device in enumerate(devices):
+        (home / "fd" / str(i)).symlink_to(device)
+    return proc
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_each_launcher_tells_the_place(launcher):
+    assert place(LAUNCHED[launcher]) == (5, 1, 8)
+
+
+def test_torchrun_inside_a_slurm_step_tells_the_rank():
+    """srun starts one torchrun a node: its own task number is no rank of the job."""
+    slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+    assert place(slurm | LAUNCHED["torchrun"]) == (5, 1, 8)
+
+
+@pytest.mark.parametrize("rank", ["", "-1", "one", "5.0", "9" * 5000, "٣", "8"])
+def test_what_is_no_rank_is_unknown(rank):
+    """8 is none either: there are 8 ranks, from 0."""
+    assert place({"RANK": rank, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (-1, -1, -1)
+
+
+def test_a_rank_without_a_world_size_stays_a_rank():
+    assert place({"RANK": "5"}) == (5, -1, -1)
+
+
+def test_name_and_start_are_read_past_brackets_in_the_name(tmp_path):
+    found = identity(7, process(tmp_path, 7, LAUNCHED["torchrun"]))
+    assert found == Identity(7, 5, 1, 8, comm="py (x) thon", started_ticks=4711)
+
+
+def test_the_only_visible_gpu_is_the_device(tmp_path):
+    assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": "3"})).device == 3
+
+
+def test_the_only_opened_gpu_is_the_device(tmp_path):
+    proc = process(tmp_path, 7, {}, ("/dev/nvidiactl", "/dev/nvidia2", "/dev/nvidia-uvm", "/dev/nvidia2"))
+    assert identity(7, proc).device == 2
+
+
+@pytest.mark.parametrize("visible", ["0,1", "GPU-8f6d", ""])
+def test_with_several_gpus_the_device_is_unknown(tmp_path, visible):
+    proc = process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible}, ("/dev/nvidia0", "/dev/nvidia1"))
+    assert identity(7, proc).device == -1
+
+
+def test_a_process_that_has_gone_is_unknown(tmp_path):
+    assert identity(7, tmp_path) == Identity(7)
+
+
+def test_a_real_process_is_seen_in_the_real_proc():
+    environment = os.environ | {"RANK": "2", "WORLD_SIZE": "4"}
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, env=environment, text=True) as child:
+        child.stdout.readline()
+        found = identity(child.pid)
+        child.communicate("\n")
+    assert (found.rank, found.local_rank, found.nranks) == (2, -1, 4)
+    assert found.comm.startswith("python")
+    assert found.started_ticks > 0
