@@ -1,0 +1,65 @@
+"""What is missing is named, on made-up machines."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture import requirements
+from stallscope.errors import CannotTrace, NotFound
+
+BPF, PERFMON, PTRACE, ADMIN = 1 << 39, 1 << 38, 1 << 19, 1 << 21
+
+
+def machine(root: Path, effective: int, *, has_btf: bool = True, uid: int = 1000) -> tuple[Path, Path]:
+    proc, sys = root / "proc", root / "sys"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "status").write_text(
+        f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nCapPrm:\t0\nCapEff:\t{effective:016x}\n"
+    )
+    (sys / "kernel" / "btf").mkdir(parents=True)
+    if has_btf:
+        (sys / "kernel" / "btf" / "vmlinux").touch()
+    return proc, sys
+
+
+@pytest.mark.parametrize("effective", [BPF | PERFMON | PTRACE, ADMIN | PTRACE, (1 << 41) - 1])
+def test_enough_is_enough(tmp_path, effective):
+    requirements.check(*machine(tmp_path, effective), "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("effective", "named", "not_named"),
+    [
+        (0, ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "sudo"], []),
+        (BPF | PTRACE, ["CAP_PERFMON"], ["CAP_BPF", "CAP_SYS_PTRACE"]),
+        (ADMIN, ["CAP_SYS_PTRACE"], ["CAP_BPF", "CAP_PERFMON"]),
+    ],
+)
+def test_missing_capabilities_are_named(tmp_path, effective, named, not_named):
+    with pytest.raises(CannotTrace) as caught:
+        requirements.check(*machine(tmp_path, effective), "x86_64")
+    assert all(word in str(caught.value) for word in named)
+    assert not any(word in str(caught.value) for word in not_named)
+    assert "\n" not in str(caught.value)
+
+
+def test_root_in_a_container_is_not_told_to_become_root(tmp_path):
+    with pytest.raises(CannotTrace, match="--privileged"):
+        requirements.check(*machine(tmp_path, 0, uid=0), "x86_64")
+
+
+def test_a_kernel_without_btf_is_named(tmp_path):
+    with pytest.raises(CannotTrace, match="no BTF"):
+        requirements.check(*machine(tmp_path, ADMIN | PTRACE, has_btf=False), "x86_64")
+
+
+def test_another_architecture_is_named(tmp_path):
+    with pytest.raises(CannotTrace, match="riscv64"):
+        requirements.check(*machine(tmp_path, ADMIN | PTRACE), "riscv64")
+
+
+def test_a_process_that_does_not_exist_is_named():
+    requirements.check_pids([os.getpid()])
+    with pytest.raises(NotFound, match="4194999"):
+        requirements.check_pids([os.getpid(), 4194999])
