@@ -39,9 +39,7 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
     missing = missing_capabilities(_effective(proc))
     if missing:
         wanted = ", ".join(f"{capability.name} (to {capability.purpose})" for capability in missing)
-        raise CannotTrace(
-            f"not allowed to trace: {wanted} missing; run it as root, with sudo stallscope trace"
-        )
+        raise CannotTrace(f"not allowed to trace: {wanted} missing; {_remedy(proc)}")
     if not (sys / "kernel/btf/vmlinux").exists():
         raise CannotTrace(
             "cannot trace on this kernel: it has no BTF (/sys/kernel/btf/vmlinux); "
