@@ -78,3 +78,14 @@ def recordings(shared: Path) -> Path:
 def repository() -> Path:
     """The root of the working tree."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def our_files() -> list[Path]:
+    """Every file of the working tree that people write: no hidden folders but .ci, nothing that is built."""
+    found = []
+    for folder, below, files in os.walk(ROOT):
+        below[:] = sorted(b for b in below if b == ".ci" or not b.startswith("."))
+        below[:] = [b for b in below if b not in ("__pycache__", "build", "dist")]
+        found.extend(Path(folder, file) for file in sorted(files))
+    return [path for path in found if path.suffix not in (".o", ".so")]

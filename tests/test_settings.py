@@ -99,7 +99,7 @@ def test_sizes_carry_units(given, wanted_bytes):
     [
         ({"max_db_bytes": "10XB"}, {}, "--max-db: max_db_bytes is '10XB'; give a size"),
         ({"max_db_bytes": "1e400GB"}, {}, "give a size"),
-        ({"max_db_bytes": 5}, {}, "give 1e+06 or more"),
+        ({"max_db_bytes": 5}, {}, "give 1,000,000 or more"),
         ({"min_late_rounds": 2.5}, {}, "give a whole number"),
         ({"min_late_rounds": True}, {}, "give a whole number"),
         ({"cause_share": 1.2}, {}, "give 1 or less"),

@@ -196,9 +196,9 @@ def _complaint(about: About, value: Any) -> str:
     if about.choices and value not in about.choices:
         return f"give one of {', '.join(about.choices)}"
     if about.minimum is not None and value < about.minimum:
-        return f"give {about.minimum:,g} or more"
+        return f"give {about.minimum:,.10g} or more"
     if about.maximum is not None and value > about.maximum:
-        return f"give {about.maximum:,g} or less"
+        return f"give {about.maximum:,.10g} or less"
     return ""
 
 

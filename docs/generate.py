@@ -1,0 +1,194 @@
+"""Writes docs/reference and the list of decisions from the code, so that neither can say something else.
+
+`make docs` writes; a test compares. A page is one function here that returns its text.
+"""
+
+import inspect
+import io
+import sys
+import tokenize
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+
+from stallscope import errors, settings
+from stallscope.errors import StallscopeError
+from stallscope.events import layout, names
+
+DOCS = Path(__file__).resolve().parent
+NOTE = "<!-- Written by docs/generate.py from the code: change the code and run `make docs`. -->"
+
+FORMATS = {
+    "u1": "uint8",
+    "u2": "uint16",
+    "u4": "uint32",
+    "u8": "uint64",
+    "i4": "int32",
+    "i8": "int64",
+}
+
+
+def pages() -> dict[str, str]:
+    """Text of every generated page, by its path below docs/."""
+    written = {f"reference/{name}.md": _page(*write()) for name, write in REFERENCE.items()}
+    written["reference/README.md"] = _page("Reference", _contents(written))
+    written["decisions/README.md"] = _page("Decisions", _decisions(DOCS / "decisions"))
+    return written
+
+
+def _settings() -> tuple[str, str]:
+    head = (
+        "A flag comes before the environment, the environment before the settings file, the file before the\n"
+        "default. The file holds lines of the form `key: value` (YAML). It is the one named with\n"
+        f"`--settings` or `STALLSCOPE_SETTINGS`, else `{settings.DEFAULT_FILE}` if it exists. A name\n"
+        "that is not in this table is an error. Sizes may carry a unit: `500MB`, `10GB`, `2GiB`.\n\n"
+    )
+    rows = [
+        (f"`{s.name}`", f"`{s.flag}`", f"`{s.environment}`", _default(s), s.about.unit, _meaning(s))
+        for s in settings.TABLE
+    ]
+    return "Settings", head + _table(("key", "flag", "environment", "default", "unit", "meaning"), rows)
+
+
+def _default(setting: settings.Setting) -> str:
+    return "" if setting.default in (None, "") else f"`{setting.default}`"
+
+
+def _meaning(setting: settings.Setting) -> str:
+    about = setting.about
+    limits = [
+        f"one of {', '.join(about.choices)}" if about.choices else "",
+        f"at least {about.minimum:,.10g}" if about.minimum is not None else "",
+        f"at most {about.maximum:,.10g}" if about.maximum is not None else "",
+    ]
+    return "; ".join(filter(None, [about.meaning, *limits]))
+
+
+def _events() -> tuple[str, str]:
+    head = (
+        "The record types. The SQL tables of a node trace have the same names and columns, with an `id` in\n"
+        "front; the ledger is one column per [category](categories.md) there (`on_cpu_ns` and so on). Times\n"
+        "are ns on the node's CLOCK_MONOTONIC. Unknown is -1 in arrays and NULL in SQL, and only where the\n"
+        "column says so.\n"
+    )
+    return "Events", head + "".join(_record_type(table) for table in layout.TABLES)
+
+
+def _record_type(table: layout.Table) -> str:
+    rows = [
+        (f"`{f.name}`", _format(f.format), "yes" if f.may_be_unknown else "", f.meaning) for f in table.fields
+    ]
+    listed = _table(("column", "type", "may be unknown", "meaning"), rows)
+    return f"\n## {table.name}\n\n{table.meaning}\n\n{listed}"
+
+
+def _format(format_: str) -> str:
+    if format_.startswith("S"):
+        return f"text, {format_[1:]} bytes"
+    if format_.startswith("("):
+        return f"{names.N_CATEGORIES} x {FORMATS[format_.rpartition(')')[2]]}"
+    return FORMATS[format_]
+
+
+def _categories() -> tuple[str, str]:
+    head = inspect.cleandoc(names.Category.__doc__ or "") + "\n\n"
+    meanings = _comments(names.Category)
+    rows = [(str(int(c)), f"`{c.name.lower()}`", meanings.get(c.name, "")) for c in names.Category]
+    return "Categories of the ledger", head + _table(("number", "name", "the process is"), rows)
+
+
+def _numbers() -> tuple[str, str]:
+    sections = []
+    for enumeration in (names.Op, names.Datatype, names.CollectiveFlag, names.OffCpuFlag):
+        meanings = _comments(enumeration)
+        rows = [(str(int(m)), f"`{m.name}`", meanings.get(str(m.name), "")) for m in enumeration]
+        about = inspect.cleandoc(enumeration.__doc__ or "")
+        sections.append(f"## {enumeration.__name__}\n\n{about}\n\n{_table(('number', 'name', ''), rows)}")
+    return "Numbers in the events", "\n".join(sections)
+
+
+def _errors() -> tuple[str, str]:
+    head = "Every error ends a command with one line on standard error and one of these exit codes.\n\n"
+    rows = [
+        (f"`{e.__name__}`", str(e.exit_code), str(e.http_status), _first_line(e))
+        for e in _tree(StallscopeError)
+    ]
+    return "Errors", head + _table(("error", "exit code", "HTTP status", "meaning"), rows)
+
+
+def _tree(root: type[StallscopeError]) -> Iterable[type[StallscopeError]]:
+    yield root
+    for leaf in root.__subclasses__():
+        if leaf.__module__ == errors.__name__:
+            yield from _tree(leaf)
+
+
+REFERENCE: dict[str, Callable[[], tuple[str, str]]] = {
+    "settings": _settings,
+    "events": _events,
+    "categories": _categories,
+    "numbers": _numbers,
+    "errors": _errors,
+}
+
+
+def _contents(written: dict[str, str]) -> str:
+    """Links to the pages of the reference."""
+    return "".join(
+        f"- [{text.splitlines()[0].removeprefix('# ')}]({Path(path).name})\n"
+        for path, text in written.items()
+    )
+
+
+def _decisions(folder: Path) -> str:
+    """Links to the decisions, by title."""
+    found = sorted(p for p in folder.glob("*.md") if p.name != "README.md")
+    listed = [f"- [{_title(path)}]({path.name})\n" for path in found]
+    return "What a newcomer would question, one page each.\n\n" + "".join(listed)
+
+
+def _title(path: Path) -> str:
+    return path.read_text().splitlines()[0].removeprefix("# ").strip()
+
+
+def _page(title: str, body: str) -> str:
+    return f"# {title}\n\n{NOTE}\n\n{body.rstrip()}\n"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _first_line(thing: type) -> str:
+    return inspect.cleandoc(thing.__doc__ or "").splitlines()[0]
+
+
+def _comments(enumeration: type[Enum]) -> dict[str, str]:
+    """The comment behind each member: that is where the enumerations say what a member means."""
+    found = {}
+    name = ""
+    source = inspect.getsource(enumeration)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME and not token.line[: token.start[1]].strip():
+            name = token.string
+        elif token.type == tokenize.COMMENT and token.line.strip().startswith(name):
+            found[name] = token.string.removeprefix("#").strip()
+    return found
+
+
+def main() -> None:
+    """Write the pages; remove those of the reference that no function here writes."""
+    current = pages()
+    for path in set(DOCS.glob("reference/*.md")) - {DOCS / name for name in current}:
+        path.unlink()
+    for name, text in current.items():
+        path = DOCS / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        sys.stdout.write(f"docs/{name}\n")
+
+
+if __name__ == "__main__":
+    main()

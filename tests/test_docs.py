@@ -1,0 +1,63 @@
+"""The generated pages say what the code says, and every link leads somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stallscope import settings
+from stallscope.events import layout, names
+
+
+@pytest.fixture(scope="module")
+def generate(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", repository / "docs" / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_current(generate: ModuleType, repository: Path):
+    wanted = generate.pages()
+    there = {str(path.relative_to(repository / "docs")) for path in repository.glob("docs/reference/*.md")}
+    assert there == {name for name in wanted if name.startswith("reference/")}, "run: make docs"
+    old = [name for name, text in wanted.items() if (repository / "docs" / name).read_text() != text]
+    assert not old, "run: make docs"
+
+
+def test_every_setting_column_and_category_is_on_its_page(generate: ModuleType):
+    pages = generate.pages()
+    for setting in settings.TABLE:
+        assert f"| `{setting.name}` | `{setting.flag}` |" in pages["reference/settings.md"]
+    for table in layout.TABLES:
+        assert f"## {table.name}\n" in pages["reference/events.md"]
+    assert all(f"| `{name}` |" in pages["reference/categories.md"] for name in names.CATEGORY_NAMES)
+
+
+def test_every_category_says_what_it_means(generate: ModuleType):
+    rows = re.findall(
+        r"^\| \d+ \| `\w+` \| (.*) \|$", generate.pages()["reference/categories.md"], re.MULTILINE
+    )
+    assert len(rows) == len(names.Category)
+    assert all(rows)
+
+
+def test_every_link_between_pages_leads_somewhere(our_files: list[Path], repository: Path):
+    dead = [
+        f"{page.relative_to(repository)}: {target}"
+        for page in our_files
+        if page.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not dead
+
+
+def test_every_decision_is_linked(repository: Path):
+    index = (repository / "docs" / "decisions" / "README.md").read_text()
+    pages = {path.name for path in (repository / "docs" / "decisions").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page})" not in index} == set(), "run: make docs"
+    assert "docs/decisions/README.md" in (repository / "ARCHITECTURE.md").read_text()
