@@ -1,0 +1,92 @@
+"""Rules of the house that no linter knows."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DRAWERS = {
+    "utils",
+    "util",
+    "helpers",
+    "helper",
+    "common",
+    "misc",
+    "manager",
+    "managers",
+    "base",
+    "models",
+    "types",
+}
+"""Names that say nothing about what is inside."""
+
+CODE = {".py", ".c", ".h", ".sql", ".sh", ".md", ".toml", ".yaml", ".yml", ".json", ".service", ""}
+
+NOT_OURS = {
+    "a path of somebody's machine": re.compile(r"/(?:home|Users)/\w+/|/root/|/work/"),
+    "the number of an issue": re.compile(r"\b[Ii]ssues? #?\d|\(#\d+\)"),
+    "a page that is not in the repository": re.compile(
+        r"\b(?:PITFALLS?|DESIGN|CASES|STYLE|LEDGER)(?:\.md| \d)"
+    ),
+    "work that is not done": re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"),
+    "history": re.compile(r"\b(?:used to be|was changed|in the old version)\b", re.IGNORECASE),
+}
+"""What a reader a year from now can do nothing with."""
+
+
+@pytest.fixture(scope="module")
+def ours(our_files: list[Path]) -> list[Path]:
+    """Text that we wrote: without the licences and this list of forbidden words."""
+    return [
+        path
+        for path in our_files
+        if path.suffix in CODE and not path.name.startswith("LICENSE") and path != Path(__file__)
+    ]
+
+
+def test_no_file_or_folder_is_a_drawer(our_files: list[Path], repository: Path):
+    names = {part.split(".")[0] for path in our_files for part in path.relative_to(repository).parts}
+    assert not names & DRAWERS
+
+
+@pytest.mark.parametrize("what", NOT_OURS)
+def test_nothing_points_outside_the_house(ours: list[Path], repository: Path, what: str):
+    found = [
+        f"{path.relative_to(repository)}:{number}: {line.strip()[:80]}"
+        for path in ours
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if NOT_OURS[what].search(line)
+    ]
+    assert not found
+
+
+def test_every_module_says_first_what_it_is(repository: Path):
+    silent = [
+        str(path.relative_to(repository))
+        for folder in ("src", "bench", "docs", "tests")
+        for path in (repository / folder).rglob("*.py")
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent
+
+
+def test_every_question_says_first_what_it_asks(repository: Path):
+    silent = [
+        path.name for path in (repository / "src").rglob("*.sql") if not path.read_text().startswith("--")
+    ]
+    assert not silent
+
+
+def test_every_bpf_file_carries_both_licences(repository: Path):
+    sources = [path for path in (repository / "bpf").iterdir() if path.suffix in (".c", ".h")]
+    wanted = re.compile(r"SPDX-License-Identifier: \(?GPL-2\.0(?:-only)? OR BSD-3-Clause\)?")
+    silent = [path.name for path in sources if not wanted.search(path.read_text().split("\n", 1)[0])]
+    assert not silent
+
+
+def test_help_tells_every_word_of_make(repository: Path):
+    told = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True).stdout
+    words = {"help", "setup", "demo", "test", "check", "format", "bench", "docs", "clean"}
+    assert words <= set(re.findall(r"^make (\S+)", told.replace("  make", "make"), re.MULTILINE))

@@ -1,0 +1,138 @@
+"""Who may import whom. The table is the architecture; a new part begins with a line here."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stallscope"
+
+VOCABULARY = {"errors", "events"}
+MAY_IMPORT = {
+    "errors": set(),
+    "settings": {"errors"},
+    "events": {"errors"},
+    "capture": VOCABULARY | {"settings"},
+    "importers": VOCABULARY,
+    "exporters": VOCABULARY,
+    "store": VOCABULARY,
+    "diagnose": VOCABULARY,
+    "serve": VOCABULARY | {"settings", "store", "diagnose"},
+    "synth": VOCABULARY,
+    "agent": VOCABULARY | {"settings", "capture", "store", "exporters", "diagnose", "serve"},
+    "hub": VOCABULARY | {"settings", "importers", "exporters", "store", "diagnose", "serve"},
+    "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "agent"},
+}
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+
+HEAVY = {"pyarrow": {"importers"}, "duckdb": {"hub"}, "pandas": set()}
+"""Libraries that cost an agent its memory, and the parts that may use them."""
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    names = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def part(module: str) -> str:
+    """The part of the house a module is in: its first name below the package, "" for the package itself."""
+    return (*module.split("."), "")[1]
+
+
+def imported(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Dotted names of all that a module imports, also inside functions and under TYPE_CHECKING.
+
+    `from a import b` gives both a and a.b, since b may be a module.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            up = node.level - is_package
+            anchor = module.split(".")[: -up or None] if node.level else []
+            origin = ".".join([*anchor, *([node.module] if node.module else [])])
+            yield from (name for alias in node.names for name in (origin, f"{origin}.{alias.name}"))
+
+
+def parts_imported(path: Path) -> set[str]:
+    names = imported(path.read_text(), dotted(path), is_package=path.stem == "__init__")
+    return {part(name) for name in names if name.split(".")[0] == "stallscope"} & set(MAY_IMPORT)
+
+
+def test_every_part_is_in_the_table():
+    there = {part(dotted(path)) for path in modules()} - {""}
+    assert there <= set(MAY_IMPORT), "a new part: add what it may import to MAY_IMPORT and ARCHITECTURE.md"
+
+
+def test_the_table_has_no_circle():
+    done: set[str] = set()
+    while ready := {p for p in MAY_IMPORT if p not in done and MAY_IMPORT[p] - {p} <= done}:
+        done |= ready
+    assert done == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_a_module_imports_only_what_its_part_may(path):
+    mine = part(dotted(path))
+    too_much = parts_imported(path) - MAY_IMPORT.get(mine, set()) - {mine}
+    assert not too_much, f"{dotted(path)} imports {sorted(too_much)}; see the table at the top of this file"
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_heavy_libraries_stay_where_they_belong(path):
+    used = {name.split(".")[0] for name in imported(path.read_text(), dotted(path))}
+    for library, parts in HEAVY.items():
+        assert library not in used or part(dotted(path)) in parts, f"{library} in {dotted(path)}"
+
+
+def loaded_after(*names: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after importing `names`."""
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_the_command_line_starts_without_heavy_libraries():
+    assert not loaded_after("stallscope.cli") & set(HEAVY)
+
+
+def test_the_agent_never_loads_heavy_libraries():
+    in_agent = MAY_IMPORT["agent"] | {"agent"}
+    names = [dotted(path) for path in modules() if part(dotted(path)) in in_agent and path.stem != "__main__"]
+    assert not loaded_after(*names) & set(HEAVY)
+
+
+def test_importing_the_package_needs_no_other_part():
+    assert not parts_imported(PACKAGE / "__init__.py")
+
+
+def test_the_reader_of_imports_sees_all_ways_of_importing():
+    source = """
+import stallscope.store.node as node
+from stallscope import agent
+from . import waits
+from .causes import io
+from ..events.layout import dtype
+def later():
+    import pyarrow.parquet
+"""
+    found = set(imported(source, "stallscope.diagnose.blame"))
+    wanted = {
+        "stallscope.store.node",
+        "stallscope.agent",
+        "stallscope.diagnose.waits",
+        "stallscope.diagnose.causes.io",
+        "stallscope.events.layout",
+        "pyarrow.parquet",
+    }
+    assert wanted <= found
+    assert "stallscope.diagnose.waits" in set(
+        imported("from . import waits", "stallscope.diagnose", is_package=True)
+    )
