@@ -1,0 +1,75 @@
+"""The traced processes from the first sight of each to its end.
+
+A process is known by its number and its start time, so a number given again is another process. The end
+is noticed within one look; a process whose main thread has ended while others run is still there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.capture.identity import Identity, identity
+from stallscope.events import layout
+from stallscope.events.layout import Array
+
+
+@dataclass
+class Processes:
+    """Who is being traced. proc: where /proc is mounted."""
+
+    node: int
+    proc: Path = Path("/proc")
+    _running: dict[int, Identity] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def first_seen(self, pids: Iterable[int], now_ns: int) -> Array:
+        """Rows of PROCESSES for those among `pids` that were not known yet; -1 for what cannot be told."""
+        new = [identity(pid, self.proc) for pid in pids if pid not in self._running]
+        self._running.update((each.pid, each) for each in new)
+        rows = layout.empty(layout.PROCESSES, len(new))
+        rows["node"], rows["ts_ns"] = self.node, now_ns
+        for name in ("pid", "rank", "local_rank", "nranks", "device"):
+            rows[name] = [getattr(each, name) for each in new]
+        rows["comm"] = [each.comm.encode()[:16] for each in new]
+        return rows
+
+    def gone(self) -> list[int]:
+        """The processes that have ended since the last look; they are no longer known."""
+        ended = [pid for pid, known in self._running.items() if not _is_running(self.proc, known)]
+        for pid in ended:
+            del self._running[pid]
+        return ended
+
+
+@dataclass
+class Snapshots:
+    """The last snapshot of each process, so that one can be given for its end."""
+
+    _last: dict[int, Array] = field(default_factory=dict)
+
+    def keep(self, rows: Array) -> Array:
+        """Remember the rows of SNAPSHOTS (one a process), and return them."""
+        self._last.update((int(row["pid"]), row.copy()) for row in rows)
+        return rows
+
+    def at_end(self, pids: Iterable[int], now_ns: int) -> Array:
+        """What was last known of the processes, as rows that say that they have ended."""
+        found = [self._last.pop(pid) for pid in pids if pid in self._last]
+        rows = np.array(found, layout.dtype(layout.SNAPSHOTS))
+        rows["ts_ns"], rows["alive"] = now_ns, 0
+        return rows
+
+
+def _is_running(proc: Path, known: Identity) -> bool:
+    try:
+        head, _, tail = (proc / str(known.pid) / "stat").read_bytes().rpartition(b")")
+    except OSError:
+        return False
+    fields = tail.split()
+    if not head or int(fields[19]) != known.started_ticks:
+        return False
+    return fields[0] not in (b"Z", b"X") or int(fields[17]) > 1

@@ -1,0 +1,103 @@
+"""Processes that start and end while they are watched: real ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.capture.processes import Processes, Snapshots
+from stallscope.events import layout
+
+
+def sleeper(**variables: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=-1, stdout=-1, env=os.environ | variables)
+    child.stdout.readline()
+    return child
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.communicate(b"\n")
+
+
+def test_a_process_is_told_once_with_its_rank():
+    child = sleeper(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
+    processes = Processes(node=7)
+    (row,) = processes.first_seen([child.pid], 1000)
+    assert [row[name] for name in ("node", "pid", "rank", "local_rank", "nranks")] == [7, child.pid, 3, 1, 4]
+    assert (row["ts_ns"], row["ended_ns"], row["device"]) == (1000, -1, -1)
+    assert row["comm"].startswith(b"python")
+    assert len(processes.first_seen([child.pid], 2000)) == 0
+    assert len(processes) == 1
+    end(child)
+
+
+def test_the_end_is_told_once():
+    stays, goes = sleeper(), sleeper()
+    processes = Processes(node=0)
+    processes.first_seen([stays.pid, goes.pid], 0)
+    assert processes.gone() == []
+    end(goes)
+    assert processes.gone() == [goes.pid]
+    assert processes.gone() == []
+    assert len(processes) == 1
+    end(stays)
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended():
+    child = sleeper()
+    processes = Processes(node=0)
+    processes.first_seen([child.pid], 0)
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.gone() == [child.pid]
+    child.wait()
+    child.stdout.close()
+
+
+def test_a_process_lives_on_when_only_its_main_thread_has_ended():
+    code = (
+        "import ctypes, threading\n"
+        "threading.Thread(target=input).start()\nprint(flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
+    child.stdout.readline()
+    processes = Processes(node=0)
+    processes.first_seen([child.pid], 0)
+    while f"{child.pid} (python".encode() and b") Z " not in Path(f"/proc/{child.pid}/stat").read_bytes():
+        pass
+    assert processes.gone() == []
+    child.kill()
+    child.wait()
+    assert processes.gone() == [child.pid]
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_a_number_given_again_is_another_process(tmp_path):
+    home = tmp_path / "7"
+    home.mkdir()
+    stat = "7 (x) S 1 " + " ".join(["0"] * 15) + " 1 0 {} 0\n"
+    (home / "stat").write_text(stat.format(100))
+    processes = Processes(0, tmp_path)
+    processes.first_seen([7], 0)
+    (home / "stat").write_text(stat.format(200))
+    assert processes.gone() == [7]
+    assert len(processes.first_seen([7], 1)) == 1
+
+
+def test_the_end_of_a_process_carries_what_was_last_known():
+    rows = layout.empty(layout.SNAPSHOTS, 2)
+    rows["pid"], rows["alive"], rows["ts_ns"], rows["n_collectives"] = [7, 8], 1, 1000, [70, 80]
+    snapshots = Snapshots()
+    assert snapshots.keep(rows) is rows
+    newer = rows.copy()
+    newer["ts_ns"], newer["n_collectives"] = 2000, [71, 81]
+    snapshots.keep(newer)
+    (at_end,) = snapshots.at_end([8, 9], 2500)
+    assert (at_end["pid"], at_end["alive"], at_end["ts_ns"], at_end["n_collectives"]) == (8, 0, 2500, 81)
+    assert len(snapshots.at_end([8], 3000)) == 0
+    assert np.all(rows["alive"] == 1)
