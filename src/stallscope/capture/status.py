@@ -1,0 +1,84 @@
+"""The line that tells once a second what is being traced."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TextIO
+
+import numpy as np
+
+from stallscope.events.layout import Array
+from stallscope.events.names import P2P_OPS
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+@dataclass
+class Tally:
+    """What has been captured so far."""
+
+    n_processes: int = 0
+    n_records: int = 0
+    n_lost: int = 0
+    _rounds: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, tables: Iterable[Array]) -> None:
+        """Count the records of one batch."""
+        self.n_records += sum(map(len, tables))
+
+    def add_rounds(self, collectives: Array) -> None:
+        """Follow the first and last round of each communicator; sends and receives are no rounds."""
+        rows = collectives[~np.isin(collectives["op"], P2P_OPS) & (collectives["seq"] >= 0)]
+        for comm_hash in np.unique(rows["comm_hash"]).tolist():
+            seq = rows["seq"][rows["comm_hash"] == comm_hash]
+            first, last = self._rounds.get(comm_hash, (int(seq.min()), -1))
+            self._rounds[comm_hash] = (min(first, int(seq.min())), max(last, int(seq.max())))
+
+    @property
+    def n_communicators(self) -> int:
+        """Communicators in which a collective was seen."""
+        return len(self._rounds)
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds seen, over all communicators."""
+        return sum(last - first + 1 for first, last in self._rounds.values())
+
+
+def line(tally: Tally) -> str:
+    """The status in one line."""
+    return (
+        f"{_counted(tally.n_processes, 'process', 'processes')}, "
+        f"{_counted(tally.n_communicators, 'communicator')}, "
+        f"{_counted(tally.n_rounds, 'round')}, {_counted(tally.n_records, 'record')}, {tally.n_lost:,} lost"
+    )
+
+
+def _counted(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+class StatusLine:
+    """Rewrites one line on a terminal; writes line after line anywhere else."""
+
+    def __init__(self, out: TextIO):
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._is_open = False
+
+    def show(self, text: str) -> None:
+        """Replace the status."""
+        self._out.write(f"{_CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
+        self._is_open = self._is_terminal
+        self._out.flush()
+
+    def note(self, text: str) -> None:
+        """Say something that stays."""
+        self._out.write(f"{_CLEAR_LINE if self._is_open else ''}{text}\n")
+        self._is_open = False
+        self._out.flush()
+
+    def close(self) -> None:
+        """Leave the last status standing."""
+        if self._is_open:
+            self._out.write("\n")
+            self._is_open = False
