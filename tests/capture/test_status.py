@@ -1,6 +1,8 @@
 """What is counted, and how the line behaves on a terminal and elsewhere."""
 
 import io
+import os
+from contextlib import suppress
 
 import numpy as np
 
@@ -56,3 +58,13 @@ def test_a_terminal_gets_one_line_that_changes():
     status.show("d")
     status.close()
     assert out.getvalue() == "\r\x1b[Ka\r\x1b[Kb\r\x1b[Kc\n\r\x1b[Kd\n"
+
+
+def test_a_closed_pipe_ends_the_talk_and_nothing_else():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with suppress(BrokenPipeError), os.fdopen(writing, "w") as out:
+        status = StatusLine(out)
+        status.show("a")
+        status.note("b")
+        status.close()

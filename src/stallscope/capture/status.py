@@ -1,6 +1,7 @@
 """The line that tells once a second what is being traced."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -58,7 +59,10 @@ def _counted(n: int, one: str, many: str = "") -> str:
 
 
 class StatusLine:
-    """Rewrites one line on a terminal; writes line after line anywhere else."""
+    """Rewrites one line on a terminal; writes line after line anywhere else.
+
+    When nobody reads any more (a closed pipe or terminal) it falls silent: the trace goes on.
+    """
 
     def __init__(self, out: TextIO):
         self._out = out
@@ -67,18 +71,21 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Replace the status."""
-        self._out.write(f"{_CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
+        self._write(f"{_CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
         self._is_open = self._is_terminal
-        self._out.flush()
 
     def note(self, text: str) -> None:
         """Say something that stays."""
-        self._out.write(f"{_CLEAR_LINE if self._is_open else ''}{text}\n")
+        self._write(f"{_CLEAR_LINE if self._is_open else ''}{text}\n")
         self._is_open = False
-        self._out.flush()
 
     def close(self) -> None:
         """Leave the last status standing."""
         if self._is_open:
-            self._out.write("\n")
+            self._write("\n")
             self._is_open = False
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
