@@ -50,7 +50,7 @@ docs: $(STAMPS)/dev ## write docs/reference from the code
 
 # Built when the tools are there; without them the rest works, and the tests that need them are skipped.
 bpf:
-	@if [ -f bpf/Makefile ] && setup/need.sh bpf; then $(MAKE) --no-print-directory --silent -C bpf; fi
+	@if setup/need.sh bpf && [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf; fi
 
 clean: ## remove what was built, the environment too
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """What every test may ask for, and which tests this machine cannot run.
 
-A test says what it needs with a marker: `bpf`, `gpu` or `shared`. Where that is missing the test is skipped
+A test says what it needs with a marker: `bpf`, `compiler`, `gpu` or `shared`. Where that is missing the test is skipped
 with the reason, and the reasons are counted at the end of the run.
 """
 
@@ -38,7 +38,17 @@ def _missing_for_gpu() -> str | None:
     return None if Path("/dev/nvidia0").exists() else "no NVIDIA GPU (/dev/nvidia0)"
 
 
-_MISSING_FOR = {"shared": _missing_for_shared, "bpf": _missing_for_bpf, "gpu": _missing_for_gpu}
+def _missing_for_compiler() -> str | None:
+    absent = [tool for tool in ("gcc", "nm", "readelf", "strip") if not shutil.which(tool)]
+    return f"no {absent[0]} to build the libraries that are looked at" if absent else None
+
+
+_MISSING_FOR = {
+    "shared": _missing_for_shared,
+    "bpf": _missing_for_bpf,
+    "gpu": _missing_for_gpu,
+    "compiler": _missing_for_compiler,
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
