@@ -1,0 +1,122 @@
+"""Faults to inject: each changes the plan of a step and knows what the right answer is.
+
+A fault is anything with `apply`; what all have in common is the protocol, not a parent. `HostStall` covers
+every cause that holds one rank's host up; its ledger categories are in HOST_CAUSES.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from stallscope.errors import BadInput
+from stallscope.events.names import Category
+from stallscope.synth.plan import Plan, Stall
+from stallscope.synth.program import Kind
+from stallscope.synth.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a right diagnosis says of one fault; delay_ns is the mean injected delay of one incident."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    cause: str
+    period_steps: int | None = None
+    delay_ns: int = 0
+    first_step: int = 0
+
+
+class Fault(Protocol):
+    """Something that goes wrong."""
+
+    def apply(self, plan: Plan, rng: np.random.Generator) -> int:
+        """Change the plan of a step; returns how many incidents that adds."""
+
+    def answer(self) -> Answer:
+        """What a right diagnosis says."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a cause looks in the ledger: shares of the delay, and the calls made meanwhile."""
+
+    shares: dict[Category, float]
+    n_syncs: int = 0
+    n_allocs: int = 0
+    n_copies: int = 0
+    chunks: int = 1
+    drains: bool = False
+
+
+HOST_CAUSES = {
+    "host_sleep": Look({Category.SLEEP: 0.995, Category.ON_CPU: 0.005}),
+    "host_compute": Look({Category.ON_CPU: 0.98, Category.PREEMPTED: 0.02}),
+    "cpu_preemption": Look({Category.PREEMPTED: 0.97, Category.ON_CPU: 0.03}, chunks=8),
+    "process_stopped": Look({Category.STOPPED: 1.0}),
+    "block_io": Look({Category.IO: 0.93, Category.ON_CPU: 0.05, Category.PREEMPTED: 0.02}),
+    "lock_contention": Look({Category.LOCK: 0.99, Category.ON_CPU: 0.01}),
+    "network_wait": Look({Category.NET: 0.99, Category.ON_CPU: 0.01}),
+    "input_starvation": Look({Category.CHILD: 0.98, Category.ON_CPU: 0.02}),
+    "page_fault": Look({Category.FAULT: 0.9, Category.ON_CPU: 0.1}),
+    "driver": Look({Category.DRIVER: 0.96, Category.ON_CPU: 0.04}),
+    "cuda_alloc": Look({Category.ALLOC: 0.92, Category.ON_CPU: 0.06, Category.LOCK: 0.02}, n_allocs=32),
+    "host_device_copy": Look({Category.COPY: 0.97, Category.ON_CPU: 0.03}, n_copies=1, drains=True),
+    "excessive_sync": Look(
+        {Category.DEVICE: 0.6, Category.ON_CPU: 0.4}, n_syncs=400, n_copies=400, drains=True
+    ),
+}
+"""Causes that hold one rank's host up, by name; the shares follow the recordings of such faults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStall:
+    """Ranks' hosts are held up for delay_ns, scattered by lognormal(spread)."""
+
+    cause: str
+    ranks: tuple[int, ...]
+    delay_ns: int
+    spread: float = 0.1
+    kind: str = "straggler"
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for a cause that has no look."""
+        if self.cause not in HOST_CAUSES:
+            raise BadInput(f"simulated cause {self.cause!r}: choose one of {', '.join(HOST_CAUSES)}")
+
+    def apply(self, plan: Plan, rng: np.random.Generator) -> int:
+        """Stall each rank in its own place of the step."""
+        if not self.schedule.is_active(plan.step, rng):
+            return 0
+        look = HOST_CAUSES[self.cause]
+        for rank in self.ranks:
+            ns = int(self.delay_ns * np.exp(self.spread * rng.standard_normal()))
+            for at in self._places(plan, rank, look, rng):
+                plan.add_stall(at, _stall(look, rank, ns // look.chunks))
+        return 1
+
+    def _places(self, plan: Plan, rank: int, look: Look, rng: np.random.Generator) -> list[int]:
+        if look.chunks == 1:
+            return [self.schedule.position(plan, rank, rng)]
+        places = plan.positions(rank, (Kind.WORK, Kind.COMPUTE, Kind.COLLECTIVE))
+        return [int(place) for place in rng.choice(places, look.chunks)]
+
+    def answer(self) -> Answer:
+        """The stalled ranks, for this cause."""
+        return Answer(
+            self.kind, self.ranks, self.cause, self.schedule.period_steps, self.delay_ns, self.schedule.first
+        )
+
+
+def _stall(look: Look, rank: int, ns: int) -> Stall:
+    return Stall(
+        np.array([rank]),
+        np.array([ns], np.int64),
+        look.shares,
+        n_syncs=look.n_syncs,
+        n_allocs=look.n_allocs,
+        n_copies=look.n_copies,
+        drains=look.drains,
+    )

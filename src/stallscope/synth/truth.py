@@ -1,0 +1,38 @@
+"""The right answer for a simulated job, and what the fault cost."""
+
+from dataclasses import dataclass
+
+from stallscope.events.layout import Array
+from stallscope.synth.faults import Answer
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a diagnosis should say; no answers: a healthy job.
+
+    n_incidents: by answer. lost_gpu_seconds: what all ranks but the culprits waited longer than in the twin,
+    the same job with the same scatter and no fault; -1 when no twin was run. slowdown_ns: how much later the
+    job ended; -1 likewise, and for a hang. clock_offset_ns, clock_drift: by node, against true time.
+    """
+
+    answers: tuple[Answer, ...]
+    n_incidents: tuple[int, ...]
+    lost_gpu_seconds: float
+    slowdown_ns: int
+    clock_offset_ns: Array
+    clock_drift: Array
+
+    @property
+    def kind(self) -> str:
+        """The first answer's kind, `healthy` without any."""
+        return self.answers[0].kind if self.answers else "healthy"
+
+    @property
+    def cause(self) -> str:
+        """The first answer's cause, `none` without any."""
+        return self.answers[0].cause if self.answers else "none"
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """All guilty ranks, in order."""
+        return tuple(sorted({rank for answer in self.answers for rank in answer.ranks}))
