@@ -1,0 +1,357 @@
+/* Streams, their threads and events: see device.h. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "clock.h"
+#include "device.h"
+
+#define SPIN_NS 20000
+#define NOBODY UINT64_MAX
+
+struct stream {
+	int device;
+	struct stream *next;
+	pthread_t thread;
+	pthread_mutex_t lock; /* among those who enqueue */
+	struct graph *capture;
+	_Atomic uint64_t n_enqueued;
+	_Atomic uint32_t todo_bell, is_idle, is_closing;
+	struct counter finished;
+	int64_t free_ns; /* when the last work ended, on the device's own account */
+	struct work ring[QUEUE_DEPTH];
+};
+
+_Atomic uint32_t schedule_flags;
+
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stream *streams;
+static struct stream *defaults[MAX_DEVICES];
+
+void counter_set(struct counter *counter, uint64_t value)
+{
+	counter->value = value;
+	if (value < counter->wanted)
+		return;
+	counter->wanted = NOBODY; /* whoever is not served yet registers again */
+	counter->bell++;
+	futex_wake_all(&counter->bell);
+}
+
+static void want(struct counter *counter, uint64_t value)
+{
+	uint64_t wanted = counter->wanted;
+
+	while (value < wanted && !atomic_compare_exchange_weak(&counter->wanted, &wanted, value))
+		;
+}
+
+void counter_wait_device(struct counter *counter, uint64_t value)
+{
+	for (;;) {
+		uint32_t bell = counter->bell;
+
+		want(counter, value);
+		if (counter->value >= value)
+			return;
+		futex_wait(&counter->bell, bell, -1);
+	}
+}
+
+void counter_wait_host(struct counter *counter, uint64_t value)
+{
+	uint32_t how = schedule_flags & 7;
+	int64_t until = how == 0 ? now_ns() + SPIN_NS : how == 4 ? 0 : INT64_MAX;
+
+	while (counter->value < value) {
+		if (now_ns() >= until) {
+			counter_wait_device(counter, value);
+			return;
+		}
+		if (how == 2)
+			sched_yield();
+		else
+			relax();
+	}
+}
+
+/* Hardware takes no part in the competition for CPUs: any CPU, ahead of the job's threads if allowed. */
+static void become_hardware(void)
+{
+	struct sched_param first = { .sched_priority = 1 };
+	cpu_set_t all;
+	sigset_t signals;
+
+	sigfillset(&signals);
+	pthread_sigmask(SIG_BLOCK, &signals, NULL);
+	prctl(PR_SET_NAME, "emulated-gpu");
+	prctl(PR_SET_TIMERSLACK, 1);
+	memset(&all, 0xff, sizeof(all));
+	sched_setaffinity(0, sizeof(all), &all);
+	sched_setscheduler(0, SCHED_FIFO, &first);
+}
+
+void stream_execute(struct stream *stream, const struct work *work)
+{
+	int64_t begin = stream->free_ns > work->enqueued_ns ? stream->free_ns : work->enqueued_ns;
+	int64_t end = begin + work->busy_ns;
+
+	if (end > now_ns())
+		sleep_until(end);
+	stream->free_ns = end;
+	if (!work->run)
+		return;
+	work->run(stream, work->arg, work->n);
+	if (stream->free_ns < now_ns())
+		stream->free_ns = now_ns();
+}
+
+static bool wait_for_work(struct stream *stream, uint64_t n_done)
+{
+	while (stream->n_enqueued == n_done) {
+		uint32_t bell = stream->todo_bell;
+
+		if (stream->is_closing)
+			return false;
+		stream->is_idle = 1;
+		if (stream->n_enqueued == n_done && !stream->is_closing)
+			futex_wait(&stream->todo_bell, bell, -1);
+		stream->is_idle = 0;
+	}
+	return true;
+}
+
+static void *serve(void *arg)
+{
+	struct stream *stream = arg;
+	uint64_t n_done = 0;
+
+	become_hardware();
+	while (wait_for_work(stream, n_done)) {
+		struct work work = stream->ring[n_done % QUEUE_DEPTH];
+
+		stream_execute(stream, &work);
+		if (work.drop)
+			work.drop(work.arg);
+		counter_set(&stream->finished, ++n_done);
+	}
+	free(stream);
+	return NULL;
+}
+
+static struct stream *start(int device)
+{
+	struct stream *stream = calloc(1, sizeof(*stream));
+
+	if (!stream)
+		return NULL;
+	stream->device = device;
+	stream->finished.wanted = NOBODY;
+	pthread_mutex_init(&stream->lock, NULL);
+	if (pthread_create(&stream->thread, NULL, serve, stream)) {
+		free(stream);
+		return NULL;
+	}
+	pthread_detach(stream->thread);
+	stream->next = streams;
+	streams = stream;
+	return stream;
+}
+
+struct stream *stream_open(int device)
+{
+	struct stream *stream;
+
+	pthread_mutex_lock(&streams_lock);
+	stream = start(device);
+	pthread_mutex_unlock(&streams_lock);
+	return stream;
+}
+
+struct stream *stream_default(int device)
+{
+	pthread_mutex_lock(&streams_lock);
+	if (!defaults[device])
+		defaults[device] = start(device);
+	pthread_mutex_unlock(&streams_lock);
+	return defaults[device];
+}
+
+/* Work that is queued still runs, then the thread frees the stream: as cudaStreamDestroy. */
+void stream_close(struct stream *stream)
+{
+	struct stream **at = &streams;
+
+	pthread_mutex_lock(&streams_lock);
+	while (*at && *at != stream)
+		at = &(*at)->next;
+	if (*at)
+		*at = stream->next;
+	pthread_mutex_unlock(&streams_lock);
+	stream->is_closing = 1;
+	stream->todo_bell++;
+	futex_wake_all(&stream->todo_bell);
+}
+
+static void graph_add(struct graph *graph, struct work work)
+{
+	if (graph->n == graph->capacity) {
+		graph->capacity = graph->capacity ? 2 * graph->capacity : 16;
+		graph->works = realloc(graph->works, graph->capacity * sizeof(work));
+		if (!graph->works)
+			abort();
+	}
+	graph->works[graph->n++] = work;
+}
+
+uint64_t stream_enqueue(struct stream *stream, struct work work)
+{
+	uint64_t ticket = 0;
+
+	pthread_mutex_lock(&stream->lock);
+	if (stream->capture) {
+		graph_add(stream->capture, work);
+		pthread_mutex_unlock(&stream->lock);
+		return ticket;
+	}
+	ticket = stream->n_enqueued + 1;
+	if (ticket > QUEUE_DEPTH)
+		counter_wait_host(&stream->finished, ticket - QUEUE_DEPTH);
+	work.enqueued_ns = now_ns();
+	stream->ring[(ticket - 1) % QUEUE_DEPTH] = work;
+	stream->n_enqueued = ticket;
+	stream->todo_bell++;
+	pthread_mutex_unlock(&stream->lock);
+	if (stream->is_idle)
+		futex_wake_all(&stream->todo_bell);
+	return ticket;
+}
+
+uint64_t stream_last_ticket(struct stream *stream)
+{
+	return stream->n_enqueued;
+}
+
+bool stream_reached(struct stream *stream, uint64_t ticket)
+{
+	return stream->finished.value >= ticket;
+}
+
+void stream_wait(struct stream *stream, uint64_t ticket)
+{
+	counter_wait_host(&stream->finished, ticket);
+}
+
+/* Streams must not be destroyed by another thread meanwhile; CUDA asks the same. */
+void device_wait(int device)
+{
+	struct stream *stream;
+
+	pthread_mutex_lock(&streams_lock);
+	stream = streams;
+	pthread_mutex_unlock(&streams_lock);
+	for (; stream; stream = stream->next)
+		if (stream->device == device)
+			stream_wait(stream, stream_last_ticket(stream));
+}
+
+bool stream_capture_begin(struct stream *stream)
+{
+	bool is_free;
+
+	pthread_mutex_lock(&stream->lock);
+	is_free = !stream->capture;
+	if (is_free)
+		stream->capture = calloc(1, sizeof(*stream->capture));
+	pthread_mutex_unlock(&stream->lock);
+	return is_free;
+}
+
+struct graph *stream_capture_end(struct stream *stream)
+{
+	struct graph *graph;
+
+	pthread_mutex_lock(&stream->lock);
+	graph = stream->capture;
+	stream->capture = NULL;
+	pthread_mutex_unlock(&stream->lock);
+	return graph;
+}
+
+bool stream_is_capturing(struct stream *stream)
+{
+	bool is_capturing;
+
+	pthread_mutex_lock(&stream->lock);
+	is_capturing = stream->capture != NULL;
+	pthread_mutex_unlock(&stream->lock);
+	return is_capturing;
+}
+
+void graph_free(struct graph *graph)
+{
+	for (uint32_t i = 0; i < graph->n; i++)
+		if (graph->works[i].drop)
+			graph->works[i].drop(graph->works[i].arg);
+	free(graph->works);
+	free(graph);
+}
+
+struct event *event_open(void)
+{
+	struct event *event = calloc(1, sizeof(*event));
+
+	if (event) {
+		event->refs = 1;
+		event->done.wanted = NOBODY;
+	}
+	return event;
+}
+
+void event_release(struct event *event)
+{
+	if (--event->refs == 0)
+		free(event);
+}
+
+static void release_arg(void *arg)
+{
+	event_release(arg);
+}
+
+static void mark(struct stream *stream, void *arg, uint64_t n)
+{
+	struct event *event = arg;
+
+	(void)stream;
+	event->at_ns = now_ns();
+	if (n > event->done.value) /* a graph records the same n each time it runs */
+		counter_set(&event->done, n);
+}
+
+static void wait_marked(struct stream *stream, void *arg, uint64_t n)
+{
+	struct event *event = arg;
+
+	(void)stream;
+	counter_wait_device(&event->done, n);
+}
+
+void event_record(struct event *event, struct stream *stream)
+{
+	event->refs++;
+	stream_enqueue(stream, (struct work){ .run = mark, .drop = release_arg, .arg = event, .n = ++event->n_recorded });
+}
+
+void stream_wait_event(struct stream *stream, struct event *event)
+{
+	if (!event->n_recorded)
+		return;
+	event->refs++;
+	stream_enqueue(stream,
+		       (struct work){ .run = wait_marked, .drop = release_arg, .arg = event, .n = event->n_recorded });
+}

@@ -1,0 +1,161 @@
+"""A live job: real processes that run the loop, disturbed from inside or outside, and the truth beside."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stallscope.demo import build, outside
+from stallscope.demo.faults import FAULTS
+from stallscope.demo.plan import Plan
+from stallscope.errors import BadInput, StallscopeError
+
+READY_S = 30.0
+TRUTH_FILE = "truth.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A started job. folder holds plan.json, rank<R>.csv and, at the end, truth.json; pids in rank order."""
+
+    plan: Plan
+    folder: Path
+    processes: tuple[subprocess.Popen[str], ...]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids in rank order."""
+        return [process.pid for process in self.processes]
+
+    def go(self) -> None:
+        """Lets the ranks leave the gate: until now they have only loaded the libraries."""
+        for process in self.processes:
+            if process.stdin is None:
+                raise StallscopeError("the job has no gate")
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for all ranks to end; False when the time is over first. Raises when a rank failed."""
+        end_s = time.monotonic() + timeout_s
+        for rank, process in enumerate(self.processes):
+            try:
+                code = process.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+            if code:
+                raise StallscopeError(
+                    f"rank {rank} of the demo job ended with code {code}: {self._words(rank)}"
+                )
+        return True
+
+    def _words(self, rank: int) -> str:
+        lines = (self.folder / f"rank{rank}.err").read_text().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0) -> Plan:
+    """The plan of a scenario. The victim is never rank 0, so that nothing hinges on it.
+
+    Raises BadInput for an unknown scenario or an impossible number of ranks.
+    """
+    if scenario not in FAULTS:
+        raise BadInput(f"no scenario {scenario!r}: it is one of {', '.join(FAULTS)}")
+    if not 2 <= ranks <= 8:
+        raise BadInput(f"the demo job cannot have {ranks} ranks: give 2 to 8")
+    return Plan(
+        libraries=str(build.build()),
+        ranks=ranks,
+        seconds=seconds,
+        fault=scenario,
+        victim=2 if ranks > 2 else 1,
+        loader=scenario == "input",
+    )
+
+
+@contextmanager
+def started(plan: Plan) -> Iterator[Job]:
+    """The job's processes at their gate, libraries loaded; whatever happens, none is left at the end."""
+    # In memory, so that the ranks' clocks can be written while a disk is made slow.
+    shared = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="stallscope-demo-", dir=shared if shared.is_dir() else None))
+    with outside.answers(plan) as answer_port:
+        plan = replace(plan, answer_port=answer_port)
+        plan.write(folder)
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            processes.extend(_start_rank(folder, rank) for rank in range(plan.ranks))
+            _await_ready(processes, folder)
+            job = Job(plan, folder, tuple(processes))
+            outside.place(plan, job.pids)
+            with outside.disturbing(plan, job.pids) as intervals_ns:
+                yield job
+            _write_truth(job, intervals_ns)
+        finally:
+            _end(processes)
+            for left in shared.glob(f"emulated-nccl-{folder.name}-*"):
+                left.unlink(missing_ok=True)
+
+
+def _start_rank(folder: Path, rank: int) -> subprocess.Popen[str]:
+    with (folder / f"rank{rank}.err").open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "stallscope.demo.job", str(folder), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ
+            | {
+                "EMULATED_NCCL_NAME": folder.name,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
+        )
+
+
+def _await_ready(processes: list[subprocess.Popen[str]], folder: Path) -> None:
+    for rank, process in enumerate(processes):
+        line = process.stdout.readline() if process.stdout else ""
+        if line != "ready\n":
+            said = (folder / f"rank{rank}.err").read_text().splitlines()
+            raise StallscopeError(
+                f"rank {rank} of the demo job did not start: {said[-1] if said else line!r}"
+            )
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()
+
+
+def _write_truth(job: Job, intervals_ns: list[tuple[int, int]]) -> None:
+    fault = FAULTS[job.plan.fault]
+    truth = {
+        "fault": job.plan.fault,
+        "cause": fault.cause,
+        "culprits": [job.plan.victim] if fault.cause else [],
+        "pids": job.pids,
+        "period_steps": fault.every_steps if fault.every_steps > 1 else None,
+        "disturbed_from_outside_ns": intervals_ns,
+    }
+    (job.folder / TRUTH_FILE).write_text(json.dumps(truth, indent=1))
+
+
+def remove(job: Job) -> None:
+    """Removes the job's folder."""
+    shutil.rmtree(job.folder, ignore_errors=True)

@@ -1,0 +1,116 @@
+"""Faults that come from outside the rank: other programs on its CPU, signals, a slow server."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from stallscope.demo.faults import ANSWER_S
+from stallscope.demo.plan import Plan
+
+STARTS_AFTER_S = 2.0
+STOPPED_S = 0.3
+RUNNING_S = 1.2
+N_HOGS = 3
+HOG_PRIORITY = 10  # of equals a rank that sleeps most of the time would take little notice
+
+Interval = tuple[int, int]
+
+
+def place(plan: Plan, pids: list[int]) -> None:
+    """Gives the victim a CPU of its own when other programs are to crowd it; does nothing else.
+
+    Threads inherit it, so this has to be done before they start. The emulated device does not.
+    """
+    if plan.fault != "cpu-hog":
+        return
+    *others, last = sorted(os.sched_getaffinity(0))
+    for rank, pid in enumerate(pids):
+        os.sched_setaffinity(pid, {last} if rank == plan.victim else set(others) or {last})
+
+
+@contextmanager
+def disturbing(plan: Plan, pids: list[int]) -> Iterator[list[Interval]]:
+    """Disturbs the victim from a thread; fills the list given with intervals (begin, end; monotonic ns)."""
+    intervals: list[Interval] = []
+    disturbs: dict[str, Callable[[int, threading.Event, list[Interval]], None]] = {
+        "stop": _stop_and_continue,
+        "cpu-hog": _crowd,
+    }
+    if plan.fault not in disturbs:
+        yield intervals
+        return
+    is_over = threading.Event()
+    arguments = (pids[plan.victim], is_over, intervals)
+    thread = threading.Thread(target=disturbs[plan.fault], args=arguments, name=plan.fault)
+    thread.start()
+    try:
+        yield intervals
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _stop_and_continue(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
+    if is_over.wait(STARTS_AFTER_S):
+        return
+    with suppress(ProcessLookupError):
+        while not is_over.is_set():
+            begin_ns = time.monotonic_ns()
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(STOPPED_S)
+            os.kill(pid, signal.SIGCONT)
+            intervals.append((begin_ns, time.monotonic_ns()))
+            is_over.wait(RUNNING_S)
+
+
+def _hog(cpus: set[int]) -> None:
+    os.sched_setaffinity(0, cpus)
+    with suppress(PermissionError):
+        os.nice(-HOG_PRIORITY)
+    while os.getppid() != 1:
+        for _ in range(100_000):
+            pass
+
+
+def _crowd(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
+    if is_over.wait(STARTS_AFTER_S):
+        return
+    cpus = os.sched_getaffinity(pid)
+    context = multiprocessing.get_context("spawn")
+    hogs = [context.Process(target=_hog, args=(cpus,), daemon=True) for _ in range(N_HOGS)]
+    begin_ns = time.monotonic_ns()
+    for hog in hogs:
+        hog.start()
+    is_over.wait()
+    for hog in hogs:
+        hog.kill()
+        hog.join()
+    intervals.append((begin_ns, time.monotonic_ns()))
+
+
+def _answer(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    while connection.recv(1):
+        time.sleep(ANSWER_S)
+        connection.sendall(b"!")
+
+
+@contextmanager
+def answers(plan: Plan) -> Iterator[int]:
+    """The port of a server process that answers late; 0 when the fault needs none."""
+    if plan.fault != "net":
+        yield 0
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = multiprocessing.get_context("spawn").Process(target=_answer, args=(listener,), daemon=True)
+        server.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.kill()
+            server.join()

@@ -1,0 +1,43 @@
+"""What a job is to do: written once by the launcher, read by each rank."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One job. Ends after `steps` steps, or after about `seconds` when steps is 0.
+
+    fault: name in faults.FAULTS; victim: the rank that suffers it; first_step: no fault before it.
+    groups: "ddp" one communicator, "tp" pairs besides it. synchronize: wait for the GPU every step; else
+    the host runs ahead. autograd_thread: a second thread issues the backward pass. host_work_ms: CPU time a
+    rank needs for itself each step. loader: batches come from a child process. answer_port: of a server the
+    victim asks; 0 none. scratch: a folder on a disk.
+    """
+
+    libraries: str
+    ranks: int = 4
+    steps: int = 0
+    seconds: float = 10.0
+    fault: str = "healthy"
+    victim: int = 2
+    first_step: int = 20
+    groups: str = "ddp"
+    synchronize: bool = True
+    autograd_thread: bool = True
+    host_work_ms: float = 0.5
+    loader: bool = False
+    answer_port: int = 0
+    scratch: str = "/var/tmp"
+
+    def write(self, folder: Path) -> None:
+        """Writes the plan into the job's folder."""
+        (folder / PLAN_FILE).write_text(json.dumps(asdict(self), indent=1))
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan in a job's folder."""
+    return Plan(**json.loads((folder / PLAN_FILE).read_text()))
