@@ -1,7 +1,7 @@
 """What every test may ask for, and which tests this machine cannot run.
 
-A test says with a marker what it needs: `bpf`, `compiler`, `gpu` or `shared`. Where that is missing the test is
-skipped with the reason, and the reasons are counted at the end of the run.
+A test says with a marker what it needs: `bpf`, `compiler`, `gpu` or `shared`. Where that is missing the test
+is skipped with the reason, and the reasons are counted at the end of the run.
 """
 
 import os
