@@ -28,8 +28,9 @@ class Groups:
     def over_members(self, values: Array, reduce: np.ufunc) -> Array:
         """Reduce over each group and give every member the result; values: (ranks,) of whole stages."""
         laid = values.reshape(-1, *self.shape)
-        reduced = reduce.reduce(laid, axis=self.axis, keepdims=True)
-        return np.broadcast_to(reduced, laid.shape).reshape(-1)
+        filled = np.empty_like(laid)
+        filled[...] = reduce.reduce(laid, axis=self.axis, keepdims=True)
+        return filled.reshape(-1)
 
 
 def groups(job: Job, rng: np.random.Generator) -> dict[Family, Groups]:

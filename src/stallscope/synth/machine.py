@@ -131,12 +131,11 @@ class Machine:
         """When the collective ends, by member."""
         groups = self.groups[made.family or Family.WORLD]
         last = groups.over_members(ready, np.maximum)
-        is_root = groups.comm_rank[made.ranks] == 0
-        if made.op is Op.BROADCAST:
+        if made.op in (Op.BROADCAST, Op.REDUCE):
+            is_root = groups.comm_rank[made.ranks] == 0
             root = groups.over_members(np.where(is_root, ready, 0), np.maximum)
-            last = np.where(is_root, ready, np.maximum(ready, root))
-        elif made.op is Op.REDUCE:
-            last = np.where(is_root, last, ready)
+            waits_for = np.maximum(ready, root) if made.op is Op.BROADCAST else ready
+            last = np.where(is_root, ready if made.op is Op.BROADCAST else last, waits_for)
         ends: Array = np.minimum(last + groups.over_members(device, np.maximum), NEVER)
         return ends
 
@@ -156,6 +155,7 @@ class Machine:
         held = hosts.now[others].copy(), hosts.n_enqueued[others].copy(), hosts.calls[:, others].copy()
         arrived = self._arrive(made, plan.step, self.seq[family], plan.host[crossing.partner, made.ranks])
         hosts.now[others], hosts.n_enqueued[others], hosts.calls[:, others] = held
+        hosts.n_enqueued[crossing.ranks] -= 1  # counted when its turn comes
         self.seq[family][:] = seq
         hosts.comm[crossing.ranks] = NEVER
         note(_without(arrived, others, None))

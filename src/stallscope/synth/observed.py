@@ -16,7 +16,7 @@ from stallscope.synth.groups import Groups
 from stallscope.synth.hosts import NEVER, Hosts
 from stallscope.synth.job import Family, Job
 from stallscope.synth.machine import Arrivals
-from stallscope.synth.program import Phase
+from stallscope.synth.program import Instruction, Phase
 
 FIRST_PID = 4100
 _PID_STRIDE = 64
@@ -67,19 +67,20 @@ class Agents:
         self.n_lost = 0
         self._base_ledger = np.zeros((len(Category) - 1, job.nranks), np.int64)
         self._base_calls = np.zeros((4, job.nranks), np.int64)
+        self._calls: dict[int, tuple[Instruction, Array]] = {}
         self._base_seq: dict[tuple[Family, Op, int], Array] = {}
         self._bursts = rng.random((job.n_nodes, capture.n_bursts))
 
     def rows(self, arrivals: Sequence[Arrivals]) -> Array:
         """The `collectives` rows of these arrivals, in the order given; per rank that of time."""
         kept = [part for part in map(self._attached, arrivals) if len(part.ranks)]
-        ends = np.cumsum([0] + [len(part.ranks) for part in kept])
+        if not kept:
+            return layout.empty(layout.COLLECTIVES)
+        ends = np.cumsum([len(part.ranks) for part in kept])
         rows = layout.empty(layout.COLLECTIVES, int(ends[-1]))
-        if not len(rows):
-            return rows
+        for part, end in zip(kept, ends, strict=True):
+            rows[end - len(part.ranks) : end] = self._call(part)
         self._fill_times(rows, kept)
-        for part, begin, end in zip(kept, ends, ends[1:], strict=False):
-            self._fill_call(rows[begin:end], part)
         return self._delivered(rows)
 
     def _attached(self, part: Arrivals) -> Arrivals:
@@ -138,9 +139,22 @@ class Agents:
             when = np.concatenate([getattr(part, field) for part in kept])
             rows[name] = np.where(when < NEVER, self.gpus.reading(rank, when), UNKNOWN)
 
-    def _fill_call(self, rows: Array, part: Arrivals) -> None:
-        """What was called, by whom."""
-        made, rank = part.made, part.ranks
+    def _call(self, part: Arrivals) -> Array:
+        """Rows that say what was called, by whom; the same in every step, so made once."""
+        known = self._calls.get(id(part.made))
+        if known is None or known[0] is not part.made:
+            known = self._calls[id(part.made)] = part.made, self._called(part.made)
+        rows = known[1]
+        if len(part.ranks) != len(rows):
+            rows = rows[part.ranks - part.made.ranks.start]
+        if part.mismatch is not None:
+            rows = rows.copy()
+            part.mismatch.fill(rows, np.isin(part.ranks, part.mismatch.ranks))
+        return rows
+
+    def _called(self, made: Instruction) -> Array:
+        rank = np.arange(made.ranks.start, made.ranks.stop)
+        rows = layout.empty(layout.COLLECTIVES, len(rank))
         groups = self.groups[made.family or Family.WORLD]
         is_hop = made.towards != 0
         rows["node"], rows["pid"], rows["device"] = self.node[rank], self.pid[rank], self.local[rank]
@@ -155,8 +169,7 @@ class Agents:
             rows["peer_rank"] = groups.comm_rank[rank] + made.towards
         elif made.op in (Op.BROADCAST, Op.REDUCE):
             rows["peer_rank"] = 0
-        if part.mismatch is not None:
-            part.mismatch.fill(rows, np.isin(rank, part.mismatch.ranks))
+        return rows
 
     def _delivered(self, rows: Array) -> Array:
         """What is left after losses."""
