@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stallscope import settings
+from stallscope.diagnose.thresholds import Thresholds
 from stallscope.errors import NotFound, UnknownSetting
 from stallscope.settings import TABLE, Effective, Settings, effective
 
@@ -36,13 +37,13 @@ def test_defaults_hold_when_nothing_is_given():
 
 
 def test_flag_wins_over_environment_over_file_over_default(tmp_path):
-    path = written(tmp_path, "hang_after_s: 1\nmin_late_rounds: 4\nnode: from-file\n")
-    environ = {"STALLSCOPE_HANG_AFTER_S": "2", "STALLSCOPE_MIN_LATE_ROUNDS": "5"}
+    path = written(tmp_path, "hang_after_s: 1\nmin_late_steps: 4\nnode: from-file\n")
+    environ = {"STALLSCOPE_HANG_AFTER_S": "2", "STALLSCOPE_MIN_LATE_STEPS": "5"}
     found = in_force({"hang_after_s": 3, "cause_share": None}, environ, path)
     assert (found.settings.hang_after_s, found.origins["hang_after_s"]) == (3.0, "--hang-after")
-    assert (found.settings.min_late_rounds, found.origins["min_late_rounds"]) == (
+    assert (found.settings.min_late_steps, found.origins["min_late_steps"]) == (
         5,
-        "STALLSCOPE_MIN_LATE_ROUNDS",
+        "STALLSCOPE_MIN_LATE_STEPS",
     )
     assert (found.settings.node, found.origins["node"]) == ("from-file", f"{path}:3")
     assert found.origins["cause_share"] == "default"
@@ -80,6 +81,15 @@ def test_every_default_is_a_value_the_setting_would_take():
         assert settings.parsed(s, s.default, "here") == s.default
 
 
+def test_defaults_agree_with_the_thresholds_of_the_diagnosis():
+    ours, theirs = Settings(), Thresholds()
+    assert ours.min_late_ms * 1_000_000 == theirs.min_late_ns
+    assert ours.min_late_steps == theirs.min_late_steps
+    assert ours.cause_share == theirs.cause_share
+    assert ours.hang_after_s * 1_000_000_000 == theirs.hang_after_ns
+    assert ours.hang_gap_factor == theirs.hang_gap_factor
+
+
 @pytest.mark.parametrize(
     ("given", "wanted_bytes"),
     [
@@ -100,8 +110,8 @@ def test_sizes_carry_units(given, wanted_bytes):
         ({"max_db_bytes": "10XB"}, {}, "--max-db: max_db_bytes is '10XB'; give a size"),
         ({"max_db_bytes": "1e400GB"}, {}, "give a size"),
         ({"max_db_bytes": 5}, {}, "give 1,000,000 or more"),
-        ({"min_late_rounds": 2.5}, {}, "give a whole number"),
-        ({"min_late_rounds": True}, {}, "give a whole number"),
+        ({"min_late_steps": 2.5}, {}, "give a whole number"),
+        ({"min_late_steps": True}, {}, "give a whole number"),
         ({"cause_share": 1.2}, {}, "give 1 or less"),
         ({"min_late_ms": "nan"}, {}, "give a number"),
         ({"db": ""}, {}, "give a path"),

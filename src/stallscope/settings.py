@@ -85,9 +85,9 @@ class Settings:
     ] = 0.8
     min_late_ms: Annotated[
         float, About("lateness below this is never reported", "--min-late", "ms", minimum=0)
-    ] = 1.0
-    min_late_rounds: Annotated[
-        int, About("late rounds before a rank is named", "--min-late-rounds", "rounds", minimum=1)
+    ] = 2.0
+    min_late_steps: Annotated[
+        int, About("late steps before a rank is named", "--min-late-steps", "steps", minimum=1)
     ] = 3
     usd_per_gpu_hour: Annotated[
         float | None,
