@@ -3,8 +3,11 @@
 `make docs` writes; a test compares. A page is one function here that returns its text.
 """
 
+import ast
+import dataclasses
 import inspect
 import io
+import itertools
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 from stallscope import errors, settings
+from stallscope.diagnose import thresholds
 from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
 
@@ -107,6 +111,19 @@ def _numbers() -> tuple[str, str]:
     return "Numbers in the events", "\n".join(sections)
 
 
+def _thresholds() -> tuple[str, str]:
+    head = (
+        "The numbers the diagnosis decides by, with the reason for each. Those that a user may want to change\n"
+        "are also [settings](settings.md). A reason that begins with dots goes on from the row above.\n\n"
+    )
+    reasons = _attribute_docs(thresholds.Thresholds)
+    rows = [
+        (f"`{f.name}`", f"{f.default:,}", " ".join(reasons[f.name].split()))
+        for f in dataclasses.fields(thresholds.Thresholds)
+    ]
+    return "Thresholds", head + _table(("name", "value", "reason"), rows)
+
+
 def _errors() -> tuple[str, str]:
     head = "Every error ends a command with one line on standard error and one of these exit codes.\n\n"
     rows = [
@@ -128,6 +145,7 @@ REFERENCE: dict[str, Callable[[], tuple[str, str]]] = {
     "events": _events,
     "categories": _categories,
     "numbers": _numbers,
+    "thresholds": _thresholds,
     "errors": _errors,
 }
 
@@ -176,6 +194,21 @@ def _comments(enumeration: type[Enum]) -> dict[str, str]:
         elif token.type == tokenize.COMMENT and token.line.strip().startswith(name):
             found[name] = token.string.removeprefix("#").strip()
     return found
+
+
+def _attribute_docs(owner: type) -> dict[str, str]:
+    """The text below each attribute of a class."""
+    definition = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        attribute.target.id: text.value.value
+        for attribute, text in itertools.pairwise(definition.body)
+        if isinstance(attribute, ast.AnnAssign)
+        and isinstance(attribute.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def main() -> None:
