@@ -114,7 +114,8 @@ def _numbers() -> tuple[str, str]:
 def _thresholds() -> tuple[str, str]:
     head = (
         "The numbers the diagnosis decides by, with the reason for each. Those that a user may want to\n"
-        "change are also [settings](settings.md). A reason that begins with dots goes on from the row above.\n\n"
+        "change are also [settings](settings.md). A reason that begins with dots goes on from the one\n"
+        "above it.\n\n"
     )
     reasons = _attribute_docs(thresholds.Thresholds)
     rows = [

@@ -61,7 +61,7 @@ missing_for_bpf() {
 }
 
 need_venv() {
-    missing=$(missing_for_venv | tr '\n' ' ')
+    missing=$(missing_for_venv | paste -s -d ' ' -)
     [ -n "$missing" ] || return 0
     if can_install; then
         # shellcheck disable=SC2086
@@ -72,7 +72,7 @@ need_venv() {
 }
 
 need_bpf() {
-    missing=$(missing_for_bpf | tr '\n' ' ')
+    missing=$(missing_for_bpf | paste -s -d ' ' -)
     [ -n "$missing" ] || return 0
     if can_install; then
         # shellcheck disable=SC2086
