@@ -1,0 +1,233 @@
+"""Who is slow itself: the late steps of each rank, and whether they recur enough to name it.
+
+Two votes must agree. The rank arrives late (needs clocks), and its own self time exceeds its peers' by what
+explains the lateness (needs none; it is the same as waiting least). A rank that is late without such an excess
+was kept waiting itself: a victim. Then the late steps must recur on the same rank more often than chance gives.
+"""
+
+from dataclasses import dataclass, replace
+from math import comb, exp, factorial
+
+import numpy as np
+
+from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.rounds import Rounds
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import Array
+
+
+@dataclass(frozen=True)
+class LateStep:
+    """A rank was late in a step by its own doing.
+
+    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: at the peak, against the
+    median of the others. excess_ns: its own self time beyond its peers'. n_rounds: rounds of the step it was
+    late in.
+    """
+
+    process: int
+    step: int
+    first_row: int
+    peak_row: int
+    late_ns: float
+    excess_ns: float
+    n_rounds: int
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Steps x processes: the rows of one process in one step form a cell; arrays (c,)."""
+
+    process: Array
+    step: Array
+    first_row: Array
+    end_row: Array
+    peak_row: Array
+    late_ns: Array
+    rise_ns: Array
+    excess_ns: Array
+
+
+def cells(line: Timeline, plan: Programs, met: Rounds, excess: Array) -> Cells:
+    """Lateness and own excess of each process in each step of the pattern (step >= 0).
+
+    rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
+    is what the rank was late at the step's first call beyond its own excess there.
+    """
+    n = len(line.rows)
+    begins = np.ones(n, bool)
+    begins[1:] = (np.diff(plan.step) != 0) | (np.diff(line.process) != 0)
+    first = np.flatnonzero(begins)
+    end = np.append(first[1:], n)
+    late = np.nan_to_num(met.late_ns, nan=0.0)
+    of_row = np.cumsum(begins) - 1
+    order = np.lexsort((late, of_row))
+    peak = order[end - 1]
+    before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
+    carried = np.clip(late[first] - np.maximum(excess[first], 0.0), 0.0, np.maximum(before, 0.0))
+    rise = late[peak] - carried
+    own = np.array(
+        [_largest_rise(excess[a : b + 1]) for a, b in zip(first.tolist(), peak.tolist(), strict=True)]
+    )
+    kept = plan.step[first] >= 0
+    return Cells(
+        process=line.process[first][kept],
+        step=plan.step[first][kept],
+        first_row=first[kept],
+        end_row=end[kept],
+        peak_row=peak[kept],
+        late_ns=late[peak][kept],
+        rise_ns=rise[kept],
+        excess_ns=own.reshape(-1)[kept],
+    )
+
+
+def _largest_rise(steps: Array) -> float:
+    """The largest sum of a tail of a sequence."""
+    return float(np.max(np.cumsum(steps[::-1]))) if len(steps) else 0.0
+
+
+def usual_step_ns(line: Timeline, table: Cells) -> float:
+    """Median time between the beginnings of successive steps of one process; 0 when unknown."""
+    starts = line.rows["ts_ns"][table.first_row]
+    same = (np.diff(table.process) == 0) & (np.diff(table.step) == 1)
+    return float(np.median(np.diff(starts)[same])) if same.any() else 0.0
+
+
+def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:
+    """The cells without warm-up: the first steps, and further ones while they take several times the usual."""
+    starts = line.rows["ts_ns"][table.first_row]
+    usual = usual_step_ns(line, table)
+    first_judged = limits.warm_up_steps
+    for step in range(limits.warm_up_steps, 10):
+        now, after = starts[table.step == step], starts[table.step == step + 1]
+        if (
+            not len(now)
+            or not len(after)
+            or np.median(after) - np.median(now) <= limits.warm_up_factor * usual
+        ):
+            break
+        first_judged = step + 1
+    return _where(table, table.step >= first_judged)
+
+
+def _where(table: Cells, mask: Array) -> Cells:
+    return replace(table, **{name: getattr(table, name)[mask] for name in Cells.__dataclass_fields__})
+
+
+def noise_ns(line: Timeline, table: Cells) -> float:
+    """How much the self time of a quiet rank varies from step to step (robust standard deviation).
+
+    The lower quartile over the ranks: a disturbed rank does not raise it, also when there are only two.
+    """
+    total = np.concatenate([[0], np.cumsum(line.self_ns)])
+    own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
+    spreads = []
+    for process in np.unique(table.process):
+        mine = own[table.process == process]
+        if len(mine) >= 4:
+            spreads.append(1.4826 * float(np.median(np.abs(mine - np.median(mine)))))
+    return float(np.quantile(spreads, 0.25)) if spreads else 0.0
+
+
+def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds) -> list[LateStep]:
+    """The steps in which a rank was late by its own doing."""
+    if not len(table.step):
+        return []
+    step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
+    least = max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise)
+    steady = max(limits.min_late_ns, limits.steady_step_share * step_ns, limits.steady_noise_factor * noise)
+    needed = np.where(_is_steady(table, steady, limits)[table.process], steady, least)
+    is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
+    is_late &= table.excess_ns >= limits.source_share * needed
+    found = []
+    for i in np.flatnonzero(is_late).tolist():
+        rows = slice(int(table.first_row[i]), int(table.end_row[i]))
+        n_rounds = int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed[i]).sum())
+        found.append(
+            LateStep(
+                process=int(table.process[i]),
+                step=int(table.step[i]),
+                first_row=int(table.first_row[i]),
+                peak_row=int(table.peak_row[i]),
+                late_ns=float(table.late_ns[i]),
+                excess_ns=float(table.excess_ns[i]),
+                n_rounds=n_rounds,
+            )
+        )
+    return found
+
+
+def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:
+    """By process: late in most steps, with an excess of its own that explains it."""
+    out = np.zeros(int(table.process.max()) + 1, bool)
+    for process in np.unique(table.process):
+        mine = table.process == process
+        late, own = table.rise_ns[mine], table.excess_ns[mine]
+        often = float(np.mean(late >= least_ns)) >= limits.steady_share
+        out[process] = often and float(np.median(own)) >= limits.source_share * float(np.median(late))
+    return out
+
+
+def recurring(found: list[LateStep], n_processes: int, limits: Thresholds) -> dict[int, list[LateStep]]:
+    """The processes to name, each with its late steps; one-off delays are left out (see one_offs())."""
+    left = [late for late in found if not _is_one_off(late, found, limits)]
+    by_process: dict[int, list[LateStep]] = {}
+    for late in left:
+        by_process.setdefault(late.process, []).append(late)
+    named = {}
+    for process, own in by_process.items():
+        size = 0.5 * float(np.median([late.excess_ns for late in own]))
+        others = [
+            sum(late.excess_ns >= size for late in by_process.get(other, []))
+            for other in range(n_processes)
+            if other != process
+        ]
+        if len(own) >= limits.min_late_steps and _beyond_chance(len(own), others, limits.chance):
+            named[process] = own
+    return named
+
+
+def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
+    """Long delays that happened once."""
+    return [late for late in found if _is_one_off(late, found, limits)]
+
+
+def _is_one_off(late: LateStep, found: list[LateStep], limits: Thresholds) -> bool:
+    """Long, and far longer than what else the same rank shows."""
+    if late.excess_ns < limits.one_off_ns:
+        return False
+    alike = [
+        other for other in found if other.process == late.process and other.excess_ns >= 0.2 * late.excess_ns
+    ]
+    return len(alike) < limits.min_late_steps
+
+
+def _beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
+    """Whether so many late steps of one rank among the others' are more than chance, if all ranks were alike.
+
+    Against all the others (binomial), or against the quieter three quarters of them (Poisson, stricter), which
+    lets several culprits be named. Corrected for the number of ranks that could have come out first.
+    """
+    n_ranks = len(others) + 1
+    if n_ranks == 1:
+        return True
+    allowed = 4.2 * chance / n_ranks
+    if _binomial_tail(n_own, n_own + sum(others), 1 / n_ranks) <= allowed:
+        return True
+    quiet = sorted(others)[: len(others) - -(-len(others) // 4)]
+    rate = (sum(quiet) / len(quiet) if quiet else 0.0) + 2 / n_ranks
+    return bool(quiet) and _poisson_tail(n_own, rate) <= allowed / 15
+
+
+def _binomial_tail(least: int, n: int, p: float) -> float:
+    if n > 1000:  # normal approximation with continuity correction
+        z = (least - 0.5 - n * p) / max((n * p * (1 - p)) ** 0.5, 1e-12)
+        return 0.5 * exp(-z * z / 2) if z > 0 else 1.0
+    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(least, n + 1))
+
+
+def _poisson_tail(least: int, rate: float) -> float:
+    below = min(least, 150)
+    return max(1.0 - sum(exp(-rate) * rate**k / factorial(k) for k in range(below)), 0.0)

@@ -1,0 +1,110 @@
+"""Slowness on the GPU, which the host does not see: from the times collectives start and end there.
+
+Between the end of one collective and the start of the next a GPU does its own work. Both are times of its own
+clock, so no other clock is needed. Time it only waited for the host to enqueue is taken off; for that the host's
+arrivals are put on the GPU's clock by the shortest delay seen nearby between enqueue and start.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.blame import Cells, LateStep, noise_ns, usual_step_ns
+from stallscope.diagnose.groups import median_of_others
+from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import UNKNOWN, Array
+
+_NEARBY_ROWS = 32  # GPU clocks drift by milliseconds in minutes: the mapping is made anew all along
+_IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
+
+
+@dataclass(frozen=True)
+class SlowDevice:
+    """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts."""
+
+    late: list[LateStep]
+    is_irregular: bool
+
+
+def device_excess_ns(line: Timeline, plan: Programs) -> Array:
+    """Own device time before each collective beyond the peers' median: float64 (n,), 0 where unknown."""
+    rows = line.rows
+    known = (rows["gpu_start_ns"] != UNKNOWN) & (rows["gpu_end_ns"] != UNKNOWN)
+    usable = line.is_whole & known & np.concatenate([[False], known[:-1]])[: len(known)]
+    out = np.zeros(len(rows))
+    picked = np.flatnonzero(usable)
+    if not len(picked):
+        return out
+    enqueued = rows["ts_ns"] + _host_to_gpu_ns(line, known)
+    began = np.maximum(rows["gpu_end_ns"][picked - 1], enqueued[picked])
+    own = np.maximum(rows["gpu_start_ns"][picked] - began, 0)
+    out[picked] = own - median_of_others(plan.key[picked], own)
+    return np.nan_to_num(out, nan=0.0)
+
+
+def _host_to_gpu_ns(line: Timeline, known: Array) -> Array:
+    """What to add to a host time to get the GPU's, near each row: the least delay from enqueue to start."""
+    delay = np.where(known, line.rows["gpu_start_ns"] - line.rows["ts_ns"], np.iinfo(np.int64).max)
+    out = delay.copy()
+    for process in range(line.n_processes):
+        mine = np.flatnonzero(line.process == process)
+        blocks = np.arange(len(mine)) // _NEARBY_ROWS
+        least = np.full(int(blocks.max(initial=0)) + 3, np.iinfo(np.int64).max)
+        np.minimum.at(least, blocks + 1, delay[mine])
+        out[mine] = np.minimum(np.minimum(least[blocks], least[blocks + 1]), least[blocks + 2])
+    return out
+
+
+def slow_devices(
+    line: Timeline, table: Cells, excess: Array, *, limits: Thresholds, found: list[LateStep]
+) -> dict[int, SlowDevice]:
+    """Processes whose GPU is slower than its peers' in most steps; steps the host explains are left out."""
+    if not excess.any() or not len(table.step):
+        return {}
+    total = np.concatenate([[0], np.cumsum(excess)])
+    sums = total[table.end_row] - total[table.first_row]
+    step_ns = usual_step_ns(line, table)
+    least = max(limits.min_late_ns / 2, limits.steady_step_share * step_ns, noise_ns(line, table))
+    explained = {(late.process, late.step) for late in found}
+    slow: dict[int, SlowDevice] = {}
+    for process in np.unique(table.process).tolist():
+        cells = np.flatnonzero(table.process == process)
+        cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
+        over = cells[sums[cells] >= least]
+        run = _longest_slow_run(sums[cells] >= least)
+        if len(over) < limits.min_late_steps or run is None:
+            continue
+        during = cells[run[0] : run[1]]
+        if np.mean(sums[during] >= least) < limits.steady_share or len(during) < 2 * limits.min_late_steps:
+            continue
+        late = [_late(table, int(i), float(sums[i])) for i in during[sums[during] >= least]]
+        values = sums[during]
+        slow[process] = SlowDevice(late, bool(np.std(values) >= _IRREGULAR * np.mean(values)))
+    return slow
+
+
+def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
+    """Where slow steps are dense: the stretch with the largest count of slow beyond quiet steps."""
+    score = np.where(is_over, 1.0, -1.0)
+    best, best_range, current, start = 0.0, None, 0.0, 0
+    for i, value in enumerate(score.tolist()):
+        if current <= 0:
+            current, start = 0.0, i
+        current += value
+        if current > best:
+            best, best_range = current, (start, i + 1)
+    return best_range
+
+
+def _late(table: Cells, i: int, excess_ns: float) -> LateStep:
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=int(table.first_row[i]),
+        peak_row=int(table.end_row[i]) - 1,
+        late_ns=excess_ns,
+        excess_ns=excess_ns,
+        n_rounds=int(table.end_row[i] - table.first_row[i]),
+    )

@@ -1,0 +1,74 @@
+"""How much longer than its peers a rank took itself, call by call; and its ledger minus theirs."""
+
+import numpy as np
+
+from stallscope.diagnose.groups import median_of_others, numbered
+from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import Array
+
+
+def excess_ns(line: Timeline, plan: Programs) -> Array:
+    """Self time of each interval minus the median of the peers' in the same call.
+
+    Where a program has one rank only, minus the rank's own median in the same place of the step: then only what
+    comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
+    """
+    usable = np.flatnonzero(line.is_whole)
+    out = np.full(len(line.rows), np.nan)
+    peers = median_of_others(plan.key[usable], line.self_ns[usable])
+    out[usable] = line.self_ns[usable] - peers
+    alone = usable[np.isnan(out[usable]) & (plan.step[usable] >= 0)]
+    if len(alone):
+        places, _ = numbered(line.process[alone], _place(plan.step, line.process)[alone])
+        own_usual = median_of_others(places, line.self_ns[alone])
+        out[alone] = line.self_ns[alone] - own_usual
+    return np.nan_to_num(out, nan=0.0)
+
+
+def ledger_excess_ns(line: Timeline, plan: Programs, first: int, last: int) -> tuple[Array, Array]:
+    """Where the excess of one process over its peers went, from row `first` to row `last` (both included).
+
+    Returns float64 (N_CATEGORIES,) ns by category, and float64 (4,) extra synchronise calls, allocations, copies
+    and launches. Peers are those with the same calls; without any, the process's own usual step.
+    """
+    rows = np.arange(first, last + 1)
+    rows = rows[line.is_whole[rows]]
+    ledger, counts = _differences(line, rows)
+    peer_rows = [_peers(line, plan, row) for row in rows.tolist()]
+    for i, others in enumerate(peer_rows):
+        if not len(others):
+            continue
+        their_ledger, their_counts = _differences(line, others)
+        ledger[i] -= np.median(their_ledger, axis=0)
+        counts[i] -= np.median(their_counts, axis=0)
+    return ledger.sum(axis=0), counts.sum(axis=0)
+
+
+def _differences(line: Timeline, rows: Array) -> tuple[Array, Array]:
+    """Ledger (k, N_CATEGORIES) and call counts (k, 4) of the intervals before some rows."""
+    now, before = line.rows[rows], line.rows[np.maximum(rows - 1, 0)]
+    ledger = (now["ledger_ns"] - before["ledger_ns"]).astype(np.float64)
+    names = ("n_syncs", "n_allocs", "n_copies", "n_launches")
+    counts = [now[name].astype(np.float64) - before[name] for name in names]
+    return ledger, np.stack(counts, axis=1)
+
+
+def _peers(line: Timeline, plan: Programs, row: int) -> Array:
+    """Rows of the same call in the other processes of the program, or of the same place in the own other steps."""
+    same = np.flatnonzero(plan.key == plan.key[row])
+    same = same[(line.process[same] != line.process[row]) & line.is_whole[same]]
+    if len(same) or plan.step[row] < 0:
+        return same
+    own = np.flatnonzero(line.process == line.process[row])
+    place = _place(plan.step, line.process)[own]
+    return own[(place == place[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)]
+
+
+def _place(step: Array, process: Array) -> Array:
+    """How many rows of the same step of the same process come before each row."""
+    n = len(step)
+    begins = np.ones(n, bool)
+    begins[1:] = (np.diff(step) != 0) | (np.diff(process) != 0)
+    start = np.maximum.accumulate(np.where(begins, np.arange(n), 0))
+    return np.arange(n) - start

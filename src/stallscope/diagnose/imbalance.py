@@ -1,0 +1,78 @@
+"""Uneven work: a stage that is slow because it has more to do, and delays that move around."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.blame import Cells, LateStep, usual_step_ns
+from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import Array
+
+
+@dataclass(frozen=True)
+class SlowStage:
+    """Processes of one program that work while the others wait for them in most steps.
+
+    excess_ns: what a step of theirs takes longer than the other stages' (median). wait_share: share of a step the
+    others wait. n_steps: steps looked at.
+    """
+
+    processes: Array
+    excess_ns: float
+    wait_share: float
+    n_steps: int
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Late steps that no rank owns."""
+
+    late: tuple[LateStep, ...]
+    n_steps: int
+
+
+def slow_stage(line: Timeline, plan: Programs, table: Cells, *, limits: Thresholds) -> SlowStage | None:
+    """The program whose ranks keep all others waiting, when there are several programs."""
+    numbers = np.unique(plan.program)
+    step_ns = usual_step_ns(line, table)
+    if len(numbers) < 2 or step_ns <= 0:
+        return None
+    waits, own = _per_step(line, table, line.wait_ns), _per_step(line, table, line.self_ns)
+    wait = {int(k): float(np.nanmedian(waits[plan.program == k])) for k in numbers}
+    self_time = {int(k): float(np.nanmedian(own[plan.program == k])) for k in numbers}
+    slow = max(self_time, key=lambda number: self_time[number])
+    rest = [k for k in wait if k != slow]
+    excess = self_time[slow] - float(np.median([self_time[k] for k in rest]))
+    waited = float(np.median([wait[k] for k in rest])) - wait[slow]
+    if min(excess, waited) < max(limits.imbalance_share * step_ns, limits.min_late_ns / 2):
+        return None
+    return SlowStage(
+        processes=np.flatnonzero(plan.program == slow),
+        excess_ns=excess,
+        wait_share=waited / step_ns,
+        n_steps=len(np.unique(table.step)),
+    )
+
+
+def moving(found: list[LateStep], named: dict[int, list[LateStep]], table: Cells) -> Moving | None:
+    """Late steps of ranks that were not named, when they are too many to be nothing."""
+    left = tuple(late for late in found if late.process not in named)
+    n_steps = len(np.unique(table.step))
+    n_late = len({late.step for late in left})
+    if n_late < max(5, 0.1 * n_steps) or len({late.process for late in left}) < 2:
+        return None
+    return Moving(left, n_steps)
+
+
+def _per_step(line: Timeline, table: Cells, value: Array) -> Array:
+    """Median over the steps of each process's sum of a value: float64 (p,)."""
+    total = np.concatenate([[0], np.cumsum(value)])
+    sums = total[table.end_row] - total[table.first_row]
+    return np.array(
+        [
+            np.median(sums[table.process == process]) if (table.process == process).any() else np.nan
+            for process in range(line.n_processes)
+        ]
+    )

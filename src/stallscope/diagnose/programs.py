@@ -1,0 +1,176 @@
+"""Which ranks run the same program, and where its training steps begin.
+
+Ranks of one program are peers: their self times can be compared call by call. Stages of a pipeline run different
+programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls between them
+make the pattern. Where nothing repeats, a step is what lies between two waits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import Array
+
+_SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of one program have in common
+_SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
+_COUNTED = 20  # calls rarer than this are not compared by share
+_MIN_REPEATS = 6
+_MAX_PERIOD = 4096
+_MATCH = 0.9
+_COMPARED_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Programs:
+    """program: int64 (p,) by process. key: int64 (n,), equal for rows that are the same call of one program.
+    step: int64 (n,), training step of each row within its program; -1 before the pattern begins.
+    has_steps: bool by program, whether a repeating pattern was found.
+    """
+
+    program: Array
+    key: Array
+    step: Array
+    has_steps: Array
+
+
+def programs(line: Timeline) -> Programs:
+    """Programs, matching calls and steps of a timeline."""
+    kind = _kind(line)
+    signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, kind)
+    program = _same_program(line, signature)
+    by_row = program[line.process]
+    key, n_keys = numbered(by_row, line.role, kind, line.rows["seq"])
+    n_programs = int(program.max(initial=-1)) + 1
+    step_of_key, has_steps = np.full(n_keys, -1, np.int64), np.zeros(n_programs, bool)
+    counts = np.bincount(line.process, minlength=line.n_processes)
+    for number in range(n_programs):
+        members = np.flatnonzero(program == number)
+        rows = np.flatnonzero(line.process == members[np.argmax(counts[members])])
+        step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature)
+    return Programs(program, key, _carried_forward(step_of_key[key], line.is_first), has_steps)
+
+
+def _kind(line: Timeline) -> Array:
+    """0 for collectives; for point-to-point a number per direction and distance to the peer."""
+    distance = line.rows["peer_rank"].astype(np.int64) - line.rows["comm_rank"]
+    return np.where(line.is_p2p, line.rows["op"].astype(np.int64) * (1 << 32) + distance, 0)
+
+
+def _same_program(line: Timeline, signature: Array) -> Array:
+    """Number of the program of each process: int64 (p,)."""
+    previous = (
+        np.where(line.is_first, -1, np.concatenate([[-1], signature[:-1]])) if len(signature) else signature
+    )
+    pair, _ = numbered(previous, signature)
+    pairs, calls = _shares(line, pair), _shares(line, signature)
+    n_rows = np.bincount(line.process, minlength=line.n_processes)
+    program = np.full(line.n_processes, -1, np.int64)
+    number = 0
+    while (program < 0).any():
+        left = np.flatnonzero(program < 0)
+        model = left[np.argmax(n_rows[left])]
+        common = np.minimum(pairs[left], pairs[model]).sum(axis=1)
+        expected = calls[model] * np.minimum(n_rows[left], n_rows[model])[:, None]
+        differs = np.abs(calls[left] - calls[model]) > _SAME_COUNTS * calls[model]
+        alike = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
+        alike[left == model] = True
+        program[left[alike]] = number
+        number += 1
+    return program
+
+
+def _shares(line: Timeline, code: Array) -> Array:
+    """How often each process has each code, as shares: float64 (p, codes)."""
+    n_codes = int(code.max(initial=-1)) + 1
+    counts = np.bincount(line.process * n_codes + code, minlength=line.n_processes * n_codes)
+    counts = counts.reshape(line.n_processes, n_codes).astype(np.float64)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
+    """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
+    synced = np.diff(line.rows["n_syncs"][rows].astype(np.int64), prepend=0) > 0
+    sized, _ = numbered(signature[rows], line.rows["count"][rows])
+    for symbols in (sized, signature[rows], numbered(signature[rows], synced)[0]):
+        period = repeat_length(symbols)
+        if period > 1:
+            return _counted(symbols, period, line.interval_ns[rows]), True
+    waited = line.wait_ns[rows] > 0
+    if waited.sum() >= _MIN_REPEATS:
+        return np.cumsum(waited) - 1, False
+    return np.arange(len(rows)), False
+
+
+def repeat_length(symbols: Array) -> int:
+    """The period of a sequence: 0 when it does not repeat, 1 when all symbols are equal.
+
+    symbols: int64 (n,). Every pair of successive symbols must recur at that distance, also the rare ones: so a
+    step of many equal layers is found, not a layer. Pairs too rare to say anything are left out.
+    """
+    symbols = symbols[-_COMPARED_ROWS:]
+    n = len(symbols)
+    if n < 2 * _MIN_REPEATS:
+        return 0
+    pair, n_pairs = numbered(symbols[:-1], symbols[1:])
+    if n_pairs == 1:
+        return 1
+    counts = np.bincount(pair)
+    for least in np.unique(np.concatenate([[_MIN_REPEATS - 1], counts[counts >= _MIN_REPEATS]])):
+        kept = counts >= least
+        if kept.sum() < 2 or counts[kept].sum() < _MATCH * len(pair):
+            break
+        found = _shortest(pair, counts, kept)
+        if found:
+            return found
+    return 0
+
+
+def _shortest(pair: Array, counts: Array, kept: Array) -> int:
+    rarest = int(np.argmin(np.where(kept, counts, np.iinfo(np.int64).max)))
+    at = np.flatnonzero(pair == rarest)
+    candidates = np.unique(np.diff(at), return_counts=True)
+    usual = [int(lag) for lag, n in zip(*candidates, strict=True) if n >= 0.5 * len(at) * _MATCH]
+    sums = [int(at[i + k] - at[i]) for k in (1, 2, 3, 4) for i in range(min(len(at) - k, 1))]
+    for lag in sorted({*usual, *sums}):
+        if 1 < lag <= min(_MAX_PERIOD, len(pair) // _MIN_REPEATS) and _matches(pair, kept, lag):
+            return lag
+    return 0
+
+
+def _matches(pair: Array, kept: Array, lag: int) -> bool:
+    """Whether each kept pair recurs at this distance."""
+    same = pair[lag:] == pair[:-lag]
+    total = np.bincount(pair[:-lag], minlength=len(kept))
+    good = np.bincount(pair[:-lag][same], minlength=len(kept))
+    return bool((good[kept] >= _MATCH * total[kept]).all())
+
+
+def _counted(symbols: Array, period: int, interval_ns: Array) -> Array:
+    """Step number of each row: a step begins with the row after the longest usual interval.
+
+    The beginning is recognised by the pair of symbols there when that pair comes once a step, so that rows that
+    do not belong to the pattern (a validation, a checkpoint) do not shift what follows.
+    """
+    n = len(symbols)
+    phase = np.arange(n) % period
+    usual = np.array([np.median(interval_ns[phase == i]) if (phase == i).any() else 0 for i in range(period)])
+    previous = np.concatenate([[-1], symbols[:-1]])
+    pair, _ = numbered(previous, symbols)
+    begins_at = int(np.argmax(usual))
+    here = pair[phase == begins_at]
+    mark = int(np.bincount(here).argmax())
+    marked = pair == mark
+    if 0.8 * n / period <= marked.sum() <= 1.2 * n / period:
+        return np.cumsum(marked) - 1
+    return np.where(np.arange(n) < begins_at, -1, (np.arange(n) - begins_at) // period)
+
+
+def _carried_forward(step: Array, is_first: Array) -> Array:
+    """Rows whose call the model process lacks belong to the step before them."""
+    known = step >= 0
+    start = np.maximum.accumulate(np.where(is_first, np.arange(len(step)), 0))
+    last = np.maximum.accumulate(np.where(known, np.arange(len(step)), -1))
+    usable = last >= start
+    return np.where(known, step, np.where(usable, step[np.maximum(last, 0)], -1))

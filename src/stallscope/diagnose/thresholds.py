@@ -1,0 +1,71 @@
+"""Every number the diagnosis decides by, with the reason for it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The defaults; users change min_late_ms, cause_share and hang_* through the settings."""
+
+    min_late_ns: int = 2_000_000
+    """Lateness below this is not worth a word: healthy 5 ms steps differ by up to 1.3 ms between ranks."""
+
+    late_step_share: float = 0.05
+    """... nor below this share of the usual step: nobody repairs a machine for less."""
+
+    noise_factor: float = 6.0
+    """... nor below so many robust standard deviations of what the ranks differ by anyway."""
+
+    steady_step_share: float = 0.03
+    """A rank that is slow in most steps is late for less: the median over the steps is much surer than one step."""
+
+    steady_noise_factor: float = 3.0
+    """... but stands out by so many robust standard deviations of one step."""
+
+    steady_share: float = 0.6
+    """... in at least this share of the steps."""
+
+    source_share: float = 0.5
+    """A late rank is slow itself when its own excess explains this share of its lateness; else it is a victim."""
+
+    min_late_steps: int = 3
+    """A rank is named after this many late steps: once is chance, twice is coincidence."""
+
+    chance: float = 0.015
+    """... if the other ranks' late steps make so many a chance of at most this (Poisson)."""
+
+    one_off_ns: int = 1_000_000_000
+    """A single delay is told from this length on ..."""
+
+    one_off_share: float = 0.2
+    """... if it took this share of the observed time."""
+
+    cause_share: float = 0.8
+    """A cause is called certain when it explains this share of the excess."""
+
+    absorbed_share: float = 0.5
+    """Lateness of which the victims waited less than this share was absorbed and costs nothing."""
+
+    warm_up_steps: int = 3
+    """Steps at the start that are never judged: compilers, caches, first use of communicators (200-300 ms)."""
+
+    warm_up_factor: float = 3.0
+    """Further steps at the start, up to ten, are warm-up while they take so many times the usual step."""
+
+    hang_after_ns: int = 10_000_000_000
+    """A missing rank is a hang after this time ..."""
+
+    hang_gap_factor: float = 5.0
+    """... and so many times the job's usual gap between rounds: a validation or a compile is not accused."""
+
+    dead_after_ns: int = 1_000_000_000
+    """A missing rank whose process has ended needs no more patience than this."""
+
+    imbalance_share: float = 0.15
+    """A stage is called slow when the others wait for it this share of every step."""
+
+    same_program: float = 0.8
+    """Ranks run the same program when this share (Jaccard) of their pairs of successive calls is the same."""
+
+    clock_error_factor: float = 2.0
+    """Lateness below so many clock errors counts for nothing."""

@@ -1,0 +1,145 @@
+"""All arrivals, sorted by process and time, each with the interval that leads up to it.
+
+The interval before an arrival began at the process's previous arrival, on any communicator. Its self time is its
+length minus the waits in it. Differences of one process's clock need no other clock, so self time is exact
+whatever the clocks of the hosts do.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.groups import numbered
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, CollectiveFlag, Op
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One row per arrival, sorted by process, then time; `n` rows, `p` processes.
+
+    rows: the collectives (n,). process: int64 (n,), number of the process. is_first: bool (n,), the process's
+    first arrival: it has no interval. is_whole: bool (n,), no record was lost within the interval.
+    interval_ns, wait_ns, self_ns: int64 (n,), length of the interval, its waits, and the rest.
+    comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
+    is_p2p: bool (n,). role: int64 (n,), the communicator's place in its process's program.
+    node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
+    comm_hash: uint64 by communicator number.
+    """
+
+    rows: Array
+    process: Array
+    is_first: Array
+    is_whole: Array
+    interval_ns: Array
+    wait_ns: Array
+    self_ns: Array
+    comm: Array
+    is_p2p: Array
+    role: Array
+    node: Array
+    pid: Array
+    rank: Array
+    comm_hash: Array
+
+    @property
+    def n_processes(self) -> int:
+        return len(self.pid)
+
+    @property
+    def has_ledger(self) -> bool:
+        return bool(len(self.rows)) and not bool((self.rows["flags"] & CollectiveFlag.NO_LEDGER).all())
+
+
+def timeline(trace: Trace) -> Timeline:
+    """The timeline of a trace; empty when it holds no collectives."""
+    rows = trace.collectives
+    who = rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
+    identity, process = np.unique(who, return_inverse=True)
+    order = np.lexsort((rows["ts_ns"], process))
+    rows, process = rows[order], process[order]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = process[1:] != process[:-1]
+    interval_ns = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
+    wait = rows["ledger_ns"][:, Category.WAIT_GPU - 1]
+    wait_ns = np.diff(wait, prepend=wait[:1])
+    interval_ns[is_first], wait_ns[is_first] = 0, 0
+    wait_ns = np.clip(wait_ns, 0, interval_ns)
+    comm, is_p2p, comm_hash = _communicators(rows)
+    node, pid = identity >> 32, identity & 0xFFFFFFFF
+    return Timeline(
+        rows=rows,
+        process=process,
+        is_first=is_first,
+        is_whole=~is_first & ~_after_gap(rows, process, comm),
+        interval_ns=interval_ns,
+        wait_ns=wait_ns,
+        self_ns=interval_ns - wait_ns,
+        comm=comm,
+        is_p2p=is_p2p,
+        role=_roles(rows, process),
+        node=node,
+        pid=pid,
+        rank=_ranks(trace, node, pid),
+        comm_hash=comm_hash,
+    )
+
+
+def _communicators(rows: Array) -> tuple[Array, Array, Array]:
+    """Number of the communicator of each row, whether it is point-to-point, and the hashes by number.
+
+    Point-to-point calls match per (communicator, source, destination).
+    """
+    is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
+    own, peer = rows["comm_rank"].astype(np.int64), rows["peer_rank"].astype(np.int64)
+    is_send = rows["op"] == Op.SEND
+    source = np.where(is_p2p, np.where(is_send, own, peer), UNKNOWN)
+    destination = np.where(is_p2p, np.where(is_send, peer, own), UNKNOWN)
+    comm, n_comms = numbered(rows["comm_hash"], source, destination)
+    hashes = np.zeros(n_comms, np.uint64)
+    hashes[comm] = rows["comm_hash"]
+    return comm, is_p2p, hashes
+
+
+def _after_gap(rows: Array, process: Array, comm: Array) -> Array:
+    """Whether a record of the same process and communicator is missing right before each row."""
+    order = np.lexsort((rows["seq"], comm, process))
+    same = (np.diff(process[order]) == 0) & (np.diff(comm[order]) == 0)
+    gap = np.zeros(len(rows), bool)
+    gap[order[1:]] = same & (np.diff(rows["seq"][order]) > 1)
+    return gap
+
+
+def _roles(rows: Array, process: Array) -> Array:
+    """The place of each row's communicator in its process's program: (size, n-th of that size by first use)."""
+    first, inverse = np.unique(
+        np.stack([process, rows["comm_hash"].view(np.int64)]), axis=1, return_inverse=True
+    )
+    inverse = inverse.ravel()
+    n_pairs = first.shape[1]
+    first_row = np.full(n_pairs, len(rows))
+    np.minimum.at(first_row, inverse, np.arange(len(rows)))
+    nranks = (
+        rows["nranks"][np.minimum(first_row, max(len(rows) - 1, 0))] if len(rows) else np.zeros(0, np.int64)
+    )
+    order = np.lexsort((first_row, nranks, first[0]))
+    ordinal = np.zeros(n_pairs, np.int64)
+    for i in range(1, n_pairs):
+        a, b = order[i - 1], order[i]
+        if first[0][a] == first[0][b] and nranks[a] == nranks[b]:
+            ordinal[b] = ordinal[a] + 1
+    role, _ = numbered(nranks, ordinal) if n_pairs else (np.zeros(0, np.int64), 0)
+    return role[inverse] if n_pairs else np.zeros(0, np.int64)
+
+
+def _ranks(trace: Trace, node: Array, pid: Array) -> Array:
+    told = {
+        (int(row["node"]), int(row["pid"])): int(row["rank"])
+        for row in trace.processes
+        if row["rank"] != UNKNOWN
+    }
+    ranks = [told.get((int(n), int(p)), UNKNOWN) for n, p in zip(node, pid, strict=True)]
+    if UNKNOWN in ranks or len(set(ranks)) < len(ranks):
+        return np.arange(len(ranks))
+    return np.array(ranks, np.int64)

@@ -1,0 +1,114 @@
+"""The ledger from raw events: where the GPU threads of one process spent their time.
+
+The kernel side keeps the same account while it runs (bpf/sched.bpf.c); this one is made afterwards from calls
+and scheduler events, for recordings, and checks the arithmetic of the other.
+
+Every thread is at each moment in one Category. Inside a traced call it is in the call's category, the
+outermost call counts; off the CPU it is in the reason's category; preempted and stopped come before the call.
+The process is in the state of its most active GPU thread (see names.Category). So an account always fills its
+time exactly.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.events.layout import Array
+from stallscope.events.names import N_CATEGORIES, Category
+
+_OVERRIDING = (Category.PREEMPTED, Category.STOPPED)
+
+
+@dataclass(frozen=True)
+class ThreadEvents:
+    """What is known of one GPU thread, each group sorted by time; times int64 ns on one clock.
+
+    call_enter_ns, call_leave_ns, call_category: outermost traced calls; leave is a large number while open.
+    off_ns, on_ns, woken_ns, off_category: intervals off the CPU; woken_ns is when it became runnable again
+    (on_ns where unknown).
+    first_ns, last_ns: the thread's life as far as it is known.
+    """
+
+    call_enter_ns: Array
+    call_leave_ns: Array
+    call_category: Array
+    off_ns: Array
+    on_ns: Array
+    woken_ns: Array
+    off_category: Array
+    first_ns: int
+    last_ns: int
+
+
+def account(threads: list[ThreadEvents], at_ns: Array) -> Array:
+    """ns the process has spent in each category until each moment.
+
+    at_ns: int64 (n,), sorted. Returns int64 (n, N_CATEGORIES), running sums from the first thread's first
+    event; open intervals are charged up to the moment. Rows sum to at_ns minus that first event.
+    """
+    out = np.zeros((len(at_ns), N_CATEGORIES), np.int64)
+    if not threads or not len(at_ns):
+        return out
+    edges, states = combined([states_of(thread) for thread in threads])
+    lengths = np.diff(edges, append=max(int(at_ns[-1]), int(edges[-1])))
+    segment = np.searchsorted(edges, at_ns, side="right") - 1
+    inside = np.where(segment >= 0, at_ns - edges[np.maximum(segment, 0)], 0)
+    for category in range(1, N_CATEGORIES + 1):
+        done = np.concatenate([[0], np.cumsum(np.where(states == category, lengths, 0))])
+        part = np.where(states[np.maximum(segment, 0)] == category, inside, 0)
+        out[:, category - 1] = np.where(segment >= 0, done[np.maximum(segment, 0)] + part, 0)
+    return out
+
+
+def states_of(thread: ThreadEvents) -> tuple[Array, Array]:
+    """The thread's category over time: edges int64 (n,), and the category from each edge on (n,)."""
+    edges = np.unique(
+        np.concatenate(
+            [
+                [thread.first_ns, thread.last_ns],
+                *(thread.call_enter_ns, thread.call_leave_ns),
+                *(thread.off_ns, thread.woken_ns, thread.on_ns),
+            ]
+        ).astype(np.int64)
+    )
+    edges = edges[(edges >= thread.first_ns) & (edges <= thread.last_ns)]
+    call = _inside(edges, thread.call_enter_ns, thread.call_leave_ns, thread.call_category)
+    blocked = _inside(edges, thread.off_ns, thread.woken_ns, thread.off_category)
+    runnable = _inside(edges, thread.woken_ns, thread.on_ns, np.full(len(thread.on_ns), Category.PREEMPTED))
+    off = np.where(blocked > 0, blocked, runnable)
+    state = np.where(np.isin(off, _OVERRIDING), off, np.where(call > 0, call, off))
+    state = np.where(state == 0, int(Category.ON_CPU), state)
+    state[edges >= thread.last_ns] = Category.NONE
+    return edges, state
+
+
+def combined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """The state of a process from those of its threads: the largest at each moment. Shapes as states_of()."""
+    edges = np.unique(np.concatenate([edges for edges, _ in parts]))
+    state = np.zeros(len(edges), np.int64)
+    for own_edges, own_state in parts:
+        at = np.searchsorted(own_edges, edges, side="right") - 1
+        state = np.maximum(state, np.where(at >= 0, own_state[np.maximum(at, 0)], 0))
+    return edges, state
+
+
+def waits_or_device(enter_ns: Array, leave_ns: Array, enqueued_ns: Array) -> Array:
+    """Whether a synchronise call waits for other ranks or only for the rank's own device.
+
+    enter_ns, leave_ns: int64 (n,) outermost synchronise calls of all threads of the process, sorted by entry.
+    enqueued_ns: int64 (m,) sorted moments at which the process enqueued collectives.
+    Returns categories (n,): WAIT_GPU where a collective was enqueued since the previous call ended, or DEVICE.
+    """
+    previous_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(leave_ns)[:-1]])
+    before = np.searchsorted(enqueued_ns, enter_ns, side="right")
+    counted = np.searchsorted(enqueued_ns, np.minimum(previous_end, enter_ns), side="right")
+    return np.where(before > counted, int(Category.WAIT_GPU), int(Category.DEVICE))
+
+
+def _inside(at_ns: Array, begin_ns: Array, end_ns: Array, category: Array) -> Array:
+    """The category of the interval that each moment lies in, 0 outside; intervals sorted, not overlapping."""
+    if not len(begin_ns):
+        return np.zeros(len(at_ns), np.int64)
+    i = np.searchsorted(begin_ns, at_ns, side="right") - 1
+    covered = (i >= 0) & (at_ns < end_ns[np.maximum(i, 0)])
+    return np.where(covered, category[np.maximum(i, 0)], 0).astype(np.int64)
