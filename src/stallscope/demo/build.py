@@ -12,14 +12,9 @@ from stallscope.errors import NotFound, StallscopeError
 
 SOURCES = Path(__file__).parent / "emulated"
 
-_FLAGS = ("-shared", "-fPIC", "-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
-_PROLOGUE = (
-    "-fno-omit-frame-pointer",
-    "-mno-omit-leaf-frame-pointer",
-    "-fno-shrink-wrap",
-    "-fcf-protection=none",
-)
-"""Every function begins with `push`, as NVIDIA's do: the cheap way for a uprobe."""
+_FLAGS = ("-shared", "-fPIC", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
+_PROLOGUE = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
+"""Every function begins with `push`, as NVIDIA's do: the cheap way for a uprobe. Optimised leaves do not."""
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "libcudart.so.12": ("device.c", "memory.c", "cudart.c"),

@@ -28,7 +28,7 @@ DISK_S = 0.12
 LOCK_S = 0.15
 ANSWER_S = 0.13
 LOADER_S = 0.15
-N_SYNCS = 300
+N_SYNCS = 500
 N_ALLOCATIONS = 16
 ALLOCATION_BYTES = 512 * MIB
 COPY_BYTES = 192 * MIB
@@ -157,10 +157,10 @@ def _alloc(gpu: Gpu, plan: Plan) -> Disturb:
 
 
 def _copy(gpu: Gpu, plan: Plan) -> Disturb:
-    source = mmap.mmap(-1, COPY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(source))
+    source = ctypes.create_string_buffer(COPY_BYTES)
+    ctypes.memset(source, 1, COPY_BYTES)
     target = gpu.new("cudaMalloc", COPY_BYTES)
-    return lambda step: gpu.call("cudaMemcpy", target, address, COPY_BYTES, HOST_TO_DEVICE)
+    return lambda step: gpu.call("cudaMemcpy", target, source, COPY_BYTES, HOST_TO_DEVICE)
 
 
 def _net(gpu: Gpu, plan: Plan) -> Disturb:
@@ -193,7 +193,7 @@ FAULTS: dict[str, Fault] = {
     "stop": Fault("is stopped for 300 ms every 1.5 s", "process_stopped", 0, is_outside=True),
     "disk": Fault("reads from disk for 120 ms every 7 steps", "block_io", 7, _disk),
     "lock": Fault("waits 150 ms for a lock every 8 steps", "lock_contention", 8, _lock),
-    "sync": Fault("reads 300 values back from the GPU, one by one, each step", "excessive_sync", 1, _sync),
+    "sync": Fault("reads 500 values back from the GPU, one by one, each step", "excessive_sync", 1, _sync),
     "alloc": Fault("allocates and frees 16 x 512 MiB every 5 steps", "cuda_alloc", 5, _alloc),
     "copy": Fault("copies 192 MiB of pageable memory to the GPU each step", "host_device_copy", 1, _copy),
     "net": Fault("waits 130 ms for an answer over TCP every 10 steps", "network_wait", 10, _net),

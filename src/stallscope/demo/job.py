@@ -28,7 +28,7 @@ FORWARD_NS = 700_000
 BACKWARD_NS = 1_000_000
 OPTIMIZER_NS = 1_500_000
 BATCH_S = 0.003
-STEPS_BETWEEN_AGREEMENTS = 25  # of a job that runs ahead: seldom enough not to slow it
+STEPS_BETWEEN_AGREEMENTS = 100  # of a job that runs ahead: long enough to fill the device's queue
 
 COLUMNS = "step,start_ns,begin_ns,forward_ns,end_ns,is_disturbed"
 """Of the CSV: begin_ns is after the batch and the fault, forward_ns after the forward pass was issued."""

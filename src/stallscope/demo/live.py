@@ -17,7 +17,7 @@ from stallscope.demo.faults import FAULTS
 from stallscope.demo.plan import Plan
 from stallscope.errors import BadInput, StallscopeError
 
-READY_S = 30.0
+POLL_S = 0.05
 TRUTH_FILE = "truth.json"
 
 
@@ -45,16 +45,16 @@ class Job:
     def wait(self, timeout_s: float) -> bool:
         """Waits for all ranks to end; False when the time is over first. Raises when a rank failed."""
         end_s = time.monotonic() + timeout_s
-        for rank, process in enumerate(self.processes):
-            try:
-                code = process.wait(max(0.0, end_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return False
-            if code:
-                raise StallscopeError(
-                    f"rank {rank} of the demo job ended with code {code}: {self._words(rank)}"
-                )
-        return True
+        while time.monotonic() < end_s:
+            codes = [process.poll() for process in self.processes]
+            for rank, code in enumerate(codes):
+                if code:
+                    words = self._words(rank)
+                    raise StallscopeError(f"rank {rank} of the demo job ended with code {code}: {words}")
+            if None not in codes:
+                return True
+            time.sleep(POLL_S)
+        return False
 
     def _words(self, rank: int) -> str:
         lines = (self.folder / f"rank{rank}.err").read_text().splitlines()

@@ -1,0 +1,65 @@
+"""The emulated libraries are built once, and look like NVIDIA's from outside."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture import elf
+from stallscope.demo import build
+from stallscope.errors import NotFound, StallscopeError
+
+pytestmark = pytest.mark.compiler
+
+
+def exported(library: Path, prefix: str) -> set[str]:
+    """Names that the sources declare as API, of one library."""
+    sources = build.LIBRARIES[library.name]
+    text = "".join((build.SOURCES / source).read_text() for source in sources)
+    return {
+        name for name in re.findall(r"^API [\w *]*?\*?(\w+)\(", text, re.MULTILINE) if name.startswith(prefix)
+    }
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("libnccl.so.2", "nccl"), ("libcudart.so.12", "cuda")])
+def test_every_function_is_exported_and_begins_with_push(libraries: Path, name: str, prefix: str):
+    names = exported(libraries / name, prefix)
+    assert len(names) > 25
+    with elf.opened(libraries / name) as image:
+        found = elf.exported(image, names)
+        assert set(found) == names
+        assert {elf.entry(image, symbol) for symbol in found.values()} == {elf.Entry.EMULATED}
+
+
+def test_pnccl_names_are_the_same_functions(libraries: Path):
+    names = exported(libraries / "libnccl.so.2", "nccl")
+    with elf.opened(libraries / "libnccl.so.2") as image:
+        found = elf.exported(image, names | {f"p{name}" for name in names})
+    assert all(found[name].offset == found[f"p{name}"].offset for name in names)
+
+
+def test_the_libraries_know_no_scenario():
+    words = re.compile(r"\b(fault|scenario|victim|culprit|straggler|hog|sigstop)\b", re.IGNORECASE)
+    assert not [path.name for path in build.SOURCES.iterdir() if words.search(path.read_text())]
+
+
+def test_a_second_build_finds_the_first(tmp_path: Path):
+    first = build.build(tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert build.build(tmp_path) == first
+    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_no_compiler_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(NotFound, match="install gcc"):
+        build.build(tmp_path)
+
+
+def test_a_failing_compiler_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(StallscopeError, match="cannot build libcudart"):
+        build.build(tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
