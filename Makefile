@@ -13,6 +13,8 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 CODE := src tests bench docs
 PYTEST_ARGS ?=
+# Debian keeps bpftool where only root looks.
+export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup demo demo-live test check format lint types bench docs bpf clean
 
