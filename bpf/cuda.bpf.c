@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/* CUDA calls, runtime and driver: synchronise, allocate, free, copy, and launch where asked for.
+ * A driver call inside a runtime call is part of it. */
+#include "probe.h"
+
+INLINE void count_call(struct process *p, u8 op)
+{
+	if (op == OP_SYNC)
+		__sync_fetch_and_add(&p->n_syncs, 1);
+	else if (op == OP_ALLOC || op == OP_FREE)
+		__sync_fetch_and_add(&p->n_allocs, 1);
+	else if (op == OP_COPY)
+		__sync_fetch_and_add(&p->n_copies, 1);
+	else if (op == OP_LAUNCH || op == OP_GRAPH_LAUNCH)
+		__sync_fetch_and_add(&p->n_launches, 1);
+}
+
+/* The open call ends, or is found to have ended without a return. */
+INLINE void close(struct process *p, struct thread *t, struct slot *s)
+{
+	u64 id = bpf_get_current_pid_tgid(), now;
+
+	t->class.sp = 0;
+	if (!s)
+		return;
+	s->call = 0;
+	s->class_op = 0;
+	now = settle(p, s, MASK(t->slot, 7), state_of(s));
+	raw(EVENT_RETURN, now, id >> 32, id, 0);
+}
+
+INLINE void ends_wait(struct process *p, struct thread *t, s64 now)
+{
+	if (cookie_category(t->class.cookie) != WAIT_GPU)
+		return;
+	p->wait_enter_ns = t->class.since_ns;
+	p->wait_leave_ns = now;
+}
+
+/* True: tell me when it returns. */
+INLINE bool enter(struct pt_regs *ctx)
+{
+	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), id = bpf_get_current_pid_tgid(), now;
+	u8 category = cookie_category(cookie);
+	struct process *p = NULL;
+	struct thread *t = NULL;
+	struct slot *s;
+	u64 args[16];
+
+	if (!self(&t, &p, &s))
+		return false;
+	now = bpf_ktime_get_ns();
+	if (is_inside(&t->class, sp, cookie, now))
+		return false;
+	if (t->class.sp)
+		close(p, t, s);
+	arguments(ctx, cookie, args);
+	if (cookie_action(cookie) == ACTION_SET_DEVICE) {
+		t->device = (s32)args[1] + 1;
+		return false;
+	}
+	count_call(p, cookie_op(cookie));
+	if (cookie_op(cookie) == OP_SYNC && p->n_collectives == p->n_synced)
+		category = DEVICE;
+	cookie = (cookie & ~0xff00ULL) | (u64)category << 8;
+	open(&t->class, sp, cookie, now);
+	t->count_bytes = arg(args, cookie, COUNT_ARG, -1);
+	if (cookie_op(cookie) == OP_COPY && arg_number(cookie, PEER_ARG)) /* rows of a 2D copy */
+		t->count_bytes *= (s64)arg(args, cookie, PEER_ARG, 1);
+	t->stream = arg(args, cookie, STREAM_ARG, 0);
+	if (!s)
+		return true;
+	s->class_op = cookie_op(cookie);
+	s->class_since_ns = now;
+	s->call = category; /* before the swap: if this thread loses the CPU in between, its return to it puts that right */
+	now = settle(p, s, MASK(t->slot, 7), state_of(s));
+	raw(EVENT_ENTER, now, id >> 32, id, category);
+	return true;
+}
+
+INLINE void leave(struct pt_regs *ctx)
+{
+	s32 result = PT_REGS_RC(ctx);
+	struct process *p = NULL;
+	struct thread *t;
+	struct slot *s;
+	u64 cookie, now;
+	s64 since;
+
+	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	if (!t || !is_return_of(&t->class, PT_REGS_SP(ctx)))
+		return;
+	if (!self(&t, &p, &s))
+		return;
+	now = bpf_ktime_get_ns();
+	cookie = t->class.cookie;
+	since = t->class.since_ns;
+	if (cookie_op(cookie) == OP_SYNC) {
+		ends_wait(p, t, now);
+		p->n_synced = p->n_collectives;
+	}
+	close(p, t, s);
+	tell_call(t, cookie, since, result, result != 0, t->count_bytes, t->stream);
+}
+
+/* Kernel 6.13 and later: one link, which sees entry and return. */
+SEC("?uprobe")
+int cuda_session(struct pt_regs *ctx)
+{
+	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
+		return !enter(ctx);
+	leave(ctx);
+	return 0;
+}
+
+SEC("?uprobe")
+int cuda_enter(struct pt_regs *ctx)
+{
+	enter(ctx);
+	return 0;
+}
+
+SEC("?uretprobe")
+int cuda_return(struct pt_regs *ctx)
+{
+	leave(ctx);
+	return 0;
+}

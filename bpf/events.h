@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/* What the kernel side tells user space: THE layout.
+ *
+ * src/stallscope/events/kernel.py has the same records as numpy dtypes; the loader compares both field by field
+ * through the object's BTF before the first record is read. Times are ns of CLOCK_MONOTONIC; -1 is "unknown" for
+ * times, ranks and counts. Enumerations have the numbers of src/stallscope/events/names.py; a test compares them.
+ *
+ * Two rings, each with records of one size. With the ring's own header of 8 bytes a record takes 256 or 128 bytes,
+ * which divides the ring, so no record straddles its end and a reader sees an array.
+ */
+#ifndef STALLSCOPE_EVENTS_H
+#define STALLSCOPE_EVENTS_H
+
+#include <linux/types.h>
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s32 s32;
+typedef __s64 s64;
+
+#define N_CATEGORIES 16
+#define N_SLOTS 8 /* GPU threads of a process that the ledger follows at a time: bytes of one 64-bit word */
+
+enum category {
+	NONE,
+	LOCK,
+	OTHER_OFF,
+	SLEEP,
+	NET,
+	CHILD,
+	WAIT_GPU,
+	DEVICE,
+	STOPPED,
+	PREEMPTED,
+	FAULT,
+	DRIVER,
+	IO,
+	LAUNCH,
+	COPY,
+	ALLOC,
+	ON_CPU,
+};
+
+enum op {
+	OP_NONE = 0,
+	OP_ALL_REDUCE = 1,
+	OP_ALL_GATHER = 2,
+	OP_REDUCE_SCATTER = 3,
+	OP_BROADCAST = 4,
+	OP_REDUCE = 5,
+	OP_ALL_TO_ALL = 6,
+	OP_GATHER = 7,
+	OP_SCATTER = 8,
+	OP_SEND = 9,
+	OP_RECV = 10,
+	OP_GROUP = 11,
+	OP_COMM_INIT = 16,
+	OP_COMM_SPLIT = 17,
+	OP_COMM_DESTROY = 18,
+	OP_SYNC = 32,
+	OP_ALLOC = 33,
+	OP_FREE = 34,
+	OP_COPY = 35,
+	OP_LAUNCH = 36,
+	OP_GRAPH_LAUNCH = 37,
+	OP_STREAM_WAIT = 38,
+};
+
+enum collective_flag {
+	COLLECTIVE_TORN = 1,
+	COLLECTIVE_THREADS_LOST = 2,
+	COLLECTIVE_LATE_ATTACH = 8,
+	COLLECTIVE_GROUPED = 16,
+};
+
+enum off_cpu_flag {
+	OFF_PREEMPTED = 1,
+	OFF_IOWAIT = 2,
+	OFF_WOKEN_BY_CHILD = 4,
+	OFF_WOKEN_BY_SELF = 8,
+};
+
+/* What a hook does, told by its cookie: bits 0-7 op, 8-15 category inside the call, 16-31 symbol,
+ * 32-39 action, then six numbers of arguments of 4 bits each (1 is the first argument, 0 there is none):
+ * 40 count or bytes, 44 datatype, 48 reduction, 52 peer or root, 56 communicator, 60 stream. */
+enum action {
+	ACTION_CALL,		/* a call of a class: its category is charged until it returns */
+	ACTION_COLLECTIVE,	/* an arrival */
+	ACTION_GROUP_START,
+	ACTION_GROUP_END,
+	ACTION_INIT_RANK,	/* (comm *, nranks, unique id by value, rank) */
+	ACTION_INIT_SCALABLE,	/* (comm *, nranks, rank, n ids, ids) */
+	ACTION_INIT_ALL,	/* (comm *, n, devices) */
+	ACTION_SPLIT,		/* (comm, colour, key, comm *) */
+	ACTION_SHRINK,		/* (comm, excluded ranks, n, comm *) */
+	ACTION_GROW,		/* (comm, nranks, unique id *, rank, comm *) */
+	ACTION_DESTROY,		/* (comm) */
+	ACTION_SET_DEVICE,	/* (device) */
+};
+
+struct arrival { /* one collective or point-to-point call */
+	s64 ts_ns;
+	u64 comm_hash;
+	u64 comm; /* the process's handle */
+	s64 seq;
+	s64 count;
+	u64 stream;
+	s64 wait_enter_ns;
+	s64 wait_leave_ns;
+	u32 pid;
+	u32 tid;
+	s32 comm_rank;
+	s32 nranks;
+	s32 peer_rank;
+	u16 op;
+	u8 datatype;
+	u8 reduce_op;
+	u32 flags;
+	u32 n_threads; /* GPU threads that the ledger follows */
+	u32 n_syncs;
+	u32 n_allocs;
+	u32 n_copies;
+	u32 n_launches;
+	s64 ledger_ns[N_CATEGORIES]; /* of the process; column i is category i + 1 */
+	s32 device;
+	u32 spare;
+};
+_Static_assert(sizeof(struct arrival) == 248, "arrival: 256 with the ring's header");
+
+enum event_kind {
+	EVENT_NONE,
+	EVENT_CALL,		/* struct call_event: slow or failed */
+	EVENT_OFF_CPU,		/* struct off_event: long */
+	EVENT_PROCESS,		/* struct life_event: first seen */
+	EVENT_EXEC,		/* struct life_event: another program in the same process */
+	EVENT_EXIT,		/* struct life_event: the last thread has gone */
+	EVENT_COMM_BORN,	/* struct life_event */
+	EVENT_COMM_DEAD,	/* struct life_event */
+	/* What the ledger is made of, only while record_all is set: struct raw_event */
+	EVENT_ENTER = 16,	/* a call of a class begins, `category` is charged from now on */
+	EVENT_RETURN,		/* it ends, or is found to have been left without a return */
+	EVENT_OFF,		/* the thread leaves the CPU, blocked or runnable as `category` says */
+	EVENT_ON,		/* it runs again */
+	EVENT_WAKEUP,		/* it is runnable; `category` CHILD: it was a child that it had waited for since EVENT_OFF */
+	EVENT_BORN,		/* the ledger follows the thread from now on */
+	EVENT_DEAD,		/* and no longer */
+	EVENT_SNAPSHOT,		/* an arrival copies the ledger */
+};
+
+#define EVENT_HEAD                                                              \
+	s64 ts_ns;                                                              \
+	s64 duration_ns;                                                        \
+	u32 pid;                                                                \
+	u32 tid;                                                                \
+	u16 kind;                                                               \
+	u16 op;                                                                 \
+	u16 symbol;                                                             \
+	u8 category;                                                            \
+	u8 flags
+
+struct event { /* any of the following */
+	EVENT_HEAD;
+	u64 rest[11];
+};
+
+struct call_event {
+	EVENT_HEAD;
+	s64 count_bytes;
+	u64 stream;
+	s32 result;
+	s32 device;
+	u64 spare[8];
+};
+
+struct off_event {
+	EVENT_HEAD;
+	s64 runnable_ns;
+	s32 syscall_nr;
+	s32 waker_pid;
+	s32 waker_tid;
+	s32 by_pid;
+	char by_comm[16];
+	u64 spare[6];
+};
+
+struct life_event {
+	EVENT_HEAD;
+	u64 comm_hash;
+	u64 comm;
+	u64 parent_hash;
+	s32 comm_rank; /* -1 unknown, as in a split */
+	s32 nranks;
+	s32 parent_rank;
+	s32 parent_nranks;
+	s32 color;
+	s32 key;
+	s32 n_splits; /* of the parent, this one not counted */
+	s32 device;
+	char name[16];
+	u64 spare[2];
+};
+
+struct raw_event {
+	EVENT_HEAD;
+	u64 sp;
+	s32 syscall_nr;
+	u32 state;
+	u64 spare[9];
+};
+
+#define ASSERT_EVENT(s) _Static_assert(sizeof(struct s) == 120, #s ": 128 with the ring's header")
+ASSERT_EVENT(event);
+ASSERT_EVENT(call_event);
+ASSERT_EVENT(off_event);
+ASSERT_EVENT(life_event);
+ASSERT_EVENT(raw_event);
+
+/* A GPU thread as others see it. `state` bytes of all slots are the process's word. */
+struct slot {
+	u32 tid;		/* 0: nobody */
+	u8 call;		/* category inside the outermost call of a class; 0 outside */
+	u8 off;			/* category of why it is off the CPU; 0 while it runs */
+	u8 blocked;		/* the last reason to block */
+	u8 waker_flags;
+	s64 last_hook_ns;	/* last time it made a traced call */
+	u16 class_op;		/* outermost call of a class that it is inside */
+	u16 nccl_op;		/* outermost NCCL call that it is inside */
+	s32 syscall_nr;		/* it blocked in, or -1 */
+	s64 class_since_ns;
+	s64 nccl_since_ns;
+	s64 off_ns;		/* it left the CPU */
+	s64 base_ns;		/* when own_base and low_base were taken */
+	s64 woken_ns;		/* it became runnable; 0 not yet */
+	u64 off_runtime;	/* the scheduler's account of its time on the CPU when it left */
+	u64 off_run_delay;	/* and of its time in the run queue */
+	u64 own_base;		/* the process's account of the thread's state then */
+	u64 low_base[4];	/* the process's accounts of categories 1 to 4 then */
+	s32 waker_pid;
+	s32 waker_tid;
+	s32 by_pid;
+	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
+	u8 off_flags;		/* enum off_cpu_flag */
+	u8 has_yielded;		/* it gave the CPU away by sched_yield */
+	u8 has_base;		/* own_base and low_base are good */
+	char by_comm[16];
+};
+
+/* A traced process. Accounts are sums of time stamps: add now to the account of the present state. */
+struct process {
+	u64 word;		/* byte i: category of slot i */
+	u64 begun;		/* changes begun and ended: equal while nobody is between the swap and the sums */
+	u64 ended;
+	u64 ns[N_CATEGORIES + 1];	/* by category */
+	s64 born_ns;
+	s64 n_collectives;
+	s64 n_synced;		/* n_collectives when the last synchronise call ended */
+	s64 wait_enter_ns;
+	s64 wait_leave_ns;
+	u64 arrival_low[4];	/* accounts of categories 1 to 4 at the last arrival */
+	u64 n_lost;		/* times a GPU thread found no slot */
+	u32 n_syncs;
+	u32 n_allocs;
+	u32 n_copies;
+	u32 n_launches;
+	struct slot slots[N_SLOTS];
+};
+_Static_assert(sizeof(struct slot) == 152, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 10) + 16 + N_SLOTS * 152, "process");
+
+/* Counted per CPU, never silently lost. */
+enum counter {
+	LOST_ARRIVAL,		/* ring full */
+	LOST_CALL,
+	LOST_OFF_CPU,
+	LOST_LIFE,
+	LOST_RAW,
+	LOST_PROCESS,		/* no room for another process */
+	LOST_THREAD,		/* no slot for another GPU thread */
+	LOST_COMM,		/* no room for another communicator */
+	LOST_CHANGE,		/* a ledger change gave up: put right by the thread's next one */
+	TORN_SNAPSHOT,
+	MISSED_ON,		/* a switch to a GPU thread that no program saw: found and put right later */
+	MISSED_WAKEUP,
+	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
+	N_COUNTERS,
+};
+
+#endif

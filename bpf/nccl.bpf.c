@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/* NCCL calls: arrivals with the ledger on them, groups, and the life of communicators.
+ *
+ * A communicator is known across ranks by a hash: of its 128-byte unique id; for one that is split off, of its
+ * parent's hash, the number of splits of the parent before, and the colour. One made before the attach has hash 0. */
+#include "probe.h"
+
+#define N_COMMS 4096
+#define N_PEERS 16384
+#define N_HELD 64
+#define N_DEVICES 16
+#define N_EXCLUDED 64
+#define ID_WORDS 16
+#define NO_COLOR (-1)
+#define SHRUNK_COLOR (-2)
+#define NCCL_IN_PROGRESS 7
+
+struct comm_key {
+	u64 comm;
+	u32 tgid;
+	u32 spare;
+};
+
+struct comm {
+	u64 hash;
+	s64 born_ns;
+	s64 seq;
+	s32 rank;
+	s32 nranks;
+	s32 device;
+	s32 n_splits;
+	u32 flags;
+	u32 spare;
+};
+
+struct peer_key {
+	u64 comm;
+	s64 born_ns; /* of the communicator: a handle may be used again */
+	u32 tgid;
+	s32 peer;
+	u32 op;
+	u32 spare;
+};
+
+struct held { /* a call inside a group */
+	u64 comm_hash;
+	u64 comm;
+	s64 seq;
+	s64 count;
+	u64 stream;
+	s32 comm_rank;
+	s32 nranks;
+	s32 peer_rank;
+	s32 device;
+	u32 flags;
+	u16 op;
+	u8 datatype;
+	u8 reduce_op;
+};
+
+struct group {
+	u32 n;
+	u32 spare;
+	struct arrival arrival;
+	struct held calls[N_HELD];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, N_COMMS);
+	__type(key, struct comm_key);
+	__type(value, struct comm);
+} comms SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, N_PEERS);
+	__type(key, struct peer_key);
+	__type(value, s64);
+} peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct group);
+} groups SEC(".maps");
+
+/* ---- arrivals ---- */
+
+INLINE u64 mixed(u64 hash, u64 word)
+{
+	hash = (hash ^ word) * 0x100000001b3ULL; /* FNV-1a, a word at a time; the shift brings high bits down */
+	return hash ^ hash >> 29;
+}
+
+#define HASH_BASIS 0xcbf29ce484222325ULL
+
+/* The communicator's entry; made here for one from before the attach. */
+INLINE struct comm *comm_of(struct comm_key *key)
+{
+	struct comm *comm = bpf_map_lookup_elem(&comms, key);
+	struct comm made = { .rank = -1, .nranks = -1, .device = -1, .flags = COLLECTIVE_LATE_ATTACH };
+
+	if (comm)
+		return comm;
+	made.born_ns = bpf_ktime_get_ns();
+	bpf_map_update_elem(&comms, key, &made, BPF_NOEXIST);
+	comm = bpf_map_lookup_elem(&comms, key);
+	if (!comm)
+		count(LOST_COMM);
+	return comm;
+}
+
+INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm, u32 op, s32 peer)
+{
+	struct peer_key key = { .comm = comm_key->comm, .tgid = comm_key->tgid, .peer = peer, .op = op };
+	s64 zero = 0, *seq;
+
+	key.born_ns = comm->born_ns;
+	seq = bpf_map_lookup_elem(&peers, &key);
+	if (!seq) {
+		bpf_map_update_elem(&peers, &key, &zero, BPF_NOEXIST);
+		seq = bpf_map_lookup_elem(&peers, &key);
+	}
+	return seq ? __sync_fetch_and_add(seq, 1) : -1;
+}
+
+/* The process's ledger now, and what else an arrival tells of the process. */
+INLINE void fill(struct arrival *a, struct process *p)
+{
+	u64 ended, word, id = bpf_get_current_pid_tgid();
+	u32 active;
+
+	a->pid = id >> 32;
+	a->tid = id;
+	a->flags = 0;
+	for (int i = 0; i < 4; i++) {
+		ended = LOAD(&p->ended);
+		word = LOAD(&p->word);
+		a->ts_ns = bpf_ktime_get_ns();
+		active = most_active(word);
+#pragma unroll
+		for (int c = 1; c <= N_CATEGORIES; c++)
+			a->ledger_ns[c - 1] = p->ns[c] + (c == active ? a->ts_ns : 0);
+		a->flags = LOAD(&p->begun) != ended ? COLLECTIVE_TORN : 0;
+		if (!a->flags)
+			break;
+	}
+	if (a->flags)
+		count(TORN_SNAPSHOT);
+	else {
+#pragma unroll
+		for (int c = LOCK; c < CHILD; c++)
+			p->arrival_low[c - 1] = a->ledger_ns[c - 1];
+	}
+	if (p->n_lost)
+		a->flags |= COLLECTIVE_THREADS_LOST;
+	a->n_threads = 0;
+#pragma unroll
+	for (int i = 0; i < N_SLOTS; i++)
+		a->n_threads += !!(word >> 8 * i & 0xff);
+	a->wait_enter_ns = p->wait_leave_ns ? p->wait_enter_ns : -1;
+	a->wait_leave_ns = p->wait_leave_ns ? p->wait_leave_ns : -1;
+	a->n_syncs = p->n_syncs;
+	a->n_allocs = p->n_allocs;
+	a->n_copies = p->n_copies;
+	a->n_launches = p->n_launches;
+	a->spare = 0;
+	raw(EVENT_SNAPSHOT, a->ts_ns, id >> 32, id, 0);
+}
+
+INLINE void complete(struct arrival *a, const struct held *h)
+{
+	a->comm_hash = h->comm_hash;
+	a->comm = h->comm;
+	a->seq = h->seq;
+	a->count = h->count;
+	a->stream = h->stream;
+	a->comm_rank = h->comm_rank;
+	a->nranks = h->nranks;
+	a->peer_rank = h->peer_rank;
+	a->device = h->device;
+	a->op = h->op;
+	a->datatype = h->datatype;
+	a->reduce_op = h->reduce_op;
+	a->flags |= h->flags;
+}
+
+INLINE void arrive(struct process *p, const struct held *h)
+{
+	struct arrival *a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
+
+	if (!a)
+		return count(LOST_ARRIVAL); /* its seq is taken: the hole is seen */
+	fill(a, p);
+	complete(a, h);
+	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+}
+
+/* The calls of a group arrive together, at its end. */
+INLINE void arrive_together(struct process *p, struct group *g)
+{
+	struct arrival *a;
+	u32 n = g->n;
+
+	g->n = 0;
+	if (!n)
+		return;
+	__sync_fetch_and_add(&p->n_collectives, n);
+	fill(&g->arrival, p);
+	for (u32 i = 0; i < N_HELD; i++) {
+		if (i >= n)
+			break;
+		a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
+		if (!a) {
+			count(LOST_ARRIVAL);
+			continue;
+		}
+		__builtin_memcpy(a, &g->arrival, sizeof(*a));
+		complete(a, &g->calls[MASK(i, N_HELD - 1)]);
+		bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+	}
+}
+
+INLINE void collective(struct process *p, struct thread *t, u64 cookie, const u64 args[16])
+{
+	struct comm_key key = { .comm = arg(args, cookie, COMM_ARG, 0), .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct comm *comm = comm_of(&key);
+	struct group *g = NULL;
+	struct held h = {};
+
+	h.comm = key.comm;
+	h.op = cookie_op(cookie);
+	h.count = arg(args, cookie, COUNT_ARG, -1);
+	h.datatype = arg(args, cookie, DATATYPE_ARG, -1) + 1;
+	h.reduce_op = arg(args, cookie, REDUCTION_ARG, -1) + 1;
+	h.peer_rank = arg(args, cookie, PEER_ARG, -1);
+	h.stream = arg(args, cookie, STREAM_ARG, 0);
+	h.seq = h.comm_rank = h.nranks = h.device = -1;
+	if (comm) {
+		h.comm_hash = comm->hash;
+		h.comm_rank = comm->rank;
+		h.nranks = comm->nranks;
+		h.device = comm->device;
+		h.flags = comm->flags;
+		if (h.op == OP_SEND || h.op == OP_RECV)
+			h.seq = next_to_peer(&key, comm, h.op, h.peer_rank);
+		else
+			h.seq = __sync_fetch_and_add(&comm->seq, 1);
+	}
+	if (t->group_depth) {
+		h.flags |= COLLECTIVE_GROUPED;
+		g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, 0);
+		if (g && g->n < N_HELD) {
+			g->calls[MASK(g->n, N_HELD - 1)] = h;
+			g->n++;
+			return;
+		}
+		count(UNGROUPED);
+	}
+	__sync_fetch_and_add(&p->n_collectives, 1);
+	arrive(p, &h);
+}
+
+INLINE void group_starts(struct thread *t)
+{
+	struct group *g;
+
+	if (t->group_depth++)
+		return;
+	g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (g)
+		g->n = 0;
+}
+
+INLINE void group_ends(struct process *p, struct thread *t)
+{
+	struct group *g;
+
+	if (!t->group_depth || --t->group_depth)
+		return; /* begun before the attach, or not the outermost one */
+	g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, 0);
+	if (g)
+		arrive_together(p, g);
+}
+
+/* ---- communicators ---- */
+
+/* Hash of a unique id in the caller's memory; 0 when it cannot be read. */
+INLINE u64 id_hash(const void *id)
+{
+	u64 words[ID_WORDS], hash = HASH_BASIS;
+
+	if (!id || bpf_probe_read_user(words, sizeof(words), id))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < ID_WORDS; i++)
+		hash = mixed(hash, words[i]);
+	return hash ? hash : 1;
+}
+
+INLINE void init_rank(struct pt_regs *ctx, struct made_comm *m, const u64 args[16])
+{
+#ifdef __TARGET_ARCH_arm64
+	m->hash = id_hash((void *)args[3]); /* 128 bytes by value go by reference (AAPCS64) */
+	m->rank = args[4];
+#else
+	m->hash = id_hash((void *)(PT_REGS_SP(ctx) + 8)); /* and here lie on the stack */
+	m->rank = args[3];
+#endif
+	m->out = args[1];
+	m->nranks = args[2];
+}
+
+INLINE void of_parent(struct made_comm *m, u64 handle, s32 color)
+{
+	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct comm *parent = comm_of(&key);
+
+	m->color = color;
+	if (!parent)
+		return;
+	m->parent_hash = parent->hash;
+	m->parent_rank = parent->rank;
+	m->parent_nranks = parent->nranks;
+	m->n_splits = __sync_fetch_and_add(&parent->n_splits, 1);
+	if (!parent->hash)
+		return;
+	m->hash = mixed(mixed(mixed(HASH_BASIS, parent->hash), m->n_splits), (u32)color);
+	if (!m->hash)
+		m->hash = 1;
+}
+
+/* Ranks that stay keep their order. */
+INLINE void shrink(struct made_comm *m, const u64 args[16])
+{
+	s32 rank, n = args[3], below = 0;
+
+	of_parent(m, args[1], SHRUNK_COLOR);
+	m->out = args[4];
+	if (m->parent_rank < 0 || n < 0 || n > N_EXCLUDED)
+		return;
+	for (int i = 0; i < N_EXCLUDED; i++) {
+		if (i >= n)
+			break;
+		if (bpf_probe_read_user(&rank, sizeof(rank), (void *)(args[2] + 4 * i)))
+			return;
+		below += rank < m->parent_rank;
+	}
+	m->rank = m->parent_rank - below;
+	m->nranks = m->parent_nranks - n;
+}
+
+INLINE void makes_comm(struct pt_regs *ctx, struct made_comm *m, u64 cookie, const u64 args[16])
+{
+	__builtin_memset(m, 0, sizeof(*m));
+	m->rank = m->nranks = m->parent_rank = m->parent_nranks = -1;
+	switch (cookie_action(cookie)) {
+	case ACTION_INIT_RANK:
+		init_rank(ctx, m, args);
+		break;
+	case ACTION_INIT_SCALABLE:
+		m->out = args[1];
+		m->nranks = args[2];
+		m->rank = args[3];
+		m->hash = id_hash((void *)args[5]);
+		break;
+	case ACTION_INIT_ALL:
+		m->out = args[1];
+		m->nranks = args[2];
+		m->devices = args[3];
+		break;
+	case ACTION_SPLIT:
+		of_parent(m, args[1], args[2]);
+		m->key = args[3];
+		m->out = args[4];
+		break;
+	case ACTION_SHRINK:
+		shrink(m, args);
+		break;
+	case ACTION_GROW: /* only new ranks and the root are given the id: the others cannot know it */
+		m->out = args[5];
+		m->nranks = args[2];
+		m->rank = args[4];
+		m->hash = id_hash((void *)args[3]);
+		break;
+	}
+}
+
+INLINE void tell_comm(u16 kind, u64 comm, u64 hash, s32 rank, s32 nranks, s32 device, const struct made_comm *m)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	struct life_event *e = event(kind, bpf_ktime_get_ns(), id >> 32, id, LOST_LIFE);
+
+	if (!e)
+		return;
+	e->comm = comm;
+	e->comm_hash = hash;
+	e->comm_rank = rank;
+	e->nranks = nranks;
+	e->device = device;
+	e->parent_rank = e->parent_nranks = -1;
+	if (m) {
+		e->parent_hash = m->parent_hash;
+		e->parent_rank = m->parent_rank;
+		e->parent_nranks = m->parent_nranks;
+		e->color = m->color;
+		e->key = m->key;
+		e->n_splits = m->n_splits;
+	}
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+INLINE void born(u64 handle, u64 hash, s32 rank, s32 device, const struct made_comm *m)
+{
+	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct comm comm = { .hash = hash, .rank = rank, .nranks = m->nranks, .device = device };
+
+	comm.born_ns = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&comms, &key, &comm, BPF_ANY))
+		count(LOST_COMM);
+	tell_comm(EVENT_COMM_BORN, handle, hash, rank, m->nranks, device, m);
+}
+
+/* One process, all its devices: nobody else takes part, so any hash that is new will do. */
+INLINE void born_all(const struct made_comm *m)
+{
+	u64 hash = mixed(mixed(HASH_BASIS, bpf_ktime_get_ns()), bpf_get_current_pid_tgid()), handle;
+	s32 device;
+
+	for (int i = 0; i < N_DEVICES; i++) {
+		if (i >= m->nranks)
+			break;
+		device = i;
+		if (m->devices)
+			bpf_probe_read_user(&device, sizeof(device), (void *)(m->devices + 4 * i));
+		if (!bpf_probe_read_user(&handle, sizeof(handle), (void *)(m->out + 8 * i)) && handle)
+			born(handle, hash, i, device, m);
+	}
+}
+
+/* A call that makes a communicator has returned: now its handle is known. */
+INLINE void has_made_comm(const struct thread *t, u64 cookie, s32 result)
+{
+	u64 handle = 0;
+
+	if (result && result != NCCL_IN_PROGRESS)
+		return;
+	if (cookie_action(cookie) == ACTION_INIT_ALL)
+		return born_all(&t->made);
+	if (!bpf_probe_read_user(&handle, sizeof(handle), (void *)t->made.out) && handle)
+		born(handle, t->made.hash, t->made.rank, t->device - 1, &t->made);
+}
+
+INLINE void destroys(u64 handle)
+{
+	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct comm *comm = bpf_map_lookup_elem(&comms, &key);
+
+	if (!comm)
+		return;
+	tell_comm(EVENT_COMM_DEAD, handle, comm->hash, comm->rank, comm->nranks, comm->device, NULL);
+	bpf_map_delete_elem(&comms, &key);
+}
+
+/* ---- entry and return ---- */
+
+INLINE bool makes(u8 action)
+{
+	return action >= ACTION_INIT_RANK && action <= ACTION_GROW;
+}
+
+/* True: tell me when it returns. */
+INLINE bool enter(struct pt_regs *ctx)
+{
+	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), now;
+	u8 action = cookie_action(cookie);
+	struct process *p = NULL;
+	struct thread *t = NULL;
+	struct slot *s;
+	u64 args[16];
+
+	if (!self(&t, &p, &s))
+		return false;
+	now = bpf_ktime_get_ns();
+	if (is_inside(&t->nccl, sp, cookie, now))
+		return false;
+	open(&t->nccl, sp, cookie, now);
+	if (s) {
+		s->nccl_since_ns = now;
+		s->nccl_op = cookie_op(cookie);
+	}
+	arguments(ctx, cookie, args);
+	if (action == ACTION_COLLECTIVE)
+		collective(p, t, cookie, args);
+	else if (action == ACTION_GROUP_START)
+		group_starts(t);
+	else if (action == ACTION_GROUP_END)
+		group_ends(p, t);
+	else if (action == ACTION_DESTROY)
+		destroys(args[1]);
+	else if (makes(action))
+		makes_comm(ctx, &t->made, cookie, args);
+	return true;
+}
+
+INLINE void leave(struct pt_regs *ctx)
+{
+	s32 result = PT_REGS_RC(ctx);
+	struct process *p = NULL;
+	struct thread *t;
+	struct slot *s;
+	u64 cookie;
+	s64 since;
+
+	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	if (!t || !is_return_of(&t->nccl, PT_REGS_SP(ctx)))
+		return;
+	if (!self(&t, &p, &s))
+		return;
+	cookie = t->nccl.cookie;
+	since = t->nccl.since_ns;
+	t->nccl.sp = 0;
+	if (s)
+		s->nccl_op = 0;
+	if (makes(cookie_action(cookie)))
+		has_made_comm(t, cookie, result);
+	tell_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS, -1, 0);
+}
+
+/* Kernel 6.13 and later: one link, which sees entry and return. */
+SEC("?uprobe")
+int nccl_session(struct pt_regs *ctx)
+{
+	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
+		return !enter(ctx);
+	leave(ctx);
+	return 0;
+}
+
+SEC("?uprobe")
+int nccl_enter(struct pt_regs *ctx)
+{
+	enter(ctx);
+	return 0;
+}
+
+SEC("?uretprobe")
+int nccl_return(struct pt_regs *ctx)
+{
+	leave(ctx);
+	return 0;
+}

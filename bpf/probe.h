@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/* The ledger: where the GPU threads of each traced process spend their time, in ns per category.
+ *
+ * One 64-bit word per process holds the state of up to 8 GPU threads, a byte each. Every change is ONE
+ * compare-and-swap of that word; whoever wins knows, without any lock, the state of the thread and of the whole
+ * process before and after. Accounts are sums of time stamps: leaving state a for b at time t is ns[a] += t,
+ * ns[b] -= t. So an account needs no "since", its updates commute, and all accounts together always sum to
+ * now - begin. The process is in the state of its most active GPU thread: the largest byte.
+ *
+ * Switches can be missed. Programs on a tracepoint do not run in every task: seen on 6.18, where those of the
+ * machine's own init were left out, so that a switch from one of them to a GPU thread was never told; elsewhere
+ * recursion does the same. A thread that makes a call or leaves the CPU while it counts as off proves it; the
+ * scheduler's own account then tells when it came back (see put_right()). Both are counted.
+ */
+#ifndef STALLSCOPE_PROBE_H
+#define STALLSCOPE_PROBE_H
+
+#include "compat.h"
+
+#define N_PROCESSES 1024
+#define NO_SLOT N_SLOTS
+#define N_TRIES 16
+#define EVICT_AFTER_NS 50000000
+
+const volatile u8 cfg_record_all __weak = 0;
+const volatile u8 cfg_only_targets __weak = 0;
+const volatile u32 cfg_self __weak = 0;
+const volatile s64 cfg_slow_call_ns __weak = 1000000;
+const volatile s64 cfg_slow_off_ns __weak = 1000000;
+
+struct frame { /* an outermost call that is open */
+	u64 sp;
+	s64 since_ns;
+	u64 cookie;
+};
+
+struct made_comm { /* what the entry of a call that makes a communicator knows */
+	u64 out; /* address of the handle */
+	u64 hash;
+	u64 parent_hash;
+	u64 devices;
+	s32 rank;
+	s32 nranks;
+	s32 parent_rank;
+	s32 parent_nranks;
+	s32 color;
+	s32 key;
+	s32 n_splits;
+	s32 spare;
+};
+
+struct thread { /* what a GPU thread's own hooks know; its slot is what others see */
+	s64 born_ns; /* of the process that the slot belongs to */
+	u32 slot;
+	s32 device; /* + 1; 0 unknown */
+	u32 group_depth;
+	u32 spare;
+	struct frame nccl;
+	struct frame class;
+	s64 count_bytes;
+	u64 stream;
+	struct made_comm made;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, N_PROCESSES);
+	__type(key, u32);
+	__type(value, struct process);
+} processes __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, N_PROCESSES);
+	__type(key, u32);
+	__type(value, u8);
+} targets __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4 << 20);
+} arrivals __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4 << 20);
+} events __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, N_COUNTERS);
+	__type(key, u32);
+	__type(value, u64);
+} counters __weak SEC(".maps");
+
+INLINE void count(u32 which)
+{
+	u64 *n = bpf_map_lookup_elem(&counters, &which);
+
+	if (n)
+		*n += 1; /* per CPU; a hook that is preempted between load and store may lose one of its own */
+}
+
+/* A zeroed record for the event ring, or NULL: counted. */
+INLINE void *event(u16 kind, s64 ts_ns, u32 pid, u32 tid, u32 lost)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e) {
+		count(lost);
+		return NULL;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	e->kind = kind;
+	e->ts_ns = ts_ns;
+	e->pid = pid;
+	e->tid = tid;
+	return e;
+}
+
+INLINE void raw(u16 kind, s64 ts_ns, u32 pid, u32 tid, u8 category)
+{
+	struct raw_event *e;
+
+	if (!cfg_record_all)
+		return;
+	e = event(kind, ts_ns, pid, tid, LOST_RAW);
+	if (!e)
+		return;
+	e->category = category;
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+INLINE u32 most_active(u64 word)
+{
+	u32 most = 0;
+
+#pragma unroll
+	for (int i = 0; i < N_SLOTS; i++) {
+		u32 state = (word >> 8 * i) & 0xff;
+
+		if (state > most)
+			most = state;
+	}
+	return most;
+}
+
+INLINE u32 state_of(const struct slot *s)
+{
+	if (s->off == STOPPED || (s->off == PREEMPTED && !(s->call && s->has_yielded)))
+		return s->off;
+	return s->call ? s->call : s->off ? s->off : ON_CPU;
+}
+
+INLINE void move(struct process *p, u32 from, u32 to, u64 ns)
+{
+	from = MASK(from, 31);
+	to = MASK(to, 31);
+	if (from > N_CATEGORIES || to > N_CATEGORIES)
+		return;
+	__sync_fetch_and_add(&p->ns[from], -ns);
+	__sync_fetch_and_add(&p->ns[to], ns);
+}
+
+/* Put the slot's byte at `state`. Returns when. The clock is read between the load and the swap, so time stamps are
+ * in the order of the swaps. */
+INLINE u64 settle(struct process *p, struct slot *s, u32 index, u64 state)
+{
+	u64 shift = 8 * MASK(index, 7), now = 0, was, will;
+	u32 from, to;
+	int i;
+
+	__sync_fetch_and_add(&p->begun, 1);
+	for (i = 0; i < N_TRIES; i++) {
+		was = *(volatile u64 *)&p->word;
+		now = bpf_ktime_get_ns();
+		will = (was & ~(0xffULL << shift)) | (state << shift);
+		if (was == will)
+			break;
+		if (__sync_val_compare_and_swap(&p->word, was, will) != was)
+			continue;
+		from = most_active(was);
+		to = most_active(will);
+		if (from != to)
+			move(p, to, from, now);
+		break;
+	}
+	__sync_fetch_and_add(&p->ended, 1);
+	if (i == N_TRIES)
+		count(LOST_CHANGE);
+	return now;
+}
+
+/* The process's account of a category at a moment; `active` is the process's state then. */
+INLINE u64 account(const struct process *p, u32 category, u32 active, u64 now)
+{
+	category = MASK(category, 31);
+	if (category > N_CATEGORIES)
+		return 0;
+	return p->ns[category] + (category == active ? now : 0);
+}
+
+/* Remember the accounts that a later correction of the interval that begins now needs. */
+INLINE void note_bases(struct process *p, struct slot *s, u64 now)
+{
+	u64 ended = LOAD(&p->ended), word = LOAD(&p->word);
+	u32 active = most_active(word);
+
+	s->base_ns = now;
+	s->own_base = account(p, state_of(s), active, now);
+#pragma unroll
+	for (int c = LOCK; c < CHILD; c++)
+		s->low_base[c - 1] = account(p, c, active, now);
+	s->has_base = LOAD(&p->begun) == ended;
+}
+
+/* Of the process's time in the thread's state, what lies after `since`: exact while no other
+ * thread of the process was in the same state, else a lower bound. */
+INLINE u64 own_time_since(struct process *p, struct slot *s, u64 since, u64 now)
+{
+	u64 ended = LOAD(&p->ended), word = LOAD(&p->word), before = since - s->base_ns;
+	s64 own = account(p, state_of(s), most_active(word), now) - s->own_base;
+
+	if (!s->has_base || LOAD(&p->begun) != ended)
+		return 0;
+	own -= before;
+	if (own <= 0)
+		return 0;
+	return own < (s64)(now - since) ? own : now - since;
+}
+
+INLINE u64 clamp(u64 x, u64 low, u64 high)
+{
+	return x < low ? low : x > high ? high : x;
+}
+
+/* A thread that counts as off the CPU runs: its switch-in was missed, and perhaps its wakeup. The scheduler's own
+ * accounts of the task tell when they were: for a thread that left runnable, the growth of its run queue delay; for
+ * one that left blocked, the growth of its run time, which is exact when it leaves again and else a tick late. */
+INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_struct *task)
+{
+	u64 now = bpf_ktime_get_ns(), on = now, woken, ns, delay = 0, runnable = 0;
+	u32 was = state_of(s), is;
+
+	count(MISSED_ON);
+	if (bpf_core_field_exists(task->sched_info.run_delay))
+		delay = task->sched_info.run_delay - s->off_run_delay;
+	if (s->woken_ns) {
+		on = clamp(s->woken_ns + delay, s->woken_ns, now);
+	} else {
+		on = clamp(now - (task->se.sum_exec_runtime - s->off_runtime), s->off_ns, now);
+		woken = clamp(on - delay, s->off_ns, on);
+		count(MISSED_WAKEUP);
+		raw(EVENT_WAKEUP, woken, task->tgid, task->pid, 0);
+		runnable = own_time_since(p, s, woken, now);
+	}
+	ns = own_time_since(p, s, on, now);
+	s->off = 0;
+	is = state_of(s);
+	settle(p, s, index, is);
+	if (was != is)
+		move(p, was, is, ns);
+	if (runnable > ns && !s->call)
+		move(p, was, PREEMPTED, runnable - ns);
+	s->woken_ns = 0;
+	raw(EVENT_ON, on, task->tgid, task->pid, 0);
+}
+
+/* The slot of a task that is followed, else NULL. */
+INLINE struct slot *slot_of(struct task_struct *task, struct process **process, u32 *index)
+{
+	struct thread *t;
+	struct process *p;
+	struct slot *s;
+	u32 tgid;
+
+	if (!task->bpf_storage)
+		return NULL;
+	t = bpf_task_storage_get(&threads, task, 0, 0);
+	if (!t || t->slot >= N_SLOTS)
+		return NULL;
+	tgid = task->tgid;
+	p = bpf_map_lookup_elem(&processes, &tgid);
+	if (!p || p->born_ns != t->born_ns)
+		return NULL;
+	*index = MASK(t->slot, 7);
+	s = &p->slots[*index];
+	if (s->tid != task->pid)
+		return NULL;
+	*process = p;
+	return s;
+}
+
+INLINE bool is_wanted(u32 tgid)
+{
+	if (tgid == cfg_self)
+		return false;
+	return !cfg_only_targets || bpf_map_lookup_elem(&targets, &tgid);
+}
+
+static const struct process new_process;
+
+INLINE struct process *process_of(u32 tgid)
+{
+	struct process *p = bpf_map_lookup_elem(&processes, &tgid);
+	struct life_event *e;
+	s64 now;
+
+	if (p)
+		return p;
+	bpf_map_update_elem(&processes, &tgid, &new_process, BPF_NOEXIST);
+	p = bpf_map_lookup_elem(&processes, &tgid);
+	if (!p) {
+		count(LOST_PROCESS);
+		return NULL;
+	}
+	now = bpf_ktime_get_ns();
+	if (__sync_val_compare_and_swap(&p->born_ns, 0, now) == 0) {
+		e = event(EVENT_PROCESS, now, tgid, bpf_get_current_pid_tgid(), LOST_LIFE);
+		if (e) {
+			bpf_get_current_comm(e->name, sizeof(e->name));
+			bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+		}
+	}
+	return p;
+}
+
+/* Take a slot that is free, else one of a thread that has been parked for long. NO_SLOT when there is none. */
+INLINE u32 take_slot(struct process *p, u32 tid, u64 now)
+{
+	struct slot *s;
+	u32 old, state, i;
+	u64 ts;
+
+	for (i = 0; i < N_SLOTS; i++)
+		if (!__sync_val_compare_and_swap(&p->slots[MASK(i, 7)].tid, 0, tid))
+			return i;
+	for (i = 0; i < N_SLOTS; i++) {
+		s = &p->slots[MASK(i, 7)];
+		state = (*(volatile u64 *)&p->word >> 8 * MASK(i, 7)) & 0xff;
+		if (state > NET || s->call || now - s->last_hook_ns < EVICT_AFTER_NS)
+			continue;
+		old = s->tid;
+		if (__sync_val_compare_and_swap(&s->tid, old, tid) != old)
+			continue;
+		ts = settle(p, s, i, NONE);
+		raw(EVENT_DEAD, ts, bpf_get_current_pid_tgid() >> 32, old, 0);
+		return i;
+	}
+	return NO_SLOT;
+}
+
+/* The calling thread, its process and, if there was room, its slot; made at the first call. False: not to be traced. */
+INLINE bool self(struct thread **thread, struct process **process, struct slot **slot)
+{
+	u64 id = bpf_get_current_pid_tgid(), now;
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct process *p;
+	struct thread *t;
+	struct slot *s;
+	u32 index;
+
+	*slot = NULL;
+	if (!is_wanted(id >> 32))
+		return false;
+	p = process_of(id >> 32);
+	t = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!p || !t)
+		return false;
+	*process = p;
+	*thread = t;
+	now = bpf_ktime_get_ns();
+	index = t->slot;
+	if (t->born_ns == p->born_ns && index < N_SLOTS) {
+		s = &p->slots[MASK(index, 7)];
+		if (s->tid == (u32)id) {
+			if (s->off)
+				put_right(p, s, index, task);
+			s->last_hook_ns = now;
+			*slot = s;
+			return true;
+		}
+	}
+	if (t->born_ns != p->born_ns) { /* its first call in this program */
+		t->nccl.sp = t->class.sp = 0;
+		t->device = 0;
+		t->group_depth = 0;
+	}
+	t->slot = NO_SLOT;
+	t->born_ns = p->born_ns;
+	index = take_slot(p, id, now);
+	if (index >= N_SLOTS) {
+		__sync_fetch_and_add(&p->n_lost, 1);
+		count(LOST_THREAD);
+		return true;
+	}
+	s = &p->slots[MASK(index, 7)];
+	s->call = s->off = s->blocked = s->waker_flags = 0;
+	s->class_op = s->nccl_op = 0;
+	s->syscall_nr = -1;
+	s->waker_pid = s->waker_tid = s->by_pid = -1;
+	s->off_runtime = s->off_run_delay = 0;
+	s->has_yielded = s->has_base = 0;
+	s->woken_ns = s->off_ns = 0;
+	s->last_hook_ns = now;
+	asm volatile("" ::: "memory"); /* the slot last: until then the scheduler's side leaves the thread alone */
+	t->slot = index;
+	now = settle(p, s, index, ON_CPU);
+	raw(EVENT_BORN, now, id >> 32, id, 0);
+	*slot = s;
+	return true;
+}
+
+/* ---- open calls ----
+ * Only the outermost call counts. The stack grows down, so it is told by its stack pointer: no depth to get wrong.
+ * At the same stack pointer a call is either a tail call of the open one, or the same call seen by a second link. */
+
+#define SAME_CALL_NS 50000
+
+INLINE bool is_inside(const struct frame *f, u64 sp, u64 cookie, u64 now)
+{
+	if (!f->sp || sp > f->sp)
+		return false;
+	if (sp < f->sp)
+		return true;
+	return ((f->cookie ^ cookie) >> 16 & 0xffff) || now - f->since_ns < SAME_CALL_NS;
+}
+
+INLINE void open(struct frame *f, u64 sp, u64 cookie, u64 now)
+{
+	f->sp = sp;
+	f->cookie = cookie;
+	f->since_ns = now;
+}
+
+INLINE bool is_return_of(const struct frame *f, u64 sp)
+{
+	return f->sp && sp >= f->sp + POPPED;
+}
+
+INLINE u8 cookie_op(u64 cookie)
+{
+	return cookie;
+}
+
+INLINE u8 cookie_category(u64 cookie)
+{
+	return cookie >> 8;
+}
+
+INLINE u16 cookie_symbol(u64 cookie)
+{
+	return cookie >> 16;
+}
+
+INLINE u8 cookie_action(u64 cookie)
+{
+	return cookie >> 32;
+}
+
+/* Where in the cookie the number of an argument stands. */
+#define COUNT_ARG 40
+#define DATATYPE_ARG 44
+#define REDUCTION_ARG 48
+#define PEER_ARG 52
+#define COMM_ARG 56
+#define STREAM_ARG 60
+
+INLINE u32 arg_number(u64 cookie, u32 at)
+{
+	return cookie >> at & 15;
+}
+
+/* args[1] is the first argument; from the stack only if the cookie asks for one that lies there. */
+INLINE void arguments(struct pt_regs *ctx, u64 cookie, u64 args[16])
+{
+#ifdef __TARGET_ARCH_arm64
+	args[1] = ARG(ctx, 1), args[2] = ARG(ctx, 2), args[3] = ARG(ctx, 3), args[4] = ARG(ctx, 4);
+	args[5] = ARG(ctx, 5), args[6] = ARG(ctx, 6), args[7] = ARG(ctx, 7), args[8] = ARG(ctx, 8);
+#else
+	args[1] = PT_REGS_PARM1(ctx), args[2] = PT_REGS_PARM2(ctx), args[3] = PT_REGS_PARM3(ctx);
+	args[4] = PT_REGS_PARM4(ctx), args[5] = PT_REGS_PARM5(ctx), args[6] = ctx->r9;
+	if (arg_number(cookie, STREAM_ARG) > 6 || arg_number(cookie, COMM_ARG) > 6)
+		bpf_probe_read_user(&args[7], 16, (void *)(PT_REGS_SP(ctx) + 8));
+#endif
+}
+
+/* `missing` when the call has no such argument. */
+INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
+{
+	u32 n = arg_number(cookie, at);
+
+	return n ? args[MASK(n, 15)] : missing;
+}
+
+/* A call has ended: tell it when it was slow, or failed. */
+INLINE void tell_call(const struct thread *t, u64 cookie, s64 since, s32 result, bool has_failed, s64 count_bytes,
+		      u64 stream)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	s64 duration = bpf_ktime_get_ns() - since;
+	struct call_event *e;
+
+	if (duration < cfg_slow_call_ns && !has_failed)
+		return;
+	e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
+	if (!e)
+		return;
+	e->duration_ns = duration;
+	e->op = cookie_op(cookie);
+	e->symbol = cookie_symbol(cookie);
+	e->category = cookie_category(cookie);
+	e->count_bytes = count_bytes;
+	e->stream = stream;
+	e->result = result;
+	e->device = t->device - 1;
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+#endif

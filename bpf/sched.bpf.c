@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/* The scheduler's side of the ledger: when GPU threads leave the CPU, why, who wakes them, when they run again.
+ * A task that is not followed costs a load and a branch, as long as no other program gave it task storage. */
+#include "probe.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* So that the object describes what it emits, and the loader can compare. */
+const volatile struct {
+	u64 n_bytes; /* of a record in the event ring */
+	struct event event[0];
+	struct call_event call_event[0];
+	struct off_event off_event[0];
+	struct life_event life_event[0];
+	struct raw_event raw_event[0];
+} layouts = { .n_bytes = sizeof(struct event) };
+
+#define STATE_INTERRUPTIBLE 1
+#define STATE_STOPPED_OR_TRACED 0xc
+#define JOBCTL_TRAP_FREEZE (1 << 23) /* frozen by its cgroup (v2) */
+#define BY_EXCEPTION (-1)	     /* in place of a system call number: it was in user mode */
+#define N_SYSCALLS 512
+#define N_ANCESTORS 4
+
+/* What a thread blocked in this system call waits for. One table for both architectures: numbers come from
+ * asm/unistd.h. src/stallscope/events/syscalls.py has the same for x86-64; a test compares them. */
+static const u8 blocked_in[N_SYSCALLS] = {
+	[__NR_futex] = LOCK,
+	[__NR_futex_waitv] = LOCK,
+	[__NR_nanosleep] = SLEEP,
+	[__NR_clock_nanosleep] = SLEEP,
+	[__NR_ioctl] = DRIVER,
+	[__NR_pselect6] = NET,
+	[__NR_ppoll] = NET,
+	[__NR_epoll_pwait] = NET,
+	[__NR_epoll_pwait2] = NET,
+	[__NR_connect] = NET,
+	[__NR_accept] = NET,
+	[__NR_accept4] = NET,
+	[__NR_sendto] = NET,
+	[__NR_recvfrom] = NET,
+	[__NR_sendmsg] = NET,
+	[__NR_recvmsg] = NET,
+	[__NR_recvmmsg] = NET,
+	[__NR_sendmmsg] = NET,
+	[__NR_read] = IO,
+	[__NR_write] = IO,
+	[__NR_pread64] = IO,
+	[__NR_pwrite64] = IO,
+	[__NR_readv] = IO,
+	[__NR_writev] = IO,
+	[__NR_preadv] = IO,
+	[__NR_pwritev] = IO,
+	[__NR_preadv2] = IO,
+	[__NR_pwritev2] = IO,
+	[__NR_close] = IO,
+	[__NR_openat] = IO,
+	[__NR_fsync] = IO,
+	[__NR_fdatasync] = IO,
+	[__NR_sync] = IO,
+	[__NR_syncfs] = IO,
+	[__NR_sync_file_range] = IO,
+	[__NR_sendfile] = IO,
+	[__NR_splice] = IO,
+	[__NR_copy_file_range] = IO,
+	[__NR_ftruncate] = IO,
+	[__NR_fallocate] = IO,
+	[__NR_unlinkat] = IO,
+	[__NR_renameat2] = IO,
+	[__NR_io_getevents] = IO,
+	[__NR_io_pgetevents] = IO,
+	[__NR_io_uring_enter] = IO,
+	[__NR_getdents64] = IO,
+	[__NR_statx] = IO,
+	[__NR_newfstatat] = IO,
+	[__NR_mmap] = FAULT,
+	[__NR_mprotect] = FAULT,
+	[__NR_munmap] = FAULT,
+	[__NR_madvise] = FAULT,
+	[__NR_mremap] = FAULT,
+	[__NR_msync] = FAULT,
+#ifdef __NR_poll
+	[__NR_poll] = NET,
+	[__NR_select] = NET,
+	[__NR_epoll_wait] = NET,
+	[__NR_open] = IO,
+	[__NR_stat] = IO,
+	[__NR_fstat] = IO,
+	[__NR_lstat] = IO,
+	[__NR_readlink] = IO,
+	[__NR_rename] = IO,
+	[__NR_unlink] = IO,
+#endif
+};
+
+/* A poll or select that watches no descriptor is a sleep. */
+INLINE bool watches_nothing(int nr, struct pt_regs___kernel *regs)
+{
+	switch (nr) {
+#ifdef __NR_poll
+	case __NR_poll:
+#endif
+	case __NR_ppoll:
+		return SYSCALL_ARG2(regs) == 0;
+#ifdef __NR_select
+	case __NR_select:
+#endif
+	case __NR_pselect6:
+		return SYSCALL_ARG1(regs) == 0;
+	}
+	return false;
+}
+
+/* On a pipe, socket or terminal these wait interruptibly, on a disk they don't. */
+INLINE bool is_stream_call(int nr)
+{
+	return nr == __NR_read || nr == __NR_write || nr == __NR_readv || nr == __NR_writev;
+}
+
+INLINE u32 why_off(struct task_struct *task, struct slot *s, bool preempt, u32 state, struct pt_regs___kernel *regs)
+{
+	int nr = SYSCALL_NR(regs);
+	u32 category;
+
+	s->syscall_nr = nr;
+	s->has_yielded = !preempt && !state && nr == __NR_sched_yield;
+	s->off_flags = 0;
+	if (preempt || !state) {
+		s->off_flags = OFF_PREEMPTED;
+		return PREEMPTED;
+	}
+	if (state & STATE_STOPPED_OR_TRACED || task->jobctl & JOBCTL_TRAP_FREEZE)
+		return STOPPED;
+	if (BPF_CORE_READ_BITFIELD(task, in_iowait)) {
+		s->off_flags = OFF_IOWAIT;
+		return IO;
+	}
+	if (nr == BY_EXCEPTION)
+		return FAULT;
+	if (nr == __NR_restart_syscall) /* a sleep, poll or futex with timeout that goes on after a stop */
+		return s->blocked ? s->blocked : OTHER_OFF;
+	if (nr < 0 || nr >= N_SYSCALLS)
+		return OTHER_OFF;
+	category = blocked_in[MASK(nr, N_SYSCALLS - 1)];
+	if (category == IO && state & STATE_INTERRUPTIBLE && is_stream_call(nr))
+		return NET;
+	if (category == NET && watches_nothing(nr, regs))
+		return SLEEP;
+	return category ? category : OTHER_OFF;
+}
+
+INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,
+		       struct task_struct *next, u32 state)
+{
+	u64 now;
+	u32 off;
+
+	if (s->off)
+		put_right(p, s, index, task);
+	off = why_off(task, s, preempt, state, (struct pt_regs___kernel *)bpf_task_pt_regs(task));
+	if (off != PREEMPTED && off != STOPPED)
+		s->blocked = off;
+	s->off = off;
+	s->off_category = off;
+	s->off_runtime = task->se.sum_exec_runtime;
+	if (bpf_core_field_exists(task->sched_info.run_delay))
+		s->off_run_delay = task->sched_info.run_delay;
+	s->by_pid = -1;
+	if (off == PREEMPTED) {
+		s->by_pid = next->tgid;
+		bpf_probe_read_kernel(s->by_comm, sizeof(s->by_comm), next->comm);
+	}
+	now = settle(p, s, index, state_of(s));
+	s->off_ns = now;
+	s->woken_ns = off == PREEMPTED ? now : 0;
+	note_bases(p, s, now);
+	if (cfg_record_all) {
+		struct raw_event *e = event(EVENT_OFF, now, task->tgid, task->pid, LOST_RAW);
+
+		if (e) {
+			e->category = state_of(s) == off ? off : s->off_category;
+			e->flags = s->off_flags;
+			e->syscall_nr = s->syscall_nr;
+			e->state = state;
+			bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+		}
+	}
+}
+
+INLINE void tell_off_cpu(struct slot *s, u32 tgid, u64 now)
+{
+	struct off_event *e = event(EVENT_OFF_CPU, s->off_ns, tgid, s->tid, LOST_OFF_CPU);
+
+	if (!e)
+		return;
+	e->duration_ns = now - s->off_ns;
+	e->category = s->off_category;
+	e->flags = s->off_flags | s->waker_flags;
+	e->runnable_ns = s->woken_ns ? now - s->woken_ns : -1;
+	e->syscall_nr = s->syscall_nr;
+	e->waker_pid = s->waker_pid;
+	e->waker_tid = s->waker_tid;
+	e->by_pid = s->by_pid;
+	if (s->by_pid >= 0)
+		__builtin_memcpy(e->by_comm, s->by_comm, sizeof(e->by_comm));
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+INLINE void runs_again(struct process *p, struct slot *s, u32 index, struct task_struct *task)
+{
+	bool was_call = s->call && s->off_category != PREEMPTED && s->off_category != STOPPED;
+	u64 now;
+
+	if (s->off && !s->woken_ns) /* its time in the run queue stays in what it was blocked in */
+		count(MISSED_WAKEUP);
+	s->off = 0;
+	now = settle(p, s, index, state_of(s));
+	raw(EVENT_ON, now, task->tgid, task->pid, 0);
+	if (s->off_ns && now - s->off_ns >= cfg_slow_off_ns && !was_call)
+		tell_off_cpu(s, task->tgid, now);
+	s->off_ns = 0;
+	s->waker_pid = s->waker_tid = -1;
+	s->waker_flags = 0;
+}
+
+INLINE int switched(bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state)
+{
+	struct process *p;
+	struct slot *s;
+	u32 index;
+
+	s = slot_of(prev, &p, &index);
+	if (s)
+		leaves_cpu(p, s, index, preempt, prev, next, prev_state);
+	s = slot_of(next, &p, &index);
+	if (s)
+		runs_again(p, s, index, next);
+	return 0;
+}
+
+SEC("?tp_btf/sched_switch")
+int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	return switched(preempt, prev, next, prev_state);
+}
+
+/* Before 5.18 the tracepoint does not tell the state (commit fa2c3254d7cf); that of the task may have changed since. */
+struct task_struct___state {
+	unsigned int __state;
+} CORE;
+
+SEC("?tp_btf/sched_switch")
+int BPF_PROG(on_switch_5_15, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	return switched(preempt, prev, next, ((struct task_struct___state *)prev)->__state);
+}
+
+/* Whether `current` is a child, grandchild ... of the process. */
+INLINE bool is_descendant(struct task_struct *task, int tgid)
+{
+#pragma unroll
+	for (int i = 0; i < N_ANCESTORS; i++) {
+		task = task->real_parent;
+		if (!task)
+			return false;
+		if (task->tgid == tgid)
+			return true;
+	}
+	return false;
+}
+
+/* Who wakes the thread: here `current` is the waker, unless an interrupt is. This can run before the switch away is
+ * over, so that it may change no state. */
+SEC("?tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *task)
+{
+	struct task_struct *waker;
+	struct process *p;
+	struct slot *s;
+	u32 index;
+
+	s = slot_of(task, &p, &index);
+	if (!s)
+		return 0;
+	s->waker_flags = 0;
+	s->waker_pid = s->waker_tid = -1;
+	waker = bpf_get_current_task_btf();
+	if (in_interrupt(waker))
+		return 0;
+	s->waker_pid = waker->tgid;
+	s->waker_tid = waker->pid;
+	if (waker->tgid == task->tgid)
+		s->waker_flags = OFF_WOKEN_BY_SELF;
+	else if (is_descendant(waker, task->tgid))
+		s->waker_flags = OFF_WOKEN_BY_CHILD;
+	return 0;
+}
+
+/* It was a child that the thread waited for: what the process spent below CHILD meanwhile is CHILD. Exact, but for
+ * accounts that an arrival of another thread has already told. */
+INLINE void waited_for_child(struct process *p, struct slot *s, u64 now)
+{
+	u64 ended = LOAD(&p->ended), word = LOAD(&p->word), base;
+	u32 active = most_active(word);
+	s64 spent[CHILD];
+
+	if (!s->has_base)
+		return;
+#pragma unroll
+	for (int c = LOCK; c < CHILD; c++) {
+		base = s->low_base[c - 1];
+		if ((s64)(p->arrival_low[c - 1] - base) > 0)
+			base = p->arrival_low[c - 1];
+		spent[c] = account(p, c, active, now) - base;
+	}
+	if (LOAD(&p->begun) != ended)
+		return;
+#pragma unroll
+	for (int c = LOCK; c < CHILD; c++)
+		if (spent[c] > 0 && spent[c] <= (s64)(now - s->off_ns))
+			move(p, c, CHILD, spent[c]);
+}
+
+SEC("?tp_btf/sched_wakeup")
+int BPF_PROG(on_wakeup, struct task_struct *task)
+{
+	struct process *p;
+	struct slot *s;
+	u32 index, off;
+	u64 now;
+
+	s = slot_of(task, &p, &index);
+	if (!s || !s->off || s->off == PREEMPTED)
+		return 0;
+	off = s->off;
+	if (s->waker_flags & OFF_WOKEN_BY_CHILD && !s->call && off < CHILD && off != SLEEP) {
+		s->off_category = CHILD;
+		waited_for_child(p, s, bpf_ktime_get_ns());
+	}
+	s->off = PREEMPTED;
+	now = settle(p, s, index, state_of(s));
+	s->woken_ns = now;
+	note_bases(p, s, now);
+	raw(EVENT_WAKEUP, now, task->tgid, task->pid, s->off_category == CHILD ? CHILD : 0);
+	return 0;
+}
+
+/* Only where switches are missed: a tick in a thread that counts as off ends the error. */
+SEC("?tp_btf/sched_stat_runtime")
+int BPF_PROG(on_tick, struct task_struct *task)
+{
+	struct process *p;
+	struct slot *s;
+	u32 index;
+
+	if (task->pid != (u32)bpf_get_current_pid_tgid())
+		return 0;
+	s = slot_of(task, &p, &index);
+	if (s && s->off)
+		put_right(p, s, index, task);
+	return 0;
+}
+
+INLINE void life(u16 kind, struct task_struct *task)
+{
+	struct life_event *e = event(kind, bpf_ktime_get_ns(), task->tgid, task->pid, LOST_LIFE);
+
+	if (!e)
+		return;
+	bpf_probe_read_kernel(e->name, sizeof(e->name), task->comm);
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+SEC("?tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *task)
+{
+	u32 index, tgid = task->tgid;
+	struct process *p;
+	struct slot *s;
+	u64 now;
+
+	s = slot_of(task, &p, &index);
+	if (s) {
+		if (s->off)
+			put_right(p, s, index, task);
+		now = settle(p, s, index, NONE);
+		raw(EVENT_DEAD, now, tgid, task->pid, 0);
+		__sync_val_compare_and_swap(&s->tid, (u32)task->pid, 0);
+	}
+	if (task->signal->live.counter == 0 && bpf_map_lookup_elem(&processes, &tgid)) {
+		life(EVENT_EXIT, task);
+		bpf_map_delete_elem(&processes, &tgid);
+	}
+	return 0;
+}
+
+/* Another program in the same process: handles and threads mean nothing any more. */
+SEC("?tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *task)
+{
+	u32 tgid = task->tgid;
+
+	if (bpf_map_lookup_elem(&processes, &tgid)) {
+		life(EVENT_EXEC, task);
+		bpf_map_delete_elem(&processes, &tgid);
+	}
+	return 0;
+}

@@ -1,0 +1,127 @@
+"""Struct layouts and variable places out of the BTF section of a built BPF object, as numpy dtypes.
+
+Knows what clang emits for our own headers: integers, arrays, structs, enums, pointers. The object is ours, so
+only its kind is checked, not every byte of it.
+"""
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM = 1, 2, 3, 4, 5, 6
+_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _VAR, _DATASEC, _TYPE_TAG, _ENUM64 = 8, 9, 10, 11, 14, 15, 18, 19
+_PROTO, _DECL_TAG = 13, 17
+_TAIL_BYTES = {_INT: 4, _ARRAY: 12, _VAR: 4, _DECL_TAG: 4}
+_MEMBER_BYTES = {_STRUCT: 12, _UNION: 12, _ENUM: 8, _PROTO: 8, _DATASEC: 12, _ENUM64: 12}
+_ALIASES = {_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG}
+_SIGNED, _CHAR = 1, 2
+
+
+class _Type(NamedTuple):
+    name: str
+    kind: int
+    n_members: int
+    size: int  # or the number of the type that this one refers to
+    tail: bytes
+
+
+class Place(NamedTuple):
+    """Where a variable lies in its section."""
+
+    offset: int
+    n_bytes: int
+
+
+class Btf:
+    """The types of one object."""
+
+    def __init__(self, elf: bytes):
+        raw = section(elf, ".BTF")
+        header, types_at, types_bytes, names_at, names_bytes = struct.unpack_from("<IIIII", raw, 4)
+        self._names = raw[header + names_at : header + names_at + names_bytes]
+        self._types = [_Type("void", 0, 0, 0, b"")]
+        at, end = header + types_at, header + types_at + types_bytes
+        while at < end:
+            name, info, size = struct.unpack_from("<III", raw, at)
+            kind, n = info >> 24 & 0x1F, info & 0xFFFF
+            after = at + 12 + _TAIL_BYTES.get(kind, 0) + _MEMBER_BYTES.get(kind, 0) * n
+            self._types.append(_Type(self._name(name), kind, n, size, raw[at + 12 : after]))
+            at = after
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype of `struct name`. KeyError when the object has none."""
+        for found in self._types:
+            if found.kind == _STRUCT and found.name == name:
+                return self._struct(found)
+        raise KeyError(name)
+
+    def places(self, section_name: str) -> dict[str, Place]:
+        """The variables of a section, such as .rodata."""
+        places = {}
+        for found in self._types:
+            if found.kind == _DATASEC and found.name == section_name:
+                for number, offset, n_bytes in struct.iter_unpack("<III", found.tail):
+                    places[self._types[number].name] = Place(offset, n_bytes)
+        return places
+
+    def _name(self, at: int) -> str:
+        return self._names[at : self._names.index(b"\0", at)].decode()
+
+    def _struct(self, found: _Type) -> np.dtype[Any]:
+        members = list(struct.iter_unpack("<III", found.tail))
+        return np.dtype(
+            {
+                "names": [self._name(name) for name, _, _ in members],
+                "formats": [self._format(number) for _, number, _ in members],
+                "offsets": [(bits & 0xFFFFFF) // 8 for _, _, bits in members],
+                "itemsize": found.size,
+            }
+        )
+
+    def _format(self, number: int) -> Any:
+        found = self._resolved(number)
+        if found.kind == _STRUCT:
+            return self._struct(found)
+        if found.kind == _ARRAY:
+            element, _, n = struct.unpack("<III", found.tail)
+            inner = self._resolved(element)
+            return f"S{n}" if inner.name == "char" else (self._format(element), (n,))
+        if found.kind == _INT:
+            encoding = found.tail[3]
+            return f"<{'i' if encoding & _SIGNED else 'u'}{found.size}"
+        if found.kind == _ENUM:
+            return f"<u{found.size}"
+        raise ValueError(f"{found.name or 'a type'} of kind {found.kind} has no place in a record")
+
+    def _resolved(self, number: int) -> _Type:
+        found = self._types[number]
+        while found.kind in _ALIASES:
+            found = self._types[found.size]
+        return found
+
+
+def section(elf: bytes, name: str) -> bytes:
+    """The bytes of one section of a little-endian ELF64 file. KeyError when there is none."""
+    (headers,) = struct.unpack_from("<Q", elf, 40)
+    entry_bytes, n, names_index = struct.unpack_from("<HHH", elf, 58)
+    heads = [struct.unpack_from("<IIQQQQ", elf, headers + i * entry_bytes) for i in range(n)]
+    names = heads[names_index][4]
+    for name_at, _, _, _, offset, n_bytes in heads:
+        start = names + name_at
+        if elf[start : elf.index(b"\0", start)].decode() == name:
+            return elf[offset : offset + n_bytes]
+    raise KeyError(name)
+
+
+def difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> str:
+    """The first field in which two struct layouts differ, in words; empty when they are the same."""
+    if ours == theirs:
+        return ""
+    own, other = dict(ours.fields or {}), dict(theirs.fields or {})
+    for name, place in own.items():
+        if name not in other:
+            return f"{name} is missing"
+        if other[name] != place:
+            return f"{name} is {other[name]}, not {place}"
+    return f"{theirs.names} in {theirs.itemsize} bytes, not {ours.names} in {ours.itemsize}"

@@ -1,0 +1,192 @@
+"""The traced functions: one table. Which names, what operation each is, and which argument is what.
+
+From here follow the symbols to look up, the cookie that each hook carries into the kernel (bpf/events.h tells
+its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.29, cuda_runtime_api.h and cuda.h 11 to 13.
+
+libnccl exports each function twice (ncclX, pncclX) at one address: one hook. CUDA has code of its own for each
+default stream flavour, and the driver versions of a function (_v2): all of them are hooked; a driver call inside
+a runtime call is part of it. Launches are hooked only where asked for: a hook costs 0.5 to 2 us a call.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from stallscope.events.kernel import Action
+from stallscope.events.names import Category, Op
+
+_RUNTIME_FLAVOURS = ("", "_ptsz", "_ptds")
+_DRIVER_FLAVOURS = ("", "_v2", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds")
+_ARGUMENT_BITS = {"count": 40, "datatype": 44, "reduce_op": 48, "peer": 52, "comm": 56, "stream": 60}
+
+
+class Operation(NamedTuple):
+    """Functions that are alike.
+
+    names: exported names without flavour, separated by spaces. inside: what the time in them is charged to.
+    arguments: numbers of arguments, 1 is the first; "count" is elements or bytes, "peer" a rank, or the number
+    of rows that multiplies the bytes of a copy.
+    """
+
+    names: str
+    op: Op
+    inside: Category = Category.NONE
+    action: Action = Action.CALL
+    arguments: Mapping[str, int] = {}
+
+
+class Hook(NamedTuple):
+    """One place to attach to: what Program.attach() takes."""
+
+    offset: int  # of the function in the file
+    cookie: int
+    is_nccl: bool
+    symbol: str
+
+
+def _collective(names: str, op: Op, **arguments: int) -> Operation:
+    return Operation(names, op, action=Action.COLLECTIVE, arguments=arguments)
+
+
+def _comm(names: str, op: Op, action: Action = Action.CALL) -> Operation:
+    return Operation(names, op, action=action)
+
+
+def _alloc(names: str, **arguments: int) -> Operation:
+    return Operation(names, Op.ALLOC, Category.ALLOC, arguments=arguments)
+
+
+def _free(names: str) -> Operation:
+    return Operation(names, Op.FREE, Category.ALLOC)
+
+
+def _copy(names: str, **arguments: int) -> Operation:
+    return Operation(names, Op.COPY, Category.COPY, arguments=arguments)
+
+
+def _sync(names: str, **arguments: int) -> Operation:
+    return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments)
+
+
+NCCL = (
+    _collective("ncclAllReduce", Op.ALL_REDUCE, count=3, datatype=4, reduce_op=5, comm=6, stream=7),
+    _collective("ncclReduceScatter", Op.REDUCE_SCATTER, count=3, datatype=4, reduce_op=5, comm=6, stream=7),
+    _collective("ncclAllGather", Op.ALL_GATHER, count=3, datatype=4, comm=5, stream=6),
+    _collective("ncclAlltoAll", Op.ALL_TO_ALL, count=3, datatype=4, comm=5, stream=6),
+    _collective("ncclBroadcast", Op.BROADCAST, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective("ncclBcast", Op.BROADCAST, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _collective("ncclReduce", Op.REDUCE, count=3, datatype=4, reduce_op=5, peer=6, comm=7, stream=8),
+    _collective("ncclGather", Op.GATHER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective("ncclScatter", Op.SCATTER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective("ncclSend", Op.SEND, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _collective("ncclRecv", Op.RECV, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _comm("ncclGroupStart", Op.GROUP, Action.GROUP_START),
+    _comm("ncclGroupEnd", Op.GROUP, Action.GROUP_END),
+    _comm("ncclCommInitRank ncclCommInitRankConfig", Op.COMM_INIT, Action.INIT_RANK),
+    _comm("ncclCommInitRankScalable", Op.COMM_INIT, Action.INIT_SCALABLE),
+    _comm("ncclCommInitAll", Op.COMM_INIT, Action.INIT_ALL),
+    _comm("ncclCommSplit", Op.COMM_SPLIT, Action.SPLIT),
+    _comm("ncclCommShrink", Op.COMM_SPLIT, Action.SHRINK),
+    _comm("ncclCommGrow", Op.COMM_INIT, Action.GROW),
+    _comm("ncclCommDestroy ncclCommAbort", Op.COMM_DESTROY, Action.DESTROY),
+    _comm("ncclCommFinalize", Op.COMM_DESTROY),
+)
+
+RUNTIME = (
+    _sync("cudaDeviceSynchronize cudaThreadSynchronize cudaEventSynchronize"),
+    _sync("cudaStreamSynchronize", stream=1),
+    _alloc("cudaMalloc cudaMallocHost cudaHostAlloc cudaMallocManaged cudaHostRegister", count=2),
+    _alloc("cudaMallocAsync cudaMallocFromPoolAsync", count=2),
+    _alloc("cudaMallocPitch cudaMalloc3D cudaMallocArray cudaMalloc3DArray"),
+    _free("cudaFree cudaFreeAsync cudaFreeHost cudaFreeArray cudaHostUnregister"),
+    _copy("cudaMemcpy", count=3),
+    _copy("cudaMemcpyAsync", count=3, stream=5),
+    _copy("cudaMemcpyToSymbol cudaMemcpyFromSymbol", count=3),
+    _copy("cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync", count=3, stream=6),
+    _copy("cudaMemcpyPeer", count=5),
+    _copy("cudaMemcpyPeerAsync", count=5, stream=6),
+    _copy("cudaMemcpy2D", count=5, peer=6),
+    _copy("cudaMemcpy2DAsync", count=5, peer=6, stream=8),
+    _copy("cudaMemcpy3D cudaMemcpy3DPeer cudaMemcpy2DToArray cudaMemcpy2DFromArray cudaMemcpy2DArrayToArray"),
+    _copy("cudaMemcpy3DAsync cudaMemcpy3DPeerAsync", stream=2),
+    _copy("cudaMemcpyBatchAsync cudaMemcpy3DBatchAsync cudaMemcpyWithAttributesAsync"),
+    Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),
+)
+
+DRIVER = (
+    _sync("cuCtxSynchronize cuEventSynchronize"),
+    _sync("cuStreamSynchronize", stream=1),
+    _alloc("cuMemAlloc cuMemAllocHost cuMemHostAlloc cuMemAllocManaged cuMemHostRegister", count=2),
+    _alloc("cuMemAllocAsync cuMemAllocFromPoolAsync cuMemCreate cuMemMap", count=2),
+    _alloc("cuMemAllocPitch cuMemSetAccess"),
+    _free("cuMemFree cuMemFreeHost cuMemFreeAsync cuMemHostUnregister cuMemRelease cuMemUnmap"),
+    _copy("cuMemcpy cuMemcpyHtoD cuMemcpyDtoH cuMemcpyDtoD", count=3),
+    _copy("cuMemcpyAsync cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemcpyDtoDAsync", count=3, stream=4),
+    _copy("cuMemcpyPeer", count=5),
+    _copy("cuMemcpyPeerAsync", count=5, stream=6),
+    _copy("cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy3D cuMemcpy3DPeer"),
+    _copy("cuMemcpy2DAsync cuMemcpy3DAsync cuMemcpy3DPeerAsync", stream=2),
+    _copy("cuMemcpyBatchAsync cuMemcpy3DBatchAsync"),
+)
+
+RUNTIME_LAUNCHES = (
+    Operation("cudaLaunchKernel", Op.LAUNCH, Category.LAUNCH, arguments={"stream": 8}),
+    Operation("cudaLaunchKernelExC cudaLaunchCooperativeKernel", Op.LAUNCH, Category.LAUNCH),
+    Operation("cudaGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"stream": 2}),
+)
+
+DRIVER_LAUNCHES = (
+    Operation("cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel", Op.LAUNCH, Category.LAUNCH),
+    Operation("cuGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"stream": 2}),
+)
+
+
+def _by_name() -> dict[str, Operation]:
+    """Every exported name with its flavours. The order numbers the symbols."""
+    found = {name: operation for operation in NCCL for name in operation.names.split()}
+    for table, flavours in (
+        (RUNTIME + RUNTIME_LAUNCHES, _RUNTIME_FLAVOURS),
+        (DRIVER + DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
+    ):
+        for operation in table:
+            found |= {name + flavour: operation for name in operation.names.split() for flavour in flavours}
+    return found
+
+
+BY_NAME: Mapping[str, Operation] = _by_name()
+
+SYMBOLS: tuple[str, ...] = ("", *BY_NAME)
+"""Names by the number in `calls.symbol`; 0 is none."""
+
+_NUMBER = {name: number for number, name in enumerate(SYMBOLS)}
+
+
+def cookie(name: str) -> int:
+    """What the hook on this function tells the kernel side: see enum action in bpf/events.h."""
+    operation = BY_NAME[name]
+    value = operation.op | operation.inside << 8 | _NUMBER[name] << 16 | operation.action << 32
+    for argument, number in operation.arguments.items():
+        value |= number << _ARGUMENT_BITS[argument]
+    return value
+
+
+def hooks(offsets: Mapping[str, int], *, launches: bool = False) -> list[Hook]:
+    """Where to attach in a file that has these functions.
+
+    offsets: file offset of each function by its name; names that are not in the table are left out.
+    Two names at one offset are one hook, that of the name which stands first in the table.
+    """
+    known = [name for name in BY_NAME if name in offsets and (launches or not is_launch(name))]
+    first = {offsets[name]: name for name in reversed(known)}
+    return [
+        Hook(offset, cookie(name), name.startswith("nccl"), name) for offset, name in sorted(first.items())
+    ]
+
+
+def is_launch(name: str) -> bool:
+    """Whether the function is hooked only when launches are timed."""
+    return BY_NAME[name].inside is Category.LAUNCH
+
+
+def names(*, launches: bool = False) -> Iterable[str]:
+    """The functions to look for in a file."""
+    return [name for name in BY_NAME if launches or not is_launch(name)]

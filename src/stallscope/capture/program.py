@@ -1,0 +1,358 @@
+"""The kernel side, loaded: attach it to libraries, read what it tells, count what it lost and what it cost.
+
+    with Program.load(Options()) as program:
+        link = program.attach(path, operations.hooks(offsets))   # offsets: file offset by function name
+        arrivals = program.arrivals.drain()                      # kernel.ARRIVAL
+        events = program.events.drain()                          # kernel.EVENT, several kinds in one ring
+        processes = program.processes()                          # kernel.PROCESS by pid, as they are now
+        losses = program.losses()
+
+Drain every 20 to 50 ms: the rings hold 16,384 arrivals and 32,768 events. Everything is detached by close(), and
+by the kernel when the process dies. How functions are hooked is found by trying: a session link (Linux 6.13), two
+multi links (6.6), perf-event links (5.15; slow to detach: 0.1 s each).
+"""
+
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from stallscope.capture import btf
+from stallscope.capture.libbpf import (
+    UPROBE_MULTI,
+    UPROBE_SESSION,
+    Library,
+    MultiLink,
+    Object,
+    Refused,
+    statistics_fd,
+)
+from stallscope.capture.operations import Hook
+from stallscope.capture.ring import Ring
+from stallscope.errors import CannotTrace
+from stallscope.events import kernel
+from stallscope.events.layout import Array
+
+OBJECT = Path(__file__).parent / f"stallscope.{platform.machine()}.bpf.o"
+RING_BYTES = 4 << 20
+
+_TRACEPOINTS = ("on_waking", "on_wakeup", "on_exit", "on_exec")
+_SWITCHES = ("on_switch", "on_switch_5_15")
+_ON_TICK = "on_tick"
+_MODES = ("session", "multi", "perf")
+
+
+class Options(NamedTuple):
+    """What the kernel side is told at the load.
+
+    record_all: also emit every call and switch (kinds from kernel.FIRST_RAW on), for checks of the ledger.
+    slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
+    pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
+    """
+
+    record_all: bool = False
+    slow_call_ns: int = 1_000_000
+    slow_off_ns: int = 1_000_000
+    pids: frozenset[int] | None = None
+    own_pid: int = os.getpid()
+    ring_bytes: int = RING_BYTES
+
+
+class Cost(NamedTuple):
+    """What a program has cost so far; n_runs and run_ns count only while statistics are on (see Program.measure)."""
+
+    n_verified: int
+    n_runs: int
+    run_ns: int
+
+
+class State(NamedTuple):
+    """The traced processes at one moment: pids int64 (n,), rows kernel.PROCESS (n,), now_ns int64 (n,)."""
+
+    pids: Array
+    rows: Array
+    now_ns: Array
+
+
+@dataclass
+class Link:
+    """Hooks in one file."""
+
+    _object: Object
+    _multi: list[MultiLink] = field(default_factory=list)
+    _single: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Detach: 30 ms, or 0.1 s a hook where the kernel has no multi links."""
+        while self._multi:
+            self._multi.pop().close()
+        while self._single:
+            self._object.detach(self._single.pop())
+
+
+class Program:
+    """The loaded programs, attached to the scheduler; functions are hooked by attach().
+
+    mode: "session", "multi" or "perf".
+    """
+
+    def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
+        """Not to be called: see load()."""
+        self.mode = mode
+        self._library, self._object = library, loaded
+        self._tracepoints: list[int] = []
+        self._links: list[Link] = []
+        self._statistics = -1
+        self._ticks = 0
+        self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
+        self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
+
+    @classmethod
+    def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
+        """Load the object and attach to the scheduler, in the best way that this kernel knows.
+
+        Raises CannotTrace when the object is missing or not what this version expects, or the kernel refuses.
+        """
+        types = _checked(path)
+        library = Library()
+        attempts = [
+            ("session", _SWITCHES[0]),
+            ("multi", _SWITCHES[0]),
+            *(("perf", switch) for switch in _SWITCHES),
+        ]
+        refusals = []
+        for mode, switch in attempts:
+            try:
+                loaded = _loaded(library, path, types, options, mode, switch)
+            except Refused as refusal:
+                refusals.append(refusal)
+                continue
+            program = cls(library, loaded, mode, options)
+            program._start(switch, options.pids)
+            return program
+        raise refusals[-1]
+
+    def attach(self, path: str, hooks: Sequence[Hook]) -> Link:
+        """Hook functions of a file, in all processes that map it now or later.
+
+        path: one that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself.
+        A file that is attached twice, under whatever name, is told once, but costs twice. Raises Refused.
+        """
+        link = Link(self._object)
+        try:
+            for library in ("nccl", "cuda"):
+                chosen = [hook for hook in hooks if hook.is_nccl == (library == "nccl")]
+                if chosen:
+                    self._hook(link, library, path, chosen)
+        except Refused:
+            link.close()
+            raise
+        self._links.append(link)
+        return link
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Trace these processes too, where Options.pids was given."""
+        fd, one = self._object.map_fd("targets"), ctypes.c_uint8(1)
+        for pid in pids:
+            self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), ctypes.byref(one), 0)
+
+    def losses(self) -> dict[str, int]:
+        """Each Counter by its name in lower case, summed over the CPUs. Not all of them are losses: see Counter."""
+        return {
+            counter.name.lower(): int(n)
+            for counter, n in zip(kernel.Counter, self.counters().sum(axis=1), strict=True)
+        }
+
+    def counters(self) -> Array:
+        """The counters: int64 (len(Counter), CPUs)."""
+        n_cpus = self._library.libbpf_num_possible_cpus()
+        values = np.zeros((len(kernel.Counter), n_cpus), np.int64)
+        fd = self._object.map_fd("counters")
+        for counter in kernel.Counter:
+            row = values[counter]
+            self._library.bpf_map_lookup_elem(fd, ctypes.byref(ctypes.c_uint32(counter)), row.ctypes.data)
+        return values
+
+    def processes(self) -> State:
+        """Every traced process as it is now; a few are left out when they end meanwhile.
+
+        Accounts are consistent where begun equals ended; those of a busy process are read again a few times.
+        """
+        fd = self._object.map_fd("processes")
+        pids = list(self._keys(fd))
+        rows, now_ns, found = (
+            np.zeros(len(pids), kernel.PROCESS),
+            np.zeros(len(pids), np.int64),
+            np.zeros(len(pids), bool),
+        )
+        for i, pid in enumerate(pids):
+            for _ in range(4):
+                before = time.monotonic_ns()
+                error = self._library.bpf_map_lookup_elem(
+                    fd, ctypes.byref(ctypes.c_uint32(pid)), rows[i:].ctypes.data
+                )
+                now_ns[i], found[i] = before, error == 0
+                if error or rows[i]["begun"] == rows[i]["ended"]:
+                    break
+        return State(np.array(pids, np.int64)[found], rows[found], now_ns[found])
+
+    def measure(self) -> None:
+        """Count runs and time of the programs from now on (about 20 ns a run)."""
+        if self._statistics < 0:
+            self._statistics = statistics_fd(self._library)
+
+    def costs(self) -> dict[str, Cost]:
+        """What each loaded program has cost."""
+        costs = {}
+        for name in self._object.programs:
+            fd = self._object.program_fd(name)
+            if fd >= 0:
+                text = Path(f"/proc/self/fdinfo/{fd}").read_text()
+                facts = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
+                costs[name] = Cost(
+                    *(int(facts.get(key, 0)) for key in ("verified_insns", "run_cnt", "run_time_ns"))
+                )
+        return costs
+
+    def mend(self) -> bool:
+        """Look at ticks too, once switches have been missed; call it about once a second. True: it does.
+
+        On most machines no switch is missed, and this does nothing. Where some are, a thread that runs unseen
+        is found at its next tick (4 ms) and not only at its next call.
+        """
+        if not self._ticks and self.losses()["missed_on"]:
+            self._ticks = self._object.attach(_ON_TICK)
+            self._tracepoints.append(self._ticks)
+        return bool(self._ticks)
+
+    def close(self) -> None:
+        """Detach everything and free it. What is in the rings is lost: drain them first."""
+        for link in self._links:
+            link.close()
+        for tracepoint in self._tracepoints:
+            self._object.detach(tracepoint)
+        self._links, self._tracepoints = [], []
+        if self._statistics >= 0:
+            os.close(self._statistics)
+            self._statistics = -1
+        self.arrivals.close()
+        self.events.close()
+        self._object.close()
+
+    def detach(self) -> None:
+        """Stop tracing; what is in the rings can still be drained."""
+        for link in self._links:
+            link.close()
+        for tracepoint in self._tracepoints:
+            self._object.detach(tracepoint)
+        self._links, self._tracepoints = [], []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, switch: str, pids: frozenset[int] | None) -> None:
+        self.follow(pids or ())
+        try:
+            for name in (switch, *_TRACEPOINTS):
+                self._tracepoints.append(self._object.attach(name))
+        except Refused:
+            self.close()
+            raise
+
+    def _hook(self, link: Link, library: str, path: str, hooks: Sequence[Hook]) -> None:
+        if self.mode == "perf":
+            for hook in hooks:
+                for leg, is_return in (("enter", False), ("return", True)):
+                    link._single.append(
+                        self._object.attach_uprobe(
+                            f"{library}_{leg}", path, hook.offset, hook.cookie, is_return=is_return
+                        )
+                    )
+            return
+        offsets, cookies = [hook.offset for hook in hooks], [hook.cookie for hook in hooks]
+        for leg in _legs(self.mode):
+            link._multi.append(
+                self._object.multi_link(
+                    f"{library}_{leg}",
+                    path,
+                    offsets,
+                    cookies,
+                    is_session=leg == "session",
+                    is_return=leg == "return",
+                )
+            )
+
+    def _keys(self, fd: int) -> Iterable[int]:
+        key, following = None, ctypes.c_uint32()
+        while not self._library.bpf_map_get_next_key(fd, key, ctypes.byref(following)):
+            yield following.value
+            key = ctypes.byref(ctypes.c_uint32(following.value))
+
+
+def _checked(path: Path) -> btf.Btf:
+    """The types of the object, which must be those that this version expects."""
+    try:
+        types = btf.Btf(path.read_bytes())
+    except OSError as error:
+        raise CannotTrace(f"{path}: {error.strerror}; build the BPF programs with `make bpf`") from None
+    for name, dtype in kernel.STRUCTS.items():
+        if found := btf.difference(dtype, types.dtype(name)):
+            raise CannotTrace(
+                f"{path} is of another version: in struct {name}, {found}; build it anew with `make bpf`"
+            )
+    return types
+
+
+def _loaded(library: Library, path: Path, types: btf.Btf, options: Options, mode: str, switch: str) -> Object:
+    """The object, loaded for one way of hooking, and proved by a link."""
+    opened = Object(library, path)
+    legs = _legs(mode)
+    hooked = [f"{part}_{leg}" for part in ("nccl", "cuda") for leg in legs]
+    try:
+        opened.choose([switch, *_TRACEPOINTS, _ON_TICK, *hooked])
+        if mode != "perf":
+            for name in hooked:
+                opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
+        for name, value in _constants(options).items():
+            place = types.places(".rodata")[name]
+            opened.set_constant(place.offset, value.to_bytes(place.n_bytes, "little"))
+        for ring in ("arrivals", "events"):
+            opened.resize(ring, options.ring_bytes)
+        opened.load()
+        if mode != "perf":
+            _try_link(opened, hooked[0], path, is_session=mode == "session")
+    except Refused:
+        opened.close()
+        raise
+    return opened
+
+
+def _try_link(loaded: Object, program: str, path: Path, *, is_session: bool) -> None:
+    """Link to a place that no process runs: the object's own file. Raises Refused where the kernel cannot."""
+    loaded.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
+
+
+def _constants(options: Options) -> dict[str, int]:
+    return {
+        "cfg_record_all": int(options.record_all),
+        "cfg_only_targets": int(options.pids is not None),
+        "cfg_self": options.own_pid,
+        "cfg_slow_call_ns": options.slow_call_ns,
+        "cfg_slow_off_ns": options.slow_off_ns,
+    }
+
+
+def _legs(mode: str) -> tuple[str, ...]:
+    return ("session",) if mode == "session" else ("enter", "return")

@@ -1,0 +1,193 @@
+"""What the kernel side emits and keeps: the records of bpf/events.h as numpy dtypes, the same names and offsets.
+
+The loader compares them field by field with the type information in the built object before the first record
+is read (capture/program.py). capture/records.py turns them into the tables of layout.py.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+from stallscope.events.names import N_CATEGORIES
+
+N_SLOTS = 8
+"""GPU threads of a process that the ledger follows at a time."""
+
+ARRIVAL = np.dtype(
+    [
+        *((name, "<i8") for name in ("ts_ns",)),
+        *((name, "<u8") for name in ("comm_hash", "comm")),
+        *((name, "<i8") for name in ("seq", "count")),
+        ("stream", "<u8"),
+        *((name, "<i8") for name in ("wait_enter_ns", "wait_leave_ns")),
+        *((name, "<u4") for name in ("pid", "tid")),
+        *((name, "<i4") for name in ("comm_rank", "nranks", "peer_rank")),
+        ("op", "<u2"),
+        ("datatype", "u1"),
+        ("reduce_op", "u1"),
+        *((name, "<u4") for name in ("flags", "n_threads", "n_syncs", "n_allocs", "n_copies", "n_launches")),
+        ("ledger_ns", "<i8", (N_CATEGORIES,)),
+        ("device", "<i4"),
+        ("spare", "<u4"),
+    ]
+)
+"""struct arrival: one collective or point-to-point call. `comm` is the process's handle."""
+
+_HEAD = [
+    ("ts_ns", "<i8"),
+    ("duration_ns", "<i8"),
+    ("pid", "<u4"),
+    ("tid", "<u4"),
+    ("kind", "<u2"),
+    ("op", "<u2"),
+    ("symbol", "<u2"),
+    ("category", "u1"),
+    ("flags", "u1"),
+]
+
+EVENT = np.dtype([*_HEAD, ("rest", "<u8", (11,))])
+"""struct event: any of the following, by `kind`; view() the rows of one kind as its own dtype."""
+
+CALL = np.dtype(
+    [
+        *_HEAD,
+        ("count_bytes", "<i8"),
+        ("stream", "<u8"),
+        ("result", "<i4"),
+        ("device", "<i4"),
+        ("spare", "<u8", (8,)),
+    ]
+)
+"""struct call_event: a call that was slow or failed."""
+
+OFF_CPU = np.dtype(
+    [
+        *_HEAD,
+        ("runnable_ns", "<i8"),
+        *((name, "<i4") for name in ("syscall_nr", "waker_pid", "waker_tid", "by_pid")),
+        ("by_comm", "S16"),
+        ("spare", "<u8", (6,)),
+    ]
+)
+"""struct off_event: a long interval off the CPU."""
+
+LIFE = np.dtype(
+    [
+        *_HEAD,
+        *((name, "<u8") for name in ("comm_hash", "comm", "parent_hash")),
+        *((name, "<i4") for name in ("comm_rank", "nranks", "parent_rank", "parent_nranks")),
+        *((name, "<i4") for name in ("color", "key", "n_splits", "device")),
+        ("name", "S16"),
+        ("spare", "<u8", (2,)),
+    ]
+)
+"""struct life_event: of a process or a communicator."""
+
+RAW = np.dtype([*_HEAD, ("sp", "<u8"), ("syscall_nr", "<i4"), ("state", "<u4"), ("spare", "<u8", (9,))])
+"""struct raw_event: what the ledger is made of."""
+
+SLOT = np.dtype(
+    [
+        ("tid", "<u4"),
+        *((name, "u1") for name in ("call", "off", "blocked", "waker_flags")),
+        ("last_hook_ns", "<i8"),
+        ("class_op", "<u2"),
+        ("nccl_op", "<u2"),
+        ("syscall_nr", "<i4"),
+        *((name, "<i8") for name in ("class_since_ns", "nccl_since_ns", "off_ns", "base_ns", "woken_ns")),
+        *((name, "<u8") for name in ("off_runtime", "off_run_delay", "own_base")),
+        ("low_base", "<u8", (4,)),
+        *((name, "<i4") for name in ("waker_pid", "waker_tid", "by_pid")),
+        *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
+        ("by_comm", "S16"),
+    ]
+)
+"""struct slot: a GPU thread as others see it; tid 0: nobody."""
+
+PROCESS = np.dtype(
+    [
+        *((name, "<u8") for name in ("word", "begun", "ended")),
+        ("ns", "<u8", (N_CATEGORIES + 1,)),
+        *(
+            (name, "<i8")
+            for name in ("born_ns", "n_collectives", "n_synced", "wait_enter_ns", "wait_leave_ns")
+        ),
+        ("arrival_low", "<u8", (4,)),
+        ("n_lost", "<u8"),
+        *((name, "<u4") for name in ("n_syncs", "n_allocs", "n_copies", "n_launches")),
+        ("slots", SLOT, (N_SLOTS,)),
+    ]
+)
+"""struct process: a traced process. Add now to the account of its present state, the largest byte of word."""
+
+STRUCTS = {
+    "arrival": ARRIVAL,
+    "event": EVENT,
+    "call_event": CALL,
+    "off_event": OFF_CPU,
+    "life_event": LIFE,
+    "raw_event": RAW,
+    "slot": SLOT,
+    "process": PROCESS,
+}
+"""The dtype of each C struct, by its name."""
+
+
+class Kind(IntEnum):
+    """enum event_kind: which struct an event is."""
+
+    NONE = 0
+    CALL = 1
+    OFF_CPU = 2
+    PROCESS = 3
+    EXEC = 4
+    EXIT = 5
+    COMM_BORN = 6
+    COMM_DEAD = 7
+    ENTER = 16
+    RETURN = 17
+    OFF = 18
+    ON = 19
+    WAKEUP = 20
+    BORN = 21
+    DEAD = 22
+    SNAPSHOT = 23
+
+
+FIRST_RAW = Kind.ENTER
+"""Kinds from here on come only while everything is recorded."""
+
+
+class Counter(IntEnum):
+    """enum counter: what was lost, missed or torn."""
+
+    LOST_ARRIVAL = 0
+    LOST_CALL = 1
+    LOST_OFF_CPU = 2
+    LOST_LIFE = 3
+    LOST_RAW = 4
+    LOST_PROCESS = 5
+    LOST_THREAD = 6
+    LOST_COMM = 7
+    LOST_CHANGE = 8
+    TORN_SNAPSHOT = 9
+    MISSED_ON = 10
+    MISSED_WAKEUP = 11
+    UNGROUPED = 12
+
+
+class Action(IntEnum):
+    """enum action: what a hook does."""
+
+    CALL = 0
+    COLLECTIVE = 1
+    GROUP_START = 2
+    GROUP_END = 3
+    INIT_RANK = 4
+    INIT_SCALABLE = 5
+    INIT_ALL = 6
+    SPLIT = 7
+    SHRINK = 8
+    GROW = 9
+    DESTROY = 10
+    SET_DEVICE = 11
