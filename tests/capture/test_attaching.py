@@ -1,4 +1,4 @@
-"""Which probes are asked for, and what is said when that does not work. The attach itself is a list."""
+"""Which hooks are asked for, and what is said when that does not work. The attach itself is a list."""
 
 import os
 import subprocess
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.attaching import attach_new, probed
+from stallscope.capture.attaching import attach_new, hooked_at
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.elf import Entry, Symbol
-
-NAMES = ("ncclAllReduce", "cudaMalloc", "cudaFree")
+from stallscope.capture.libbpf import Refused
+from stallscope.capture.operations import Hook
 
 
 def assembled(path: Path, code: dict[str, str]) -> Path:
@@ -37,10 +37,9 @@ def loaded(path: Path) -> Iterator[int]:
 class Attached(list):
     """Takes the place of the kernel: keeps what it was asked for, with the first byte at each place."""
 
-    def __call__(self, path: str, functions: dict[str, Symbol]) -> int:
+    def __call__(self, path: str, hooks: list[Hook]) -> None:
         data = Path(path).read_bytes()
-        self.append({name: data[symbol.offset] for name, symbol in functions.items()})
-        return len(functions)
+        self.append({hook.symbol: data[hook.offset] for hook in hooks})
 
 
 x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 instructions")
@@ -51,7 +50,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
     code = {"ncclAllReduce": "endbr64; push %rbx; pop %rbx", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
         attached = Attached()
-        notes = attach_new(Discovery(pids=frozenset({pid})), attached, NAMES, now_ns=0)
+        notes = attach_new(Discovery(pids=frozenset({pid})), attached, now_ns=0)
     assert attached == [{"ncclAllReduce": 0x53, "cudaMalloc": 0x55}]
     assert notes == [f"attached to 2 functions of {tmp_path}/libnccl.so.2"]
 
@@ -60,7 +59,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
 def test_dear_first_instructions_are_told(tmp_path):
     code = {"ncclAllReduce": "sub $8, %rsp; add $8, %rsp", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
-        notes = attach_new(Discovery(pids=frozenset({pid})), Attached(), NAMES, now_ns=0)
+        notes = attach_new(Discovery(pids=frozenset({pid})), Attached(), now_ns=0)
     assert any(note.startswith("1 functions of") and "5 us" in note for note in notes)
 
 
@@ -68,22 +67,21 @@ def test_dear_first_instructions_are_told(tmp_path):
 def test_a_library_without_our_functions_is_told(tmp_path):
     with loaded(assembled(tmp_path / "libcuda.so.1", {"cuOther": "nop"})) as pid:
         attached = Attached()
-        (note,) = attach_new(Discovery(pids=frozenset({pid})), attached, NAMES, now_ns=0)
+        (note,) = attach_new(Discovery(pids=frozenset({pid})), attached, now_ns=0)
     assert attached == []
     assert "none of the functions" in note
 
 
 @x86_64
 def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
-    def refuse(path: str, functions: dict[str, Symbol]) -> int:
-        raise OSError(22, "Invalid argument")
+    def refuse(path: str, hooks: list[Hook]) -> None:
+        raise Refused("cannot attach: Invalid argument", 22)
 
     with loaded(assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})) as pid:
         discovery = Discovery(pids=frozenset({pid}))
-        (note,) = attach_new(discovery, refuse, NAMES, now_ns=0)
-        assert "cannot attach" in note
-        assert "Invalid argument" in note
-        assert attach_new(discovery, refuse, NAMES, now_ns=10**10) == []
+        (note,) = attach_new(discovery, refuse, now_ns=0)
+        assert "libnccl.so.2: cannot attach: Invalid argument" in note
+        assert attach_new(discovery, refuse, now_ns=10**10) == []
 
 
 @x86_64
@@ -96,11 +94,11 @@ def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_pa
     discovery.forget(gone[0])
     with loaded(path):
         attached = Attached()
-        attach_new(discovery, attached, NAMES, now_ns=10**9)
+        attach_new(discovery, attached, now_ns=10**9)
     assert attached == [{"cudaFree": 0x55}]
 
 
-def test_probes_go_to_the_first_instruction_unless_it_is_an_endbr():
+def test_hooks_go_to_the_first_instruction_unless_it_is_an_endbr():
     found = {"a": Symbol(100, 50), "b": Symbol(200, 60), "c": Symbol(300, 70)}
     entries = {"a": Entry.EMULATED, "b": Entry.AFTER_ENDBR, "c": Entry.STEPPED}
-    assert probed(found, entries) == {"a": Symbol(100, 50), "b": Symbol(204, 56), "c": Symbol(300, 70)}
+    assert hooked_at(found, entries) == {"a": 100, "b": 204, "c": 300}

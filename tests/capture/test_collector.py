@@ -24,18 +24,19 @@ class Source:
 
 
 def test_all_records_come_in_order_also_those_of_the_last_moment():
-    source = Source()
-    collector = Collector(source)
+    one, other = Source(), Source(per_drain=3)
+    collector = Collector(one, other)
     collector.start()
-    batches = []
-    while source.n_drains < 6:
-        batches += collector.taken()
+    taken = []
+    while one.n_drains < 6:
+        taken.append(collector.taken())
         time.sleep(0.005)
     collector.stop()
-    batches += collector.taken()
-    assert np.concatenate(batches).tolist() == list(range(source.n))
+    taken.append(collector.taken())
+    assert np.concatenate([records for records, _ in taken]).tolist() == list(range(one.n))
+    assert np.concatenate([records for _, records in taken]).tolist() == list(range(other.n))
     assert collector.n_dropped == 0
-    assert collector.taken() == []
+    assert [len(records) for records in collector.taken()] == [0, 0]
 
 
 def test_what_nobody_takes_is_dropped_and_counted():
@@ -45,14 +46,18 @@ def test_what_nobody_takes_is_dropped_and_counted():
     while source.n_drains < 5:
         time.sleep(0.005)
     collector.stop()
-    kept = np.concatenate(collector.taken())
+    (kept,) = collector.taken()
     assert kept.tolist() == list(range(20))
     assert collector.n_dropped == source.n - 20
 
 
 def test_a_failure_of_the_thread_is_told():
+    source = Source()
+
     def drain() -> np.ndarray:
-        raise OSError("the ring is gone")
+        if source.n_drains == 2:
+            raise OSError("the ring is gone")
+        return source()
 
     collector = Collector(drain)
     collector.start()
@@ -66,5 +71,5 @@ def test_a_collector_that_never_started_stops():
     source = Source()
     collector = Collector(source)
     collector.stop()
-    assert source.n_drains == 0
+    assert collector.taken()[0].tolist() == list(range(10))
     assert "drain" not in {thread.name for thread in threading.enumerate()}

@@ -1,60 +1,61 @@
-"""From a file that discovery found to probes on its functions.
+"""From a file that discovery found to hooks on its functions.
 
-A function that starts with endbr64 is probed after it, where the kernel need not single-step: the stack is
-the same there. What makes probes dear, and what could not be attached to, is said in a note for the user.
+A function that starts with endbr64 is hooked after it, where the kernel need not single-step: the stack is
+the same there. What makes hooks dear, and what could not be attached to, is said in a note for the user.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stallscope.capture import elf
+from stallscope.capture import elf, operations
 from stallscope.capture.discovery import Discovery, Library, functions
 from stallscope.capture.elf import Entry, NotElf, Symbol
+from stallscope.capture.libbpf import Refused
+from stallscope.capture.operations import Hook
 
-Attach = Callable[[str, Mapping[str, Symbol]], int]
-"""attach(path, functions by name) -> number of probes; raises OSError."""
+Attach = Callable[[str, Sequence[Hook]], object]
+"""attach(path, hooks): that of a loaded Program. Raises Refused."""
 
 _ENDBR_BYTES = 4
 
 
 def attach_new(
-    discovery: Discovery, attach: Attach, names: tuple[str, ...], *, now_ns: int, proc: Path = Path("/proc")
+    discovery: Discovery, attach: Attach, *, now_ns: int, proc: Path = Path("/proc"), launches: bool = False
 ) -> list[str]:
-    """Attach to what was found since the last look. Returns notes, one line each.
+    """Attach to what was found since the last look. Returns notes for the user, one line each.
 
-    names: the functions to trace, as far as a file has them.
+    A file whose process has ended meanwhile will be found again with the next one that has it.
     """
     notes = []
     for library in discovery.scan(now_ns):
         try:
-            notes += _attached(library, attach, names)
-        except (OSError, NotElf) as error:
+            notes += _attached(library, attach, launches=launches)
+        except (OSError, NotElf, Refused) as error:
             if (proc / str(library.pid)).exists():
-                notes.append(f"cannot attach to {library.name}: {error}; its calls are not seen")
+                notes.append(f"its calls are not seen: {library.name}: {error}")
             else:
                 discovery.forget(library)
     return notes
 
 
-def _attached(library: Library, attach: Attach, names: tuple[str, ...]) -> list[str]:
+def _attached(library: Library, attach: Attach, *, launches: bool) -> list[str]:
     with elf.opened(library.path) as image:
         if image.key != library.key:
             raise NotElf("the file was replaced while it was being looked at")
-        found = functions(image, names, is_static=library.is_static)
-        if not found:
-            return [f"{library.name} has none of the functions to trace: another version, or stripped"]
+        found = functions(image, operations.names(launches=launches), is_static=library.is_static)
         entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
-        n = attach(image.path, probed(found, entries))
-    return [f"attached to {n} functions of {library.name}", *_dear(library, entries)]
+        hooks = operations.hooks(hooked_at(found, entries), launches=launches)
+        if not hooks:
+            return [f"{library.name} has none of the functions to trace: another version, or stripped"]
+        attach(image.path, hooks)
+    return [f"attached to {len(hooks)} functions of {library.name}", *_dear(library, entries)]
 
 
-def probed(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, Symbol]:
-    """Where to put the probes: past an endbr64, else on the first instruction."""
+def hooked_at(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
+    """Offset in the file at which to hook each function: past an endbr64, else its first instruction."""
     return {
-        name: Symbol(symbol.offset + _ENDBR_BYTES, symbol.size - _ENDBR_BYTES)
-        if entries[name] is Entry.AFTER_ENDBR
-        else symbol
+        name: symbol.offset + _ENDBR_BYTES if entries[name] is Entry.AFTER_ENDBR else symbol.offset
         for name, symbol in found.items()
     }
 
@@ -63,4 +64,4 @@ def _dear(library: Library, entries: Mapping[str, Entry]) -> list[str]:
     n = Counter(entries.values())[Entry.STEPPED]
     if not n:
         return []
-    return [f"{n} functions of {library.name} start with an instruction that makes a probe cost about 5 us"]
+    return [f"{n} functions of {library.name} start with an instruction that makes a hook cost about 5 us"]

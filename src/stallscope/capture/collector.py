@@ -1,48 +1,53 @@
-"""The thread that empties the kernel's ring, so that attaching and writing never make it overflow.
+"""The thread that empties the kernel's rings, so that attaching and writing never make them overflow.
 
 It copies raw records and does nothing else. What waits to be written is bounded: beyond that whole batches
 are dropped and their records counted.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable
+
+import numpy as np
 
 from stallscope.events.layout import Array
 
 _EVERY_S = 0.025
 _MAX_WAITING_BYTES = 64 << 20
 
+Drain = Callable[[], Array]
+"""Gives the records since its last call (possibly none), owned by the caller."""
+
 
 class Collector:
-    """Calls `drain` 40 times a second from start() to stop(); `taken()` gives what has come meanwhile.
+    """Calls each of `drains` 40 times a second from start() to stop(); taken() gives what has come meanwhile."""
 
-    drain: gives the records since its last call, owned by the caller (possibly none).
-    """
-
-    def __init__(self, drain: Callable[[], Array], *, max_waiting_bytes: int = _MAX_WAITING_BYTES):
+    def __init__(self, *drains: Drain, max_waiting_bytes: int = _MAX_WAITING_BYTES):
         self.n_dropped = 0
-        self._drain = drain
+        self._drains = drains
         self._max_waiting_bytes = max_waiting_bytes
-        self._waiting: deque[Array] = deque()
+        self._waiting: list[list[Array]] = [[] for _ in drains]
         self._n_waiting_bytes = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+        self._none = [records[:0] for records in self._drain()]
 
     def start(self) -> None:
         """Begin to drain."""
         self._thread.start()
 
     def taken(self) -> list[Array]:
-        """What has been drained since the last call. Raises what stopped the thread, if anything did."""
+        """What has been drained since the last call, one array for each of the drains, oldest record first.
+
+        Raises what stopped the thread, if anything did.
+        """
         with self._lock:
-            batches, self._waiting = list(self._waiting), deque()
+            waiting, self._waiting = self._waiting, [[] for _ in self._drains]
             self._n_waiting_bytes = 0
         if self._failure is not None:
             raise self._failure
-        return batches
+        return [np.concatenate([none, *batches]) for none, batches in zip(self._none, waiting, strict=True)]
 
     def stop(self) -> None:
         """Drain once more and end the thread; taken() gives the rest."""
@@ -51,21 +56,27 @@ class Collector:
             return
         self._thread.join()
         if self._failure is None:
-            self._keep(self._drain())
+            self._drain()
 
     def _run(self) -> None:
         try:
             while not self._stop.wait(_EVERY_S):
-                self._keep(self._drain())
+                self._drain()
         except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by taken())
             self._failure = error
 
-    def _keep(self, records: Array) -> None:
+    def _drain(self) -> list[Array]:
+        drained = [drain() for drain in self._drains]
+        for i, records in enumerate(drained):
+            self._keep(i, records)
+        return drained
+
+    def _keep(self, source: int, records: Array) -> None:
         if not len(records):
             return
         with self._lock:
             if self._n_waiting_bytes + records.nbytes > self._max_waiting_bytes:
                 self.n_dropped += len(records)
                 return
-            self._waiting.append(records)
+            self._waiting[source].append(records)
             self._n_waiting_bytes += records.nbytes
