@@ -96,8 +96,10 @@ class Job:
 class Timing:
     """How long things take: base durations, and how they scatter. docs/decisions/simulator.md has the fit.
 
-    A host cost is base x speed of the rank x lognormal(jitter), plus now and then a spike; the same, far
-    narrower, for the device. Spikes: lognormal around spike_ns with spike_sigma, per instruction.
+    A host cost is base x speed of the rank x its wander in this step x lognormal(jitter), plus now and then
+    a spike; for the device speed and jitter only, far narrower. Wander: a rank's host is slower for some
+    steps, then faster (correlation from step to step: wander_memory). Spikes: lognormal around spike_ns with
+    spike_sigma, per instruction. sharded_ns: what a sharded layer costs the host beyond the call.
     Bandwidths are those of the bus, in bytes per ns.
     """
 
@@ -108,19 +110,22 @@ class Timing:
     copy_ns: int = 20_000
     layer_launches: int = 6
     queue_launches: int = 1024
-    forward_ns: int = 160_000
-    backward_ns: int = 320_000
+    forward_ns: int = 180_000
+    backward_ns: int = 360_000
+    sharded_ns: int = 1_100_000
     optimizer_ns: int = 300_000
     layer_bytes: int = 1 << 25
     activation_bytes: int = 1 << 24
     collective_ns: int = 5_000
     node_bandwidth: float = 280.0
     fabric_bandwidth: float = 45.0
-    host_speed_sigma: float = 0.10
-    host_jitter_sigma: float = 0.20
+    host_speed_sigma: float = 0.07
+    host_wander_sigma: float = 0.18
+    host_wander_memory: float = 0.6
+    host_jitter_sigma: float = 0.09
     device_speed_sigma: float = 0.004
     device_jitter_sigma: float = 0.02
-    spike_probability: float = 0.006
+    spike_probability: float = 0.008
     spike_ns: int = 250_000
     spike_sigma: float = 0.9
     first_use_ns: int = 250_000_000
@@ -132,6 +137,7 @@ class Timing:
             **{
                 **self.__dict__,
                 "host_speed_sigma": self.host_speed_sigma * jitter,
+                "host_wander_sigma": self.host_wander_sigma * jitter,
                 "host_jitter_sigma": self.host_jitter_sigma * jitter,
                 "device_speed_sigma": self.device_speed_sigma * jitter,
                 "device_jitter_sigma": self.device_jitter_sigma * jitter,

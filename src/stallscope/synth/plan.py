@@ -102,26 +102,37 @@ class Plan:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speeds:
-    """What stays with a rank for the whole job: factors on its host and device costs."""
+    """Factors on a rank's host and device costs: its own for the whole job, and its host's wander (a log)."""
 
     host: Array
     device: Array
+    wander: Array
+
+    def host_now(self, timing: Timing, rng: np.random.Generator) -> Array:
+        """The host factors of the next step."""
+        memory = timing.host_wander_memory
+        fresh = timing.host_wander_sigma * rng.standard_normal(len(self.wander))
+        self.wander = memory * self.wander + np.sqrt(1 - memory**2) * fresh
+        now: Array = (self.host * np.exp(self.wander)).astype(np.float32)
+        return now
 
 
 def speeds(job: Job, timing: Timing, rng: np.random.Generator) -> Speeds:
     """Draw each rank's own speed."""
     host = np.exp(timing.host_speed_sigma * rng.standard_normal(job.nranks))
     device = np.exp(timing.device_speed_sigma * rng.standard_normal(job.nranks))
-    return Speeds(host.astype(np.float32), device.astype(np.float32))
+    wander = timing.host_wander_sigma * rng.standard_normal(job.nranks)
+    return Speeds(host, device.astype(np.float32), wander)
 
 
 _SPIKES = (
-    ({Category.PREEMPTED: 1.0}, 0.4),
-    ({Category.ON_CPU: 1.0}, 0.3),
-    ({Category.LOCK: 1.0}, 0.2),
-    ({Category.OTHER_OFF: 1.0}, 0.1),
+    ({Category.ON_CPU: 1.0}, 0.70),
+    ({Category.DRIVER: 1.0}, 0.12),
+    ({Category.PREEMPTED: 1.0}, 0.08),
+    ({Category.LOCK: 1.0}, 0.06),
+    ({Category.OTHER_OFF: 1.0}, 0.04),
 )
 """What an ordinary spike of the host looks like in the ledger, with its frequency."""
 
@@ -140,7 +151,7 @@ def plan(
     host_base = np.array([made.host_ns for made in program], np.float32)[:, None]
     device_base = np.array([made.device_ns for made in program], np.float32)[:, None]
     warm = timing.warmup_factors[step] if 0 <= step < len(timing.warmup_factors) else 1.0
-    host = _scatter(shape, timing.host_jitter_sigma, rng) * (host_base * warm) * speed.host
+    host = _scatter(shape, timing.host_jitter_sigma, rng) * (host_base * warm) * speed.host_now(timing, rng)
     device = _scatter(shape, timing.device_jitter_sigma, rng) * device_base * speed.device
     made = Plan(step, program, host.astype(np.int64), device.astype(np.int64))
     _add_spikes(made, timing, rng)

@@ -85,9 +85,9 @@ class Writer:
     ) -> Instruction:
         """A collective of n_bytes per rank over every group of the family in the slice."""
         device_ns = self._transfer_ns(family, op, n_bytes)
-        made = Instruction(
-            Kind.COLLECTIVE, ranks, phase, self.timing.enqueue_ns, device_ns, launches=1, holds=holds
-        )
+        is_sharding = op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) and self.job.sharded
+        host_ns = self.timing.enqueue_ns + (self.timing.sharded_ns if is_sharding else 0)
+        made = Instruction(Kind.COLLECTIVE, ranks, phase, host_ns, device_ns, launches=1, holds=holds)
         return replace(made, family=family, op=op, count=max(n_bytes // 2, 1))
 
     def hop(self, kind: Kind, stage: int, phase: Phase, towards: int) -> Instruction:
