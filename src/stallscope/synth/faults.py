@@ -104,9 +104,10 @@ class HostStall:
         return [int(place) for place in rng.choice(places, look.chunks)]
 
     def answer(self) -> Answer:
-        """The stalled ranks, for this cause."""
+        """The stalled ranks, for this cause; nobody, where all are stalled alike."""
+        ranks = () if self.kind == "all_slow" else self.ranks
         return Answer(
-            self.kind, self.ranks, self.cause, self.schedule.period_steps, self.delay_ns, self.schedule.first
+            self.kind, ranks, self.cause, self.schedule.period_steps, self.delay_ns, self.schedule.first
         )
 
 

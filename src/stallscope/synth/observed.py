@@ -21,6 +21,7 @@ from stallscope.synth.program import Instruction, Phase
 FIRST_PID = 4100
 _PID_STRIDE = 64
 _AUTOGRAD_TID = 40
+_FIRST_STEPS_NS, _SHORT_STEP_NS = 2_300_000_000, 4_000_000  # bursts lie where a short job has its steps
 _REDUCING = (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE)
 
 
@@ -176,17 +177,13 @@ class Agents:
         if not self.capture.lost and not self.capture.n_bursts:
             return rows
         kept = self.rng.random(len(rows)) >= self.capture.lost
-        begin = self._bursts * self._typical_length_ns()
+        begin = _FIRST_STEPS_NS + self._bursts * self.job.steps * _SHORT_STEP_NS
         since = rows["ts_ns"] - self.clocks.offset_ns[rows["node"]]
         for burst in begin.T:
             first = burst[rows["node"]]
             kept &= (since < first) | (since >= first + self.capture.burst_ns)
         self.n_lost += int(len(rows) - kept.sum())
         return rows[kept]
-
-    def _typical_length_ns(self) -> int:
-        """Bursts lie within about the first so many ns of a job."""
-        return 2_000_000_000 + self.job.steps * 4_000_000
 
     def snapshots(self, hosts: Hosts, at_ns: Array, ranks: Array) -> Array:
         """`snapshots` rows of some ranks at true times at_ns, which lie not before their hosts' own times."""
