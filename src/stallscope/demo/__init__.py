@@ -5,6 +5,8 @@ build      compiles them into a cache folder
 gpu        the two libraries by ctypes
 plan       what a job is to do: one JSON file that launcher and ranks share
 job        one rank: the loop
-faults     what can be made to go wrong, and where
-live       starts a job, disturbs it, traces it, ends it
+faults     what can be made to go wrong, by the rank itself
+outside    what is done to a rank by others: signals, programs on its CPU, a slow server
+live       starts a job, disturbs it, ends it
+traced     the same with the agent beside it: the live demo
 """

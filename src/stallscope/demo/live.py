@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from stallscope.errors import BadInput, StallscopeError
 
 POLL_S = 0.05
 TRUTH_FILE = "truth.json"
+SHARED = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Job:
     plan: Plan
     folder: Path
     processes: tuple[subprocess.Popen[str], ...]
+    has_begun: threading.Event
 
     @property
     def pids(self) -> list[int]:
@@ -41,6 +43,7 @@ class Job:
                 raise StallscopeError("the job has no gate")
             process.stdin.write("go\n")
             process.stdin.flush()
+        self.has_begun.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for all ranks to end; False when the time is over first. Raises when a rank failed."""
@@ -81,27 +84,35 @@ def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0) -> Plan:
 
 
 @contextmanager
-def started(plan: Plan) -> Iterator[Job]:
-    """The job's processes at their gate, libraries loaded; whatever happens, none is left at the end."""
-    # In memory, so that the ranks' clocks can be written while a disk is made slow.
-    shared = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="stallscope-demo-", dir=shared if shared.is_dir() else None))
-    with outside.answers(plan) as answer_port:
-        plan = replace(plan, answer_port=answer_port)
+def started(plan: Plan, folder: Path | None = None) -> Iterator[Job]:
+    """The job's processes at their gate, libraries loaded; whatever happens, none is left at the end.
+
+    folder: an empty one for what the job writes, truth.json at the end; without it nothing is kept.
+    """
+    with ExitStack() as stack:
+        folder = folder or Path(stack.enter_context(_scratch()))
+        plan = replace(plan, answer_port=stack.enter_context(outside.answers(plan)))
         plan.write(folder)
+        stack.callback(_remove_segments, folder.name)
         processes: list[subprocess.Popen[str]] = []
-        try:
-            processes.extend(_start_rank(folder, rank) for rank in range(plan.ranks))
-            _await_ready(processes, folder)
-            job = Job(plan, folder, tuple(processes))
-            outside.place(plan, job.pids)
-            with outside.disturbing(plan, job.pids) as intervals_ns:
-                yield job
-            _write_truth(job, intervals_ns)
-        finally:
-            _end(processes)
-            for left in shared.glob(f"emulated-nccl-{folder.name}-*"):
-                left.unlink(missing_ok=True)
+        stack.callback(_end, processes)
+        processes.extend(_start_rank(folder, rank) for rank in range(plan.ranks))
+        _await_ready(processes, folder)
+        job = Job(plan, folder, tuple(processes), threading.Event())
+        outside.place(plan, job.pids)
+        with outside.disturbing(plan, job.pids, job.has_begun) as intervals_ns:
+            yield job
+        _write_truth(job, intervals_ns)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """In memory where that can be, so that the ranks' clocks are written while a disk is made slow."""
+    return tempfile.TemporaryDirectory(prefix="stallscope-demo-", dir=SHARED if SHARED.is_dir() else None)
+
+
+def _remove_segments(name: str) -> None:
+    for left in SHARED.glob(f"emulated-nccl-{name}-*"):
+        left.unlink(missing_ok=True)
 
 
 def _start_rank(folder: Path, rank: int) -> subprocess.Popen[str]:
@@ -154,8 +165,3 @@ def _write_truth(job: Job, intervals_ns: list[tuple[int, int]]) -> None:
         "disturbed_from_outside_ns": intervals_ns,
     }
     (job.folder / TRUTH_FILE).write_text(json.dumps(truth, indent=1))
-
-
-def remove(job: Job) -> None:
-    """Removes the job's folder."""
-    shutil.rmtree(job.folder, ignore_errors=True)

@@ -34,8 +34,11 @@ def place(plan: Plan, pids: list[int]) -> None:
 
 
 @contextmanager
-def disturbing(plan: Plan, pids: list[int]) -> Iterator[list[Interval]]:
-    """Disturbs the victim from a thread; fills the list given with intervals (begin, end; monotonic ns)."""
+def disturbing(plan: Plan, pids: list[int], has_begun: threading.Event) -> Iterator[list[Interval]]:
+    """Disturbs the victim from a thread, some time after has_begun is set.
+
+    Fills the list it gives with intervals (begin, end; monotonic ns).
+    """
     intervals: list[Interval] = []
     disturbs: dict[str, Callable[[int, threading.Event, list[Interval]], None]] = {
         "stop": _stop_and_continue,
@@ -45,19 +48,23 @@ def disturbing(plan: Plan, pids: list[int]) -> Iterator[list[Interval]]:
         yield intervals
         return
     is_over = threading.Event()
-    arguments = (pids[plan.victim], is_over, intervals)
-    thread = threading.Thread(target=disturbs[plan.fault], args=arguments, name=plan.fault)
+
+    def disturb() -> None:
+        has_begun.wait()
+        if not is_over.wait(STARTS_AFTER_S):
+            disturbs[plan.fault](pids[plan.victim], is_over, intervals)
+
+    thread = threading.Thread(target=disturb, name=plan.fault)
     thread.start()
     try:
         yield intervals
     finally:
         is_over.set()
+        has_begun.set()
         thread.join()
 
 
 def _stop_and_continue(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
-    if is_over.wait(STARTS_AFTER_S):
-        return
     with suppress(ProcessLookupError):
         while not is_over.is_set():
             begin_ns = time.monotonic_ns()
@@ -78,8 +85,6 @@ def _hog(cpus: set[int]) -> None:
 
 
 def _crowd(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
-    if is_over.wait(STARTS_AFTER_S):
-        return
     cpus = os.sched_getaffinity(pid)
     context = multiprocessing.get_context("spawn")
     hogs = [context.Process(target=_hog, args=(cpus,), daemon=True) for _ in range(N_HOGS)]

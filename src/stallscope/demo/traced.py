@@ -1,0 +1,117 @@
+"""The live demo: a job with a fault, and the agent beside it as a user would start it.
+
+The agent is a process of its own, so that what is shown is what `stallscope trace` does.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from stallscope.demo import build, live
+from stallscope.demo.faults import FAULTS
+from stallscope.demo.plan import Plan
+from stallscope.errors import CannotTrace
+
+COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
+SECONDS = 12.0
+HANG_SECONDS = 20.0
+"""How long a scenario runs; a hang is not called one before the agent has looked at it for a while."""
+
+ATTACH_S = 30.0
+END_S = 20.0
+SLACK_S = 30.0
+
+
+def described(plan: Plan) -> str:
+    """What is done to whom, in one line."""
+    if plan.fault == "healthy":
+        return f"{plan.ranks} ranks, none disturbed"
+    return f"rank {plan.victim} of {plan.ranks} {FAULTS[plan.fault].meaning}"
+
+
+def run(
+    scenario: str,
+    *,
+    ranks: int = 4,
+    seconds: float | None = None,
+    trace_db: Path,
+    say: Callable[[str], None] = lambda line: None,
+    command: Sequence[str] = COMMAND,
+) -> Path:
+    """Runs a scenario under the agent and returns the trace.
+
+    say takes each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario,
+    CannotTrace when the agent does not attach or fails, NotFound without a C compiler.
+    """
+    if seconds is None:
+        seconds = HANG_SECONDS if scenario == "hang" else SECONDS
+    plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
+    with (
+        live.started(plan) as job,
+        _tracing(job.pids, trace_db=trace_db, say=say, command=command),
+    ):
+        job.go()
+        # A job that hangs is still there when the agent leaves: it is ended afterwards.
+        job.wait(seconds if scenario == "hang" else seconds + SLACK_S)
+    return trace_db
+
+
+@contextmanager
+def _tracing(
+    pids: Sequence[int], *, trace_db: Path, say: Callable[[str], None], command: Sequence[str]
+) -> Iterator[None]:
+    """The agent, attached to both libraries; told to end as by Ctrl-C."""
+    named = [word for pid in pids for word in ("--pid", str(pid))]
+    agent = subprocess.Popen(
+        [*command, "trace", "--db", str(trace_db), *named],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    lines: list[str] = []
+    reader = threading.Thread(target=_read, args=(agent, lines, say), name="agent-output")
+    reader.start()
+    try:
+        _await_attached(agent, lines)
+        yield
+        agent.send_signal(signal.SIGINT)
+        code = agent.wait(END_S)
+    except subprocess.TimeoutExpired as error:
+        raise CannotTrace(f"the agent did not end within {END_S:.0f} s; last: {_last(lines)}") from error
+    finally:
+        agent.kill()
+        agent.wait()
+        reader.join()
+        if agent.stdout:
+            agent.stdout.close()
+    if code:
+        raise CannotTrace(f"the agent ended with code {code}: {_last(lines)}")
+
+
+def _read(agent: "subprocess.Popen[str]", lines: list[str], say: Callable[[str], None]) -> None:
+    for line in agent.stdout or ():
+        lines.append(line.rstrip("\n"))
+        say(lines[-1])
+
+
+def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
+    end_s = time.monotonic() + ATTACH_S
+    while time.monotonic() < end_s and agent.poll() is None:
+        if all(any("attached" in line and name in line for line in lines) for name in build.LIBRARIES):
+            return
+        time.sleep(live.POLL_S)
+    time.sleep(live.POLL_S)  # its last words may still be in the pipe
+    raise CannotTrace(f"the agent did not attach to the demo's libraries: {_last(lines)}")
+
+
+def _last(lines: list[str]) -> str:
+    said = [line for line in lines if line.strip()]
+    return said[-1] if said else "it said nothing"

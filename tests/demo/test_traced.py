@@ -1,0 +1,60 @@
+"""The live demo starts the agent first, lets the job run under it, and ends it as Ctrl-C would."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stallscope.demo import live, traced
+from stallscope.errors import BadInput, CannotTrace
+
+pytestmark = pytest.mark.compiler
+
+ATTACHES = """
+import json, signal, sys, time
+seen = []
+signal.signal(signal.SIGINT, lambda *_: (open(sys.argv[3], "w").write(json.dumps(sys.argv)), sys.exit(%d)))
+print("attached to 30 functions of libcudart.so.12", flush=True)
+time.sleep(0.2)
+print("attached to 20 functions of libnccl.so.2", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def agent(code: str) -> tuple[str, ...]:
+    """A program in the agent's place: what the demo does with an agent does not need a kernel."""
+    return (sys.executable, "-c", code)
+
+
+def test_the_job_runs_between_attach_and_ctrl_c(tmp_path: Path):
+    lines: list[str] = []
+    db = tmp_path / "trace.db"
+    found = traced.run(
+        "healthy", ranks=2, seconds=0.3, trace_db=db, say=lines.append, command=agent(ATTACHES % 0)
+    )
+    assert found == db
+    assert db.read_text().count('"--pid"') == 2
+    assert len(lines) == 2
+    assert not list(Path("/dev/shm").glob("stallscope-demo-*"))
+
+
+def test_a_hanging_job_is_left_while_it_hangs(tmp_path: Path):
+    db = tmp_path / "trace.db"
+    traced.run("hang", ranks=2, seconds=0.3, trace_db=db, command=agent(ATTACHES % 0))
+    assert db.exists()
+
+
+def test_an_agent_that_cannot_trace_is_quoted(tmp_path: Path):
+    refuses = agent("import sys; print('needs root'); sys.exit(5)")
+    with pytest.raises(CannotTrace, match=r"did not attach .*: needs root"):
+        traced.run("healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "trace.db", command=refuses)
+    with pytest.raises(CannotTrace, match="ended with code 4: attached to 20"):
+        traced.run("healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "t", command=agent(ATTACHES % 4))
+
+
+def test_a_scenario_is_described_in_a_line():
+    assert traced.described(live.plan_for("healthy")) == "4 ranks, none disturbed"
+    assert traced.described(live.plan_for("sleep")) == "rank 2 of 4 sleeps 290 ms every 14 steps"
+    with pytest.raises(BadInput):
+        traced.run("nothing", trace_db=Path("none"))
