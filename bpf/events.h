@@ -233,13 +233,17 @@ struct slot {
 	s64 off_ns;		/* it left the CPU */
 	s64 base_ns;		/* when own_base and low_base were taken */
 	s64 woken_ns;		/* it became runnable; 0 not yet */
-	u64 off_runtime;	/* the scheduler's account of its time on the CPU when it left */
+	s64 on_ns;		/* up to here its time on the CPU has been compared with the scheduler's account; 0 never */
+	u64 on_runtime;		/* that account then */
+	u64 off_runtime;	/* and when it left the CPU */
 	u64 off_run_delay;	/* and of its time in the run queue */
 	u64 own_base;		/* the process's account of the thread's state then */
 	u64 low_base[4];	/* the process's accounts of categories 1 to 4 then */
 	s32 waker_pid;
 	s32 waker_tid;
 	s32 by_pid;
+	u32 is_mending;		/* put_right() is at work; a tick may come in between */
+	u32 spare;
 	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
 	u8 off_flags;		/* enum off_cpu_flag */
 	u8 has_yielded;		/* it gave the CPU away by sched_yield */
@@ -266,8 +270,8 @@ struct process {
 	u32 n_launches;
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 152, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 10) + 16 + N_SLOTS * 152, "process");
+_Static_assert(sizeof(struct slot) == 176, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 10) + 16 + N_SLOTS * 176, "process");
 
 /* Counted per CPU, never silently lost. */
 enum counter {
@@ -283,6 +287,7 @@ enum counter {
 	TORN_SNAPSHOT,
 	MISSED_ON,		/* a switch to a GPU thread that no program saw: found and put right later */
 	MISSED_WAKEUP,
+	STOLEN,			/* times a thread that counts as running was not, by the scheduler's account: put right */
 	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
 	N_COUNTERS,
 };

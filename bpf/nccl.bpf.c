@@ -11,7 +11,6 @@
 #define N_DEVICES 16
 #define N_EXCLUDED 64
 #define ID_WORDS 16
-#define NO_COLOR (-1)
 #define SHRUNK_COLOR (-2)
 #define NCCL_IN_PROGRESS 7
 
@@ -388,18 +387,19 @@ INLINE void makes_comm(struct pt_regs *ctx, struct made_comm *m, u64 cookie, con
 	}
 }
 
-INLINE void tell_comm(u16 kind, u64 comm, u64 hash, s32 rank, s32 nranks, s32 device, const struct made_comm *m)
+INLINE void tell_comm(u16 kind, u8 op, u64 comm, const struct comm *c, const struct made_comm *m)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	struct life_event *e = event(kind, bpf_ktime_get_ns(), id >> 32, id, LOST_LIFE);
 
 	if (!e)
 		return;
+	e->op = op;
 	e->comm = comm;
-	e->comm_hash = hash;
-	e->comm_rank = rank;
-	e->nranks = nranks;
-	e->device = device;
+	e->comm_hash = c->hash;
+	e->comm_rank = c->rank;
+	e->nranks = c->nranks;
+	e->device = c->device;
 	e->parent_rank = e->parent_nranks = -1;
 	if (m) {
 		e->parent_hash = m->parent_hash;
@@ -412,19 +412,20 @@ INLINE void tell_comm(u16 kind, u64 comm, u64 hash, s32 rank, s32 nranks, s32 de
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
-INLINE void born(u64 handle, u64 hash, s32 rank, s32 device, const struct made_comm *m)
+/* Without a handle: a rank that takes part in a split, but in none of the new communicators. */
+INLINE void born(u8 op, u64 handle, u64 hash, s32 rank, s32 device, const struct made_comm *m)
 {
 	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
 	struct comm comm = { .hash = hash, .rank = rank, .nranks = m->nranks, .device = device };
 
 	comm.born_ns = bpf_ktime_get_ns();
-	if (bpf_map_update_elem(&comms, &key, &comm, BPF_ANY))
+	if (handle && bpf_map_update_elem(&comms, &key, &comm, BPF_ANY))
 		count(LOST_COMM);
-	tell_comm(EVENT_COMM_BORN, handle, hash, rank, m->nranks, device, m);
+	tell_comm(EVENT_COMM_BORN, op, handle, &comm, m);
 }
 
 /* One process, all its devices: nobody else takes part, so any hash that is new will do. */
-INLINE void born_all(const struct made_comm *m)
+INLINE void born_all(u8 op, const struct made_comm *m)
 {
 	u64 hash = mixed(mixed(HASH_BASIS, bpf_ktime_get_ns()), bpf_get_current_pid_tgid()), handle;
 	s32 device;
@@ -436,7 +437,7 @@ INLINE void born_all(const struct made_comm *m)
 		if (m->devices)
 			bpf_probe_read_user(&device, sizeof(device), (void *)(m->devices + 4 * i));
 		if (!bpf_probe_read_user(&handle, sizeof(handle), (void *)(m->out + 8 * i)) && handle)
-			born(handle, hash, i, device, m);
+			born(op, handle, hash, i, device, m);
 	}
 }
 
@@ -448,19 +449,20 @@ INLINE void has_made_comm(const struct thread *t, u64 cookie, s32 result)
 	if (result && result != NCCL_IN_PROGRESS)
 		return;
 	if (cookie_action(cookie) == ACTION_INIT_ALL)
-		return born_all(&t->made);
-	if (!bpf_probe_read_user(&handle, sizeof(handle), (void *)t->made.out) && handle)
-		born(handle, t->made.hash, t->made.rank, t->device - 1, &t->made);
+		return born_all(cookie_op(cookie), &t->made);
+	if (!bpf_probe_read_user(&handle, sizeof(handle), (void *)t->made.out) &&
+	    (handle || cookie_action(cookie) == ACTION_SPLIT))
+		born(cookie_op(cookie), handle, handle ? t->made.hash : 0, t->made.rank, t->device - 1, &t->made);
 }
 
-INLINE void destroys(u64 handle)
+INLINE void destroys(u8 op, u64 handle)
 {
 	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
 	struct comm *comm = bpf_map_lookup_elem(&comms, &key);
 
 	if (!comm)
 		return;
-	tell_comm(EVENT_COMM_DEAD, handle, comm->hash, comm->rank, comm->nranks, comm->device, NULL);
+	tell_comm(EVENT_COMM_DEAD, op, handle, comm, NULL);
 	bpf_map_delete_elem(&comms, &key);
 }
 
@@ -499,7 +501,7 @@ INLINE bool enter(struct pt_regs *ctx)
 	else if (action == ACTION_GROUP_END)
 		group_ends(p, t);
 	else if (action == ACTION_DESTROY)
-		destroys(args[1]);
+		destroys(cookie_op(cookie), args[1]);
 	else if (makes(action))
 		makes_comm(ctx, &t->made, cookie, args);
 	return true;

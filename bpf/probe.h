@@ -21,6 +21,7 @@
 #define NO_SLOT N_SLOTS
 #define N_TRIES 16
 #define EVICT_AFTER_NS 50000000
+#define MIN_STOLEN_NS 20000
 
 const volatile u8 cfg_record_all __weak = 0;
 const volatile u8 cfg_only_targets __weak = 0;
@@ -249,6 +250,8 @@ INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_
 	u64 now = bpf_ktime_get_ns(), on = now, woken, ns, delay = 0, runnable = 0;
 	u32 was = state_of(s), is;
 
+	if (__sync_val_compare_and_swap(&s->is_mending, 0, 1))
+		return;
 	count(MISSED_ON);
 	if (bpf_core_field_exists(task->sched_info.run_delay))
 		delay = task->sched_info.run_delay - s->off_run_delay;
@@ -270,7 +273,35 @@ INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_
 	if (runnable > ns && !s->call)
 		move(p, was, PREEMPTED, runnable - ns);
 	s->woken_ns = 0;
+	s->on_ns = on;
+	s->on_runtime = s->off_runtime;
+	s->is_mending = 0;
 	raw(EVENT_ON, on, task->tgid, task->pid, 0);
+}
+
+/* Compare what counts as running with the scheduler's account of it: what a hypervisor or interrupts took of the CPU
+ * counts as preempted. Where several threads are in the same state, or a more active one decides the state of the
+ * process, the process has lost nothing. */
+INLINE void compare_runtime(struct process *p, struct slot *s, u32 index, struct task_struct *task)
+{
+	u64 now = bpf_ktime_get_ns(), runtime = task->se.sum_exec_runtime, word = LOAD(&p->word);
+	u32 state = word >> 8 * MASK(index, 7) & 0xff, n_same = 0;
+	s64 stolen = now - s->on_ns - (runtime - s->on_runtime);
+	bool is_known = s->on_ns;
+
+	s->on_ns = now;
+	s->on_runtime = runtime;
+	if (!is_known || stolen < MIN_STOLEN_NS || state == PREEMPTED || state == STOPPED || state == NONE)
+		return;
+	count(STOLEN);
+#pragma unroll
+	for (int i = 0; i < N_SLOTS; i++)
+		n_same += (word >> 8 * i & 0xff) == state;
+	if (n_same > 1 || most_active(word) != state)
+		return;
+	move(p, state, PREEMPTED, stolen);
+	raw(EVENT_OFF, now - stolen, task->tgid, task->pid, PREEMPTED);
+	raw(EVENT_ON, now, task->tgid, task->pid, 0);
 }
 
 /* The slot of a task that is followed, else NULL. */
@@ -406,7 +437,9 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->class_op = s->nccl_op = 0;
 	s->syscall_nr = -1;
 	s->waker_pid = s->waker_tid = s->by_pid = -1;
-	s->off_runtime = s->off_run_delay = 0;
+	s->off_runtime = s->off_run_delay = s->on_runtime = 0;
+	s->on_ns = 0;
+	s->is_mending = 0;
 	s->has_yielded = s->has_base = 0;
 	s->woken_ns = s->off_ns = 0;
 	s->last_hook_ns = now;

@@ -157,6 +157,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 
 	if (s->off)
 		put_right(p, s, index, task);
+	compare_runtime(p, s, index, task);
 	off = why_off(task, s, preempt, state, (struct pt_regs___kernel *)bpf_task_pt_regs(task));
 	if (off != PREEMPTED && off != STOPPED)
 		s->blocked = off;
@@ -215,6 +216,8 @@ INLINE void runs_again(struct process *p, struct slot *s, u32 index, struct task
 		count(MISSED_WAKEUP);
 	s->off = 0;
 	now = settle(p, s, index, state_of(s));
+	s->on_ns = now;
+	s->on_runtime = task->se.sum_exec_runtime;
 	raw(EVENT_ON, now, task->tgid, task->pid, 0);
 	if (s->off_ns && now - s->off_ns >= cfg_slow_off_ns && !was_call)
 		tell_off_cpu(s, task->tgid, now);
@@ -345,7 +348,7 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 	return 0;
 }
 
-/* Only where switches are missed: a tick in a thread that counts as off ends the error. */
+/* The scheduler brings its account of the running task up to date: at every tick, and now and then between. */
 SEC("?tp_btf/sched_stat_runtime")
 int BPF_PROG(on_tick, struct task_struct *task)
 {
@@ -356,8 +359,11 @@ int BPF_PROG(on_tick, struct task_struct *task)
 	if (task->pid != (u32)bpf_get_current_pid_tgid())
 		return 0;
 	s = slot_of(task, &p, &index);
-	if (s && s->off)
+	if (!s)
+		return 0;
+	if (s->off)
 		put_right(p, s, index, task);
+	compare_runtime(p, s, index, task);
 	return 0;
 }
 

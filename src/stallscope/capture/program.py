@@ -43,9 +43,8 @@ from stallscope.events.layout import Array
 OBJECT = Path(__file__).parent / f"stallscope.{platform.machine()}.bpf.o"
 RING_BYTES = 4 << 20
 
-_TRACEPOINTS = ("on_waking", "on_wakeup", "on_exit", "on_exec")
+_TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
 _SWITCHES = ("on_switch", "on_switch_5_15")
-_ON_TICK = "on_tick"
 _MODES = ("session", "multi", "perf")
 
 
@@ -110,7 +109,6 @@ class Program:
         self._tracepoints: list[int] = []
         self._links: list[Link] = []
         self._statistics = -1
-        self._ticks = 0
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
 
@@ -221,17 +219,6 @@ class Program:
                 )
         return costs
 
-    def mend(self) -> bool:
-        """Look at ticks too, once switches have been missed; call it about once a second. True: it does.
-
-        On most machines no switch is missed, and this does nothing. Where some are, a thread that runs unseen
-        is found at its next tick (4 ms) and not only at its next call.
-        """
-        if not self._ticks and self.losses()["missed_on"]:
-            self._ticks = self._object.attach(_ON_TICK)
-            self._tracepoints.append(self._ticks)
-        return bool(self._ticks)
-
     def close(self) -> None:
         """Detach everything and free it. What is in the rings is lost: drain them first."""
         for link in self._links:
@@ -321,7 +308,7 @@ def _loaded(library: Library, path: Path, types: btf.Btf, options: Options, mode
     legs = _legs(mode)
     hooked = [f"{part}_{leg}" for part in ("nccl", "cuda") for leg in legs]
     try:
-        opened.choose([switch, *_TRACEPOINTS, _ON_TICK, *hooked])
+        opened.choose([switch, *_TRACEPOINTS, *hooked])
         if mode != "perf":
             for name in hooked:
                 opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)

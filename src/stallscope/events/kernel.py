@@ -95,9 +95,12 @@ SLOT = np.dtype(
         ("nccl_op", "<u2"),
         ("syscall_nr", "<i4"),
         *((name, "<i8") for name in ("class_since_ns", "nccl_since_ns", "off_ns", "base_ns", "woken_ns")),
-        *((name, "<u8") for name in ("off_runtime", "off_run_delay", "own_base")),
+        ("on_ns", "<i8"),
+        *((name, "<u8") for name in ("on_runtime", "off_runtime", "off_run_delay", "own_base")),
         ("low_base", "<u8", (4,)),
         *((name, "<i4") for name in ("waker_pid", "waker_tid", "by_pid")),
+        ("is_mending", "<u4"),
+        ("spare", "<u4"),
         *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
         ("by_comm", "S16"),
     ]
@@ -173,7 +176,8 @@ class Counter(IntEnum):
     TORN_SNAPSHOT = 9
     MISSED_ON = 10
     MISSED_WAKEUP = 11
-    UNGROUPED = 12
+    STOLEN = 12
+    UNGROUPED = 13
 
 
 class Action(IntEnum):

@@ -1,0 +1,125 @@
+"""What the kernel emits, as rows of the tables: whole arrays at a time, fields of the same name copied.
+
+    tables = records.tables(arrivals, events, node=0)     # by table name, ready to be appended
+    ended = records.communicators_ended(events)           # (pid, comm_hash, ts_ns) of what was destroyed
+
+A split communicator's rank and size are not among the call's arguments. They are filled in when all ranks of the
+parent have told their colour and key on this node; else they stay unknown.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stallscope.events import kernel, layout
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import UNKNOWN, Array, Table
+from stallscope.events.names import DATATYPE_BYTES, Datatype, Op
+
+_N_DATATYPES = len(DATATYPE_BYTES)
+_SIZES = np.array(DATATYPE_BYTES, np.int64)
+
+
+class Ended(NamedTuple):
+    """Communicators that were destroyed or aborted: arrays (n,)."""
+
+    pids: Array
+    comm_hashes: Array
+    ts_ns: Array
+
+
+def tables(arrivals: Array, events: Array, *, node: int) -> dict[str, Array]:
+    """Rows by table name: collectives, calls, offcpu, communicators; processes come from identity.py.
+
+    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds.
+    """
+    return {
+        "collectives": collectives(arrivals, node=node),
+        "calls": calls(of_kind(events, Kind.CALL), node=node),
+        "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
+        "communicators": communicators(of_kind(events, Kind.COMM_BORN), node=node),
+    }
+
+
+def of_kind(events: Array, *kinds: Kind) -> Array:
+    """The events of these kinds, which share a struct, as that struct."""
+    chosen: Array = events[np.isin(events["kind"], kinds)]
+    return chosen.view(_dtype_of(kinds[0]))
+
+
+def raw(events: Array) -> Array:
+    """What the ledger is made of: kernel.RAW, in order of time; there only while everything is recorded.
+
+    Times of what was missed and found later lie in the past, so the order of emission is not that of time.
+    """
+    found: Array = events[events["kind"] >= kernel.FIRST_RAW].view(kernel.RAW)
+    return found[np.argsort(found["ts_ns"], kind="stable")]
+
+
+def collectives(arrivals: Array, *, node: int) -> Array:
+    """Rows of COLLECTIVES. Bytes are elements x size of the datatype; unknown where either is."""
+    rows = _rows(layout.COLLECTIVES, arrivals, node)
+    is_known = (arrivals["datatype"] > 0) & (arrivals["datatype"] < _N_DATATYPES)
+    datatype = np.where(is_known, arrivals["datatype"], Datatype.NONE)
+    has_bytes = is_known & (arrivals["count"] >= 0)
+    rows["datatype"] = datatype
+    rows["count_bytes"] = np.where(has_bytes, arrivals["count"] * _SIZES[datatype], UNKNOWN)
+    return rows
+
+
+def calls(events: Array, *, node: int) -> Array:
+    """Rows of CALLS from kernel.CALL."""
+    return _rows(layout.CALLS, events, node)
+
+
+def offcpu(events: Array, *, node: int) -> Array:
+    """Rows of OFFCPU from kernel.OFF_CPU."""
+    return _rows(layout.OFFCPU, events, node)
+
+
+def communicators(events: Array, *, node: int) -> Array:
+    """Rows of COMMUNICATORS from the kernel.LIFE of those that were born."""
+    rows = _rows(layout.COMMUNICATORS, events, node)
+    is_split = (events["op"] == Op.COMM_SPLIT) | (events["parent_hash"] != 0)
+    for split in np.unique(
+        events["comm_hash"][is_split & (events["comm_rank"] < 0) & (events["comm_hash"] != 0)]
+    ):
+        members = np.flatnonzero(events["comm_hash"] == split)
+        _fill_split(rows, events, members)
+    return rows
+
+
+def communicators_ended(events: Array) -> Ended:
+    """What was destroyed or aborted, among kernel.EVENT of any kinds."""
+    dead = of_kind(events, Kind.COMM_DEAD)
+    return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
+
+
+def _fill_split(rows: Array, events: Array, members: Array) -> None:
+    """Ranks of a split by key, then by rank in the parent; known only when no member can be missing."""
+    siblings = np.flatnonzero(
+        (events["parent_hash"] == events["parent_hash"][members[0]])
+        & (events["n_splits"] == events["n_splits"][members[0]])
+    )
+    if len(siblings) != events["parent_nranks"][members[0]]:
+        return
+    order = members[np.lexsort((events["parent_rank"][members], events["key"][members]))]
+    rows["comm_rank"][order] = np.arange(len(order))
+    rows["nranks"][members] = len(members)
+
+
+def _rows(table: Table, records: Array, node: int) -> Array:
+    """Rows of a table with all fields that the records have too; the others unknown or zero."""
+    rows = layout.empty(table, len(records))
+    for name in set(rows.dtype.names or ()) & set(records.dtype.names or ()):
+        rows[name] = records[name]
+    rows["node"] = node
+    return rows
+
+
+def _dtype_of(kind: Kind) -> np.dtype[Any]:
+    if kind is Kind.CALL:
+        return kernel.CALL
+    if kind is Kind.OFF_CPU:
+        return kernel.OFF_CPU
+    return kernel.LIFE if kind < kernel.FIRST_RAW else kernel.RAW
