@@ -25,11 +25,11 @@ def end(child: subprocess.Popen[bytes]) -> None:
 def test_a_process_is_told_once_with_its_rank():
     child = sleeper(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
     processes = Processes(node=7)
-    (row,) = processes.first_seen([child.pid], 1000)
+    (row,) = processes.first_seen(dict.fromkeys([child.pid], 1000))
     assert [row[name] for name in ("node", "pid", "rank", "local_rank", "nranks")] == [7, child.pid, 3, 1, 4]
     assert (row["ts_ns"], row["ended_ns"], row["device"]) == (1000, -1, -1)
     assert row["comm"].startswith(b"python")
-    assert len(processes.first_seen([child.pid], 2000)) == 0
+    assert len(processes.first_seen(dict.fromkeys([child.pid], 2000))) == 0
     assert len(processes) == 1
     end(child)
 
@@ -37,7 +37,7 @@ def test_a_process_is_told_once_with_its_rank():
 def test_the_end_is_told_once():
     stays, goes = sleeper(), sleeper()
     processes = Processes(node=0)
-    processes.first_seen([stays.pid, goes.pid], 0)
+    processes.first_seen(dict.fromkeys([stays.pid, goes.pid], 0))
     assert processes.gone() == []
     end(goes)
     assert processes.gone() == [goes.pid]
@@ -49,7 +49,7 @@ def test_the_end_is_told_once():
 def test_a_process_that_nobody_has_waited_for_has_ended():
     child = sleeper()
     processes = Processes(node=0)
-    processes.first_seen([child.pid], 0)
+    processes.first_seen(dict.fromkeys([child.pid], 0))
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert processes.gone() == [child.pid]
@@ -66,7 +66,7 @@ def test_a_process_lives_on_when_only_its_main_thread_has_ended():
     child = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
     child.stdout.readline()
     processes = Processes(node=0)
-    processes.first_seen([child.pid], 0)
+    processes.first_seen(dict.fromkeys([child.pid], 0))
     while f"{child.pid} (python".encode() and b") Z " not in Path(f"/proc/{child.pid}/stat").read_bytes():
         pass
     assert processes.gone() == []
@@ -77,16 +77,25 @@ def test_a_process_lives_on_when_only_its_main_thread_has_ended():
     child.stdout.close()
 
 
+def test_an_end_that_the_kernel_tells_is_believed():
+    child = sleeper()
+    processes = Processes(node=0)
+    processes.first_seen({child.pid: 5})
+    assert processes.gone({child.pid: 10}) == [child.pid]
+    assert len(processes.first_seen({child.pid: 20})) == 1
+    end(child)
+
+
 def test_a_number_given_again_is_another_process(tmp_path):
     home = tmp_path / "7"
     home.mkdir()
     stat = "7 (x) S 1 " + " ".join(["0"] * 15) + " 1 0 {} 0\n"
     (home / "stat").write_text(stat.format(100))
     processes = Processes(0, tmp_path)
-    processes.first_seen([7], 0)
+    processes.first_seen(dict.fromkeys([7], 0))
     (home / "stat").write_text(stat.format(200))
     assert processes.gone() == [7]
-    assert len(processes.first_seen([7], 1)) == 1
+    assert len(processes.first_seen(dict.fromkeys([7], 1))) == 1
 
 
 def test_the_end_of_a_process_carries_what_was_last_known():

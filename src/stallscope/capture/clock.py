@@ -47,6 +47,14 @@ class WallClock:
     offset_ns: int
 
 
+def is_synchronised() -> bool | None:
+    """Is the wall clock kept by NTP or PTP? None where the kernel does not tell."""
+    try:
+        return wall_clock().is_synchronised
+    except OSError:
+        return None
+
+
 class _Timex(ctypes.Structure):
     """struct timex of <sys/timex.h> on 64-bit Linux: 208 bytes."""
 

@@ -92,6 +92,10 @@ class Discovery:
         for seen in self._seen.values():
             seen.size = b""
 
+    def chosen(self) -> list[int]:
+        """Of the chosen processes and their descendants, those that run."""
+        return [pid for pid in self._seen if self._wanted.get(pid, not self.pids)]
+
     def gpu_processes(self) -> tuple[int, ...]:
         """Processes that have a GPU library mapped, whether they use it or not."""
         return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)

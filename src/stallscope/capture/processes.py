@@ -4,7 +4,7 @@ A process is known by its number and its start time, so a number given again is 
 is noticed within one look; a process whose main thread has ended while others run is still there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,20 +26,28 @@ class Processes:
     def __len__(self) -> int:
         return len(self._running)
 
-    def first_seen(self, pids: Iterable[int], now_ns: int) -> Array:
-        """Rows of PROCESSES for those among `pids` that were not known yet; -1 for what cannot be told."""
-        new = [identity(pid, self.proc) for pid in pids if pid not in self._running]
+    def first_seen(self, first_ns: Mapping[int, int]) -> Array:
+        """Rows of PROCESSES for those that were not known yet; -1 for what cannot be told.
+
+        first_ns: when each process was first seen, by its number.
+        """
+        new = [identity(pid, self.proc) for pid in first_ns if pid not in self._running]
         self._running.update((each.pid, each) for each in new)
         rows = layout.empty(layout.PROCESSES, len(new))
-        rows["node"], rows["ts_ns"] = self.node, now_ns
+        rows["node"], rows["ts_ns"] = self.node, [first_ns[each.pid] for each in new]
         for name in ("pid", "rank", "local_rank", "nranks", "device"):
             rows[name] = [getattr(each, name) for each in new]
         rows["comm"] = [each.comm.encode()[:16] for each in new]
         return rows
 
-    def gone(self) -> list[int]:
-        """The processes that have ended since the last look; they are no longer known."""
-        ended = [pid for pid, known in self._running.items() if not _is_running(self.proc, known)]
+    def gone(self, told: Container[int] = ()) -> list[int]:
+        """The processes that have ended since the last look; they are no longer known.
+
+        told: processes whose end the kernel has told, also one that became another program.
+        """
+        ended = [
+            pid for pid, known in self._running.items() if pid in told or not _is_running(self.proc, known)
+        ]
         for pid in ended:
             del self._running[pid]
         return ended

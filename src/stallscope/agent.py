@@ -1,0 +1,211 @@
+"""The agent: capture on one machine, kept in its node trace. The wiring, and what happens once a second.
+
+Two threads: one empties the kernel's rings; the other looks for libraries, attaches, and once a second writes
+what has come. It loads neither DuckDB nor pyarrow: it runs beside a job and must stay small.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import numpy as np
+
+from stallscope.capture import clock, program, records, requirements
+from stallscope.capture.attaching import attach_new
+from stallscope.capture.collector import Collector
+from stallscope.capture.discovery import Discovery
+from stallscope.capture.losses import Losses
+from stallscope.capture.machine import boot_id, facts
+from stallscope.capture.operations import SYMBOLS
+from stallscope.capture.processes import Processes, Snapshots
+from stallscope.capture.program import Program
+from stallscope.capture.snapshots import snapshots
+from stallscope.capture.status import StatusLine, Tally, line
+from stallscope.events import layout
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import Array, Table
+from stallscope.store.node import NodeTrace
+from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
+
+_LOOK_EVERY_S = 0.04
+_SECOND_NS = 10**9
+_PRUNE_EVERY_NS = 30 * _SECOND_NS
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SOURCE = "live capture of real processes by eBPF"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to trace, and where to.
+
+    pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
+    record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
+    ledger with.
+    """
+
+    db: Path
+    node: str
+    max_db_bytes: int = 10_000_000_000
+    pids: tuple[int, ...] = ()
+    duration_s: float | None = None
+    record_all: bool = False
+
+
+def raw_path(db: Path) -> Path:
+    """Where the raw events go: rows of events.kernel.RAW, one after the other."""
+    return db.with_name(db.name + ".raw")
+
+
+def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event | None = None) -> None:
+    """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set.
+
+    Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. Whatever ends it, the
+    probes are gone and what was captured before is in the trace.
+    """
+    requirements.check()
+    requirements.check_pids(options.pids)
+    stop = stop or threading.Event()
+    chosen = frozenset(options.pids) if options.pids else None
+    with ExitStack() as stack:
+        stack.enter_context(_set_by_signals(stop))
+        kernel_side = program.Options(record_all=options.record_all, pids=chosen, own_pid=os.getpid())
+        probes = stack.enter_context(Program.load(kernel_side))
+        status = stack.enter_context(closing(StatusLine(out)))
+        if aside := set_aside_if_of_another_boot(options.db, boot_id(), time.time_ns()):
+            status.note(f"the trace of before the last boot is kept as {aside}")
+        stack.enter_context(only_writer(options.db))
+        store = stack.enter_context(closing(NodeTrace(options.db)))
+        status.note(f"tracing into {options.db}; Ctrl-C ends it")
+        _run(options, probes, store, status=status, stop=stop)
+
+
+def _run(
+    options: Options, probes: Program, store: NodeTrace, *, status: StatusLine, stop: threading.Event
+) -> None:
+    """Look, attach, write, until told to stop; then once more, with the probes off."""
+    discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
+    scribe = _Scribe(options, probes, store)
+    begin_ns = time.monotonic_ns()
+    end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
+    scribe.collector.start()
+    try:
+        while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
+            now_ns = time.monotonic_ns()
+            for note in attach_new(discovery, probes.attach, now_ns=now_ns):
+                status.note(note)
+            if options.pids:
+                probes.follow(discovery.chosen())
+            if now_ns >= scribe.next_ns:
+                scribe.write()
+                status.show(line(scribe.tally))
+            stop.wait(_LOOK_EVERY_S)
+    finally:
+        probes.detach()
+        scribe.collector.stop()
+    scribe.write()
+    status.show(line(scribe.tally))
+
+
+class _Scribe:
+    """Writes into the trace what has come since the last time, about once a second."""
+
+    def __init__(self, options: Options, probes: Program, store: NodeTrace):
+        self.tally = Tally()
+        self.next_ns = 0
+        self.collector = Collector(probes.arrivals.drain, probes.events.drain)
+        self._options, self._probes, self._store = options, probes, store
+        self._node = store.node(options.node)
+        self._session = store.session(
+            self._node, _SOURCE, started_ns=time.monotonic_ns(), facts=facts(probes.mode)
+        )
+        self._processes = Processes(self._node)
+        self._last = Snapshots()
+        self._losses = Losses()
+        self._symbol_of: dict[int, int] = {}
+        self._next_prune_ns = 0
+
+    def write(self) -> None:
+        """One second's worth: records, processes and their states, losses, the clock; then commit."""
+        now_ns = time.monotonic_ns()
+        self.next_ns = now_ns + _SECOND_NS
+        arrivals, events = self.collector.taken()
+        self._keep_records(arrivals, events)
+        self._keep_states(events, now_ns)
+        self._keep_losses(now_ns)
+        self._store.clock(clock.reading(self._node), is_synchronised=clock.is_synchronised())
+        self._store.end_session(self._session, now_ns)
+        self._store.commit()
+        if now_ns >= self._next_prune_ns:
+            self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
+            self._store.prune(self._options.max_db_bytes)
+
+    def _keep_records(self, arrivals: Array, events: Array) -> None:
+        tables = records.tables(arrivals, events, node=self._node)
+        tables["calls"]["symbol"] = self._symbols(tables["calls"]["symbol"])
+        for table in layout.TABLES:
+            if table.name in tables:
+                self._append(table, tables[table.name])
+        for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events), strict=True):
+            self._store.communicator_ended(self._node, int(pid), int(comm_hash), ended_ns=int(ended_ns))
+        self.tally.add_rounds(tables["collectives"])
+        if self._options.record_all:
+            with raw_path(self._options.db).open("ab") as file:
+                records.raw(events).tofile(file)
+
+    def _keep_states(self, events: Array, now_ns: int) -> None:
+        """A snapshot of each traced process; the first and the last sight of it."""
+        state = self._probes.processes()
+        born = records.of_kind(events, Kind.PROCESS)
+        first_ns = dict.fromkeys(state.pids.tolist(), now_ns)
+        first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
+        self._append(layout.PROCESSES, self._processes.first_seen(first_ns))
+        self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
+        exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
+        exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
+        for pid in self._processes.gone(exit_ns):
+            ended_ns = exit_ns.get(pid, now_ns)
+            self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
+            self._store.process_ended(self._node, pid, ended_ns)
+        self.tally.n_processes = len(self._processes)
+
+    def _keep_losses(self, now_ns: int) -> None:
+        new = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
+        self._store.lost(self._node, now_ns, new)
+        self.tally.n_lost = self._losses.n_lost
+
+    def _append(self, table: Table, rows: Array) -> None:
+        if len(rows):
+            self._store.append(table, rows)
+            self.tally.n_records += len(rows)
+
+    def _symbols(self, numbers: Array) -> Array:
+        """The trace's numbers for functions, from the table's."""
+        for number in set(numbers.tolist()) - self._symbol_of.keys():
+            self._symbol_of[number] = self._store.symbol(SYMBOLS[number]) if number else 0
+        return np.array([self._symbol_of[number] for number in numbers.tolist()], numbers.dtype)
+
+
+@contextmanager
+def _set_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Inside the with block, signals that ask for an end set `stop`; outside the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def set_it(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = [signal.signal(number, set_it) for number in _SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)

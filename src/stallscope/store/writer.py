@@ -1,0 +1,63 @@
+"""Before a trace is written: nobody else writes it, and its times are of this boot."""
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from stallscope.errors import StorageFailed
+
+_SUFFIXES = ("", "-wal", "-shm")
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Inside the with block this process is the only one that writes the trace at `path`.
+
+    The lock is the kernel's (flock) and goes with the process, however that ends. Raises StorageFailed when
+    another one has it, or the file cannot be written. To be left after the trace is closed.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --db") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise StorageFailed(
+            f"another stallscope trace writes {path}: end it, or choose another --db"
+        ) from error
+    finally:
+        os.close(fd)
+
+
+def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path | None:
+    """Move a trace of another boot out of the way, since monotonic clocks begin anew. Returns where it is now.
+
+    The new name carries the day and time of the move. Nothing happens to a file that is no trace.
+    """
+    if not path.exists() or _boot_of(path) in ("", boot_id):
+        return None
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(wall_ns / 1e9))
+    aside = path.with_name(f"{path.stem}-until-{moment}{path.suffix}")
+    for suffix in _SUFFIXES:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def _boot_of(path: Path) -> str:
+    """The boot in which the trace was last written; empty where it does not say."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as db:
+            row = db.execute("SELECT facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
+    except sqlite3.Error:
+        return ""
+    return str(json.loads(row[0]).get("boot_id", "")) if row else ""
