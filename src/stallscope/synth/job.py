@@ -122,7 +122,7 @@ class Timing:
     host_speed_sigma: float = 0.07
     host_wander_sigma: float = 0.18
     host_wander_memory: float = 0.6
-    host_jitter_sigma: float = 0.09
+    host_jitter_sigma: float = 0.12
     device_speed_sigma: float = 0.004
     device_jitter_sigma: float = 0.02
     spike_probability: float = 0.008
