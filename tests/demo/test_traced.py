@@ -30,31 +30,33 @@ def agent(code: str) -> tuple[str, ...]:
 def test_the_job_runs_between_attach_and_ctrl_c(tmp_path: Path):
     lines: list[str] = []
     db = tmp_path / "trace.db"
-    found = traced.run(
+    found = traced.trace_job(
         "healthy", ranks=2, seconds=0.3, trace_db=db, say=lines.append, command=agent(ATTACHES % 0)
     )
     assert found == db
     assert db.read_text().count('"--pid"') == 2
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert not list(Path("/dev/shm").glob("stallscope-demo-*"))
 
 
 def test_a_hanging_job_is_left_while_it_hangs(tmp_path: Path):
     db = tmp_path / "trace.db"
-    traced.run("hang", ranks=2, seconds=0.3, trace_db=db, command=agent(ATTACHES % 0))
+    traced.trace_job("hang", ranks=2, seconds=0.3, trace_db=db, command=agent(ATTACHES % 0))
     assert db.exists()
 
 
 def test_an_agent_that_cannot_trace_is_quoted(tmp_path: Path):
     refuses = agent("import sys; print('needs root'); sys.exit(5)")
     with pytest.raises(CannotTrace, match=r"did not attach .*: needs root"):
-        traced.run("healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "trace.db", command=refuses)
+        traced.trace_job("healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "trace.db", command=refuses)
     with pytest.raises(CannotTrace, match="ended with code 4: attached to 20"):
-        traced.run("healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "t", command=agent(ATTACHES % 4))
+        traced.trace_job(
+            "healthy", ranks=2, seconds=0.3, trace_db=tmp_path / "t", command=agent(ATTACHES % 4)
+        )
 
 
 def test_a_scenario_is_described_in_a_line():
     assert traced.described(live.plan_for("healthy")) == "4 ranks, none disturbed"
     assert traced.described(live.plan_for("sleep")) == "rank 2 of 4 sleeps 290 ms every 14 steps"
     with pytest.raises(BadInput):
-        traced.run("nothing", trace_db=Path("none"))
+        traced.trace_job("nothing", trace_db=Path("none"))

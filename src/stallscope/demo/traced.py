@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from stallscope.demo import build, live
 from stallscope.demo.faults import FAULTS
 from stallscope.demo.plan import Plan
 from stallscope.errors import CannotTrace
+from stallscope.events.trace import Trace
+from stallscope.store import node
 
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
 SECONDS = 12.0
@@ -28,6 +31,10 @@ END_S = 20.0
 SLACK_S = 30.0
 
 
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def described(plan: Plan) -> str:
     """What is done to whom, in one line."""
     if plan.fault == "healthy":
@@ -35,7 +42,17 @@ def described(plan: Plan) -> str:
     return f"rank {plan.victim} of {plan.ranks} {FAULTS[plan.fault].meaning}"
 
 
+@contextmanager
 def run(
+    scenario: str, *, ranks: int = 4, seconds: float | None = None, say: Callable[[str], None] = _tell
+) -> Iterator[Trace]:
+    """Runs a scenario under the agent and gives what was traced; see trace_job. Nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="stallscope-demo-") as folder:
+        db = trace_job(scenario, ranks=ranks, seconds=seconds, trace_db=Path(folder) / "trace.db", say=say)
+        yield node.read(db)
+
+
+def trace_job(
     scenario: str,
     *,
     ranks: int = 4,
@@ -44,7 +61,7 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     command: Sequence[str] = COMMAND,
 ) -> Path:
-    """Runs a scenario under the agent and returns the trace.
+    """Runs a scenario under the agent and returns the node trace.
 
     say takes each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario,
     CannotTrace when the agent does not attach or fails, NotFound without a C compiler.
@@ -52,6 +69,7 @@ def run(
     if seconds is None:
         seconds = HANG_SECONDS if scenario == "hang" else SECONDS
     plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
+    say(f"a job on emulated GPUs, {seconds:.0f} s: {described(plan)}")
     with (
         live.started(plan) as job,
         _tracing(job.pids, trace_db=trace_db, say=say, command=command),
