@@ -56,6 +56,9 @@ def cells(line: Timeline, plan: Programs, met: Rounds, excess: Array) -> Cells:
     is what the rank was late at the step's first call beyond its own excess there.
     """
     n = len(line.rows)
+    if not n:
+        none = np.zeros(0, np.int64)
+        return Cells(none, none, none, none, none, *(none.astype(np.float64),) * 3)
     begins = np.ones(n, bool)
     begins[1:] = (np.diff(plan.step) != 0) | (np.diff(line.process) != 0)
     first = np.flatnonzero(begins)

@@ -1,0 +1,26 @@
+"""The rank allocates or frees GPU or pinned memory in the loop."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.events.names import Category, Op
+
+
+def _evidence(excess: Excess) -> Evidence:
+    told = slow_calls(excess.made(Op.ALLOC, Op.FREE), excess)
+    extra = round(excess.n_allocs)
+    return told | ({"n_extra_calls": extra} if extra > 0 else {})
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Keep the allocator's cache: no empty_cache() in the loop; near-full memory causes retries.",
+        "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch on that rank.",
+    ]
+
+
+CAUSE = Cause(
+    name="cuda_alloc",
+    title="allocated or freed GPU memory",
+    categories=(Category.ALLOC,),
+    evidence=_evidence,
+    advice=_advice,
+)

@@ -1,0 +1,42 @@
+"""The rank synchronises with its GPU far more often than its peers."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.events.names import Category
+
+_MANY_PER_STEP = 20
+_AT_MOST_NS = 300_000  # a call that waits longer than this waits for work, it is not one too many
+
+
+def _claims_ns(excess: Excess) -> float:
+    """All host time around the extra calls, if they are many and short: each costs a launch, a copy and a wait."""
+    if excess.n_syncs < _MANY_PER_STEP * max(excess.n_steps, 1):
+        return 0.0
+    around = excess.ns(Category.DEVICE, Category.COPY, Category.ON_CPU)
+    return around if around <= _AT_MOST_NS * excess.n_syncs else 0.0
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return {
+        "n_extra_syncs": round(excess.n_syncs),
+        "n_extra_syncs_per_step": round(excess.n_syncs / max(excess.n_steps, 1)),
+    }
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Look for .item(), .cpu(), print(tensor), torch.cuda.synchronize() in its path; keep values on the GPU.",
+    ]
+
+
+CAUSE = Cause(
+    name="excessive_sync",
+    title="synchronised with its GPU many times",
+    categories=(
+        Category.DEVICE,
+        Category.COPY,
+        Category.ON_CPU,
+    ),
+    evidence=_evidence,
+    advice=_advice,
+    claims_ns=_claims_ns,
+)

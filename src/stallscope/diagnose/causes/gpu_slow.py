@@ -1,0 +1,24 @@
+"""The rank waits for its own GPU longer than its peers for theirs, on the same work."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.events.names import Category, Op
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return slow_calls(excess.made(Op.SYNC), excess)
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Compare clocks and throttle reasons with a healthy GPU: nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE.",
+        "Check that no other process uses that GPU (nvidia-smi) and its PCIe and NVLink state.",
+    ]
+
+
+CAUSE = Cause(
+    name="gpu_slow",
+    title="waited for its own GPU, which is slower than its peers'",
+    categories=(Category.DEVICE,),
+    evidence=_evidence,
+    advice=_advice,
+)

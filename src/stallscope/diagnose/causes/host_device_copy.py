@@ -1,0 +1,26 @@
+"""The rank copies between host and GPU, and waits for it."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.events.names import Category, Op
+
+
+def _evidence(excess: Excess) -> Evidence:
+    told = slow_calls(excess.made(Op.COPY), excess)
+    extra = round(excess.n_copies)
+    return told | ({"n_extra_calls": extra} if extra > 0 else {})
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Pin the host memory and copy with non_blocking=True; pageable copies block the caller.",
+        "Check the PCIe link of that GPU (nvidia-smi -q, PCIe generation and width under load).",
+    ]
+
+
+CAUSE = Cause(
+    name="host_device_copy",
+    title="copied between host and GPU",
+    categories=(Category.COPY,),
+    evidence=_evidence,
+    advice=_advice,
+)

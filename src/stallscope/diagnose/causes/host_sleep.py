@@ -1,0 +1,24 @@
+"""The rank sleeps: nanosleep and the like."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.events.names import Category
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return intervals(excess.off(Category.SLEEP))
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Look for time.sleep, retry or back-off loops and rate limits in that rank's own code path.",
+        "`py-spy dump --pid PID` during a delay shows the line.",
+    ]
+
+
+CAUSE = Cause(
+    name="host_sleep",
+    title="slept (nanosleep)",
+    categories=(Category.SLEEP,),
+    evidence=_evidence,
+    advice=_advice,
+)

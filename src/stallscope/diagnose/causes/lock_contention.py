@@ -1,0 +1,24 @@
+"""The rank waits in a futex that another of its threads holds."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.events.names import Category
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return intervals(excess.off(Category.LOCK))
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "See what its other threads do: a logger, an upload or a data thread that holds the interpreter lock.",
+        "`py-spy dump --pid PID` during a delay shows who holds it.",
+    ]
+
+
+CAUSE = Cause(
+    name="lock_contention",
+    title="waited for a lock held by another of its threads",
+    categories=(Category.LOCK,),
+    evidence=_evidence,
+    advice=_advice,
+)

@@ -1,0 +1,26 @@
+"""The rank does not enter a round its peers wait in."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return {}
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("is_alive") is False:
+        return [
+            "Its process has ended: look for its exit code, the OOM killer (dmesg) and Xid errors on that host."
+        ]
+    return [
+        "Dump its stacks (py-spy dump --native --pid PID) before restarting; see what it does instead in the evidence."
+    ]
+
+
+CAUSE = Cause(
+    name="missing_rank",
+    title="never entered the round",
+    categories=(),
+    evidence=_evidence,
+    advice=_advice,
+)

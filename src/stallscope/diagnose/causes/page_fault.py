@@ -1,0 +1,24 @@
+"""The rank waits for memory: page faults, reclaim, compaction."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.events.names import Category
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return intervals(excess.off(Category.FAULT))
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Check the memory pressure of the host and of the rank's cgroup (memory.pressure), and swap.",
+        "Touch or lock buffers before the loop; look at transparent huge page compaction.",
+    ]
+
+
+CAUSE = Cause(
+    name="page_fault",
+    title="waited for memory (page faults, reclaim)",
+    categories=(Category.FAULT,),
+    evidence=_evidence,
+    advice=_advice,
+)

@@ -1,0 +1,231 @@
+"""Hangs: rounds that some ranks have entered and others have not, for too long; and rounds entered differently.
+
+The ranks that are behind are named, not those ahead. A rank that is behind because it waits in another round
+itself is a victim: the waits are followed to those who wait for nobody, or to a circle. A round in flight is
+normal, so nothing is said before a limit has passed, unless a missing rank's process has ended.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.rounds import Rounds
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag, Op
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A round that cannot go on.
+
+    missing: processes that have not entered it and wait for nobody else. waiting: those who wait for them, also
+    through other rounds. since_ns: when the last of those present entered it. for_ns: how long ago that was.
+    is_circle: the missing wait for each other, over several communicators. doing: what each missing one does.
+    """
+
+    comm: int
+    seq: int
+    missing: Array
+    waiting: Array
+    since_ns: int
+    for_ns: int
+    is_circle: bool
+    doing: tuple[dict[str, object], ...]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A round that its ranks entered with different operations, sizes or types.
+
+    odd: the processes that differ from the majority; all of them when there is none. calls: what each entered.
+    """
+
+    comm: int
+    seq: int
+    odd: Array
+    present: Array
+    at_ns: int
+    calls: tuple[dict[str, object], ...]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The first unfinished round of a communicator."""
+
+    comm: int
+    seq: int
+    missing: Array
+    present: Array
+    since_ns: int
+
+
+def stuck(
+    line: Timeline, arrival_ns: Array, trace: Trace, *, now_ns: int, limits: Thresholds
+) -> Stuck | None:
+    """The hang at the end of a trace, if there is one.
+
+    now_ns: the last moment the capture ran, on the clock of arrival_ns.
+    """
+    found = _open_rounds(line, arrival_ns)
+    if not found:
+        return None
+    ended = _ended_ns(line, trace)
+    patience = max(limits.hang_after_ns, limits.hang_gap_factor * _usual_gap_ns(line, arrival_ns))
+    late = [
+        one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
+    ]
+    if not late:
+        return None
+    blocked_in = {
+        int(process): one for one in late for process in one.present if _waits(line, trace, int(process), one)
+    }
+    missing = {int(process) for one in late for process in one.missing}
+    roots = sorted(process for process in missing if process not in blocked_in)
+    is_circle = not roots
+    if is_circle:
+        roots = sorted(missing)
+    first = min((one for one in late if set(one.missing.tolist()) & set(roots)), key=lambda one: one.since_ns)
+    here = np.array([process for process in first.missing.tolist() if process in roots], np.int64)
+    chosen = np.array(roots, np.int64) if is_circle else here
+    waiting = sorted({int(p) for one in late for p in one.present} - set(chosen.tolist()))
+    return Stuck(
+        comm=first.comm,
+        seq=first.seq,
+        missing=chosen,
+        waiting=np.array(waiting, np.int64),
+        since_ns=first.since_ns,
+        for_ns=now_ns - first.since_ns,
+        is_circle=is_circle,
+        doing=tuple(_doing(line, trace, int(process), int(ended[process])) for process in chosen),
+    )
+
+
+def mismatches(line: Timeline, met: Rounds, arrival_ns: Array) -> list[Mismatch]:
+    """Rounds whose ranks disagree on operation, count or datatype. Late attachers are not accused of it.
+
+    Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
+    """
+    rows = line.rows
+    counted = ~line.is_p2p & ((rows["flags"] & CollectiveFlag.LATE_ATTACH) == 0)
+    call = np.zeros(len(rows), np.int64)
+    for column in ("op", "count", "datatype"):
+        _, inverse = np.unique(rows[column], return_inverse=True)
+        call = call * (int(inverse.max(initial=0)) + 1) + inverse
+    low, high = np.full(met.n_rounds, np.iinfo(np.int64).max), np.full(met.n_rounds, np.iinfo(np.int64).min)
+    np.minimum.at(low, met.round[counted], call[counted])
+    np.maximum.at(high, met.round[counted], call[counted])
+    odd_rounds = np.flatnonzero(low < high)
+    if not len(odd_rounds):
+        return []
+    told = []
+    comm_of_round = np.zeros(met.n_rounds, np.int64)
+    comm_of_round[met.round] = line.comm
+    n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
+    for number in odd_rounds.tolist():
+        members = np.flatnonzero((met.round == number) & counted)
+        if n_odd[comm_of_round[number]] > 3:
+            continue
+        told.append(_mismatch(line, members, call[members], arrival_ns))
+    return told
+
+
+def _mismatch(line: Timeline, members: Array, call: Array, arrival_ns: Array) -> Mismatch:
+    values, counts = np.unique(call, return_counts=True)
+    usual = values[np.argmax(counts)]
+    odd = members[call != usual] if counts.max() * 2 > len(members) else members
+    rows = line.rows[members]
+    return Mismatch(
+        comm=int(line.comm[members[0]]),
+        seq=int(rows["seq"][0]),
+        odd=line.process[odd],
+        present=line.process[members],
+        at_ns=int(arrival_ns[members].max()),
+        calls=tuple(
+            {
+                "rank": int(line.rank[line.process[row]]),
+                "op": Op(int(line.rows["op"][row])).name.lower(),
+                "count": int(line.rows["count"][row]),
+                "datatype": int(line.rows["datatype"][row]),
+            }
+            for row in members.tolist()
+        ),
+    )
+
+
+def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
+    """The earliest round of each communicator that not all its members have entered."""
+    out = []
+    for comm in np.unique(line.comm[~line.is_p2p]).tolist():
+        rows = np.flatnonzero(line.comm == comm)
+        members = np.unique(line.process[rows])
+        last = np.full(line.n_processes, -1, np.int64)
+        np.maximum.at(last, line.process[rows], line.rows["seq"][rows])
+        reached = last[members]
+        if len(members) < 2 or reached.min() == reached.max():
+            continue
+        seq = int(reached.min()) + 1
+        present = members[reached >= seq]
+        entered = rows[(line.rows["seq"][rows] == seq)]
+        since = int(arrival_ns[entered].max()) if len(entered) else int(arrival_ns[rows].max())
+        out.append(_Open(comm, seq, members[reached < seq], present, since))
+    return out
+
+
+def _usual_gap_ns(line: Timeline, arrival_ns: Array) -> float:
+    """The usual longest silence between arrivals of one process: the 99th percentile of the gaps."""
+    gaps = np.diff(arrival_ns)[~line.is_first[1:]]
+    return float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
+
+
+def _ended_ns(line: Timeline, trace: Trace) -> Array:
+    """When each process ended: int64 (p,), UNKNOWN while it runs."""
+    told = {
+        (int(row["node"]), int(row["pid"])): int(row["ended_ns"])
+        for row in trace.processes
+        if row["ended_ns"] != UNKNOWN
+    }
+    return np.array(
+        [told.get((int(n), int(p)), UNKNOWN) for n, p in zip(line.node, line.pid, strict=True)], np.int64
+    )
+
+
+def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds) -> bool:
+    gone, left = ended[one.missing] != UNKNOWN, ended[one.present] != UNKNOWN
+    if left.all():
+        return False  # the job is over; nobody waits any more
+    if gone.any():
+        return bool(now_ns - max(one.since_ns, int(ended[one.missing][gone].max())) >= limits.dead_after_ns)
+    return now_ns - one.since_ns >= patience_ns
+
+
+def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
+    """Whether a process that has entered the open round is blocked by it: it has made no call since long."""
+    state = _last_state(line, trace, process)
+    if state is not None and state["in_call"] == Op.NONE and state["alive"]:
+        category = int(state["category"])
+        return CATEGORY_NAMES[category - 1] not in ("sleep", "io", "net", "stopped") if category else True
+    return True
+
+
+def _last_state(line: Timeline, trace: Trace, process: int) -> Array | None:
+    mine = (trace.snapshots["pid"] == line.pid[process]) & (trace.snapshots["node"] == line.node[process])
+    rows = trace.snapshots[mine]
+    return rows[np.argmax(rows["ts_ns"])] if len(rows) else None
+
+
+def _doing(line: Timeline, trace: Trace, process: int, ended_ns: int) -> dict[str, object]:
+    """What a missing rank does instead, as far as it is known."""
+    told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": ended_ns == UNKNOWN}
+    state = _last_state(line, trace, process)
+    if state is None or ended_ns != UNKNOWN:
+        return told
+    if state["category"]:
+        told["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
+    if state["syscall_nr"] != UNKNOWN:
+        told["syscall_nr"] = int(state["syscall_nr"])
+    if state["in_call"]:
+        told["in_call"] = Op(int(state["in_call"])).name.lower()
+    return told

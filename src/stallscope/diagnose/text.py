@@ -1,0 +1,183 @@
+"""A report in words, for people. Everything here is made from the data; nothing is read back from it."""
+
+from stallscope.diagnose.verdict import Report, Verdict, wall_text
+
+
+def summary(verdict: Verdict) -> str:
+    """One or two sentences: who, how late, how often, why."""
+    say = {
+        "straggler": _straggler,
+        "device": _device,
+        "hang": _hang,
+        "mismatch": _mismatch,
+        "imbalance": _imbalance,
+        "inconclusive": _inconclusive,
+    }
+    return say[verdict.kind](verdict)
+
+
+def report(found: Report) -> str:
+    """The whole report as plain text."""
+    lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
+    if found.healthy:
+        lines += ["", "Healthy: no rank drags the others."]
+    for number, verdict in enumerate(found.verdicts, 1):
+        lines += ["", *_block(verdict, number, len(found.verdicts))]
+    for remark in found.benign:
+        lines += ["", f"Not an alarm: {_remark(remark)}"]
+    return "\n".join(lines)
+
+
+def _looked_at(found: Report) -> str:
+    seen = found.looked_at
+    lost = seen["n_lost_records"]
+    tail = "no records lost" if not lost else f"{_n(lost, 'record')} lost: verdicts are less sure"
+    return (
+        f"Looked at {_n(seen['n_ranks'], 'rank')} on {_n(seen['n_nodes'], 'node')}, "
+        f"{_n(seen['n_communicators'], 'communicator')}, {_n(seen['n_rounds'], 'round')} in "
+        f"{_n(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
+    )
+
+
+def _block(verdict: Verdict, number: int, total: int) -> list[str]:
+    head = f"[{number}/{total}] " if total > 1 else ""
+    lines = [f"{head}{verdict.summary}"]
+    rows: list[tuple[str, str]] = []
+    if verdict.since_ns is not None:
+        until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
+        rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
+    if verdict.late_ms and verdict.kind in ("straggler", "device"):
+        often = f"{_n(verdict.n_late_rounds, 'late round')}, {_n(verdict.n_incidents, 'incident')}"
+        rows.append(
+            ("late", f"{_ms(verdict.late_ms['median'])}, at most {_ms(verdict.late_ms['max'])}; {often}")
+        )
+    for i, part in enumerate(verdict.causes):
+        seen = ", ".join(
+            f"{_words(name)} {_value(value)}" for name, value in part.evidence.items() if name != "doing"
+        )
+        share = f"{part.share:.0%}" if verdict.kind != "hang" else ""
+        said = f"{share} {part.cause.title}".strip()
+        rows.append(("why" if i == 0 else "", f"{said}{f' ({seen})' if seen else ''}"))
+    if verdict.victims:
+        rows.append(("waiting", f"{_ranks(verdict.victims)}"))
+    if verdict.cost:
+        rows.append(("cost", _cost(verdict)))
+    rows.append(("sure", f"{verdict.confidence:.0%}"))
+    if verdict.abstained_because:
+        rows.append(("but", verdict.abstained_because))
+    rows += [("next" if i == 0 else "", advice) for i, advice in enumerate(verdict.advice)]
+    return lines + [f"  {name:<8}{value}" for name, value in rows]
+
+
+def _straggler(verdict: Verdict) -> str:
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    who = (
+        f"Node {', '.join(verdict.nodes)} ({_ranks(verdict.ranks)})"
+        if len(verdict.ranks) > 1
+        else (f"Rank {verdict.ranks[0]}{where}")
+    )
+    late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    reason = f", because it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    return f"{who} drags the job: {late} late {_how_often(verdict)}{reason}."
+
+
+def _how_often(verdict: Verdict) -> str:
+    if verdict.evidence.get("is_one_off"):
+        return "once"
+    if verdict.period_steps:
+        return f"every {verdict.period_steps} steps"
+    return f"in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} steps"
+
+
+def _device(verdict: Verdict) -> str:
+    late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    why = f": it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    return f"The GPU of {_ranks(verdict.ranks)} is {late} slower per step {_how_often(verdict)}{why}."
+
+
+def _hang(verdict: Verdict) -> str:
+    waited = verdict.evidence.get("waited_s")
+    what = f"round {verdict.first_round} of communicator {verdict.comm_hash}"
+    if verdict.evidence.get("is_circle"):
+        return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators, for {waited} s."
+    doing = verdict.evidence.get("doing")
+    said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
+    verb = "has" if len(verdict.ranks) == 1 else "have"
+    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not entered {what} for {waited} s{said}."
+
+
+def _doing(told: dict[str, object]) -> str:
+    if told.get("is_alive") is False:
+        return "; its process has ended"
+    state = told.get("state")
+    return f"; it is in state {_words(str(state))} instead" if state else ""
+
+
+def _mismatch(verdict: Verdict) -> str:
+    return (
+        f"{_ranks(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
+        f"{verdict.comm_hash} with another operation, size or type than the others."
+    )
+
+
+def _imbalance(verdict: Verdict) -> str:
+    stage = verdict.evidence.get("slow_stage")
+    if isinstance(stage, list):
+        extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no bad machine: the stage of {_ranks(stage)} works {extra} longer per step, "
+            "and the others wait for it."
+        )
+    return (
+        f"Uneven work, no bad machine: in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} "
+        "steps some rank is late, but not the same one."
+    )
+
+
+def _inconclusive(verdict: Verdict) -> str:
+    return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
+
+
+def _cost(verdict: Verdict) -> str:
+    if verdict.cost is None:
+        return ""
+    least = "at least " if verdict.cost.is_lower_bound else ""
+    said = f"{least}{verdict.cost.gpu_seconds:.1f} GPU seconds"
+    if verdict.cost.usd is None:
+        return f"{said} (no price given: --usd-per-gpu-hour)"
+    per_hour = (
+        f", {verdict.cost.usd_per_hour:.2f} USD an hour" if verdict.cost.usd_per_hour is not None else ""
+    )
+    return f"{said}, {verdict.cost.usd:.2f} USD{per_hour}"
+
+
+def _remark(remark: dict[str, object]) -> str:
+    rest = ", ".join(
+        f"{_words(name)} {_value(value)}" for name, value in remark.items() if name not in ("what", "at_ns")
+    )
+    return f"{remark['what']}{f' ({rest})' if rest else ''}."
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:12])
+    return f"ranks {shown}{f' and {len(ranks) - 12} more' if len(ranks) > 12 else ''}"
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"
+
+
+def _words(name: str) -> str:
+    return name.replace("n_", "", 1).replace("_", " ") if name.startswith("n_") else name.replace("_", " ")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value)
+    return str(value)

@@ -1,0 +1,101 @@
+"""The answer as data: a report with its verdicts. The JSON Schema beside this file is the contract."""
+
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from stallscope.diagnose.causes import Explained
+
+
+@dataclass(frozen=True)
+class CostSaid:
+    """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known."""
+
+    gpu_seconds: float
+    usd: float | None
+    usd_per_hour: float | None
+    is_lower_bound: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is wrong, or looks wrong and cannot be told.
+
+    kind: straggler, hang, mismatch, imbalance, device, inconclusive. ranks: those to look at, none for imbalance.
+    Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
+    """
+
+    kind: str
+    summary: str
+    ranks: list[int] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    comm_hash: str | None = None
+    first_round: int | None = None
+    last_round: int | None = None
+    n_late_rounds: int = 0
+    n_rounds: int = 0
+    late_ms: dict[str, float] | None = None
+    period_steps: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    n_incidents: int = 0
+    causes: list[Explained] = field(default_factory=list)
+    confidence: float = 0.0
+    victims: list[int] = field(default_factory=list)
+    cost: CostSaid | None = None
+    advice: list[str] = field(default_factory=list)
+    abstained_because: str | None = None
+    evidence: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found. looked_at: counts. benign: what looks odd and is not. source: what the events are."""
+
+    source: str
+    looked_at: dict[str, Any]
+    verdicts: list[Verdict]
+    benign: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        return not self.verdicts
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as the JSON Schema report.schema.json describes it."""
+    return {
+        "healthy": report.healthy,
+        "source": report.source,
+        "looked_at": report.looked_at,
+        "benign": report.benign,
+        "verdicts": [_verdict(verdict) for verdict in report.verdicts],
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    out = {
+        name: getattr(verdict, name)
+        for name in Verdict.__dataclass_fields__
+        if name not in ("since_ns", "until_ns", "causes", "cost")
+    }
+    out["since"], out["until"] = wall_text(verdict.since_ns), wall_text(verdict.until_ns)
+    out["causes"] = [
+        {
+            "cause": part.cause.name,
+            "share": round(part.share, 4),
+            "excess_ms": round(part.excess_ns / 1e6, 3),
+            "evidence": part.evidence,
+        }
+        for part in verdict.causes
+    ]
+    out["cost"] = asdict(verdict.cost) if verdict.cost else None
+    return out
+
+
+def wall_text(wall_ns: int | None) -> str | None:
+    """ISO 8601 in UTC with milliseconds, e.g. 2026-11-27T21:32:16.223Z."""
+    if wall_ns is None:
+        return None
+    moment = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
