@@ -47,6 +47,12 @@ def test_a_late_agent_counts_from_when_it_came_and_says_so() -> None:
         assert (rows["ledger_ns"].sum(axis=1) == rows["ts_ns"] - rows["ts_ns"][0]).all()
 
 
+def test_an_agent_that_comes_after_the_job_sees_no_calls() -> None:
+    trace, _ = simulate(JOB, seed=1, capture=Capture(late_nodes=(1,), late_ns=90_000_000_000))
+    assert set(trace.collectives["node"]) == {0}
+    assert set(trace.snapshots["node"]) == {0}
+
+
 def test_processes_of_two_nodes_share_pids_and_not_ranks() -> None:
     trace, _ = simulate(JOB, seed=1)
     assert sorted(trace.processes["rank"]) == list(range(16))

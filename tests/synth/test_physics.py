@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stallscope.events.names import SYNCHRONISING_OPS, Category
+from stallscope.events.names import SYNCHRONISING_OPS, Category, Op
 from stallscope.events.trace import Trace
 from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, Timing, Truth, simulate
 from stallscope.synth.clocks import EPOCH_NS
@@ -86,6 +86,32 @@ def test_kernels_of_a_round_end_together_after_the_last_arrival(shape: str) -> N
     for rows in rounds(trace):
         assert len(np.unique(end[rows])) == 1
         assert end[rows[0]] > begin[rows].max()
+
+
+def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
+    clocks = ClockSpread(drift_ppm=0.0, gpu_offset_ns=0)
+    late = HostStall(cause="host_sleep", ranks=(1,), delay_ns=20_000_000, schedule=Schedule(first=12))
+    job = Job(dp=2, tp=2, steps=20)
+    trace, _ = simulate(job, [late], seed=5, clocks=clocks, capture=Capture(has_gpu_times=True))
+    sent = trace.collectives[trace.collectives["op"] == Op.BROADCAST]
+    group = sent[sent["comm_hash"] == sent["comm_hash"][sent["pid"] == trace.processes["pid"][1]][0]]
+    root, leaf = (group[group["comm_rank"] == rank] for rank in (0, 1))
+    assert (leaf["gpu_end_ns"] > root["gpu_start_ns"]).all()
+    assert (leaf["gpu_end_ns"][12:] - root["gpu_end_ns"][12:] > 10_000_000).all()
+
+
+def test_a_receive_ends_with_its_send_and_not_before_it_begins() -> None:
+    clocks = ClockSpread(drift_ppm=0.0, gpu_offset_ns=0)
+    job = Job(dp=1, pp=3, layers=1, buckets=1, steps=10)
+    trace, _ = simulate(job, seed=5, clocks=clocks, capture=Capture(has_gpu_times=True))
+    c = trace.collectives
+    sends, receives = c[c["op"] == Op.SEND], c[c["op"] == Op.RECV]
+    ends = {(s["comm_rank"], s["peer_rank"], s["seq"]): (s["gpu_start_ns"], s["gpu_end_ns"]) for s in sends}
+    assert len(ends) == len(receives) == 2 * 2 * job.microbatches * job.steps
+    for r in receives:
+        begin, end = ends[r["peer_rank"], r["comm_rank"], r["seq"]]
+        assert end == r["gpu_end_ns"]
+        assert end > max(begin, r["gpu_start_ns"])
 
 
 def test_the_ledger_fills_time_exactly_and_never_shrinks(observed: tuple[Job, Trace, Truth]) -> None:

@@ -126,6 +126,10 @@ class Agents:
         if self.capture.has_gpu_times:
             self._fill_gpu_times(rows, rank, kept)
 
+    def first_seen_ns(self) -> Array:
+        """True time each process is first seen; one that makes no call after a late attach: at the attach."""
+        return np.where(self.seen_ns < NEVER, self.seen_ns, self.capture.late_ns)
+
     def account(self, rank: Array, ledger: Array, ts_ns: Array) -> Array:
         """(n, categories) on the node's clock; the CPU has the rest, so that the sums fill time exactly."""
         node = self.node[rank]

@@ -216,6 +216,7 @@ def healthy(seed: int) -> tuple[Trace, Truth]:
     capture = Capture(
         lost=float(rng.choice((0.0, 0.0, 0.002))),
         late_nodes=(job.n_nodes - 1,) if rng.random() < 0.1 else (),
+        late_ns=2_000_000_000,
     )
     faults = (SlowLaunches(factor=4.0, schedule=Schedule(first=0)),) if rng.random() < 0.15 else ()
     timing = Timing().scaled(float(rng.uniform(0.5, 1.5)))

@@ -204,7 +204,7 @@ def _processes(run: _Run) -> Array:
     rows["node"], rows["pid"], rows["rank"] = agents.node, agents.pid, rank
     rows["local_rank"], rows["nranks"], rows["device"] = agents.local, job.nranks, agents.local
     rows["comm"] = b"python3"
-    rows["ts_ns"] = run.clocks.reading(agents.node, np.minimum(agents.seen_ns, hosts.now))
+    rows["ts_ns"] = run.clocks.reading(agents.node, agents.first_seen_ns())
     ended = np.where(hosts.is_dead, hosts.blocked_since, np.where(hosts.now < NEVER, hosts.now, NEVER))
     rows["ended_ns"] = np.where(ended < NEVER, run.clocks.reading(agents.node, ended), UNKNOWN)
     return rows
@@ -212,8 +212,8 @@ def _processes(run: _Run) -> Array:
 
 def _communicators(run: _Run) -> Array:
     rows = communicators(run.groups, run.agents.node, run.agents.pid)
-    seen = np.minimum(run.agents.seen_ns, run.hosts.now)
-    rows["ts_ns"] = np.tile(run.clocks.reading(run.agents.node, seen), len(run.groups))
+    seen = run.clocks.reading(run.agents.node, run.agents.first_seen_ns())
+    rows["ts_ns"] = np.tile(seen, len(run.groups))
     return rows
 
 
