@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stallscope import errors, settings
 from stallscope.diagnose import thresholds
+from stallscope.diagnose.causes import registry
 from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
 
@@ -97,8 +98,32 @@ def _format(format_: str) -> str:
 def _categories() -> tuple[str, str]:
     head = inspect.cleandoc(names.Category.__doc__ or "") + "\n\n"
     meanings = _comments(names.Category)
-    rows = [(str(int(c)), f"`{c.name.lower()}`", meanings.get(c.name, "")) for c in names.Category]
-    return "Categories of the ledger", head + _table(("number", "name", "the process is"), rows)
+    rows = [
+        (str(int(c)), f"`{c.name.lower()}`", meanings.get(c.name, ""), _leads_to(c)) for c in names.Category
+    ]
+    return "Categories of the ledger", head + _table(("number", "name", "the process is", "leads to"), rows)
+
+
+def _leads_to(category: names.Category) -> str:
+    return ", ".join(f"[{c.name}](causes.md)" for c in registry.causes() if category in c.categories)
+
+
+def _causes() -> tuple[str, str]:
+    head = (
+        "What a late rank did more than its peers is shared out among the causes. A cause claims the excess in\n"
+        "its [categories](categories.md), some of them only when counts of calls agree.\n\n"
+    )
+    rows = [
+        (f"`{c.name}`", _module_doc(c), ", ".join(k.name.lower() for k in c.categories))
+        for c in registry.causes()
+    ]
+    return "Causes", head + _table(("cause", "meaning", "categories it claims"), rows)
+
+
+def _module_doc(cause: registry.Cause) -> str:
+    """What the file of a cause says first."""
+    module = inspect.getmodule(cause.evidence)
+    return (inspect.getdoc(module) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _numbers() -> tuple[str, str]:
@@ -146,6 +171,7 @@ REFERENCE: dict[str, Callable[[], tuple[str, str]]] = {
     "events": _events,
     "categories": _categories,
     "numbers": _numbers,
+    "causes": _causes,
     "thresholds": _thresholds,
     "errors": _errors,
 }
