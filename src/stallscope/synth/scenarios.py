@@ -159,12 +159,14 @@ FAULTS: dict[str, Maker] = {
 
 
 def fits(shape: str, fault: str) -> bool:
-    """Whether a fault can happen in a shape."""
+    """Whether a fault can happen in a shape, and costs anything there."""
     job = SHAPES[shape]
     if fault == "slow_stage":
         return job.pp > 1
     if fault == "slow_node":
         return job.n_nodes > 2
+    if fault == "gpu_slow":
+        return not job.sharded  # bound by their hosts: nobody waits for a device
     if fault == "crossed_order":
         return job.ep > 1 or job.grad_norm
     return True
