@@ -3,8 +3,8 @@
 Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
 all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
 One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
-process that maps it, later ones too, so only the first process with a file has a gap: about 20 ms after it
-starts, up to a second when it loads the library late in its life.
+process that maps it, later ones too, so only the first process with a file has a gap: some 30 ms from when it
+loads the library, up to a second when that is more than a minute after its start.
 
 The costs: a few microseconds a process and second, a few hundred for each new process.
 """
@@ -25,10 +25,10 @@ _SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
 """A file with one of these is worth an attach whatever its name; driver functions are always in libcuda."""
 
 _DELETED = " (deleted)"
-_YOUNG_NS = 60 * 10**9
-_YOUNG_EVERY_NS = 100 * 10**6
-_OLD_EVERY_NS = 10**9
-_LIST_EVERY_NS = 40 * 10**6
+_EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
+"""How often to look at a process: (up to this age, every so many ns)."""
+
+_LIST_EVERY_NS = 20 * 10**6
 
 
 class Mapping(NamedTuple):
@@ -124,8 +124,8 @@ class Discovery:
 
     def _look(self, pid: int, now_ns: int) -> list[Library]:
         seen = self._seen[pid]
-        is_young = now_ns - seen.since_ns < _YOUNG_NS
-        seen.next_ns = now_ns + (_YOUNG_EVERY_NS if is_young else _OLD_EVERY_NS)
+        age_ns = now_ns - seen.since_ns
+        seen.next_ns = now_ns + next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
         size = _size(self.proc, pid)
         if size == seen.size:
             return []

@@ -1,0 +1,96 @@
+"""One writer at a time, also when one is killed; times of one boot in one file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stallscope.errors import StorageFailed
+from stallscope.store import node
+from stallscope.store.node import NodeTrace
+from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
+
+HOLD = """
+import sys; from pathlib import Path; from stallscope.store.writer import only_writer
+with only_writer(Path(sys.argv[1])):
+    print(flush=True); input()
+"""
+MOMENT = 1_700_000_000 * 10**9  # 2023-11-14 22:13:20 UTC
+
+
+def test_a_second_writer_is_refused_until_the_first_has_gone(tmp_path):
+    db = tmp_path / "new" / "trace.db"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(db)], stdin=-1, stdout=-1) as holder:
+        holder.stdout.readline()
+        with pytest.raises(StorageFailed, match="another stallscope trace"), only_writer(db):
+            pass
+        os.kill(holder.pid, signal.SIGKILL)
+    with only_writer(db):
+        pass
+
+
+def test_the_lock_leaves_sqlites_own_locks_alone(tmp_path):
+    db = tmp_path / "trace.db"
+    with only_writer(db), closing(NodeTrace(db)) as store:
+        number = store.node("a")
+        store.commit()
+        assert node.read(db).nodes == ("a",)
+    assert number == 1
+
+
+@pytest.mark.parametrize("path", ["/proc/nothing/trace.db", "/"])
+def test_what_cannot_be_written_is_one_clear_line(path, tmp_path):
+    with pytest.raises(StorageFailed, match="choose another --db") as caught, only_writer(Path(path)):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def trace_of_boot(path, boot_id):
+    with closing(NodeTrace(path)) as store:
+        store.session(store.node("a"), "test", started_ns=0, facts={"boot_id": boot_id} if boot_id else {})
+
+
+def test_a_trace_of_another_boot_is_kept_under_another_name(tmp_path):
+    db = tmp_path / "trace.db"
+    trace_of_boot(db, "one")
+    aside = set_aside_if_of_another_boot(db, "other", MOMENT)
+    assert aside == tmp_path / "trace-until-20231114T221320.db"
+    assert node.read(aside).nodes == ("a",)
+    assert not db.exists()
+
+
+def test_rows_not_yet_in_the_main_file_move_with_it(tmp_path):
+    """A machine that went down leaves its last seconds in the write-ahead log."""
+    db = tmp_path / "trace.db"
+    code = (
+        "import os, sys; from pathlib import Path; from stallscope.store.node import NodeTrace\n"
+        "store = NodeTrace(Path(sys.argv[1])); store.commit()\n"
+        "store.session(store.node('a'), 'test', started_ns=0, facts={'boot_id': 'one'}); store.commit()\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(db)], check=False)
+    assert db.with_name("trace.db-wal").exists()
+    aside = set_aside_if_of_another_boot(db, "other", MOMENT)
+    assert node.read(aside).nodes == ("a",)
+    assert not db.with_name("trace.db-wal").exists()
+
+
+@pytest.mark.parametrize("boot_id", ["one", ""])
+def test_a_trace_of_this_boot_or_of_none_stays(tmp_path, boot_id):
+    db = tmp_path / "trace.db"
+    trace_of_boot(db, boot_id)
+    assert set_aside_if_of_another_boot(db, "one", time.time_ns()) is None
+    assert db.exists()
+
+
+def test_what_is_no_trace_stays(tmp_path):
+    db = tmp_path / "trace.db"
+    assert set_aside_if_of_another_boot(db, "one", 0) is None
+    db.write_text("my only copy")
+    assert set_aside_if_of_another_boot(db, "one", 0) is None
+    assert db.read_text() == "my only copy"
