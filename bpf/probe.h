@@ -451,33 +451,6 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	return true;
 }
 
-/* ---- open calls ----
- * Only the outermost call counts. The stack grows down, so it is told by its stack pointer: no depth to get wrong.
- * At the same stack pointer a call is either a tail call of the open one, or the same call seen by a second link. */
-
-#define SAME_CALL_NS 50000
-
-INLINE bool is_inside(const struct frame *f, u64 sp, u64 cookie, u64 now)
-{
-	if (!f->sp || sp > f->sp)
-		return false;
-	if (sp < f->sp)
-		return true;
-	return ((f->cookie ^ cookie) >> 16 & 0xffff) || now - f->since_ns < SAME_CALL_NS;
-}
-
-INLINE void open(struct frame *f, u64 sp, u64 cookie, u64 now)
-{
-	f->sp = sp;
-	f->cookie = cookie;
-	f->since_ns = now;
-}
-
-INLINE bool is_return_of(const struct frame *f, u64 sp)
-{
-	return f->sp && sp >= f->sp + POPPED;
-}
-
 INLINE u8 cookie_op(u64 cookie)
 {
 	return cookie;
@@ -496,6 +469,35 @@ INLINE u16 cookie_symbol(u64 cookie)
 INLINE u8 cookie_action(u64 cookie)
 {
 	return cookie >> 32;
+}
+
+/* ---- open calls ----
+ * Only the outermost call counts. The stack grows down, so it is told by its stack pointer: no depth to get wrong.
+ * At the same stack pointer a call is a tail call of the open one, or the same call seen by a second link; later than
+ * those can be, the open one was left without a return. */
+
+#define SAME_CALL_NS 50000
+#define TAIL_CALL_NS 100000000
+
+INLINE bool is_inside(const struct frame *f, u64 sp, u64 cookie, u64 now)
+{
+	if (!f->sp || sp > f->sp)
+		return false;
+	if (sp < f->sp)
+		return true;
+	return now - f->since_ns < (cookie_symbol(f->cookie) == cookie_symbol(cookie) ? SAME_CALL_NS : TAIL_CALL_NS);
+}
+
+INLINE void open(struct frame *f, u64 sp, u64 cookie, u64 now)
+{
+	f->sp = sp;
+	f->cookie = cookie;
+	f->since_ns = now;
+}
+
+INLINE bool is_return_of(const struct frame *f, u64 sp)
+{
+	return f->sp && sp >= f->sp + POPPED;
 }
 
 /* Where in the cookie the number of an argument stands. */

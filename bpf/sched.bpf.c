@@ -179,7 +179,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 		struct raw_event *e = event(EVENT_OFF, now, task->tgid, task->pid, LOST_RAW);
 
 		if (e) {
-			e->category = state_of(s) == off ? off : s->off_category;
+			e->category = off == PREEMPTED && s->call && s->has_yielded ? s->call : off;
 			e->flags = s->off_flags;
 			e->syscall_nr = s->syscall_nr;
 			e->state = state;

@@ -42,10 +42,10 @@ from stallscope.events.layout import Array
 
 OBJECT = Path(__file__).parent / f"stallscope.{platform.machine()}.bpf.o"
 RING_BYTES = 4 << 20
+MODES = ("session", "multi", "perf")
 
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
 _SWITCHES = ("on_switch", "on_switch_5_15")
-_MODES = ("session", "multi", "perf")
 
 
 class Options(NamedTuple):
@@ -54,6 +54,7 @@ class Options(NamedTuple):
     record_all: also emit every call and switch (kinds from kernel.FIRST_RAW on), for checks of the ledger.
     slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
     pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
+    modes: the ways of hooking to try, best first.
     """
 
     record_all: bool = False
@@ -62,6 +63,7 @@ class Options(NamedTuple):
     pids: frozenset[int] | None = None
     own_pid: int = os.getpid()
     ring_bytes: int = RING_BYTES
+    modes: tuple[str, ...] = MODES
 
 
 class Cost(NamedTuple):
@@ -120,11 +122,7 @@ class Program:
         """
         types = _checked(path)
         library = Library()
-        attempts = [
-            ("session", _SWITCHES[0]),
-            ("multi", _SWITCHES[0]),
-            *(("perf", switch) for switch in _SWITCHES),
-        ]
+        attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
         refusals = []
         for mode, switch in attempts:
             try:

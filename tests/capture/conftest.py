@@ -1,0 +1,160 @@
+"""Processes to trace: libraries and programs that are compiled for the tests, with real probes on them."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.capture import elf, operations
+from stallscope.capture.operations import Hook
+from stallscope.capture.program import OBJECT, Options, Program
+from stallscope.events.layout import Array
+
+TARGETS = Path(__file__).parent / "targets"
+
+_PUPPET = """
+import ctypes, sys
+lib = ctypes.CDLL(sys.argv[1])
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+P, Z = ctypes.c_void_p, ctypes.c_size_t
+def comm(made): return ctypes.c_void_p(made.value)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+@dataclass
+class Puppet:
+    """A process with the library that does what it is told, a line of Python at a time."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def does(self, *lines: str) -> None:
+        """Returns when the lines have been carried out."""
+        for line in lines:
+            self.tell(line)
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline() == "done\n", f"failed: {line}"
+
+    def tell(self, line: str) -> None:
+        """Does not wait for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a program printed, and what was traced of it."""
+
+    pid: int
+    lines: list[list[str]]
+    arrivals: Array
+    events: Array
+    losses: dict[str, int]
+
+
+@pytest.fixture(scope="session")
+def bpf_object(repository: Path) -> Path:
+    """The built object."""
+    subprocess.run(["make", "--silent", "-C", str(repository / "bpf")], check=True)
+    return OBJECT
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """built(name): the program targets/name.c, linked with the library that is traced."""
+    folder = tmp_path_factory.mktemp("targets")
+    compile_ = ["gcc", "-O1", "-Wno-unused-parameter"]
+    subprocess.run(
+        [*compile_, "-shared", "-fPIC", "-o", folder / "libnccl.so", TARGETS / "calls.c"], check=True
+    )
+
+    def program(name: str) -> Path:
+        path = folder / name
+        if not path.exists():
+            link = [f"-L{folder}", "-lnccl", "-lpthread", f"-Wl,-rpath,{folder}"]
+            subprocess.run([*compile_, "-o", path, TARGETS / f"{name}.c", *link], check=True)
+        return path
+
+    return program
+
+
+@pytest.fixture(scope="session")
+def library(built: Callable[[str], Path]) -> Path:
+    """The library that is traced."""
+    return built("busy").parent / "libnccl.so"
+
+
+@pytest.fixture(scope="session")
+def hooks(library: Path) -> list[Hook]:
+    """Where its functions are."""
+    with elf.opened(library) as image:
+        found = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+
+
+@pytest.fixture
+def tracing(bpf_object: Path, library: Path, hooks: list[Hook]) -> Iterator[Callable[..., Program]]:
+    """tracing(**options): the kernel side, attached to the library."""
+    loaded: list[Program] = []
+
+    def trace(**options: object) -> Program:
+        program = Program.load(Options(**options))  # type: ignore[arg-type]
+        loaded.append(program)
+        program.attach(str(library), hooks)
+        return program
+
+    yield trace
+    for program in loaded:
+        program.close()
+
+
+@pytest.fixture
+def puppet(library: Path) -> Iterator[Puppet]:
+    """A process to be told what to do."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _PUPPET, str(library)], stdin=-1, stdout=-1, text=True
+    ) as process:
+        yield Puppet(process)
+        process.kill()
+
+
+@pytest.fixture
+def run(built: Callable[[str], Path]) -> Callable[..., Run]:
+    """run(program, name, *arguments): a compiled program from begin to end, its output in words."""
+
+    def to_its_end(program: Program, name: str, *arguments: str) -> Run:
+        printed: list[str] = []
+        arrivals, events = [program.arrivals.drain()], [program.events.drain()]
+        with subprocess.Popen([built(name), *arguments], stdout=-1, text=True) as process:
+            assert process.stdout is not None
+            reader = threading.Thread(target=lambda: printed.append(process.stdout.read()))
+            reader.start()
+            while process.poll() is None:
+                time.sleep(0.05)
+                arrivals.append(program.arrivals.drain())
+                events.append(program.events.drain())
+            reader.join()
+        assert process.returncode == 0
+        arrivals.append(program.arrivals.drain())
+        events.append(program.events.drain())
+        lines = [line.split() for line in printed[0].splitlines()]
+        found = np.concatenate(arrivals)
+        return Run(
+            process.pid, lines, found[found["pid"] == process.pid], np.concatenate(events), program.losses()
+        )
+
+    return to_its_end

@@ -1,0 +1,75 @@
+"""The kernel's ledger on real processes: against the threads' own CPU clocks, against raw events, by phase."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from stallscope.capture import raw, records
+from stallscope.capture.program import MODES, Program
+from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+MS = 1_000_000
+NOISE = ("preempted", "on_cpu")
+"""What a busy machine does to any phase."""
+
+
+@pytest.mark.parametrize(("nap_us", "hog"), [("0", "1"), ("300", "2"), ("0", "0")])
+def test_on_cpu_is_what_the_threads_own_clock_says(
+    tracing: Callable[..., Program], run, nap_us: str, hog: str
+):
+    found = run(tracing(), "busy", "60", "10", nap_us, hog)
+    spent = found.arrivals["ledger_ns"][1::2] - found.arrivals["ledger_ns"][0::2]
+    cpu_ns = np.array([int(cpu) for _, cpu in found.lines])
+    error_ns = np.abs(spent[:, Category.ON_CPU - 1] - cpu_ns)
+    assert len(cpu_ns) == 60
+    assert (error_ns <= np.maximum(MS, cpu_ns // 100)).all(), (error_ns.max(), found.losses)
+    assert (spent.sum(axis=1) == found.arrivals["ts_ns"][1::2] - found.arrivals["ts_ns"][0::2]).all()
+
+
+def test_each_phase_is_charged_to_what_took_the_time(tracing: Callable[..., Program], run):
+    found = run(tracing(), "phases", "1")
+    wrong = [told for line in found.lines if (told := _misjudged(found, line))]
+    assert len(found.lines) == 24
+    assert not wrong
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_ledger_is_what_raw_events_add_up_to(tracing: Callable[..., Program], run, mode: str):
+    program = tracing(record_all=True, modes=(mode,))
+    found = run(program, "phases", "2")
+    at_ns = found.arrivals["ts_ns"]
+    expected = raw.accounts(records.raw(found.events), found.pid, at_ns)
+    per_interval = np.diff(found.arrivals["ledger_ns"], axis=0) - np.diff(expected, axis=0)
+    allowed = np.maximum(MS, np.diff(at_ns) // 50)
+    assert program.mode == mode
+    assert not any(n for name, n in found.losses.items() if name.startswith("lost"))
+    assert (np.abs(per_interval).max(axis=1) <= allowed).all()
+    assert (
+        found.arrivals["ledger_ns"].sum(axis=1) - at_ns == found.arrivals["ledger_ns"][0].sum() - at_ns[0]
+    ).all()
+
+
+def _misjudged(found, line: list[str]) -> str:
+    """What is wrong with a phase's account; empty when it is right."""
+    name, begin_ns, end_ns, *parts = line
+    first = np.searchsorted(found.arrivals["ts_ns"], int(begin_ns), side="right") - 1
+    last = np.searchsorted(found.arrivals["ts_ns"], int(end_ns))
+    if (found.arrivals["flags"][[first, last]] & (CollectiveFlag.TORN | CollectiveFlag.THREADS_LOST)).any():
+        return f"{name}: flags {found.arrivals['flags'][[first, last]]}"
+    rows = found.arrivals["ledger_ns"]
+    spent = dict(zip(CATEGORY_NAMES, (rows[last] - rows[first]).tolist(), strict=True))
+    wanted = {category: int(ns) for category, ns in (part.split("=") for part in parts)}
+    noise = spent["preempted"] if "preempted" not in wanted else 0
+    for category, ns in wanted.items():
+        if (
+            category not in NOISE
+            and not ns - noise - ns // 10 - MS <= spent[category] <= ns + ns // 10 + 4 * MS
+        ):
+            return f"{name}: {category} {spent[category] / MS:.2f} ms, not {ns / MS:.2f}; {spent}"
+    rest = sum(ns for category, ns in spent.items() if category not in (*wanted, *NOISE))
+    if rest > 2 * MS:
+        return f"{name}: {rest / MS:.2f} ms elsewhere; {spent}"
+    return ""
