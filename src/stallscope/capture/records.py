@@ -14,7 +14,7 @@ import numpy as np
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.names import DATATYPE_BYTES, Datatype, Op
+from stallscope.events.names import DATATYPE_BYTES, Datatype
 
 _N_DATATYPES = len(DATATYPE_BYTES)
 _SIZES = np.array(DATATYPE_BYTES, np.int64)
@@ -80,13 +80,12 @@ def offcpu(events: Array, *, node: int) -> Array:
 def communicators(events: Array, *, node: int) -> Array:
     """Rows of COMMUNICATORS from the kernel.LIFE of those that were born."""
     rows = _rows(layout.COMMUNICATORS, events, node)
-    is_split = (events["op"] == Op.COMM_SPLIT) | (events["parent_hash"] != 0)
-    for split in np.unique(
-        events["comm_hash"][is_split & (events["comm_rank"] < 0) & (events["comm_hash"] != 0)]
-    ):
-        members = np.flatnonzero(events["comm_hash"] == split)
-        _fill_split(rows, events, members)
-    return rows
+    is_open = (events["comm_rank"] < 0) & (events["parent_hash"] != 0)
+    for parent, n_splits in np.unique(events[is_open][["parent_hash", "n_splits"]]).tolist():
+        siblings = np.flatnonzero((events["parent_hash"] == parent) & (events["n_splits"] == n_splits))
+        if len(siblings) == events["parent_nranks"][siblings[0]]:
+            _fill_split(rows, events, siblings)
+    return rows[events["comm"] != 0]
 
 
 def communicators_ended(events: Array) -> Ended:
@@ -95,17 +94,13 @@ def communicators_ended(events: Array) -> Ended:
     return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
 
 
-def _fill_split(rows: Array, events: Array, members: Array) -> None:
-    """Ranks of a split by key, then by rank in the parent; known only when no member can be missing."""
-    siblings = np.flatnonzero(
-        (events["parent_hash"] == events["parent_hash"][members[0]])
-        & (events["n_splits"] == events["n_splits"][members[0]])
-    )
-    if len(siblings) != events["parent_nranks"][members[0]]:
-        return
-    order = members[np.lexsort((events["parent_rank"][members], events["key"][members]))]
-    rows["comm_rank"][order] = np.arange(len(order))
-    rows["nranks"][members] = len(members)
+def _fill_split(rows: Array, events: Array, siblings: Array) -> None:
+    """Ranks of what a parent was split into: by key, then by rank in the parent."""
+    for comm_hash in np.unique(events["comm_hash"][siblings]):
+        members = siblings[events["comm_hash"][siblings] == comm_hash]
+        order = members[np.lexsort((events["parent_rank"][members], events["key"][members]))]
+        rows["comm_rank"][order] = np.arange(len(order))
+        rows["nranks"][members] = len(members)
 
 
 def _rows(table: Table, records: Array, node: int) -> Array:

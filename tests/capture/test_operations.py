@@ -1,0 +1,58 @@
+"""The table of traced functions, and what their hooks carry."""
+
+import pytest
+
+from stallscope.capture import operations
+from stallscope.capture.operations import BY_NAME, SYMBOLS
+from stallscope.events.kernel import Action
+from stallscope.events.names import Category, Op
+
+
+def field(name: str, shift: int, n_bits: int) -> int:
+    return operations.cookie(name) >> shift & (1 << n_bits) - 1
+
+
+def test_cookie_carries_operation_symbol_and_arguments():
+    assert field("ncclReduce", 0, 8) == Op.REDUCE
+    assert field("ncclReduce", 32, 8) == Action.COLLECTIVE
+    assert SYMBOLS[field("ncclReduce", 16, 16)] == "ncclReduce"
+    assert [field("ncclReduce", shift, 4) for shift in range(40, 64, 4)] == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "inside"),
+    [
+        ("cudaStreamSynchronize_ptsz", Op.SYNC, Category.WAIT_GPU),
+        ("cuCtxSynchronize_v2", Op.SYNC, Category.WAIT_GPU),
+        ("cudaFreeHost", Op.FREE, Category.ALLOC),
+        ("cuMemFree_v2", Op.FREE, Category.ALLOC),
+        ("cuMemcpyHtoDAsync_v2_ptsz", Op.COPY, Category.COPY),
+        ("cudaMemcpy_ptds", Op.COPY, Category.COPY),
+        ("cudaLaunchKernelExC_ptsz", Op.LAUNCH, Category.LAUNCH),
+    ],
+)
+def test_flavours_are_the_same_operation(name: str, op: Op, inside: Category):
+    assert (BY_NAME[name].op, BY_NAME[name].inside) == (op, inside)
+
+
+def test_every_cookie_is_different_and_fits():
+    cookies = [operations.cookie(name) for name in BY_NAME]
+    assert len(set(cookies)) == len(cookies)
+    assert max(cookies) < 1 << 64
+
+
+def test_launches_are_hooked_only_where_asked_for():
+    offsets = {"cudaLaunchKernel": 16, "cudaFree": 32}
+    assert [hook.symbol for hook in operations.hooks(offsets)] == ["cudaFree"]
+    assert len(operations.hooks(offsets, launches=True)) == 2
+    assert "cudaLaunchKernel" not in operations.names()
+
+
+def test_two_names_at_one_offset_are_one_hook():
+    hooks = operations.hooks({"cuStreamSynchronize": 64, "cuStreamSynchronize_ptsz": 64, "unknown": 8})
+    assert [hook.symbol for hook in hooks] == ["cuStreamSynchronize"]
+
+
+def test_nccl_hooks_are_told_apart():
+    hooks = operations.hooks({"ncclAllReduce": 8, "cudaMalloc": 16})
+    assert [hook.is_nccl for hook in hooks] == [True, False]

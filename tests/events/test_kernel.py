@@ -1,0 +1,77 @@
+"""The numbers and records of bpf/events.h are those of names.py and kernel.py."""
+
+import re
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.events import kernel, layout
+from stallscope.events.names import Category, CollectiveFlag, OffCpuFlag, Op
+from stallscope.events.syscalls import blocked_category
+
+
+def enumeration(source: str, name: str) -> dict[str, int]:
+    """The members of a C enum, numbered as C does."""
+    body = re.search(rf"enum {name} \{{(.*?)\}};", source, re.DOTALL).group(1)
+    members: dict[str, int] = {}
+    following = 0
+    for member in re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL).split(","):
+        if match := re.match(r"\s*(\w+)(?:\s*=\s*(\d+))?\s*$", member):
+            following = int(match[2]) if match[2] else following
+            members[match[1]] = following
+            following += 1
+    return members
+
+
+@pytest.fixture(scope="module")
+def header(repository: Path) -> str:
+    return (repository / "bpf/events.h").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "ours"),
+    [
+        ("category", "", Category),
+        ("op", "OP_", Op),
+        ("event_kind", "EVENT_", kernel.Kind),
+        ("counter", "", kernel.Counter),
+        ("action", "ACTION_", kernel.Action),
+        ("collective_flag", "COLLECTIVE_", CollectiveFlag),
+        ("off_cpu_flag", "OFF_", OffCpuFlag),
+    ],
+)
+def test_enumerations_have_the_same_numbers(header: str, name: str, prefix: str, ours: type[IntEnum]):
+    theirs = {key.removeprefix(prefix): value for key, value in enumeration(header, name).items()}
+    theirs.pop("N_COUNTERS", None)
+    assert theirs
+    assert theirs.items() <= {member.name: member.value for member in ours}.items()
+    if name in ("category", "event_kind", "counter", "action"):
+        assert len(theirs) == len(ours)
+
+
+@pytest.mark.parametrize(("dtype", "n_bytes"), [(kernel.ARRIVAL, 248)] + [(kernel.STRUCTS[s], 120) for s in (
+    "event", "call_event", "off_event", "life_event", "raw_event"
+)])  # fmt: skip
+def test_records_divide_the_ring_with_its_header(dtype, n_bytes: int):
+    assert dtype.itemsize == n_bytes
+    assert (4 << 20) % (n_bytes + 8) == 0
+
+
+def test_arrivals_have_what_the_table_has():
+    from_elsewhere = {"node", "count_bytes", "gpu_start_ns", "gpu_end_ns"}
+    assert {field.name for field in layout.COLLECTIVES.fields} - from_elsewhere <= set(kernel.ARRIVAL.names)
+
+
+def test_blocked_in_is_the_same_table_in_c(repository: Path):
+    numbers_of = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not numbers_of.exists():
+        pytest.skip("other: no x86-64 kernel headers")
+    numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", numbers_of.read_text()))
+    source = (repository / "bpf/sched.bpf.c").read_text()
+    theirs = {
+        int(numbers[name]): Category[word] for name, word in re.findall(r"\[__NR_(\w+)\] = (\w+)", source)
+    }
+    ours = blocked_category(np.arange(512), is_interruptible=np.zeros(512, bool))
+    assert theirs == {nr: Category(int(c)) for nr, c in enumerate(ours) if c != Category.OTHER_OFF}
