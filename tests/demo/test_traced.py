@@ -1,6 +1,12 @@
 """The live demo starts the agent first, lets the job run under it, and ends it as Ctrl-C would."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,7 +42,46 @@ def test_the_job_runs_between_attach_and_ctrl_c(tmp_path: Path):
     assert found == db
     assert db.read_text().count('"--pid"') == 2
     assert len(lines) == 3
-    assert not list(Path("/dev/shm").glob("stallscope-demo-*"))
+
+
+def processes_with(word: str) -> list[str]:
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if word in cmdline(path)]
+
+
+def cmdline(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().replace("\0", " ")
+    return ""
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, by: signal.Signals):
+    db = tmp_path / "trace.db"
+    ends = "import signal; from stallscope.demo.plan import end_with_parent; end_with_parent(signal.SIGINT)"
+    here = ends + ATTACHES % 0
+    demo = f"""
+from pathlib import Path
+from stallscope.demo import traced
+traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), say=print, command={agent(here)!r})
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-uc", demo], stdout=subprocess.PIPE, text=True, env=environment
+    ) as shown:
+        assert shown.stdout
+        while "libnccl" not in shown.stdout.readline():
+            pass
+        (agent_pid,) = (pid for pid in processes_with(str(db)) if pid != str(shown.pid))
+        arguments = cmdline(Path(f"/proc/{agent_pid}/cmdline")).split()
+        pids = [pid for flag, pid in pairwise(arguments) if flag == "--pid"]
+        assert len(pids) == 2
+        shown.send_signal(by)
+    end_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in (*pids, agent_pid)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not processes_with(str(db))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert db.exists(), "the agent ended as by Ctrl-C"
 
 
 def test_a_hanging_job_is_left_while_it_hangs(tmp_path: Path):

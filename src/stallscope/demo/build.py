@@ -17,8 +17,8 @@ _PROLOGUE = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
 """Every function begins with `push`, as NVIDIA's do: the cheap way for a uprobe. Optimised leaves do not."""
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "libcudart.so.12": ("device.c", "memory.c", "cudart.c"),
-    "libnccl.so.2": ("nccl.c", "collective.c", "meet.c"),
+    "libcudart.so.12": ("device.c", "memory.c", "copy.c", "event.c", "graph.c", "cudart.c"),
+    "libnccl.so.2": ("nccl.c", "communicators.c", "group.c", "collective.c", "meet.c"),
 }
 """In the order of building: the second is linked against the first."""
 

@@ -6,11 +6,9 @@ collectives on one of their own, the main thread waits while a second one issues
 loss is read back each step. The rank keeps its own clock: rank<R>.csv, for whoever wants the truth.
 """
 
-import ctypes
 import gc
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -21,7 +19,7 @@ from typing import NamedTuple
 
 from stallscope.demo.faults import FAULTS, LOADER_S, burn, is_due
 from stallscope.demo.gpu import FLOAT32, FLOAT64, ID_BYTES, Gpu, UniqueId
-from stallscope.demo.plan import Plan, read_plan
+from stallscope.demo.plan import Plan, end_with_parent, read_plan
 
 N_LAYERS = 8
 N_BUCKETS = 4
@@ -30,7 +28,6 @@ FORWARD_NS = 700_000
 BACKWARD_NS = 1_000_000
 OPTIMIZER_NS = 1_500_000
 BATCH_S = 0.003
-PR_SET_PDEATHSIG = 1
 STEPS_BETWEEN_AGREEMENTS = 100  # of a job that runs ahead: long enough to fill the device's queue
 
 COLUMNS = "step,start_ns,begin_ns,forward_ns,end_ns,is_disturbed"
@@ -193,7 +190,7 @@ def train(me: Rank, folder: Path, take_batch: Callable[[], None] | None) -> None
 
 def main(folder: Path, rank: int) -> None:
     """Loads the libraries, says so on stdout, waits for a line on stdin, runs."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     plan = read_plan(folder)
     take_batch = load_batches(plan, rank) if plan.loader else None
     gpu = Gpu(Path(plan.libraries))

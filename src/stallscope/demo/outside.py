@@ -1,16 +1,17 @@
 """Faults that come from outside the rank: other programs on its CPU, signals, a slow server."""
 
-import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from stallscope.demo.faults import ANSWER_S
-from stallscope.demo.plan import Plan
+from stallscope.demo.plan import Plan, end_with_parent
 
 STARTS_AFTER_S = 2.0
 STOPPED_S = 0.3
@@ -75,34 +76,26 @@ def _stop_and_continue(pid: int, is_over: threading.Event, intervals: list[Inter
             is_over.wait(RUNNING_S)
 
 
-def _hog(cpus: set[int]) -> None:
-    os.sched_setaffinity(0, cpus)
-    with suppress(PermissionError):
-        os.nice(-HOG_PRIORITY)
-    while os.getppid() != 1:
-        for _ in range(100_000):
-            pass
+def _helper(*words: str, stdin: int | None = None) -> "subprocess.Popen[bytes]":
+    """This file as a program: see main."""
+    command = [sys.executable, "-m", "stallscope.demo.outside", *words]
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(command, stdin=stdin, env=os.environ | {"PYTHONPATH": path})
+
+
+def _end(helper: "subprocess.Popen[bytes]") -> None:
+    helper.kill()
+    helper.wait()
 
 
 def _crowd(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
-    cpus = os.sched_getaffinity(pid)
-    context = multiprocessing.get_context("spawn")
-    hogs = [context.Process(target=_hog, args=(cpus,), daemon=True) for _ in range(N_HOGS)]
-    begin_ns = time.monotonic_ns()
-    for hog in hogs:
-        hog.start()
-    is_over.wait()
-    for hog in hogs:
-        hog.kill()
-        hog.join()
+    cpus = ",".join(map(str, os.sched_getaffinity(pid)))
+    with ExitStack() as stack:
+        begin_ns = time.monotonic_ns()
+        for _ in range(N_HOGS):
+            stack.callback(_end, _helper("hog", cpus))
+        is_over.wait()
     intervals.append((begin_ns, time.monotonic_ns()))
-
-
-def _answer(listener: socket.socket) -> None:
-    connection, _ = listener.accept()
-    while connection.recv(1):
-        time.sleep(ANSWER_S)
-        connection.sendall(b"!")
 
 
 @contextmanager
@@ -111,11 +104,37 @@ def answers(plan: Plan) -> Iterator[int]:
     if plan.fault != "net":
         yield 0
         return
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = multiprocessing.get_context("spawn").Process(target=_answer, args=(listener,), daemon=True)
-        server.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.kill()
-            server.join()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.callback(_end, _helper("answer", stdin=listener.fileno()))
+        yield listener.getsockname()[1]
+
+
+def hog(cpus: set[int]) -> None:
+    """Computes on these CPUs until it is killed."""
+    os.sched_setaffinity(0, cpus)
+    with suppress(PermissionError):
+        os.nice(-HOG_PRIORITY)
+    while True:
+        pass
+
+
+def answer(listener: socket.socket) -> None:
+    """Serves one client: an answer for each byte, late."""
+    connection, _ = listener.accept()
+    while connection.recv(1):
+        time.sleep(ANSWER_S)
+        connection.sendall(b"!")
+
+
+def main(what: str, *words: str) -> None:
+    """`hog CPU,CPU` or `answer`, which listens on the socket that is its stdin; never outlives its parent."""
+    end_with_parent()
+    if what == "hog":
+        hog({int(word) for word in words[0].split(",")})
+    else:
+        answer(socket.socket(fileno=os.dup(0)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,10 +1,13 @@
 """What a job is to do: written once by the launcher, read by each rank."""
 
+import ctypes
 import json
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PLAN_FILE = "plan.json"
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +44,8 @@ class Plan:
 def read_plan(folder: Path) -> Plan:
     """The plan in a job's folder."""
     return Plan(**json.loads((folder / PLAN_FILE).read_text()))
+
+
+def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send this process a signal when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

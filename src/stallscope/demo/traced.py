@@ -21,7 +21,14 @@ from stallscope.errors import CannotTrace
 from stallscope.events.trace import Trace
 from stallscope.store import node
 
-COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import signal; from stallscope.demo.plan import end_with_parent; end_with_parent(signal.SIGINT); "
+    "from stallscope.cli import main; main()",
+)
+"""The command line, told to end as by Ctrl-C should the demo be killed."""
+
 SECONDS = 12.0
 HANG_SECONDS = 20.0
 """How long a scenario runs; a hang is not called one before the agent has looked at it for a while."""
@@ -71,6 +78,7 @@ def trace_job(
     plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
     say(f"a job on emulated GPUs, {seconds:.0f} s: {described(plan)}")
     with (
+        _ended_by_sigterm(),
         live.started(plan) as job,
         _tracing(job.pids, trace_db=trace_db, say=say, command=command),
     ):
@@ -78,6 +86,19 @@ def trace_job(
         # A job that hangs is still there when the agent leaves: it is ended afterwards.
         job.wait(seconds if scenario == "hang" else seconds + SLACK_S)
     return trace_db
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the demo by an exception, so that nothing of it stays. In the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -100,18 +121,24 @@ def _tracing(
     try:
         _await_attached(agent, lines)
         yield
-        agent.send_signal(signal.SIGINT)
-        code = agent.wait(END_S)
-    except subprocess.TimeoutExpired as error:
-        raise CannotTrace(f"the agent did not end within {END_S:.0f} s; last: {_last(lines)}") from error
     finally:
-        agent.kill()
-        agent.wait()
+        code = _code_after_ctrl_c(agent)
         reader.join()
         if agent.stdout:
             agent.stdout.close()
     if code:
         raise CannotTrace(f"the agent ended with code {code}: {_last(lines)}")
+
+
+def _code_after_ctrl_c(agent: "subprocess.Popen[str]") -> int:
+    """Ends the agent as Ctrl-C does, by force if that takes too long; its exit code."""
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGINT)
+    try:
+        return agent.wait(END_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        return agent.wait()
 
 
 def _read(agent: "subprocess.Popen[str]", lines: list[str], say: Callable[[str], None]) -> None:

@@ -1,5 +1,5 @@
 /*
- * libcudart.so.12, emulated: devices, streams, events, launches, graphs (memory is in memory.c).
+ * libcudart.so.12, emulated: devices, streams, launches. Memory, copies, events and graphs have their own files.
  *
  * Names and calling conventions are those of the CUDA 12 runtime, so that whatever observes the real library
  * observes this one. There is one kernel, emulated_timed_kernel: its only argument is how long it runs.
@@ -210,76 +210,6 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream)
 	return stream_reached(which, stream_last_ticket(which)) ? cudaSuccess : cudaErrorNotReady;
 }
 
-API cudaError_t cudaEventCreateWithFlags(struct event **event, unsigned int flags)
-{
-	(void)flags;
-	if (!event)
-		return emulated_result(cudaErrorInvalidValue);
-	*event = event_open();
-	return emulated_result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-API cudaError_t cudaEventCreate(struct event **event)
-{
-	return cudaEventCreateWithFlags(event, 0);
-}
-
-API cudaError_t cudaEventDestroy(struct event *event)
-{
-	if (!event)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	event_release(event);
-	return cudaSuccess;
-}
-
-API cudaError_t cudaEventRecord(struct event *event, cudaStream_t stream)
-{
-	if (!event)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	event_record(event, emulated_stream(stream));
-	return cudaSuccess;
-}
-
-API cudaError_t cudaEventRecordWithFlags(struct event *event, cudaStream_t stream, unsigned int flags)
-{
-	(void)flags;
-	return cudaEventRecord(event, stream);
-}
-
-API cudaError_t cudaEventSynchronize(struct event *event)
-{
-	if (!event)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	counter_wait_host(&event->done, event->n_recorded);
-	return cudaSuccess;
-}
-
-API cudaError_t cudaEventQuery(struct event *event)
-{
-	if (!event)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	return event->done.value >= event->n_recorded ? cudaSuccess : cudaErrorNotReady;
-}
-
-API cudaError_t cudaEventElapsedTime(float *ms, struct event *start, struct event *end)
-{
-	if (!ms || !start || !end || !start->n_recorded || !end->n_recorded)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	if (start->done.value < start->n_recorded || end->done.value < end->n_recorded)
-		return cudaErrorNotReady;
-	*ms = (float)(end->at_ns - start->at_ns) / 1e6f;
-	return cudaSuccess;
-}
-
-API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, struct event *event, unsigned int flags)
-{
-	(void)flags;
-	if (!event)
-		return emulated_result(cudaErrorInvalidResourceHandle);
-	stream_wait_event(emulated_stream(stream), event);
-	return cudaSuccess;
-}
-
 /* void emulated_timed_kernel(int64_t duration_ns): the host's handle of the one kernel. */
 API void emulated_timed_kernel(void)
 {
@@ -318,66 +248,4 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
 	if (!config)
 		return emulated_result(cudaErrorInvalidValue);
 	return emulated_result(launch(func, args, config->stream));
-}
-
-API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode)
-{
-	(void)mode;
-	return emulated_result(stream_capture_begin(emulated_stream(stream)) ? cudaSuccess : cudaErrorIllegalState);
-}
-
-API cudaError_t cudaStreamEndCapture(cudaStream_t stream, struct graph **pGraph)
-{
-	if (!pGraph)
-		return emulated_result(cudaErrorInvalidValue);
-	*pGraph = stream_capture_end(emulated_stream(stream));
-	return emulated_result(*pGraph ? cudaSuccess : cudaErrorIllegalState);
-}
-
-/* The executable graph takes the works over; the graph stays as an empty shell to be destroyed. */
-API cudaError_t cudaGraphInstantiate(struct graph **pGraphExec, struct graph *graph, unsigned long long flags)
-{
-	(void)flags;
-	if (!pGraphExec || !graph)
-		return emulated_result(cudaErrorInvalidValue);
-	*pGraphExec = malloc(sizeof(*graph));
-	if (!*pGraphExec)
-		return emulated_result(cudaErrorMemoryAllocation);
-	**pGraphExec = *graph;
-	*graph = (struct graph){ 0 };
-	return cudaSuccess;
-}
-
-static void play(struct stream *stream, void *arg, uint64_t n)
-{
-	struct graph *graph = arg;
-
-	(void)n;
-	for (uint32_t i = 0; i < graph->n; i++)
-		stream_execute(stream, &graph->works[i]);
-}
-
-API cudaError_t cudaGraphLaunch(struct graph *graphExec, cudaStream_t stream)
-{
-	if (!graphExec)
-		return emulated_result(cudaErrorInvalidValue);
-	stream_enqueue(emulated_stream(stream), (struct work){ .run = play, .arg = graphExec });
-	return cudaSuccess;
-}
-
-API cudaError_t cudaGraphExecDestroy(struct graph *graphExec)
-{
-	if (!graphExec)
-		return emulated_result(cudaErrorInvalidValue);
-	device_wait(current_device);
-	graph_free(graphExec);
-	return cudaSuccess;
-}
-
-API cudaError_t cudaGraphDestroy(struct graph *graph)
-{
-	if (!graph)
-		return emulated_result(cudaErrorInvalidValue);
-	graph_free(graph);
-	return cudaSuccess;
 }

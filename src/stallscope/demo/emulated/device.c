@@ -1,4 +1,4 @@
-/* Streams, their threads and events: see device.h. */
+/* Streams and their threads: see device.h. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -290,68 +290,4 @@ bool stream_is_capturing(struct stream *stream)
 	is_capturing = stream->capture != NULL;
 	pthread_mutex_unlock(&stream->lock);
 	return is_capturing;
-}
-
-void graph_free(struct graph *graph)
-{
-	for (uint32_t i = 0; i < graph->n; i++)
-		if (graph->works[i].drop)
-			graph->works[i].drop(graph->works[i].arg);
-	free(graph->works);
-	free(graph);
-}
-
-struct event *event_open(void)
-{
-	struct event *event = calloc(1, sizeof(*event));
-
-	if (event) {
-		event->refs = 1;
-		event->done.wanted = NOBODY;
-	}
-	return event;
-}
-
-void event_release(struct event *event)
-{
-	if (--event->refs == 0)
-		free(event);
-}
-
-static void release_arg(void *arg)
-{
-	event_release(arg);
-}
-
-static void mark(struct stream *stream, void *arg, uint64_t n)
-{
-	struct event *event = arg;
-
-	(void)stream;
-	event->at_ns = now_ns();
-	if (n > event->done.value) /* a graph records the same n each time it runs */
-		counter_set(&event->done, n);
-}
-
-static void wait_marked(struct stream *stream, void *arg, uint64_t n)
-{
-	struct event *event = arg;
-
-	(void)stream;
-	counter_wait_device(&event->done, n);
-}
-
-void event_record(struct event *event, struct stream *stream)
-{
-	event->refs++;
-	stream_enqueue(stream, (struct work){ .run = mark, .drop = release_arg, .arg = event, .n = ++event->n_recorded });
-}
-
-void stream_wait_event(struct stream *stream, struct event *event)
-{
-	if (!event->n_recorded)
-		return;
-	event->refs++;
-	stream_enqueue(stream,
-		       (struct work){ .run = wait_marked, .drop = release_arg, .arg = event, .n = event->n_recorded });
 }

@@ -1,5 +1,5 @@
 /*
- * The emulated device: streams, work, events. Private to the emulated libraries.
+ * The emulated device: streams and their work. Private to the emulated libraries.
  *
  * A stream is a bounded first-in first-out queue and a thread that plays the hardware: it takes CPU only
  * to start and end work, and is asleep in between. Host threads enqueue and go on; they block when the
@@ -35,13 +35,6 @@ struct work {
 	int64_t enqueued_ns;
 };
 
-struct event {
-	_Atomic uint32_t refs;
-	_Atomic uint64_t n_recorded;
-	_Atomic int64_t at_ns;
-	struct counter done;
-};
-
 /* How a host thread waits, as cudaDeviceSchedule*: 0 spin briefly, then block; 1 spin; 2 yield; 4 block. */
 extern _Atomic uint32_t schedule_flags;
 
@@ -67,12 +60,6 @@ struct graph {
 bool stream_capture_begin(struct stream *stream);
 struct graph *stream_capture_end(struct stream *stream);
 bool stream_is_capturing(struct stream *stream);
-void graph_free(struct graph *graph);
-
-struct event *event_open(void);
-void event_release(struct event *event);
-void event_record(struct event *event, struct stream *stream);
-void stream_wait_event(struct stream *stream, struct event *event);
 
 /* For libnccl: a handle as the caller gave it (NULL: the default stream of `device`). */
 API uint64_t emulated_enqueue(int device, void *stream, struct work work);

@@ -1,353 +1,23 @@
 /*
- * libnccl.so.2, emulated: names and calling conventions of NCCL 2.28, over the emulated device.
+ * libnccl.so.2, emulated: collectives, messages and groups, with the names and calling conventions of NCCL 2.28.
  *
  * A call only enqueues: the collective meets its peers on the stream's own thread (meet.h) and takes a time
- * that follows from its size. Each name exists a second time as pnccl..., at the same address. A communicator
- * is to be used on one stream at a time.
+ * that follows from its size. A communicator is to be used on one stream at a time.
  */
-#define _GNU_SOURCE
-#include <stdlib.h>
-#include <string.h>
-#include <sys/random.h>
-
-#include "clock.h"
 #include "collective.h"
-#include "device.h"
-#include "meet.h"
-
-typedef struct {
-	unsigned char internal[ID_BYTES];
-} ncclUniqueId;
-
-#define NCCL(name) __attribute__((alias(#name), visibility("default"))) extern __typeof__(name) p##name
-
-/* What a group has collected on this thread. */
-static _Thread_local int group_depth;
-static _Thread_local struct part *group_parts;
-static _Thread_local int n_group_parts;
-static _Thread_local struct comm *group_comms[MAX_RANKS];
-static _Thread_local int n_group_comms;
-
-API ncclResult_t ncclGetVersion(int *version)
-{
-	if (!version)
-		return ncclInvalidArgument;
-	*version = 22809;
-	return ncclSuccess;
-}
-NCCL(ncclGetVersion);
-
-API const char *ncclGetErrorString(ncclResult_t result)
-{
-	switch (result) {
-	case ncclSuccess:
-		return "no error";
-	case ncclSystemError:
-		return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
-	case ncclInvalidArgument:
-		return "invalid argument (run with NCCL_DEBUG=WARN for details)";
-	case ncclInvalidUsage:
-		return "invalid usage (run with NCCL_DEBUG=WARN for details)";
-	default:
-		return "unknown result code";
-	}
-}
-NCCL(ncclGetErrorString);
-
-API const char *ncclGetLastError(struct comm *comm)
-{
-	(void)comm;
-	return "";
-}
-NCCL(ncclGetLastError);
-
-API ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
-{
-	if (!uniqueId)
-		return ncclInvalidArgument;
-	return getrandom(uniqueId, sizeof(*uniqueId), 0) == sizeof(*uniqueId) ? ncclSuccess : ncclSystemError;
-}
-NCCL(ncclGetUniqueId);
-
-/* Joins, and waits for the others unless a group is open: then its end waits. */
-static ncclResult_t join(struct comm **newcomm, const unsigned char id[ID_BYTES], int nranks, int rank)
-{
-	struct comm *comm;
-
-	if (!newcomm || nranks < 1 || nranks > MAX_RANKS || rank < 0 || rank >= nranks)
-		return ncclInvalidArgument;
-	if (group_depth && n_group_comms == MAX_RANKS)
-		return ncclInvalidUsage;
-	comm = calloc(1, sizeof(*comm));
-	if (!comm)
-		return ncclSystemError;
-	*comm = (struct comm){ .rank = rank, .nranks = nranks, .device = emulated_device() };
-	memcpy(comm->id, id, ID_BYTES);
-	comm->place = place_open(id, nranks);
-	if (!comm->place) {
-		free(comm);
-		return ncclSystemError;
-	}
-	*newcomm = comm;
-	if (group_depth)
-		group_comms[n_group_comms++] = comm;
-	else
-		place_wait_all_joined(comm->place);
-	return ncclSuccess;
-}
-
-API ncclResult_t ncclCommInitRank(struct comm **comm, int nranks, ncclUniqueId commId, int rank)
-{
-	return join(comm, commId.internal, nranks, rank);
-}
-NCCL(ncclCommInitRank);
-
-API ncclResult_t ncclCommInitRankConfig(struct comm **comm, int nranks, ncclUniqueId commId, int rank, void *config)
-{
-	(void)config;
-	return join(comm, commId.internal, nranks, rank);
-}
-NCCL(ncclCommInitRankConfig);
-
-/* Several ids make one communicator: the first leads. */
-API ncclResult_t ncclCommInitRankScalable(struct comm **newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
-					  void *config)
-{
-	(void)config;
-	if (nId < 1 || nId > nranks || !commIds)
-		return ncclInvalidArgument;
-	return join(newcomm, commIds[0].internal, nranks, myrank);
-}
-NCCL(ncclCommInitRankScalable);
-
-static ncclResult_t end_group(void);
-
-API ncclResult_t ncclCommInitAll(struct comm **comms, int ndev, const int *devlist)
-{
-	int before = emulated_device();
-	ncclResult_t result = ncclSuccess;
-	ncclUniqueId id;
-
-	if (!comms || ndev < 1 || getrandom(&id, sizeof(id), 0) != sizeof(id))
-		return ncclInvalidArgument;
-	group_depth++;
-	for (int i = 0; i < ndev && !result; i++) {
-		emulated_set_device(devlist ? devlist[i] : i);
-		result = join(&comms[i], id.internal, ndev, i);
-	}
-	emulated_set_device(before);
-	if (result) {
-		group_depth--;
-		return result;
-	}
-	return end_group();
-}
-NCCL(ncclCommInitAll);
-
-/* The id of a communicator made from another one: all its ranks derive the same. */
-static void derive_id(const struct comm *parent, uint64_t n, int64_t what, unsigned char id[ID_BYTES])
-{
-	uint64_t hash = hash_bytes(parent->id, ID_BYTES, 1);
-
-	hash = hash_bytes(&n, sizeof(n), hash);
-	hash = hash_bytes(&what, sizeof(what), hash);
-	for (int i = 0; i < ID_BYTES / 8; i++) {
-		hash = hash_bytes(&i, sizeof(i), hash);
-		memcpy(id + 8 * i, &hash, 8);
-	}
-}
-
-API ncclResult_t ncclCommSplit(struct comm *comm, int color, int key, struct comm **newcomm, void *config)
-{
-	int64_t mine[2] = { color, key }, all[MAX_RANKS][2];
-	unsigned char id[ID_BYTES];
-	int nranks = 0, rank = 0;
-
-	(void)config;
-	if (!comm || !newcomm)
-		return ncclInvalidArgument;
-	exchange(comm->place, comm->rank, comm->n_splits, mine, all);
-	derive_id(comm, comm->n_splits++, color, id);
-	*newcomm = NULL;
-	if (color < 0)
-		return ncclSuccess;
-	for (int i = 0; i < comm->nranks; i++) {
-		if (all[i][0] != color)
-			continue;
-		nranks++;
-		rank += all[i][1] < key || (all[i][1] == key && i < comm->rank);
-	}
-	return join(newcomm, id, nranks, rank);
-}
-NCCL(ncclCommSplit);
-
-API ncclResult_t ncclCommShrink(struct comm *comm, int *excludeRanksList, int excludeRanksCount, struct comm **newcomm,
-				void *config, int shrinkFlags)
-{
-	unsigned char id[ID_BYTES];
-	uint64_t excluded = 0;
-	int rank = 0;
-
-	(void)config;
-	(void)shrinkFlags;
-	if (!comm || !newcomm || !excludeRanksList || excludeRanksCount < 1 || excludeRanksCount >= comm->nranks)
-		return ncclInvalidArgument;
-	for (int i = 0; i < excludeRanksCount; i++)
-		excluded |= 1ULL << excludeRanksList[i];
-	if (excluded & 1ULL << comm->rank)
-		return ncclInvalidUsage;
-	for (int i = 0; i < comm->rank; i++)
-		rank += !(excluded & 1ULL << i);
-	derive_id(comm, 1ULL << 32 | comm->n_shrinks++, (int64_t)excluded, id);
-	return join(newcomm, id, comm->nranks - __builtin_popcountll(excluded), rank);
-}
-NCCL(ncclCommShrink);
-
-API ncclResult_t ncclCommGetUniqueId(struct comm *comm, ncclUniqueId *uniqueId)
-{
-	return comm ? ncclGetUniqueId(uniqueId) : ncclInvalidArgument;
-}
-NCCL(ncclCommGetUniqueId);
-
-/* Ranks that were there keep their number and pass -1; one of them has the id. New ranks have no comm. */
-API ncclResult_t ncclCommGrow(struct comm *comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
-			      struct comm **newcomm, void *config)
-{
-	ncclUniqueId id;
-
-	(void)config;
-	if (!newcomm || (!comm && !uniqueId) || (comm && nRanks <= comm->nranks))
-		return ncclInvalidArgument;
-	if (!comm)
-		return join(newcomm, uniqueId->internal, nRanks, rank);
-	if (uniqueId) {
-		id = *uniqueId;
-		id_give(comm->place, comm->n_grows, id.internal);
-	} else {
-		id_take(comm->place, comm->n_grows, id.internal);
-	}
-	comm->n_grows++;
-	return join(newcomm, id.internal, nRanks, comm->rank);
-}
-NCCL(ncclCommGrow);
-
-static void wait_until_unused(struct comm *comm)
-{
-	while (comm->n_pending)
-		sleep_until(now_ns() + 200000);
-}
-
-API ncclResult_t ncclCommFinalize(struct comm *comm)
-{
-	if (!comm)
-		return ncclInvalidArgument;
-	wait_until_unused(comm);
-	return ncclSuccess;
-}
-NCCL(ncclCommFinalize);
-
-static void leave(struct comm *comm)
-{
-	wait_until_unused(comm);
-	place_close(comm->place);
-	free(comm);
-}
-
-API ncclResult_t ncclCommDestroy(struct comm *comm)
-{
-	if (comm)
-		leave(comm);
-	return ncclSuccess;
-}
-NCCL(ncclCommDestroy);
-
-API ncclResult_t ncclCommAbort(struct comm *comm)
-{
-	if (!comm)
-		return ncclSuccess;
-	comm->is_aborted = true;
-	leave(comm);
-	return ncclSuccess;
-}
-NCCL(ncclCommAbort);
-
-API ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *asyncError)
-{
-	if (!comm || !asyncError)
-		return ncclInvalidArgument;
-	*asyncError = ncclSuccess;
-	return ncclSuccess;
-}
-NCCL(ncclCommGetAsyncError);
-
-API ncclResult_t ncclCommCount(const struct comm *comm, int *count)
-{
-	if (!comm || !count)
-		return ncclInvalidArgument;
-	*count = comm->nranks;
-	return ncclSuccess;
-}
-NCCL(ncclCommCount);
-
-API ncclResult_t ncclCommCuDevice(const struct comm *comm, int *device)
-{
-	if (!comm || !device)
-		return ncclInvalidArgument;
-	*device = comm->device;
-	return ncclSuccess;
-}
-NCCL(ncclCommCuDevice);
-
-API ncclResult_t ncclCommUserRank(const struct comm *comm, int *rank)
-{
-	if (!comm || !rank)
-		return ncclInvalidArgument;
-	*rank = comm->rank;
-	return ncclSuccess;
-}
-NCCL(ncclCommUserRank);
-
-static ncclResult_t submit(struct part part)
-{
-	if (!part.comm || part.datatype < 0 || part.datatype >= N_DATATYPES || part.root < 0 ||
-	    part.root >= part.comm->nranks)
-		return ncclInvalidArgument;
-	if (!group_depth)
-		return collective_enqueue(&part, 1);
-	if (!(n_group_parts & (n_group_parts + 1))) {
-		group_parts = realloc(group_parts, (2 * n_group_parts + 2) * sizeof(part));
-		if (!group_parts)
-			abort();
-	}
-	group_parts[n_group_parts++] = part;
-	return ncclSuccess;
-}
-
-static ncclResult_t end_group(void)
-{
-	ncclResult_t result;
-
-	if (--group_depth > 0)
-		return ncclSuccess;
-	for (int i = 0; i < n_group_comms; i++)
-		place_wait_all_joined(group_comms[i]->place);
-	result = collective_enqueue(group_parts, n_group_parts);
-	free(group_parts);
-	group_parts = NULL;
-	n_group_parts = n_group_comms = 0;
-	return result;
-}
+#include "group.h"
+#include "nccl_names.h"
 
 API ncclResult_t ncclGroupStart(void)
 {
-	group_depth++;
+	group_begin();
 	return ncclSuccess;
 }
 NCCL(ncclGroupStart);
 
 API ncclResult_t ncclGroupEnd(void)
 {
-	return group_depth ? end_group() : ncclInvalidUsage;
+	return group_is_open() ? group_end() : ncclInvalidUsage;
 }
 NCCL(ncclGroupEnd);
 
@@ -358,73 +28,73 @@ NCCL(ncclGroupEnd);
 API ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, int datatype, int op,
 			       struct comm *comm, void *stream)
 {
-	return submit(PART(ALL_REDUCE, sendbuff, recvbuff, count, datatype, op, 0));
+	return group_submit(PART(ALL_REDUCE, sendbuff, recvbuff, count, datatype, op, 0));
 }
 NCCL(ncclAllReduce);
 
 API ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, int datatype, struct comm *comm,
 			       void *stream)
 {
-	return submit(PART(ALL_GATHER, sendbuff, recvbuff, sendcount, datatype, 0, 0));
+	return group_submit(PART(ALL_GATHER, sendbuff, recvbuff, sendcount, datatype, 0, 0));
 }
 NCCL(ncclAllGather);
 
 API ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, int datatype, int op,
 				   struct comm *comm, void *stream)
 {
-	return submit(PART(REDUCE_SCATTER, sendbuff, recvbuff, recvcount, datatype, op, 0));
+	return group_submit(PART(REDUCE_SCATTER, sendbuff, recvbuff, recvcount, datatype, op, 0));
 }
 NCCL(ncclReduceScatter);
 
 API ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, int datatype, int root,
 			       struct comm *comm, void *stream)
 {
-	return submit(PART(BROADCAST, sendbuff, recvbuff, count, datatype, 0, root));
+	return group_submit(PART(BROADCAST, sendbuff, recvbuff, count, datatype, 0, root));
 }
 NCCL(ncclBroadcast);
 
 API ncclResult_t ncclBcast(void *buff, size_t count, int datatype, int root, struct comm *comm, void *stream)
 {
-	return submit(PART(BROADCAST, buff, buff, count, datatype, 0, root));
+	return group_submit(PART(BROADCAST, buff, buff, count, datatype, 0, root));
 }
 NCCL(ncclBcast);
 
 API ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, int datatype, int op, int root,
 			    struct comm *comm, void *stream)
 {
-	return submit(PART(REDUCE, sendbuff, recvbuff, count, datatype, op, root));
+	return group_submit(PART(REDUCE, sendbuff, recvbuff, count, datatype, op, root));
 }
 NCCL(ncclReduce);
 
 API ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, int datatype, struct comm *comm,
 			      void *stream)
 {
-	return submit(PART(ALL_TO_ALL, sendbuff, recvbuff, count, datatype, 0, 0));
+	return group_submit(PART(ALL_TO_ALL, sendbuff, recvbuff, count, datatype, 0, 0));
 }
 NCCL(ncclAlltoAll);
 
 API ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, int datatype, int root,
 			    struct comm *comm, void *stream)
 {
-	return submit(PART(GATHER, sendbuff, recvbuff, count, datatype, 0, root));
+	return group_submit(PART(GATHER, sendbuff, recvbuff, count, datatype, 0, root));
 }
 NCCL(ncclGather);
 
 API ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, int datatype, int root,
 			     struct comm *comm, void *stream)
 {
-	return submit(PART(SCATTER, sendbuff, recvbuff, count, datatype, 0, root));
+	return group_submit(PART(SCATTER, sendbuff, recvbuff, count, datatype, 0, root));
 }
 NCCL(ncclScatter);
 
 API ncclResult_t ncclSend(const void *sendbuff, size_t count, int datatype, int peer, struct comm *comm, void *stream)
 {
-	return submit(PART(SEND, sendbuff, NULL, count, datatype, 0, peer));
+	return group_submit(PART(SEND, sendbuff, NULL, count, datatype, 0, peer));
 }
 NCCL(ncclSend);
 
 API ncclResult_t ncclRecv(void *recvbuff, size_t count, int datatype, int peer, struct comm *comm, void *stream)
 {
-	return submit(PART(RECV, NULL, recvbuff, count, datatype, 0, peer));
+	return group_submit(PART(RECV, NULL, recvbuff, count, datatype, 0, peer));
 }
 NCCL(ncclRecv);
