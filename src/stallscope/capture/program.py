@@ -111,6 +111,7 @@ class Program:
         self._tracepoints: list[int] = []
         self._links: list[Link] = []
         self._statistics = -1
+        self._is_open = True
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
 
@@ -217,20 +218,6 @@ class Program:
                 )
         return costs
 
-    def close(self) -> None:
-        """Detach everything and free it. What is in the rings is lost: drain them first."""
-        for link in self._links:
-            link.close()
-        for tracepoint in self._tracepoints:
-            self._object.detach(tracepoint)
-        self._links, self._tracepoints = [], []
-        if self._statistics >= 0:
-            os.close(self._statistics)
-            self._statistics = -1
-        self.arrivals.close()
-        self.events.close()
-        self._object.close()
-
     def detach(self) -> None:
         """Stop tracing; what is in the rings can still be drained."""
         for link in self._links:
@@ -238,6 +225,18 @@ class Program:
         for tracepoint in self._tracepoints:
             self._object.detach(tracepoint)
         self._links, self._tracepoints = [], []
+
+    def close(self) -> None:
+        """Detach everything and free it; once is enough. What is in the rings is lost: drain them first."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self.detach()
+        if self._statistics >= 0:
+            os.close(self._statistics)
+        self.arrivals.close()
+        self.events.close()
+        self._object.close()
 
     def __enter__(self) -> Self:
         return self
