@@ -49,8 +49,11 @@ class Cells:
     excess_ns: Array
 
 
-def cells(line: Timeline, plan: Programs, met: Rounds, excess: Array) -> Cells:
+def cells(line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, Array]) -> Cells:
     """Lateness and own excess of each process in each step of the pattern (step >= 0).
+
+    excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
+    host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
 
     rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
     is what the rank was late at the step's first call beyond its own excess there.
@@ -68,11 +71,11 @@ def cells(line: Timeline, plan: Programs, met: Rounds, excess: Array) -> Cells:
     order = np.lexsort((late, of_row))
     peak = order[end - 1]
     before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
-    carried = np.clip(late[first] - np.maximum(excess[first], 0.0), 0.0, np.maximum(before, 0.0))
+    at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
+    carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
-    own = np.array(
-        [_largest_rise(excess[a : b + 1]) for a, b in zip(first.tolist(), peak.tolist(), strict=True)]
-    )
+    spans = list(zip(first.tolist(), peak.tolist(), strict=True))
+    own = np.array([max(_largest_rise(part[a : b + 1]) for part in excess) for a, b in spans])
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],

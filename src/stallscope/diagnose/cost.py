@@ -100,19 +100,19 @@ def _waited_for(
 def _waits_between(
     line: Timeline, arrival_ns: Array, first_row: Array, *, begin_ns: float, end_ns: float
 ) -> Array:
-    """Waits of each process in the intervals that end within a window, or are the first after it."""
+    """Time in calls that wait for the GPU, in the intervals that end within a window or are the first after it."""
     out = np.zeros(line.n_processes)
     for process in range(line.n_processes):
         a, b = int(first_row[process]), int(first_row[process + 1])
         i = a + int(np.searchsorted(arrival_ns[a:b], begin_ns, side="right"))
         j = min(a + int(np.searchsorted(arrival_ns[a:b], end_ns, side="left")) + 1, b)
-        out[process] = float(line.wait_ns[i:j].sum())
+        out[process] = float((line.interval_ns - line.host_ns)[i:j].sum())
     return out
 
 
 def _share_of_steps_with_waits(line: Timeline) -> bool:
     """Whether the job waits regularly: at least one interval in fifty holds a real wait, on most processes."""
-    waits = line.wait_ns > 10_000
+    waits = line.interval_ns - line.host_ns > 10_000
     each = np.bincount(line.process, weights=waits, minlength=line.n_processes)
     rows = np.bincount(line.process, minlength=line.n_processes)
     return bool(np.median(each / np.maximum(rows, 1)) >= 0.02)

@@ -47,7 +47,6 @@ class Case:
     met: Rounds
     table: Cells
     judged: Cells
-    excess: Array
     limits: Thresholds
     usd_per_gpu_hour: float | None
 
@@ -99,8 +98,8 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
     arrival_ns = arrivals_ns(line)
     plan = programs(line)
     met = rounds(line, arrival_ns)
-    excess = excess_ns(line, plan)
-    table = cells(line, plan, met, excess)
+    excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
+    table = cells(line, plan, met, excess=excess)
     return Case(
         trace=trace,
         line=line,
@@ -109,7 +108,6 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
         met=met,
         table=table,
         judged=judged(table, line, limits),
-        excess=excess,
         limits=limits,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )

@@ -8,21 +8,19 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
 
-def excess_ns(line: Timeline, plan: Programs) -> Array:
-    """Self time of each interval minus the median of the peers' in the same call.
+def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
+    """A time of each interval (self_ns or host_ns) minus the median of the peers' in the same call.
 
     Where a program has one rank only, minus the rank's own median in the same place of the step: then only what
     comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
     """
     usable = np.flatnonzero(line.is_whole)
     out = np.full(len(line.rows), np.nan)
-    peers = median_of_others(plan.key[usable], line.self_ns[usable])
-    out[usable] = line.self_ns[usable] - peers
+    out[usable] = value_ns[usable] - median_of_others(plan.key[usable], value_ns[usable])
     alone = usable[np.isnan(out[usable]) & (plan.step[usable] >= 0)]
     if len(alone):
         places, _ = numbered(line.process[alone], _place(plan.step, line.process)[alone])
-        own_usual = median_of_others(places, line.self_ns[alone])
-        out[alone] = line.self_ns[alone] - own_usual
+        out[alone] = value_ns[alone] - median_of_others(places, value_ns[alone])
     return np.nan_to_num(out, nan=0.0)
 
 

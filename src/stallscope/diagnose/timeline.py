@@ -14,6 +14,10 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
+_MAY_WAIT_FOR_GPU = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Category.COPY, Category.ALLOC)
+"""Besides synchronise calls: a blocking copy or a free waits for what was enqueued before it, a launch on a full
+queue for room."""
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -22,6 +26,7 @@ class Timeline:
     rows: the collectives (n,). process: int64 (n,), number of the process. is_first: bool (n,), the process's
     first arrival: it has no interval. is_whole: bool (n,), no record was lost within the interval.
     interval_ns, wait_ns, self_ns: int64 (n,), length of the interval, its waits, and the rest.
+    host_ns: int64 (n,), the interval without any call that can wait for the GPU: what the host did itself.
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
     is_p2p: bool (n,). role: int64 (n,), the communicator's place in its process's program.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
@@ -35,6 +40,7 @@ class Timeline:
     interval_ns: Array
     wait_ns: Array
     self_ns: Array
+    host_ns: Array
     comm: Array
     is_p2p: Array
     role: Array
@@ -62,10 +68,9 @@ def timeline(trace: Trace) -> Timeline:
     is_first = np.ones(len(rows), bool)
     is_first[1:] = process[1:] != process[:-1]
     interval_ns = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
-    wait = rows["ledger_ns"][:, Category.WAIT_GPU - 1]
-    wait_ns = np.diff(wait, prepend=wait[:1])
-    interval_ns[is_first], wait_ns[is_first] = 0, 0
-    wait_ns = np.clip(wait_ns, 0, interval_ns)
+    interval_ns[is_first] = 0
+    wait_ns = _spent_ns(rows, is_first, Category.WAIT_GPU)
+    in_gpu_calls_ns = _spent_ns(rows, is_first, *_MAY_WAIT_FOR_GPU)
     comm, is_p2p, comm_hash = _communicators(rows)
     node, pid = identity >> 32, identity & 0xFFFFFFFF
     return Timeline(
@@ -74,8 +79,9 @@ def timeline(trace: Trace) -> Timeline:
         is_first=is_first,
         is_whole=~is_first & ~_after_gap(rows, process, comm),
         interval_ns=interval_ns,
-        wait_ns=wait_ns,
-        self_ns=interval_ns - wait_ns,
+        wait_ns=np.minimum(wait_ns, interval_ns),
+        self_ns=np.maximum(interval_ns - wait_ns, 0),
+        host_ns=np.maximum(interval_ns - in_gpu_calls_ns, 0),
         comm=comm,
         is_p2p=is_p2p,
         role=_roles(rows, process),
@@ -84,6 +90,15 @@ def timeline(trace: Trace) -> Timeline:
         rank=_ranks(trace, node, pid),
         comm_hash=comm_hash,
     )
+
+
+def _spent_ns(rows: Array, is_first: Array, *categories: Category) -> Array:
+    """Time in some ledger categories within each interval: int64 (n,)."""
+    total = sum(
+        (rows["ledger_ns"][:, category - 1] for category in categories), np.zeros(len(rows), np.int64)
+    )
+    spent = np.diff(total, prepend=total[:1])
+    return np.where(is_first, 0, np.maximum(spent, 0))
 
 
 def _communicators(rows: Array) -> tuple[Array, Array, Array]:
