@@ -10,11 +10,15 @@ import io
 import itertools
 import sys
 import tokenize
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from stallscope import errors, settings
+from typer.models import ArgumentInfo, CommandInfo
+
+from stallscope import cli, errors, settings
 from stallscope.diagnose import thresholds
 from stallscope.diagnose.causes import registry
 from stallscope.errors import StallscopeError
@@ -49,7 +53,14 @@ def _settings() -> tuple[str, str]:
         "that is not in this table is an error. Sizes may carry a unit: `500MB`, `10GB`, `2GiB`.\n\n"
     )
     rows = [
-        (f"`{s.name}`", f"`{s.flag}`", f"`{s.environment}`", _default(s), s.about.unit, _meaning(s))
+        (
+            f"`{s.name}`",
+            f"`{s.flag}`" if s.flag else "",
+            f"`{s.environment}`",
+            _default(s),
+            s.about.unit,
+            _meaning(s),
+        )
         for s in settings.TABLE
     ]
     return "Settings", head + _table(("key", "flag", "environment", "default", "unit", "meaning"), rows)
@@ -62,11 +73,41 @@ def _default(setting: settings.Setting) -> str:
 def _meaning(setting: settings.Setting) -> str:
     about = setting.about
     limits = [
-        f"one of {', '.join(about.choices)}" if about.choices else "",
         f"at least {about.minimum:,.10g}" if about.minimum is not None else "",
         f"at most {about.maximum:,.10g}" if about.maximum is not None else "",
     ]
     return "; ".join(filter(None, [about.meaning, *limits]))
+
+
+def _commands() -> tuple[str, str]:
+    head = (
+        "`stallscope COMMAND --help` says the same. An option that is also a [setting](settings.md) may be\n"
+        "given in the environment or the settings file instead. [Exit codes](errors.md).\n"
+    )
+    return "Commands", head + "".join(_command(info) for info in cli.app.registered_commands)
+
+
+def _command(info: CommandInfo) -> str:
+    function = info.callback
+    assert function
+    hints = typing.get_type_hints(function, include_extras=True)
+    rows = [
+        _parameter(name, typing.get_args(hints[name]), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
+    title = f"\n## stallscope {info.name or function.__name__.strip('_')}\n\n{inspect.getdoc(function)}\n"
+    return title + (f"\n{_table(('option', 'default', 'meaning'), rows)}" if rows else "")
+
+
+def _parameter(name: str, annotation: Sequence[Any], default: object) -> tuple[str, str, str]:
+    kind, about = annotation
+    is_argument = isinstance(about, ArgumentInfo)
+    # Inside Annotated, typer keeps the first name of an option where the default would be.
+    named = about.default if isinstance(about.default, str) else f"--{name.replace('_', '-')}"
+    flag = name.upper() if is_argument else named
+    takes = "" if kind is bool or is_argument else f" {name.upper()}"
+    told = "required" if default is inspect.Parameter.empty else f"`{default}`" if default else ""
+    return f"`{flag}{takes}`", told, about.help or ""
 
 
 def _events() -> tuple[str, str]:
@@ -167,6 +208,7 @@ def _tree(root: type[StallscopeError]) -> Iterable[type[StallscopeError]]:
 
 
 REFERENCE: dict[str, Callable[[], tuple[str, str]]] = {
+    "commands": _commands,
     "settings": _settings,
     "events": _events,
     "categories": _categories,

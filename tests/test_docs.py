@@ -6,8 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
 
-from stallscope import settings
+from stallscope import cli, settings
 from stallscope.events import layout, names
 
 
@@ -31,10 +32,20 @@ def test_the_reference_is_current(generate: ModuleType, repository: Path):
 def test_every_setting_column_and_category_is_on_its_page(generate: ModuleType):
     pages = generate.pages()
     for setting in settings.TABLE:
-        assert f"| `{setting.name}` | `{setting.flag}` |" in pages["reference/settings.md"]
+        assert f"| `{setting.name}` |" in pages["reference/settings.md"]
     for table in layout.TABLES:
         assert f"## {table.name}\n" in pages["reference/events.md"]
     assert all(f"| `{name}` |" in pages["reference/categories.md"] for name in names.CATEGORY_NAMES)
+
+
+def test_every_option_the_help_tells_is_on_the_page_of_commands(generate: ModuleType):
+    page = generate.pages()["reference/commands.md"]
+    for info in cli.app.registered_commands:
+        name = info.name or info.callback.__name__
+        told = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).output
+        options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", told, re.MULTILINE)) - {"--help"}
+        section = page.partition(f"## stallscope {name}\n")[2].partition("\n## ")[0]
+        assert options == set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE))
 
 
 def test_every_category_says_what_it_means(generate: ModuleType):

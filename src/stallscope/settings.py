@@ -29,13 +29,12 @@ _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 @dataclass(frozen=True)
 class About:
-    """What is to be said of a setting beside its name, type and default."""
+    """What is to be said of a setting beside its name, type and default. flag: empty where there is none."""
 
     meaning: str
-    flag: str
+    flag: str = ""
     unit: str = ""
     environment: str = ""
-    choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
 
@@ -60,16 +59,13 @@ class Settings:
     node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
     hang_after_s: Annotated[
         float,
-        About(
-            "a rank that its peers wait for is not called hung before this", "--hang-after", "s", minimum=0.1
-        ),
+        About("a rank that its peers wait for is not called hung before this", unit="s", minimum=0.1),
     ] = 10.0
     hang_gap_factor: Annotated[
         float,
         About(
             "nor before this many times the job's usual gap between rounds",
-            "--hang-gap-factor",
-            "times",
+            unit="times",
             minimum=1,
         ),
     ] = 5.0
@@ -77,8 +73,7 @@ class Settings:
         float,
         About(
             "share of the excess time that must be explained before a cause is named",
-            "--cause-share",
-            "0 to 1",
+            unit="0 to 1",
             minimum=0.5,
             maximum=1,
         ),
@@ -86,9 +81,7 @@ class Settings:
     min_late_ms: Annotated[
         float, About("lateness below this is never reported", "--min-late", "ms", minimum=0)
     ] = 2.0
-    min_late_steps: Annotated[
-        int, About("late steps before a rank is named", "--min-late-steps", "steps", minimum=1)
-    ] = 3
+    min_late_steps: Annotated[int, About("late steps before a rank is named", unit="steps", minimum=1)] = 3
     usd_per_gpu_hour: Annotated[
         float | None,
         About(
@@ -98,10 +91,6 @@ class Settings:
             minimum=0,
         ),
     ] = None
-    log_level: Annotated[
-        str,
-        About("what goes to the log", "--log-level", choices=("debug", "info", "warning", "error")),
-    ] = "info"
 
 
 @dataclass(frozen=True)
@@ -116,7 +105,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The long option."""
+        """The long option; empty where there is none."""
         return self.about.flag
 
     @property
@@ -193,8 +182,6 @@ def parsed(setting: Setting, value: Any, origin: str) -> Any:
 
 def _complaint(about: About, value: Any) -> str:
     """What to give instead of a value outside the limits; empty when it is inside."""
-    if about.choices and value not in about.choices:
-        return f"give one of {', '.join(about.choices)}"
     if about.minimum is not None and value < about.minimum:
         return f"give {about.minimum:,.10g} or more"
     if about.maximum is not None and value > about.maximum:
@@ -236,7 +223,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     for name in flags:
         if name not in by_name:
             raise _unknown(name, by_name, "flags")
-    return {name: (value, by_name[name].flag) for name, value in flags.items() if value is not None}
+    return {name: (value, by_name[name].flag or name) for name, value in flags.items() if value is not None}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
