@@ -22,6 +22,12 @@ from stallscope.store import columns
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x57A11  # marks the file as ours
+_PRUNED = (
+    *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
+    ("losses", "ts_ns"),
+    ("clocks", "monotonic_ns"),
+)
+"""What prune() deletes from; processes and communicators are few, and needed to name ranks."""
 
 
 class NodeTrace:
@@ -136,20 +142,22 @@ class NodeTrace:
         n_deleted = 0
         with _storage(self.path):
             while self._bytes() > max_bytes:
-                oldest, newest = self._connection.execute(
-                    "SELECT MIN(ts_ns), MAX(ts_ns) FROM collectives"
-                ).fetchone()
-                if oldest is None or newest <= oldest:
+                times = [
+                    self._connection.execute(f"SELECT MIN({column}), MAX({column}) FROM {name}").fetchone()
+                    for name, column in _PRUNED
+                ]
+                oldest = min((first for first, _ in times if first is not None), default=0)
+                newest = max((last for _, last in times if last is not None), default=0)
+                if newest <= oldest:
                     break
                 limit = oldest + max((newest - oldest) // 10, 1)
-                for table in TABLES:
-                    if any(field.name == "ended_ns" for field in table.fields):
-                        continue  # processes and communicators are few and needed to name ranks
-                    done = self._connection.execute(f"DELETE FROM {table.name} WHERE ts_ns <= ?", (limit,))
+                for name, column in _PRUNED:
+                    done = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit,))
                     n_deleted += done.rowcount
                 self.commit()
                 self._connection.execute("COMMIT")
-                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                # A script, since one step of this statement frees one page.
+                self._connection.executescript("PRAGMA incremental_vacuum")
                 self._connection.execute("BEGIN")
         return n_deleted
 
