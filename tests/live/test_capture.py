@@ -1,0 +1,196 @@
+"""Real processes, real probes: every collective of every rank is in the trace, once, in order."""
+
+import csv
+import io
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.agent import Options, trace
+from stallscope.demo.job import BUCKET_COUNT, N_BUCKETS
+from stallscope.demo.live import Job
+from stallscope.events.names import CollectiveFlag, Datatype, Op
+from stallscope.events.trace import Trace
+from stallscope.store import node
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+ROUNDS_A_STEP = N_BUCKETS + 1  # gradients, and the loss
+STEPS = 60
+
+
+def steps(job: Job, rank: int) -> int:
+    """Steps that the rank itself wrote down."""
+    with (job.folder / f"rank{rank}.csv").open() as file:
+        return len(list(csv.DictReader(file)))
+
+
+def of_rank(trace: Trace, job: Job, rank: int) -> np.ndarray:
+    return trace.collectives[trace.collectives["pid"] == job.pids[rank]]
+
+
+def check_complete(trace: Trace, job: Job, *, n_rounds: int) -> None:
+    """Every rank has rounds 0 .. n-1 of one communicator, in order, and nothing was lost."""
+    assert trace.lost == {}
+    assert set(trace.collectives["pid"].tolist()) == set(job.pids)
+    assert len(np.unique(trace.collectives["comm_hash"])) == 1
+    for rank in range(job.plan.ranks):
+        rows = of_rank(trace, job, rank)
+        assert rows["seq"].tolist() == list(range(n_rounds))
+        assert (np.diff(rows["ts_ns"]) > 0).all()
+        assert set(rows["comm_rank"].tolist()) == {rank}
+        assert set(rows["nranks"].tolist()) == {job.plan.ranks}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_round_of_every_rank_is_recorded(agent, job, only, ranks):
+    job = job(ranks=ranks, steps=STEPS)
+    tracer = agent(*only(job))
+    for library in ("libcudart.so.12", "libnccl.so.2"):
+        tracer.says("attached", library)
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    found = node.read(tracer.db)
+    assert [steps(job, rank) for rank in range(ranks)] == [STEPS] * ranks
+    check_complete(found, job, n_rounds=STEPS * ROUNDS_A_STEP)
+
+
+def test_what_a_rank_did_is_told_right(agent, job, only):
+    job = job(steps=STEPS)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGTERM) == 0
+    found = node.read(tracer.db)
+    rows = of_rank(found, job, 1)
+    assert set(rows["op"].tolist()) == {Op.ALL_REDUCE}
+    assert not (rows["flags"] & CollectiveFlag.LATE_ATTACH).any()
+    gradients, losses = (
+        rows[rows["seq"] % ROUNDS_A_STEP < N_BUCKETS],
+        rows[rows["seq"] % ROUNDS_A_STEP == N_BUCKETS],
+    )
+    assert set(gradients["count"].tolist()) == {BUCKET_COUNT}
+    assert set(gradients["count_bytes"].tolist()) == {4 * BUCKET_COUNT}
+    assert set(losses["datatype"].tolist()) == {Datatype.FLOAT64}
+    assert set(rows["device"].tolist()) == {1}
+
+    elapsed = np.diff(rows["ts_ns"])
+    charged = np.diff(rows["ledger_ns"].sum(axis=1))
+    assert np.array_equal(elapsed, charged)
+    assert (np.diff(rows["ledger_ns"], axis=0) >= 0).all()
+
+    (process,) = found.processes[found.processes["pid"] == job.pids[1]]
+    assert (process["rank"], process["local_rank"]) == (1, 1)
+    assert 0 < process["ts_ns"] <= rows["ts_ns"][0]
+    assert process["ended_ns"] > rows["ts_ns"][-1]
+    (member,) = found.communicators[found.communicators["pid"] == job.pids[1]]
+    assert (member["comm_rank"], member["nranks"]) == (1, 2)
+    assert member["ended_ns"] > rows["ts_ns"][-1]
+
+    snapshots = found.snapshots[found.snapshots["pid"] == job.pids[1]]
+    assert snapshots["alive"].tolist() == [1] * (len(snapshots) - 1) + [0]
+    assert len(found.clocks) >= 2
+    assert found.ends_ns[0] >= process["ended_ns"]
+    assert found.facts["boot_id"]
+
+
+def test_the_trace_is_read_while_it_is_written(agent, job, only):
+    job = job(seconds=4)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    tracer.says("1 communicator")
+    seen = []
+    while len(seen) < 3:
+        seen.append(len(node.read(tracer.db).collectives))
+        time.sleep(1.1)
+    assert 0 < seen[0] < seen[1] < seen[2]
+    assert tracer.process.poll() is None
+
+
+def test_a_job_that_starts_later_is_traced_from_its_first_round(agent, job):
+    """Nobody told the agent of it, and it runs a copy of the libraries that no probe is on yet."""
+    tracer = agent()
+    tracer.says("0 processes" if not _others() else "process")
+    job = job(steps=STEPS)
+    time.sleep(0.5)  # a real job takes seconds from loading NCCL to its first communicator
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    found = node.read(tracer.db)
+    mine = np.isin(found.collectives["pid"], job.pids)
+    for rank in range(2):
+        assert of_rank(found, job, rank)["seq"].tolist() == list(range(STEPS * ROUNDS_A_STEP))
+    assert not (found.collectives["flags"][mine] & CollectiveFlag.LATE_ATTACH).any()
+
+
+def _others() -> bool:
+    """Do other processes run jobs on this machine now?"""
+    return any(b"libnccl" in maps for maps in map(_maps, Path("/proc").glob("[0-9]*/maps")))
+
+
+def _maps(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_job_that_runs_already_is_joined_late_and_that_is_said(agent, job, only):
+    job = job(seconds=4)
+    job.go()
+    time.sleep(1)
+    tracer = agent(*only(job))
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    found = node.read(tracer.db)
+    assert set(found.collectives["pid"].tolist()) == set(job.pids)
+    assert (found.collectives["flags"] & CollectiveFlag.LATE_ATTACH).all()
+    for rank in range(2):
+        assert (np.diff(of_rank(found, job, rank)["seq"]) == 1).all()
+    assert found.lost == {}
+
+
+def test_descendants_of_a_chosen_process_are_traced(agent, job):
+    """The chosen process is the one that started the ranks: this one."""
+    tracer = agent("--pid", str(os.getpid()))
+    tracer.says("0 process")
+    job = job(steps=20)
+    time.sleep(0.5)
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    check_complete(node.read(tracer.db), job, n_rounds=20 * ROUNDS_A_STEP)
+
+
+def test_a_duration_ends_the_trace(agent):
+    begin_s = time.monotonic()
+    tracer = agent("--duration", "1500ms")
+    assert tracer.ended() == 0
+    assert 1.5 < time.monotonic() - begin_s < 10
+    assert any("lost" in line for line in tracer.lines())
+    assert len(node.read(tracer.db).clocks) >= 2
+
+
+def test_the_size_of_the_trace_is_kept_by_dropping_the_oldest(agent, job, only):
+    job = job(seconds=6)
+    tracer = agent(*only(job))
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    whole = node.read(tracer.db)
+    half = tracer.db.stat().st_size // 2
+    options = Options(db=tracer.db, node="here", max_db_bytes=half, pids=(os.getpid(),), duration_s=0.5)
+    trace(options, out=io.StringIO())
+    kept = node.read(tracer.db)
+    assert 0 < len(kept.collectives) < len(whole.collectives)
+    assert kept.collectives["ts_ns"][-1] == whole.collectives["ts_ns"][-1]
+    assert kept.collectives["ts_ns"][0] > whole.collectives["ts_ns"][0]
+    assert len(kept.processes) == len(whole.processes)
+    assert tracer.db.stat().st_size < 1.2 * half
