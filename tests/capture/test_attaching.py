@@ -15,6 +15,8 @@ from stallscope.capture.elf import Entry, Symbol
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 
+pytestmark = pytest.mark.compiler
+
 
 def assembled(path: Path, code: dict[str, str]) -> Path:
     """A library whose functions start with given instructions."""

@@ -14,6 +14,8 @@ import pytest
 from stallscope.capture import elf
 from stallscope.capture.discovery import Discovery, Library, Mapping, functions, is_gpu_library
 
+pytestmark = pytest.mark.compiler
+
 CUDART = "int cudaStreamSynchronize(void *s) { return 0; }\nint cudaMalloc(void *p) { return 0; }\n"
 NCCL = "int ncclAllReduce(void *s) { return 0; }\nint pncclAllReduce(void *s) { return 0; }\n"
 OTHER = "int unrelated(void) { return 0; }\n"

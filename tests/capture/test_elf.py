@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from stallscope.capture import elf
 from stallscope.capture.elf import Entry, NotElf
 
+pytestmark = pytest.mark.compiler
+
 SOURCE = """
 __attribute__((noinline)) int cudaMalloc(int x) { asm volatile("" ::: "memory"); return x + 1; }
 __attribute__((noinline)) int cudaFree(int x) { asm volatile("" ::: "memory"); return x + 2; }
