@@ -51,7 +51,7 @@ docs: $(STAMPS)/dev ## write docs/reference from the code
 	@$(PY) docs/generate.py
 
 # Built when the tools are there; without them the rest works, and the tests that need them are skipped.
-bpf:
+bpf: ## build the BPF programs, where the tools for it are there
 	@if setup/need.sh bpf && [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf; fi
 
 clean: ## remove what was built, the environment too

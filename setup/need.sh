@@ -88,7 +88,7 @@ need_live() {
         exit 3
     fi
     if [ "$(id -u)" -ne 0 ]; then
-        say "without live tracing: it needs root; try: sudo .venv/bin/stallscope demo --live"
+        say "without live tracing: it needs root; try: make bpf && sudo .venv/bin/stallscope demo --live"
         exit 3
     fi
 }
