@@ -15,6 +15,26 @@ INLINE void count_call(struct process *p, u8 op)
 		__sync_fetch_and_add(&p->n_launches, 1);
 }
 
+/* A copy to the host returns at once when the memory is pinned: then it has waited for nothing. */
+#define SHORT_COPY_NS 100000
+#define MEMCPY_DEVICE_TO_HOST 2 /* cudaMemcpyKind, driver_types.h */
+
+/* What the time in a call is charged to. A copy to the host waits for what was enqueued before it, so with a
+ * collective among that it is a wait for the other ranks, like a synchronise call. */
+INLINE u8 category_of(struct process *p, u64 cookie, u64 args[16])
+{
+	bool pending = p->n_collectives != p->n_synced;
+	bool to_host;
+
+	if (cookie_op(cookie) == OP_SYNC)
+		return pending ? WAIT_GPU : DEVICE;
+	if (cookie_op(cookie) != OP_COPY)
+		return cookie_category(cookie);
+	to_host = cookie_category(cookie) == WAIT_GPU ||
+		  (u32)arg(args, cookie, DATATYPE_ARG, 0) == MEMCPY_DEVICE_TO_HOST;
+	return to_host && pending ? WAIT_GPU : COPY;
+}
+
 /* The open call ends, or is found to have ended without a return. */
 INLINE void close(struct process *p, struct thread *t, struct slot *s)
 {
@@ -33,6 +53,8 @@ INLINE void ends_wait(struct process *p, struct thread *t, s64 now)
 {
 	if (cookie_category(t->class.cookie) != WAIT_GPU)
 		return;
+	if (cookie_op(t->class.cookie) == OP_COPY && now - t->class.since_ns < SHORT_COPY_NS)
+		return;
 	p->wait_enter_ns = t->class.since_ns;
 	p->wait_leave_ns = now;
 }
@@ -41,7 +63,7 @@ INLINE void ends_wait(struct process *p, struct thread *t, s64 now)
 INLINE bool enter(struct pt_regs *ctx)
 {
 	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), id = bpf_get_current_pid_tgid(), now;
-	u8 category = cookie_category(cookie);
+	u8 category;
 	struct process *p = NULL;
 	struct thread *t = NULL;
 	struct slot *s;
@@ -60,8 +82,7 @@ INLINE bool enter(struct pt_regs *ctx)
 		return false;
 	}
 	count_call(p, cookie_op(cookie));
-	if (cookie_op(cookie) == OP_SYNC && p->n_collectives == p->n_synced)
-		category = DEVICE;
+	category = category_of(p, cookie, args);
 	cookie = (cookie & ~0xff00ULL) | (u64)category << 8;
 	open(&t->class, sp, cookie, now);
 	t->count_bytes = arg(args, cookie, COUNT_ARG, -1);
@@ -95,10 +116,9 @@ INLINE void leave(struct pt_regs *ctx)
 	now = bpf_ktime_get_ns();
 	cookie = t->class.cookie;
 	since = t->class.since_ns;
-	if (cookie_op(cookie) == OP_SYNC) {
-		ends_wait(p, t, now);
+	ends_wait(p, t, now);
+	if (cookie_op(cookie) == OP_SYNC)
 		p->n_synced = p->n_collectives;
-	}
 	close(p, t, s);
 	tell_call(t, cookie, since, result, result != 0, t->count_bytes, t->stream);
 }

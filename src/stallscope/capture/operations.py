@@ -24,7 +24,7 @@ class Operation(NamedTuple):
 
     names: exported names without flavour, separated by spaces. inside: what the time in them is charged to.
     arguments: numbers of arguments, 1 is the first; "count" is elements or bytes, "peer" a rank, or the number
-    of rows that multiplies the bytes of a copy.
+    of rows that multiplies the bytes of a copy, "datatype" of a copy its direction (cudaMemcpyKind).
     """
 
     names: str
@@ -63,6 +63,11 @@ def _copy(names: str, **arguments: int) -> Operation:
     return Operation(names, Op.COPY, Category.COPY, arguments=arguments)
 
 
+def _copy_to_host(names: str, **arguments: int) -> Operation:
+    """It waits for all that was enqueued before, like a synchronise call; bpf/cuda.bpf.c tells when it counts so."""
+    return Operation(names, Op.COPY, Category.WAIT_GPU, arguments=arguments)
+
+
 def _sync(names: str, **arguments: int) -> Operation:
     return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments)
 
@@ -98,14 +103,14 @@ RUNTIME = (
     _alloc("cudaMallocAsync cudaMallocFromPoolAsync", count=2),
     _alloc("cudaMallocPitch cudaMalloc3D cudaMallocArray cudaMalloc3DArray"),
     _free("cudaFree cudaFreeAsync cudaFreeHost cudaFreeArray cudaHostUnregister"),
-    _copy("cudaMemcpy", count=3),
-    _copy("cudaMemcpyAsync", count=3, stream=5),
+    _copy("cudaMemcpy", count=3, datatype=4),
+    _copy("cudaMemcpyAsync", count=3, datatype=4, stream=5),
     _copy("cudaMemcpyToSymbol cudaMemcpyFromSymbol", count=3),
     _copy("cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync", count=3, stream=6),
     _copy("cudaMemcpyPeer", count=5),
     _copy("cudaMemcpyPeerAsync", count=5, stream=6),
-    _copy("cudaMemcpy2D", count=5, peer=6),
-    _copy("cudaMemcpy2DAsync", count=5, peer=6, stream=8),
+    _copy("cudaMemcpy2D", count=5, peer=6, datatype=7),
+    _copy("cudaMemcpy2DAsync", count=5, peer=6, datatype=7, stream=8),
     _copy("cudaMemcpy3D cudaMemcpy3DPeer cudaMemcpy2DToArray cudaMemcpy2DFromArray cudaMemcpy2DArrayToArray"),
     _copy("cudaMemcpy3DAsync cudaMemcpy3DPeerAsync", stream=2),
     _copy("cudaMemcpyBatchAsync cudaMemcpy3DBatchAsync cudaMemcpyWithAttributesAsync"),
@@ -119,8 +124,10 @@ DRIVER = (
     _alloc("cuMemAllocAsync cuMemAllocFromPoolAsync cuMemCreate cuMemMap", count=2),
     _alloc("cuMemAllocPitch cuMemSetAccess"),
     _free("cuMemFree cuMemFreeHost cuMemFreeAsync cuMemHostUnregister cuMemRelease cuMemUnmap"),
-    _copy("cuMemcpy cuMemcpyHtoD cuMemcpyDtoH cuMemcpyDtoD", count=3),
-    _copy("cuMemcpyAsync cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemcpyDtoDAsync", count=3, stream=4),
+    _copy("cuMemcpy cuMemcpyHtoD cuMemcpyDtoD", count=3),
+    _copy_to_host("cuMemcpyDtoH", count=3),
+    _copy("cuMemcpyAsync cuMemcpyHtoDAsync cuMemcpyDtoDAsync", count=3, stream=4),
+    _copy_to_host("cuMemcpyDtoHAsync", count=3, stream=4),
     _copy("cuMemcpyPeer", count=5),
     _copy("cuMemcpyPeerAsync", count=5, stream=6),
     _copy("cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy3D cuMemcpy3DPeer"),

@@ -23,7 +23,7 @@ class LateStep:
 
     first_row, peak_row: rows of the timeline between which the delay arose. late_ns: at the peak, against the
     median of the others. excess_ns: its own self time beyond its peers'. n_rounds: rounds of the step it was
-    late in.
+    late in. is_held: it was not late to arrive, but kept the others waiting in a round under way.
     """
 
     process: int
@@ -33,6 +33,7 @@ class LateStep:
     late_ns: float
     excess_ns: float
     n_rounds: int
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,18 @@ class Cells:
     late_ns: Array
     rise_ns: Array
     excess_ns: Array
+    held_row: Array
+    held_ns: Array
 
 
-def cells(line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, Array]) -> Cells:
+def cells(
+    line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, Array], held_ns: Array
+) -> Cells:
     """Lateness and own excess of each process in each step of the pattern (step >= 0).
 
     excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
     host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
+    held_ns: float64 (n,), what the process held the others up for while they were waiting already (see excess).
 
     rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
     is what the rank was late at the step's first call beyond its own excess there.
@@ -61,7 +67,8 @@ def cells(line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, A
     n = len(line.rows)
     if not n:
         none = np.zeros(0, np.int64)
-        return Cells(none, none, none, none, none, *(none.astype(np.float64),) * 3)
+        real = none.astype(np.float64)
+        return Cells(none, none, none, none, none, real, real, real, none, real)
     begins = np.ones(n, bool)
     begins[1:] = (np.diff(plan.step) != 0) | (np.diff(line.process) != 0)
     first = np.flatnonzero(begins)
@@ -76,6 +83,7 @@ def cells(line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, A
     rise = late[peak] - carried
     spans = list(zip(first.tolist(), peak.tolist(), strict=True))
     own = np.array([max(_largest_rise(part[a : b + 1]) for part in excess) for a, b in spans])
+    held_row = np.lexsort((held_ns, of_row))[end - 1]
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
@@ -86,6 +94,8 @@ def cells(line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, A
         late_ns=late[peak][kept],
         rise_ns=rise[kept],
         excess_ns=own.reshape(-1)[kept],
+        held_row=held_row[kept],
+        held_ns=held_ns[held_row][kept],
     )
 
 
@@ -147,22 +157,37 @@ def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds)
     needed = np.where(_is_steady(table, steady, limits)[table.process], steady, least)
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
-    found = []
-    for i in np.flatnonzero(is_late).tolist():
-        rows = slice(int(table.first_row[i]), int(table.end_row[i]))
-        n_rounds = int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed[i]).sum())
-        found.append(
-            LateStep(
-                process=int(table.process[i]),
-                step=int(table.step[i]),
-                first_row=int(table.first_row[i]),
-                peak_row=int(table.peak_row[i]),
-                late_ns=float(table.late_ns[i]),
-                excess_ns=float(table.excess_ns[i]),
-                n_rounds=n_rounds,
-            )
-        )
-    return found
+    is_held = ~is_late & (table.held_ns >= least)
+    found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
+    return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+
+
+def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float) -> LateStep:
+    rows = slice(int(table.first_row[i]), int(table.end_row[i]))
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=int(table.first_row[i]),
+        peak_row=int(table.peak_row[i]),
+        late_ns=float(table.late_ns[i]),
+        excess_ns=float(table.excess_ns[i]),
+        n_rounds=int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns).sum()),
+    )
+
+
+def _held(table: Cells, i: int) -> LateStep:
+    """It arrived in time and then could not go on: it is as late as it was held up after that."""
+    row = int(table.held_row[i])
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=row,
+        peak_row=row,
+        late_ns=float(table.held_ns[i]),
+        excess_ns=float(table.held_ns[i]),
+        n_rounds=1,
+        is_held=True,
+    )
 
 
 def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:
@@ -185,12 +210,13 @@ def recurring(found: list[LateStep], n_processes: int, limits: Thresholds) -> di
     named = {}
     for process, own in by_process.items():
         size = 0.5 * float(np.median([late.excess_ns for late in own]))
+        n_own = sum(late.excess_ns >= size for late in own)
         others = [
             sum(late.excess_ns >= size for late in by_process.get(other, []))
             for other in range(n_processes)
             if other != process
         ]
-        if len(own) >= limits.min_late_steps and _beyond_chance(len(own), others, limits.chance):
+        if len(own) >= limits.min_late_steps and _beyond_chance(n_own, others, limits.chance):
             named[process] = own
     return named
 

@@ -20,7 +20,7 @@ from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import arrivals_ns, wall_ns
 from stallscope.diagnose.cost import Cost, cost
 from stallscope.diagnose.device import SlowDevice, device_excess_ns, slow_devices
-from stallscope.diagnose.excess import excess_ns, ledger_excess_ns
+from stallscope.diagnose.excess import excess_ns, held_ns, ledger_excess_ns
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage
 from stallscope.diagnose.period import period_steps
@@ -99,7 +99,7 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
     plan = programs(line)
     met = rounds(line, arrival_ns)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
-    table = cells(line, plan, met, excess=excess)
+    table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))
     return Case(
         trace=trace,
         line=line,

@@ -24,6 +24,24 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     return np.nan_to_num(out, nan=0.0)
 
 
+def held_ns(line: Timeline, plan: Programs, host_excess: Array) -> Array:
+    """How long a process held up others that were waiting already: float64 (n,), 0 where it did not.
+
+    A process that is stopped or loses its CPU in the middle of a round arrived in time; its peers wait in the very
+    same interval, longer than they usually do there, for as long as its host time exceeds theirs.
+    host_excess: float64 (n,), the excess of host_ns.
+    """
+    in_gpu_calls = line.interval_ns - line.host_ns
+    theirs = np.nan_to_num(median_of_others(plan.key, in_gpu_calls), nan=0.0)
+    places, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
+    usual = np.zeros(n_places)
+    order = np.argsort(places, kind="stable")
+    for place, values in enumerate(np.split(in_gpu_calls[order], np.cumsum(np.bincount(places))[:-1])):
+        usual[place] = np.median(values)
+    longer = theirs - usual[places] if n_places else theirs
+    return np.where((host_excess > 0) & (longer >= 0.5 * host_excess), host_excess, 0.0)
+
+
 def ledger_excess_ns(line: Timeline, plan: Programs, first: int, last: int) -> tuple[Array, Array]:
     """Where the excess of one process over its peers went, from row `first` to row `last` (both included).
 

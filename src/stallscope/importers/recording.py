@@ -37,6 +37,7 @@ _COLUMNS = (
     *("a0", "a1", "a2", "a3", "a4", "a5", "a6", "preempt", "comm"),
 )
 _PROFILER_COLUMNS = ("pid", "id", "event", "t_start_ns", "gpu_start_ns", "gpu_stop_ns", "parent_id")
+_SHORT_COPY_NS = 100_000  # a copy to the host this short has waited for nothing
 _LONG_NS = 1_000_000  # calls and off-CPU intervals from here on are kept one by one
 
 # symbol -> operation, and which argument holds count, datatype, reduce operation, peer or root, communicator
@@ -104,6 +105,7 @@ class _Calls:
     category: Array
     symbol: Array
     result: Array
+    is_to_host: Array
 
 
 def _sniff(path: Path) -> bool:
@@ -361,7 +363,14 @@ def _outermost_calls(own: _Raw) -> _Calls:
         result=np.where(is_open, UNKNOWN, made.arguments[0][end].astype(np.int32))
         if len(begins)
         else np.zeros(0, np.int64),
+        is_to_host=_is_to_host(made.where(begins)),
     )
+
+
+def _is_to_host(made: _Raw) -> Array:
+    """Copies from device to host: cudaMemcpyKind 2 (driver_types.h), or a driver call named for it."""
+    by_kind = np.char.startswith(made.symbol, "cudaMemcpy") & (made.arguments[3] == 2)
+    return by_kind | np.char.startswith(made.symbol, "cuMemcpyDtoH")
 
 
 def _classes(symbol: Array) -> tuple[Array, Array]:
@@ -384,14 +393,30 @@ def _joined(calls: list[_Calls]) -> _Calls:
 
 
 def _with_waits(calls: list[_Calls], enqueued_ns: Array) -> list[_Calls]:
-    """The calls with each synchronise call told apart: a wait for others, or for the own device."""
+    """The calls with each synchronise call told apart: a wait for others, or for the own device.
+
+    A copy to the host waits for what was enqueued before it: with a collective among that it is a wait too.
+    """
     every = _joined(calls)
     is_sync = every.op == Op.SYNC
-    every.category[is_sync] = waits_or_device(every.enter_ns[is_sync], every.leave_ns[is_sync], enqueued_ns)
+    enter_ns, leave_ns = every.enter_ns[is_sync], every.leave_ns[is_sync]
+    every.category[is_sync] = waits_or_device(enter_ns, leave_ns, enqueued_ns)
+    waiting = every.is_to_host & _is_pending(every.enter_ns, leave_ns, enqueued_ns)
+    every.category[waiting] = Category.WAIT_GPU
     own_masks = [every.tid == (part.tid[0] if len(part.tid) else -1) for part in calls]
     return [
         _Calls(*(getattr(every, name)[mask] for name in _Calls.__dataclass_fields__)) for mask in own_masks
     ]
+
+
+def _is_pending(at_ns: Array, synced_ns: Array, enqueued_ns: Array) -> Array:
+    """Whether a collective was enqueued before each moment and after the last synchronise call before it ended."""
+    ends = np.sort(synced_ns)
+    last = np.searchsorted(ends, at_ns, side="right") - 1
+    since = np.where(last >= 0, ends[np.maximum(last, 0)], np.iinfo(np.int64).min) if len(ends) else at_ns * 0
+    return np.searchsorted(enqueued_ns, at_ns, side="right") > np.searchsorted(
+        enqueued_ns, since, side="right"
+    )
 
 
 @dataclass(frozen=True)
@@ -502,6 +527,7 @@ def _add_counts(collectives: Array, calls: _Calls) -> None:
 
 def _add_last_wait(collectives: Array, calls: _Calls) -> None:
     waits = (calls.category == Category.WAIT_GPU) & (calls.leave_ns < _OPEN_NS)
+    waits &= (calls.op == Op.SYNC) | (calls.leave_ns - calls.enter_ns >= _SHORT_COPY_NS)
     enter_ns, leave_ns = calls.enter_ns[waits], calls.leave_ns[waits]
     order = np.argsort(leave_ns, kind="stable")
     last = np.searchsorted(leave_ns[order], collectives["ts_ns"], side="right") - 1
