@@ -1,0 +1,173 @@
+"""Blame: the rank that is slow itself is named, those who wait for it are not, and chance names nobody."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.blame import LateStep, one_offs, recurring
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.names import Category, Op
+
+from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, every, trace_of
+from .reports import only, report_of
+
+LIMITS = Thresholds()
+TENSOR = Call(((0, 1), (2, 3)), count=10, waits=True)
+DATA = Call(((0, 2), (1, 3)), count=500, waits=True)
+
+
+def late(process: int, step: int, ns: float = 50 * MS) -> LateStep:
+    return LateStep(process, step, 0, 0, ns, ns, 1)
+
+
+def test_late_rank_is_named_when_io_stalls_it():
+    verdict = only(report_of(dp_trace(every(2, 7, 50 * MS, category=Category.IO))))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [2], [0, 1, 3])
+    assert (verdict.causes[0].cause.name, verdict.period_steps) == ("block_io", 7)
+    assert verdict.causes[0].share == pytest.approx(1.0, abs=0.01)
+    assert verdict.late_ms["median"] == pytest.approx(50, abs=0.2)
+    assert verdict.nodes == ["host-a"]
+    assert verdict.n_incidents == len(range(5, 40, 7))
+
+
+def test_a_healthy_job_is_healthy():
+    for seed in range(5):
+        assert report_of(dp_trace(n_ranks=8, seed=seed, jitter_ns=800_000)).healthy
+
+
+@pytest.mark.parametrize("culprit", range(4))
+def test_victims_of_a_nested_group_are_not_named(culprit):
+    delays = tuple(every(culprit, 6, 50 * MS))
+    verdict = only(report_of(trace_of(Job((TENSOR, TENSOR, DATA), delays=delays))))
+    assert verdict.ranks == [culprit]
+    assert verdict.victims == [rank for rank in range(4) if rank != culprit]
+
+
+def test_two_culprits_at_once_are_two_verdicts():
+    delays = [*every(1, 5, 40 * MS, category=Category.IO), *every(4, 7, 60 * MS, category=Category.NET)]
+    report = report_of(dp_trace(delays, n_ranks=8))
+    found = {v.ranks[0]: (v.kind, v.causes[0].cause.name, v.period_steps) for v in report.verdicts}
+    assert found == {1: ("straggler", "block_io", 5), 4: ("straggler", "network_wait", 7)}
+
+
+def test_two_culprits_in_the_same_steps_are_both_named():
+    delays = [*every(1, 5, 40 * MS), *every(4, 5, 60 * MS)]
+    report = report_of(dp_trace(delays, n_ranks=8))
+    assert sorted(verdict.ranks[0] for verdict in report.verdicts) == [1, 4]
+
+
+def test_a_rank_that_is_slow_in_every_step_is_named():
+    verdict = only(report_of(dp_trace(every(3, 1, 6 * MS, first=0), n_ranks=8)))
+    assert (verdict.ranks, verdict.period_steps) == ([3], None)
+
+
+def test_one_of_two_ranks_is_named():
+    for culprit in (0, 1):
+        trace = dp_trace(every(culprit, 5, 50 * MS, until=60), n_ranks=2, n_steps=60)
+        assert only(report_of(trace)).ranks == [culprit]
+
+
+def test_delays_that_move_around_name_nobody():
+    rng = np.random.default_rng(3)
+    delays = [Delay(int(rng.integers(8)), step, 40 * MS, Category.ON_CPU) for step in range(4, 60, 3)]
+    report = report_of(dp_trace(delays, n_ranks=8, n_steps=60))
+    verdict = only(report)
+    assert (verdict.kind, verdict.ranks) == ("imbalance", [])
+    assert verdict.evidence["moves"] is True
+    assert verdict.causes[0].cause.name == "host_compute"
+
+
+def test_all_ranks_pausing_together_is_no_straggler():
+    delays = [Delay(rank, step, 200 * MS, Category.IO) for rank in range(4) for step in (12, 24, 36)]
+    assert report_of(dp_trace(delays)).healthy
+
+
+def test_one_long_delay_is_a_remark_when_it_took_little_of_the_time():
+    delays = [Delay(2, 100, 1200 * MS)]
+    report = report_of(trace_of(Job(data_parallel(work_ns=20 * MS), n_steps=150, delays=tuple(delays))))
+    assert report.healthy
+    assert [remark["rank"] for remark in report.benign] == [2]
+
+
+def test_one_delay_that_took_much_of_the_time_is_told_once():
+    verdict = only(report_of(dp_trace([Delay(2, 20, 3000 * MS, Category.PREEMPTED)])))
+    assert (verdict.ranks, verdict.n_incidents) == ([2], 1)
+    assert verdict.evidence["is_one_off"] is True
+    assert verdict.causes[0].cause.name == "cpu_preemption"
+    assert verdict.confidence < 0.7
+    assert "once" in verdict.summary
+
+
+def test_twice_is_coincidence():
+    report = report_of(dp_trace([Delay(2, 12, 50 * MS), Delay(2, 26, 50 * MS)]))
+    assert not [verdict for verdict in report.verdicts if verdict.ranks]
+
+
+def test_warm_up_is_not_judged():
+    delays = [Delay(2, step, 300 * MS, Category.ON_CPU) for step in range(3)]
+    report = report_of(dp_trace(delays))
+    assert report.healthy
+
+
+def test_a_slow_start_of_all_is_told_as_benign():
+    delays = [Delay(rank, step, 90 * MS) for rank in range(4) for step in range(8)]
+    delays += [Delay(1, step, 30 * MS) for step in range(8)]
+    report = report_of(dp_trace(delays))
+    assert report.healthy
+    assert report.benign
+    assert "warm-up" in str(report.benign[0]["what"])
+
+
+def test_lateness_below_the_limit_is_not_worth_a_word():
+    assert report_of(dp_trace(every(2, 3, LIMITS.min_late_ns // 2))).healthy
+    low = replace(LIMITS, min_late_ns=LIMITS.min_late_ns // 4)
+    assert only(report_of(dp_trace(every(2, 3, LIMITS.min_late_ns // 2)), limits=low)).ranks == [2]
+
+
+def test_a_late_victim_of_a_send_is_not_named():
+    """Rank 0 is late; rank 1 waits for its data, and so enters the all-reduce late, too."""
+    program = (
+        Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
+        Call(((0, 1, 2, 3),), count=9, waits=True),
+    )
+    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(0, 6, 50 * MS))))))
+    assert verdict.ranks == [0]
+    assert 1 in verdict.victims
+
+
+def test_a_rank_that_is_late_again_and_again_among_quiet_ones_is_named():
+    found = [late(2, step) for step in range(0, 30, 5)]
+    assert list(recurring(found, 8, LIMITS)) == [2]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 8])
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
+    """A job all of whose ranks are late now and then, by equal or by varying amounts, names one rarely."""
+    n_jobs, n_named = 300, 0
+    for seed in range(n_jobs):
+        rng = np.random.default_rng(seed)
+        sizes = 50 * MS * rng.lognormal(0, spread, 60)
+        found = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
+        n_named += bool(recurring(found, n_ranks, LIMITS))
+    family_chance = 4.2 * LIMITS.chance
+    assert n_named <= n_jobs * family_chance + 3 * np.sqrt(n_jobs * family_chance)
+
+
+def test_small_delays_of_the_others_do_not_hide_large_ones():
+    found = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
+    found += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
+    assert 2 in recurring(found, 4, LIMITS)
+
+
+def test_fewer_than_three_late_steps_name_nobody():
+    assert not recurring([late(2, 5), late(2, 10)], 100, LIMITS)
+
+
+def test_a_one_off_is_long_and_alone():
+    long = LIMITS.one_off_ns
+    assert one_offs([late(1, 5, long)], LIMITS)
+    assert not one_offs([late(1, 5, long - 1)], LIMITS)
+    assert not one_offs([late(1, step, long) for step in range(5, 15)], LIMITS)
+    assert len(one_offs([late(1, 5, 20 * long), *(late(1, step, long) for step in range(9))], LIMITS)) == 1

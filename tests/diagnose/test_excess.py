@@ -1,0 +1,69 @@
+"""Excess: what a rank took longer than its peers, in all and by category."""
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.excess import excess_ns, ledger_excess_ns
+from stallscope.diagnose.programs import programs
+from stallscope.diagnose.timeline import timeline
+from stallscope.events.names import Category, Op
+
+from .builders import MS, Call, Delay, Job, dp_trace, trace_of
+
+
+def excess_of(trace):
+    line = timeline(trace)
+    plan = programs(line)
+    return line, plan, excess_ns(line, plan, line.self_ns)
+
+
+def row_of(line, rank, seq):
+    return int(np.flatnonzero((line.rank[line.process] == rank) & (line.rows["seq"] == seq))[0])
+
+
+def test_only_the_late_rank_has_an_excess_its_victims_have_none():
+    line, _, excess = excess_of(dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0))
+    late = row_of(line, 2, 18)
+    assert excess[late] == 25 * MS
+    assert not np.delete(excess, late).any()
+
+
+def test_the_excess_lies_in_the_category_where_the_time_went():
+    delays = [Delay(2, 6, 25 * MS, Category.IO, n_syncs=3), Delay(2, 6, 5 * MS, Category.PREEMPTED, call=1)]
+    line, plan, _ = excess_of(dp_trace(delays, jitter_ns=0))
+    ledger, counts = ledger_excess_ns(line, plan, row_of(line, 2, 18), row_of(line, 2, 20))
+    wanted = np.zeros(len(ledger))
+    wanted[Category.IO - 1], wanted[Category.PREEMPTED - 1] = 25 * MS, 5 * MS
+    wanted[Category.WAIT_GPU - 1] = ledger[Category.WAIT_GPU - 1]
+    np.testing.assert_array_equal(ledger, wanted)
+    assert counts.tolist() == [3, 0, 0, 0]
+
+
+def test_a_victim_has_less_wait_than_nobody_but_no_excess():
+    line, plan, _ = excess_of(dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0))
+    ledger, _ = ledger_excess_ns(line, plan, row_of(line, 0, 19), row_of(line, 0, 21))
+    own = np.delete(ledger, Category.WAIT_GPU - 1)
+    assert own.sum() == 0
+
+
+def test_a_rank_without_peers_is_held_against_its_own_usual_step():
+    first, second = ((0,),), ((1,),)
+    program = (
+        Call(first, count=4),
+        Call(second, count=5),
+        Call(second, count=6),
+        Call(((0, 1),), op=Op.SEND, count=7, waits=True),
+    )
+    line, _, excess = excess_of(
+        trace_of(Job(program, n_ranks=2, delays=(Delay(1, 12, 30 * MS, call=2),), jitter_ns=0))
+    )
+    assert excess.max() == pytest.approx(30 * MS)
+    assert line.rank[line.process[int(np.argmax(excess))]] == 1
+
+
+def test_an_interval_with_a_lost_record_is_not_compared():
+    trace = dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0)
+    keep = ~((trace.collectives["pid"] == 1002) & (trace.collectives["seq"] == 17))
+    trace = type(trace)(**{**trace.__dict__, "collectives": trace.collectives[keep]})
+    line, _, excess = excess_of(trace)
+    assert excess[row_of(line, 2, 18)] == 0
