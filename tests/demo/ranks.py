@@ -6,6 +6,9 @@ Programs run in processes of their own so that the test process never becomes on
 import ctypes
 import json
 import mmap
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -154,6 +157,21 @@ def events(me: Me) -> dict[str, float]:
         "never_ns": never_ns,
         "run_ns": RUN_NS,
     }
+
+
+def stopped(me: Me) -> dict[str, float]:
+    """The process is stopped while a kernel runs."""
+    gpu = me.gpu
+    begin, end, ms = gpu.event(), gpu.event(), ctypes.c_float()
+    gpu.call("cudaEventRecord", begin, None)
+    gpu.launch(RUN_NS)
+    gpu.call("cudaEventRecord", end, None)
+    wakes = f"import os, signal, time; time.sleep({5 * RUN_NS / 1e9}); os.kill({os.getpid()}, signal.SIGCONT)"
+    with subprocess.Popen([sys.executable, "-c", wakes]):
+        stopped_ns = took_ns(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    gpu.synchronize()
+    gpu.call("cudaEventElapsedTime", ctypes.byref(ms), begin, end)
+    return {"run_ns": RUN_NS, "stopped_ns": stopped_ns, "elapsed_ns": ms.value * MS}
 
 
 def copies(me: Me) -> dict[str, int]:

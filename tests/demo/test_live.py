@@ -3,6 +3,7 @@
 import csv
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +26,7 @@ DELAY_MS = {
     "lock": 1e3 * faults.LOCK_S,
     "net": 1e3 * faults.ANSWER_S,
     "input": 0.8e3 * faults.LOADER_S,  # a step's length of it is hidden by the batch that was prefetched
-    "alloc": 150.0,
+    "alloc": 20.0,
     "sync": 3.0,
     "copy": 5.0,
 }
@@ -93,6 +94,18 @@ def test_a_crowded_cpu_makes_its_rank_slow(monkeypatch: pytest.MonkeyPatch):
     assert np.quantile(thirds[2], 0.9) > 2 * median(thirds[0])
 
 
+def devices_of(job: Job) -> list[str]:
+    """Process ids of the emulated devices: they share their rank's memory, its command line too."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (path / "comm").read_text() == "emulated-gpu\n" and str(job.folder) in (
+                path / "cmdline"
+            ).read_text():
+                found.append(path.name)
+    return found
+
+
 def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path: Path):
     plan = Plan(**{**vars(live.plan_for("hang", ranks=3)), "first_step": 3})
     with live.started(plan, tmp_path) as job:
@@ -101,6 +114,11 @@ def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path:
         n_steps = [len(clock(job, rank)) for rank in range(3)]
         assert n_steps == [3, 3, 3]
         assert all(process.poll() is None for process in job.processes)
+        assert len(devices_of(job)) == 3 * 2, "two streams a rank"
+    end_s = time.monotonic() + 5
+    while devices := devices_of(job):
+        assert time.monotonic() < end_s, f"the devices {devices} outlive their ranks"
+        time.sleep(0.02)
     truth = json.loads((job.folder / live.TRUTH_FILE).read_text())
     assert (truth["culprits"], truth["cause"]) == ([2], "missing_rank")
     assert all(process.poll() is not None for process in job.processes)

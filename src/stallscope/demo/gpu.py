@@ -4,6 +4,7 @@ Works on the emulated libraries only: the one kernel it launches exists nowhere 
 """
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_int, c_int64, c_size_t, c_uint, c_void_p
@@ -103,6 +104,7 @@ class Gpu:
             for name, arguments in table.items():
                 getattr(library, name).argtypes = arguments
         self._kernel = ctypes.cast(self.cuda.emulated_timed_kernel, c_void_p)
+        self._pinned = threading.local()
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a function by name. Raises StallscopeError with its name and result code."""
@@ -150,11 +152,12 @@ class Gpu:
         self.call("cudaMemcpyAsync", address, ctypes.byref(ctypes.c_double(value)), 8, HOST_TO_DEVICE, None)
 
     def item(self, address: int, stream: int | None = None) -> float:
-        """Reads one float64 from device memory and waits for it, like tensor.item()."""
-        value = ctypes.c_double()
-        self.call("cudaMemcpyAsync", ctypes.byref(value), address, 8, DEVICE_TO_HOST, stream)
+        """Reads one float64 from device memory: a copy into pinned memory and a wait, as tensor.item()."""
+        if not hasattr(self._pinned, "address"):
+            self._pinned.address = self.new("cudaHostAlloc", 8, 0)
+        self.call("cudaMemcpyAsync", self._pinned.address, address, 8, DEVICE_TO_HOST, stream)
         self.synchronize(stream)
-        return value.value
+        return ctypes.c_double.from_address(self._pinned.address).value
 
     @contextmanager
     def group(self) -> Iterator[None]:

@@ -1,17 +1,22 @@
 /* Streams and their threads: see device.h. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include "clock.h"
 #include "device.h"
 
 #define SPIN_NS 20000
 #define NOBODY UINT64_MAX
+#define OWNER_CHECK_NS 100000000
+#define STACK_BYTES (256 << 10)
+#define SHARED_WITH_OWNER (CLONE_VM | CLONE_FILES | CLONE_FS)
 
 struct stream {
 	int device;
@@ -20,8 +25,9 @@ struct stream {
 	pthread_mutex_t lock; /* among those who enqueue */
 	struct graph *capture;
 	_Atomic uint64_t n_enqueued;
-	_Atomic uint32_t todo_bell, is_idle, is_closing;
+	_Atomic uint32_t todo_bell, is_idle, is_closing, pid;
 	struct counter finished;
+	char *stack;
 	int64_t free_ns; /* when the last work ended, on the device's own account */
 	struct work ring[QUEUE_DEPTH];
 };
@@ -31,6 +37,7 @@ _Atomic uint32_t schedule_flags;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams;
 static struct stream *defaults[MAX_DEVICES];
+static int owner_fd = -1; /* readable once the process has ended */
 
 void counter_set(struct counter *counter, uint64_t value)
 {
@@ -50,16 +57,22 @@ static void want(struct counter *counter, uint64_t value)
 		;
 }
 
+/* Returns true when the value is there; else sleeps for a while, or until it is. */
+static bool sleep_for(struct counter *counter, uint64_t value, int64_t timeout_ns)
+{
+	uint32_t bell = counter->bell;
+
+	want(counter, value);
+	if (counter->value >= value)
+		return true;
+	futex_wait(&counter->bell, bell, timeout_ns);
+	return false;
+}
+
 void counter_wait_device(struct counter *counter, uint64_t value)
 {
-	for (;;) {
-		uint32_t bell = counter->bell;
-
-		want(counter, value);
-		if (counter->value >= value)
-			return;
-		futex_wait(&counter->bell, bell, -1);
-	}
+	while (!sleep_for(counter, value, OWNER_CHECK_NS))
+		emulated_end_with_owner();
 }
 
 void counter_wait_host(struct counter *counter, uint64_t value)
@@ -68,11 +81,9 @@ void counter_wait_host(struct counter *counter, uint64_t value)
 	int64_t until = how == 0 ? now_ns() + SPIN_NS : how == 4 ? 0 : INT64_MAX;
 
 	while (counter->value < value) {
-		if (now_ns() >= until) {
-			counter_wait_device(counter, value);
-			return;
-		}
-		if (how == 2)
+		if (now_ns() >= until)
+			sleep_for(counter, value, -1);
+		else if (how == 2)
 			sched_yield();
 		else
 			relax();
@@ -84,15 +95,20 @@ static void become_hardware(void)
 {
 	struct sched_param first = { .sched_priority = 1 };
 	cpu_set_t all;
-	sigset_t signals;
 
-	sigfillset(&signals);
-	pthread_sigmask(SIG_BLOCK, &signals, NULL);
 	prctl(PR_SET_NAME, "emulated-gpu");
 	prctl(PR_SET_TIMERSLACK, 1);
 	memset(&all, 0xff, sizeof(all));
 	sched_setaffinity(0, sizeof(all), &all);
 	sched_setscheduler(0, SCHED_FIFO, &first);
+}
+
+void emulated_end_with_owner(void)
+{
+	struct pollfd owner = { .fd = owner_fd, .events = POLLIN };
+
+	if (poll(&owner, 1, 0) == 1 && owner.revents & POLLIN)
+		syscall(SYS_exit_group, 0);
 }
 
 void stream_execute(struct stream *stream, const struct work *work)
@@ -119,13 +135,14 @@ static bool wait_for_work(struct stream *stream, uint64_t n_done)
 			return false;
 		stream->is_idle = 1;
 		if (stream->n_enqueued == n_done && !stream->is_closing)
-			futex_wait(&stream->todo_bell, bell, -1);
+			futex_wait(&stream->todo_bell, bell, OWNER_CHECK_NS);
 		stream->is_idle = 0;
+		emulated_end_with_owner();
 	}
 	return true;
 }
 
-static void *serve(void *arg)
+static int serve(void *arg)
 {
 	struct stream *stream = arg;
 	uint64_t n_done = 0;
@@ -139,6 +156,40 @@ static void *serve(void *arg)
 			work.drop(work.arg);
 		counter_set(&stream->finished, ++n_done);
 	}
+	syscall(SYS_exit_group, 0);
+	return 0;
+}
+
+static int power_up(void *arg)
+{
+	struct stream *stream = arg;
+
+	if (clone(serve, stream->stack + STACK_BYTES, SHARED_WITH_OWNER | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID,
+		  stream, &stream->pid, NULL, &stream->pid) < 0)
+		abort();
+	syscall(SYS_exit_group, 0);
+	return 0;
+}
+
+/*
+ * Hardware goes on when its process is stopped, so a stream is served by a process of its own that shares
+ * the owner's memory. It is started by one that ends at once, so that it is nobody's child. What libc keeps
+ * for each thread it borrows from this thread, which from then on only waits.
+ */
+static void *lend_thread(void *arg)
+{
+	struct stream *stream = arg;
+	sigset_t signals;
+	uint32_t pid;
+	int starter;
+
+	sigfillset(&signals);
+	pthread_sigmask(SIG_BLOCK, &signals, NULL);
+	starter = clone(power_up, stream->stack + STACK_BYTES / 2, SHARED_WITH_OWNER | CLONE_VFORK, stream);
+	waitpid(starter, NULL, __WALL);
+	while ((pid = stream->pid)) /* cleared by the kernel */
+		futex_wait(&stream->pid, pid, -1);
+	free(stream->stack);
 	free(stream);
 	return NULL;
 }
@@ -149,10 +200,16 @@ static struct stream *start(int device)
 
 	if (!stream)
 		return NULL;
+	if (owner_fd < 0)
+		owner_fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	if (owner_fd < 0)
+		abort();
 	stream->device = device;
 	stream->finished.wanted = NOBODY;
+	stream->stack = aligned_alloc(4096, STACK_BYTES);
 	pthread_mutex_init(&stream->lock, NULL);
-	if (pthread_create(&stream->thread, NULL, serve, stream)) {
+	if (!stream->stack || pthread_create(&stream->thread, NULL, lend_thread, stream)) {
+		free(stream->stack);
 		free(stream);
 		return NULL;
 	}
@@ -181,7 +238,7 @@ struct stream *stream_default(int device)
 	return defaults[device];
 }
 
-/* Work that is queued still runs, then the thread frees the stream: as cudaStreamDestroy. */
+/* Work that is queued still runs, then its process ends and the stream is freed: as cudaStreamDestroy. */
 void stream_close(struct stream *stream)
 {
 	struct stream **at = &streams;

@@ -1,8 +1,8 @@
 /*
  * The emulated device: streams and their work. Private to the emulated libraries.
  *
- * A stream is a bounded first-in first-out queue and a thread that plays the hardware: it takes CPU only
- * to start and end work, and is asleep in between. Host threads enqueue and go on; they block when the
+ * A stream is a bounded first-in first-out queue and a task that plays the hardware: it takes CPU only to
+ * start and end work, is asleep in between, and goes on when its owner is stopped. Host threads enqueue and go on; they block when the
  * queue is full, and where they ask to wait. Streams run beside each other (as if all were created
  * non-blocking, the default stream too). What the work is for, nobody here knows.
  */
@@ -65,5 +65,7 @@ bool stream_is_capturing(struct stream *stream);
 API uint64_t emulated_enqueue(int device, void *stream, struct work work);
 API int emulated_device(void);
 API void emulated_set_device(int device);
+/* To be called now and then by whoever waits on the device's side. */
+API void emulated_end_with_owner(void);
 
 #endif

@@ -7,11 +7,12 @@
 #include <sys/mman.h>
 
 #include "clock.h"
+#include "device.h"
 #include "meet.h"
 
 #define N_SLOTS 64
 #define POLL_NS 500000
-#define ABORT_CHECK_NS 50000000
+#define CHECK_NS 50000000
 
 /* A round in progress. All zero is a slot nobody has used: the segment needs no set-up. */
 struct slot {
@@ -112,6 +113,13 @@ void place_wait_all_joined(struct place *place)
 		sleep_until(now_ns() + POLL_NS);
 }
 
+/* On the device's side: the rank may have been aborted or ended meanwhile. */
+static void wait_a_while(_Atomic uint32_t *bell, uint32_t seen)
+{
+	futex_wait(bell, seen, CHECK_NS);
+	emulated_end_with_owner();
+}
+
 static void ring(_Atomic uint32_t *bell)
 {
 	(*bell)++;
@@ -140,7 +148,7 @@ static struct slot *claim(struct place *place, const struct round *round)
 			break;
 		}
 		unlock(place);
-		futex_wait(&slot->bell, bell, ABORT_CHECK_NS);
+		wait_a_while(&slot->bell, bell);
 		lock(place);
 	}
 	return slot;
@@ -195,7 +203,7 @@ int64_t round_wait(struct place *place, int rank, const struct round *round, con
 		unlock(place);
 		if (ns)
 			return ns;
-		futex_wait(&slot->bell, bell, ABORT_CHECK_NS);
+		wait_a_while(&slot->bell, bell);
 	}
 	return -1;
 }
@@ -245,7 +253,7 @@ bool message_wait_received(struct place *place, int from, int to, uint64_t n, si
 
 		if (channel->n_received + n_buffered > n)
 			return true;
-		futex_wait(&channel->bell, bell, ABORT_CHECK_NS);
+		wait_a_while(&channel->bell, bell);
 	}
 	return false;
 }
@@ -259,7 +267,7 @@ bool message_wait_sent(struct place *place, int from, int to, uint64_t n, const 
 
 		if (channel->n_sent > n)
 			return true;
-		futex_wait(&channel->bell, bell, ABORT_CHECK_NS);
+		wait_a_while(&channel->bell, bell);
 	}
 	return false;
 }
