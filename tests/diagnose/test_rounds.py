@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.clocks import arrivals_ns
+from stallscope.diagnose.clocks import aligned
 from stallscope.diagnose.period import period_steps
 from stallscope.diagnose.rounds import rounds
+from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import timeline
 
 from .builders import MS, Call, Delay, Job, dp_trace, trace_of
@@ -13,7 +14,7 @@ from .builders import MS, Call, Delay, Job, dp_trace, trace_of
 
 def met_of(trace):
     line = timeline(trace)
-    return line, rounds(line, arrivals_ns(line))
+    return line, rounds(line, aligned(line), Thresholds())
 
 
 def test_lateness_is_against_the_median_of_the_others():

@@ -1,21 +1,259 @@
-"""All arrivals on one clock, and clock readings as wall time.
+"""All arrivals on one clock, found from the job itself, with an error bar; and clock readings as wall time.
 
-One host: its CLOCK_MONOTONIC serves as it is.
+Each node's CLOCK_MONOTONIC starts somewhere else and drifts. No rank can be released from a synchronising
+collective before the last rank has entered it: every round bounds the difference of two nodes' clocks from both
+sides. Where ranks of two nodes wait for the same round, they are released nearly at once, which tells the
+difference much closer, also when one of them is always late (which bounds alone cannot tell from an offset).
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.groups import numbered
 from stallscope.diagnose.timeline import Timeline
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import SYNCHRONISING_OPS, Op
 from stallscope.events.trace import Clock, Trace
 
+_FEWEST = 5  # releases that two nodes must share before their times are believed
+_LEAST_ERROR_NS = 50_000.0  # releases of one collective differ by so much between GPUs, steadily
+_DRIFT_SPAN_NS = 1_000_000_000  # shorter stretches cannot tell a drift
+_N_WINDOWS = 8
 
-def arrivals_ns(line: Timeline) -> Array:
-    """Arrivals on the common clock: int64 (n,)."""
-    return line.rows["ts_ns"].astype(np.int64)
+
+@dataclass(frozen=True)
+class Offset:
+    """One clock against another: other = reference + at_ns + drift x (t - since_ns), within error_ns."""
+
+    at_ns: float
+    drift: float
+    since_ns: float
+    error_ns: float
+
+    def ns(self, t_ns: Array) -> Array:
+        """The offset at times of the other clock: float64."""
+        return self.at_ns + self.drift * (t_ns - self.since_ns)
 
 
-def wall_ns(trace: Trace, at_ns: float, node: int = 0) -> int | None:
+_NONE = Offset(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """arrival_ns: int64 (n,), the timeline's arrivals on the clock of the first node. offsets: by node number, of
+    the nodes whose clock could be tied to the first one's. error_ns: float64 by node number, inf for the others.
+    """
+
+    arrival_ns: Array
+    offsets: dict[int, Offset]
+    error_ns: Array
+
+    def common_ns(self, node: int, t_ns: int) -> int:
+        """A time of a node's clock on the common clock; unchanged where the node could not be tied."""
+        offset = self.offsets.get(node)
+        return t_ns if offset is None else t_ns - round(float(offset.ns(np.array([t_ns]))[0]))
+
+
+def aligned(line: Timeline) -> Clocks:
+    """All arrivals on one clock."""
+    arrival = line.rows["ts_ns"].astype(np.int64)
+    if not line.n_processes:
+        return Clocks(arrival, {}, np.zeros(0))
+    start = int(line.node.min())
+    offsets = {start: _NONE}
+    if len(np.unique(line.node)) > 1:
+        offsets = _offsets(line, start)
+    error = np.full(int(line.node.max()) + 1, np.inf)
+    common = arrival.copy()
+    own = line.node[line.process]
+    for node, offset in offsets.items():
+        error[node] = offset.error_ns
+        if offset is not _NONE:
+            rows = own == node
+            common[rows] = arrival[rows] - np.rint(offset.ns(arrival[rows])).astype(np.int64)
+    return Clocks(common, offsets, error)
+
+
+@dataclass(frozen=True)
+class _Meetings:
+    """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
+    their first release after it (UNKNOWN where none was seen).
+
+    is_last: nothing else was enqueued between the arrivals and the release. waits: the node's ranks cannot be
+    released before the other side has entered; holds: the other side cannot before these have. Both are true for
+    synchronising collectives; of a send and its receive only one each.
+    """
+
+    round: Array
+    comm: Array
+    node: Array
+    arrival_ns: Array
+    release_ns: Array
+    is_last: Array
+    waits: Array
+    holds: Array
+
+    def of(self, node: int) -> slice:
+        """The rows of a node."""
+        begin, end = np.searchsorted(self.node, [node, node + 1])
+        return slice(int(begin), int(end))
+
+
+def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
+    """The offset of each node that can be tied to the first one, over communicators that span nodes."""
+    met = _meetings(line)
+    found = {start: _NONE}
+    pairs, n_nodes = (
+        np.unique(np.stack([met.comm, met.node]), axis=1),
+        np.zeros(len(line.comm_hash), np.int64),
+    )
+    np.add.at(n_nodes, pairs[0], 1)
+    nodes_of = {int(c): pairs[1][pairs[0] == c].tolist() for c in np.flatnonzero(n_nodes > 1)}
+    left = sorted(nodes_of, key=lambda comm: -len(nodes_of[comm]))
+    while left:
+        comm = next((comm for comm in left if found.keys() & set(nodes_of[comm])), None)
+        if comm is None:
+            break
+        left.remove(comm)
+        known = [node for node in nodes_of[comm] if node in found]
+        reference = min(known, key=lambda node: found[node].error_ns)
+        for node in nodes_of[comm]:
+            offset = None if node in found else _between(met, met.of(reference), met.of(node))
+            if offset is not None:
+                found[node] = _chained(found[reference], offset)
+    return found
+
+
+def _chained(first: Offset, second: Offset) -> Offset:
+    at = second.at_ns + float(first.ns(np.array([second.since_ns - second.at_ns]))[0])
+    error = (first.error_ns**2 + second.error_ns**2) ** 0.5
+    return Offset(at, first.drift + second.drift, second.since_ns, error)
+
+
+def _between(met: _Meetings, mine: slice, theirs: slice) -> Offset | None:
+    """The offset of one node's clock against another's, from all rounds that both took part in."""
+    _, a, b = np.intersect1d(met.round[mine], met.round[theirs], assume_unique=True, return_indices=True)
+    a, b = a + mine.start, b + theirs.start
+    known_a, known_b = met.release_ns[a] != UNKNOWN, met.release_ns[b] != UNKNOWN
+    shared = known_a & known_b & met.is_last[a] & met.is_last[b] & met.waits[a] & met.waits[b]
+    if shared.sum() >= _FEWEST:
+        difference = (met.release_ns[b] - met.release_ns[a])[shared].astype(np.float64)
+        return _by_releases(met.release_ns[b][shared], difference)
+    lower, upper = known_a & met.waits[a] & met.holds[b], known_b & met.waits[b] & met.holds[a]
+    if not lower.any() or not upper.any():
+        return None
+    low = np.where(lower, met.arrival_ns[b] - met.release_ns[a], -np.inf)
+    high = np.where(upper, met.release_ns[b] - met.arrival_ns[a], np.inf)
+    order = np.argsort(met.arrival_ns[b], kind="stable")
+    return _by_bounds(met.arrival_ns[b][order], low[order], high[order])
+
+
+def _by_releases(t_ns: Array, difference_ns: Array) -> Offset:
+    """A line through the differences of near-simultaneous releases, by medians, which a few odd ones cannot move."""
+    since = float(t_ns[0])
+    drift = 0.0
+    half = len(t_ns) // 2
+    if half >= 10 and t_ns[-1] - t_ns[0] >= _DRIFT_SPAN_NS:
+        run = float(np.median(t_ns[half:]) - np.median(t_ns[:half]))
+        drift = float(np.median(difference_ns[half:]) - np.median(difference_ns[:half])) / run
+        spread = 1.4826 * float(np.median(np.abs(difference_ns - np.median(difference_ns))))
+        if abs(drift) * run < spread / half**0.5:
+            drift = 0.0  # no more than chance
+    flat = difference_ns - drift * (t_ns - since)
+    at = float(np.median(flat))
+    error = 1.4826 * float(np.median(np.abs(flat - at)))
+    return Offset(at, drift, since, max(error, _LEAST_ERROR_NS))
+
+
+def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
+    """The middle between the tightest bounds; in windows, as a drifting clock would make bounds cross.
+
+    low_ns, high_ns: float64 (n,), infinite where a round bounds the difference from the other side only.
+    """
+    windows = np.array_split(np.arange(len(t_ns)), min(_N_WINDOWS, max(len(t_ns) // (2 * _FEWEST), 1)))
+    lows = np.array([low_ns[w].max() for w in windows])
+    highs = np.array([high_ns[w].min() for w in windows])
+    times = np.array([t_ns[w].mean() for w in windows])
+    full = np.isfinite(lows) & np.isfinite(highs)
+    if not full.any():
+        return None
+    lows, highs, times = lows[full], highs[full], times[full]
+    middle, half = (lows + highs) / 2, np.abs(highs - lows) / 2
+    since, drift = float(t_ns[0]), 0.0
+    if len(times) >= 4 and times[-1] - times[0] >= _DRIFT_SPAN_NS:
+        drift = float(np.polyfit(times - since, middle, 1)[0])
+        if abs(drift) * (times[-1] - times[0]) < float(np.median(half)):
+            drift = 0.0  # no more than the bounds leave open
+    flat = drift * (times - since)
+    low, high = float((lows - flat).max()), float((highs - flat).min())
+    return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, _LEAST_ERROR_NS))
+
+
+def _meetings(line: Timeline) -> _Meetings:
+    """The rounds that ranks of several nodes take part in, seen from each node."""
+    release, is_last = _releases(line)
+    usable = _spans_nodes(line)[line.comm] & (np.isin(line.rows["op"], SYNCHRONISING_OPS) | line.is_p2p)
+    rows = np.flatnonzero(usable)
+    number, _ = numbered(line.comm[rows], line.rows["seq"][rows])
+    node = line.node[line.process[rows]]
+    group, n_groups = numbered(node, number)
+    arrival, first_release = (
+        np.full(n_groups, np.iinfo(np.int64).min),
+        np.full(n_groups, np.iinfo(np.int64).max),
+    )
+    np.maximum.at(arrival, group, line.rows["ts_ns"][rows])
+    known = release[rows] != UNKNOWN
+    np.minimum.at(first_release, group[known], release[rows][known])
+    all_last = np.ones(n_groups, bool)
+    np.logical_and.at(all_last, group, is_last[rows])
+    one = np.zeros(n_groups, np.int64)
+    one[group] = np.arange(len(rows))
+    op = line.rows["op"][rows][one]
+    return _Meetings(
+        round=number[one],
+        comm=line.comm[rows][one],
+        node=node[one],
+        arrival_ns=arrival,
+        release_ns=np.where(first_release == np.iinfo(np.int64).max, UNKNOWN, first_release),
+        is_last=all_last,
+        waits=op != Op.SEND,
+        holds=op != Op.RECV,
+    )
+
+
+def _spans_nodes(line: Timeline) -> Array:
+    """By communicator: whether ranks of several nodes are in it."""
+    n_comms = len(line.comm_hash)
+    low, high = np.full(n_comms, np.iinfo(np.int64).max), np.full(n_comms, -1)
+    node = line.node[line.process]
+    np.minimum.at(low, line.comm, node)
+    np.maximum.at(high, line.comm, node)
+    return low < high
+
+
+def _releases(line: Timeline) -> tuple[Array, Array]:
+    """When each row's process was first released from a wait after that arrival (UNKNOWN: it was not seen), and
+    whether that was before its next arrival.
+    """
+    n = len(line.rows)
+    release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
+    if n < 2:
+        return release, is_last
+    ts, leave = line.rows["ts_ns"], line.rows["wait_leave_ns"]
+    has_next = ~line.is_first[1:]
+    is_last[:-1] = has_next & (leave[1:] > ts[:-1])
+    release[:-1] = np.where(is_last[:-1], leave[1:], UNKNOWN)
+    # A row that is not the last before a wait is released by the wait after a later row.
+    index = np.where(is_last, np.arange(n), n)
+    following = np.minimum.accumulate(index[::-1])[::-1]
+    usable = following < n
+    same = usable & (line.process[np.minimum(following, n - 1)] == line.process)
+    release = np.where(same, release[np.minimum(following, n - 1)], UNKNOWN)
+    return release, is_last
+
+
+def wall_ns(trace: Trace, node: int, at_ns: float) -> int | None:
     """Wall time of a moment of a node's monotonic clock, by its nearest reading; None without readings."""
     readings = [clock for clock in trace.clocks if clock.node == node]
     if not readings:

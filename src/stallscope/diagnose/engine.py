@@ -17,7 +17,7 @@ from stallscope.diagnose.blame import (
 )
 from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes.registry import cause
-from stallscope.diagnose.clocks import arrivals_ns, wall_ns
+from stallscope.diagnose.clocks import Clocks, aligned, wall_ns
 from stallscope.diagnose.cost import Cost, cost
 from stallscope.diagnose.device import SlowDevice, device_excess_ns, slow_devices
 from stallscope.diagnose.excess import excess_ns, held_ns, ledger_excess_ns
@@ -42,13 +42,23 @@ class Case:
 
     trace: Trace
     line: Timeline
-    arrival_ns: Array
+    clocks: Clocks
     plan: Programs
     met: Rounds
     table: Cells
     judged: Cells
     limits: Thresholds
     usd_per_gpu_hour: float | None
+
+    @property
+    def arrival_ns(self) -> Array:
+        """Arrivals of all rows on one clock, that of the first node."""
+        return self.clocks.arrival_ns
+
+    @property
+    def first_node(self) -> int:
+        """The node whose clock arrival_ns are on."""
+        return int(self.line.node.min())
 
     @property
     def step_ns(self) -> float:
@@ -75,7 +85,7 @@ def diagnose(
     )
     stage = slow_stage(case.line, case.plan, case.judged, limits=limits)
     uneven = moving([late for late in found if late.process not in device], named, case.judged)
-    hang = stuck(case.line, case.arrival_ns, trace, now_ns=_now_ns(case), limits=limits)
+    hang = stuck(case.line, case.clocks, trace, now_ns=_now_ns(case), limits=limits)
     verdicts = [
         *(_mismatch(case, one) for one in mismatches(case.line, case.met, case.arrival_ns)),
         *([_hang(case, hang)] if hang else []),
@@ -95,15 +105,15 @@ def diagnose(
 
 def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
     line = timeline(trace)
-    arrival_ns = arrivals_ns(line)
+    clocks = aligned(line)
     plan = programs(line)
-    met = rounds(line, arrival_ns)
+    met = rounds(line, clocks, limits)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
     table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))
     return Case(
         trace=trace,
         line=line,
-        arrival_ns=arrival_ns,
+        clocks=clocks,
         plan=plan,
         met=met,
         table=table,
@@ -114,9 +124,14 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
 
 
 def _now_ns(case: Case) -> int:
-    ends = [end for end in case.trace.ends_ns if end >= 0]
-    last = int(case.arrival_ns.max(initial=0))
-    return max([*ends, last]) if len(case.trace.nodes) == 1 else max(last, 0)
+    """The last moment any node's capture ran, on the common clock."""
+    tied = case.clocks.offsets
+    ends = [
+        case.clocks.common_ns(node, end)
+        for node, end in enumerate(case.trace.ends_ns)
+        if end >= 0 and node in tied
+    ]
+    return max([*ends, int(case.arrival_ns.max(initial=0))])
 
 
 def _looked_at(case: Case) -> dict[str, object]:
@@ -259,8 +274,8 @@ def _where(case: Case, processes: list[int], late: list[LateStep]) -> Verdict:
         last_round=int(own_rounds.max()),
         n_late_rounds=sum(one.n_rounds for one in late),
         n_rounds=len(np.unique(line.rows["seq"][judged_rows])),
-        since_ns=wall_ns(case.trace, begin),
-        until_ns=wall_ns(case.trace, float(case.arrival_ns[last.peak_row])),
+        since_ns=wall_ns(case.trace, case.first_node, begin),
+        until_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[last.peak_row])),
     )
 
 
@@ -333,8 +348,8 @@ def _stage(case: Case, stage: SlowStage) -> Verdict:
         n_rounds=case.met.n_rounds,
         n_incidents=1,
         late_ms={"median": round(stage.excess_ns / 1e6, 3), "max": round(stage.excess_ns / 1e6, 3)},
-        since_ns=wall_ns(case.trace, float(rows.min())),
-        until_ns=wall_ns(case.trace, float(rows.max())),
+        since_ns=wall_ns(case.trace, case.first_node, float(rows.min())),
+        until_ns=wall_ns(case.trace, case.first_node, float(rows.max())),
         confidence=0.9,
         victims=others,
         cost=_said(
@@ -383,7 +398,7 @@ def _once(case: Case, found: list[LateStep]) -> tuple[list[Verdict], list[dict[s
     for late in found:
         rank = int(case.line.rank[late.process])
         if late.excess_ns < case.limits.one_off_share * _observed_ns(case):
-            at = wall_ns(case.trace, float(case.arrival_ns[late.peak_row]))
+            at = wall_ns(case.trace, case.first_node, float(case.arrival_ns[late.peak_row]))
             remarks.append(
                 {
                     "what": "one delay, not repeated",
@@ -419,7 +434,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         last_round=hang.seq,
         n_late_rounds=1,
         n_rounds=case.met.n_rounds,
-        since_ns=wall_ns(case.trace, hang.since_ns),
+        since_ns=wall_ns(case.trace, case.first_node, hang.since_ns),
         n_incidents=1,
         causes=[Explained(why, 1.0, float(hang.for_ns), evidence)],
         confidence=0.95 if not hang.is_circle else 0.7,
@@ -442,7 +457,7 @@ def _mismatch(case: Case, found: Mismatch) -> Verdict:
         first_round=found.seq,
         last_round=found.seq,
         n_rounds=case.met.n_rounds,
-        since_ns=wall_ns(case.trace, found.at_ns),
+        since_ns=wall_ns(case.trace, case.first_node, found.at_ns),
         n_incidents=1,
         confidence=0.9,
         victims=sorted({int(line.rank[process]) for process in found.present} - set(ranks)),

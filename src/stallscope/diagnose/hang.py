@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -62,17 +63,16 @@ class _Open:
     since_ns: int
 
 
-def stuck(
-    line: Timeline, arrival_ns: Array, trace: Trace, *, now_ns: int, limits: Thresholds
-) -> Stuck | None:
+def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: Thresholds) -> Stuck | None:
     """The hang at the end of a trace, if there is one.
 
-    now_ns: the last moment the capture ran, on the clock of arrival_ns.
+    now_ns: the last moment the capture ran, on the common clock.
     """
+    arrival_ns = clocks.arrival_ns
     found = _open_rounds(line, arrival_ns)
     if not found:
         return None
-    ended = _ended_ns(line, trace)
+    ended = _ended_ns(line, clocks, trace)
     patience = max(limits.hang_after_ns, limits.hang_gap_factor * _usual_gap_ns(line, arrival_ns))
     late = [
         one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
@@ -180,10 +180,10 @@ def _usual_gap_ns(line: Timeline, arrival_ns: Array) -> float:
     return float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
 
 
-def _ended_ns(line: Timeline, trace: Trace) -> Array:
-    """When each process ended: int64 (p,), UNKNOWN while it runs."""
+def _ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
+    """When each process ended, on the common clock: int64 (p,), UNKNOWN while it runs."""
     told = {
-        (int(row["node"]), int(row["pid"])): int(row["ended_ns"])
+        (int(row["node"]), int(row["pid"])): clocks.common_ns(int(row["node"]), int(row["ended_ns"]))
         for row in trace.processes
         if row["ended_ns"] != UNKNOWN
     }

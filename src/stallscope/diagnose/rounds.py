@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.groups import median_of_others, numbered
+from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
@@ -25,17 +27,28 @@ class Rounds:
         return len(self.n_arrived)
 
 
-def rounds(line: Timeline, arrival_ns: Array) -> Rounds:
-    """The rounds of a timeline.
-
-    arrival_ns: int64 (n,), arrivals of the rows on one clock (see clocks).
-    """
+def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
+    """The rounds of a timeline. Lateness below twice the error of the clocks counts as none."""
+    arrival_ns = clocks.arrival_ns
     number, n_rounds = numbered(line.comm, line.rows["seq"])
     last_ns = np.full(n_rounds, np.iinfo(np.int64).min)
     np.maximum.at(last_ns, number, arrival_ns)
+    late_ns = arrival_ns - median_of_others(number, arrival_ns)
+    error_ns = limits.clock_error_factor * _clock_error_ns(line, clocks, number, n_rounds=n_rounds)
     return Rounds(
         round=number,
         n_arrived=np.bincount(number, minlength=n_rounds),
-        late_ns=arrival_ns - median_of_others(number, arrival_ns),
+        late_ns=np.where(np.abs(late_ns) < error_ns, 0.0, late_ns),
         last_ns=last_ns,
     )
+
+
+def _clock_error_ns(line: Timeline, clocks: Clocks, number: Array, *, n_rounds: int) -> Array:
+    """By row: how wrong its lateness can be, as the largest error of the clocks in the round; 0 within one node."""
+    node = line.node[line.process]
+    low, high = np.full(n_rounds, np.iinfo(np.int64).max), np.full(n_rounds, -1)
+    np.minimum.at(low, number, node)
+    np.maximum.at(high, number, node)
+    worst = np.zeros(n_rounds)
+    np.maximum.at(worst, number, clocks.error_ns[node])
+    return np.where(low < high, worst, 0.0)[number]
