@@ -95,14 +95,16 @@ def _run(
     scribe = _Scribe(options, probes, store)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
+    followed: set[int] = set()
     scribe.collector.start()
     try:
         while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
             now_ns = time.monotonic_ns()
             for note in attach_new(discovery, probes.attach, now_ns=now_ns):
                 status.note(note)
-            if options.pids:
-                probes.follow(discovery.chosen())
+            if options.pids and (new := set(discovery.chosen()) - followed):
+                probes.follow(new)
+                followed |= new
             if now_ns >= scribe.next_ns:
                 scribe.write()
                 status.show(line(scribe.tally))

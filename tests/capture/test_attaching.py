@@ -88,14 +88,19 @@ def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
 
 @x86_64
 def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_path):
+    """The first process ends between being found and being attached to."""
     path = assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})
-    discovery = Discovery()
-    with loaded(path) as pid:
-        gone = [library for library in discovery.scan(0) if library.pid == pid]
-    assert len(gone) == 1
-    discovery.forget(gone[0])
+    attached = Attached()
+
+    def gone(path: str, hooks: list[Hook]) -> None:
+        os.kill(first, 9)
+        os.waitid(os.P_PID, first, os.WEXITED)
+        raise Refused("cannot attach: No such file or directory", 2)
+
+    discovery = Discovery(pids=frozenset({os.getpid()}))
+    with loaded(path) as first:
+        assert attach_new(discovery, gone, now_ns=0) == []
     with loaded(path):
-        attached = Attached()
         attach_new(discovery, attached, now_ns=10**9)
     assert attached == [{"cudaFree": 0x55}]
 

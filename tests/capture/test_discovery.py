@@ -58,9 +58,9 @@ def names(found: list[Library]) -> list[str]:
     return sorted(Path(library.name).name for library in found)
 
 
-def everything(discovery: Discovery) -> list[Library]:
-    """All that a scan of the machine finds, of the libraries that tests build."""
-    return [library for library in discovery.scan(0) if "pytest" in library.name]
+def everything(discovery: Discovery, built: Path, now_ns: int = 0) -> list[Library]:
+    """All that a scan of the machine finds, of the libraries that this test has built."""
+    return [library for library in discovery.scan(now_ns) if library.name.startswith(f"{built}/")]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_libraries_of_a_running_process_are_found_once(tmp_path):
     cudart = library(tmp_path / "conda" / "libcudart-0a1b2c.so.12", CUDART)
     with process(nccl, cudart) as child:
         discovery = Discovery()
-        found = everything(discovery)
+        found = everything(discovery, tmp_path)
         assert names(found) == ["libcudart-0a1b2c.so.12", "libnccl.so.2"]
         assert {library.pid for library in found} == {child.pid}
         assert child.pid in discovery.gpu_processes()
-        assert discovery.scan(10**12) == []
+        assert everything(discovery, tmp_path, 10**12) == []
 
 
 def test_a_process_without_gpu_libraries_is_not_searched(tmp_path):
     with process(library(tmp_path / "libmine.so", NCCL)):
-        assert everything(Discovery()) == []
+        assert everything(Discovery(), tmp_path) == []
 
 
 def test_a_chosen_process_is_searched_whatever_its_libraries_are_called(tmp_path):
@@ -105,7 +105,7 @@ def test_a_chosen_process_is_searched_whatever_its_libraries_are_called(tmp_path
 def test_a_renamed_copy_is_found_beside_a_gpu_library(tmp_path):
     cuda = library(tmp_path / "libcuda.so.1", OTHER)
     with process(cuda, library(tmp_path / "libmine.so", NCCL), library(tmp_path / "libother.so", OTHER)):
-        assert names(everything(Discovery())) == ["libcuda.so.1", "libmine.so"]
+        assert names(everything(Discovery(), tmp_path)) == ["libcuda.so.1", "libmine.so"]
 
 
 def test_functions_linked_in_statically_are_found(tmp_path):
@@ -114,7 +114,7 @@ def test_functions_linked_in_statically_are_found(tmp_path):
     )
     mine = library(tmp_path / "libmine.so", source)
     with process(library(tmp_path / "libcuda.so.1", OTHER), mine):
-        found = {Path(each.name).name: each for each in everything(Discovery())}
+        found = {Path(each.name).name: each for each in everything(Discovery(), tmp_path)}
         assert found["libmine.so"].is_static
         assert not found["libcuda.so.1"].is_static
         with elf.opened(found["libmine.so"].path) as image:
@@ -128,7 +128,7 @@ def test_a_deleted_file_is_found_and_opened(tmp_path):
     with process(nccl):
         nccl.unlink()
         library(tmp_path / "libnccl.so.2", OTHER)  # an upgrade: another file under the same name
-        (found,) = everything(Discovery())
+        (found,) = everything(Discovery(), tmp_path)
         assert found.key.inode == inode
         with elf.opened(found.path) as image:
             assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
@@ -172,9 +172,9 @@ def test_an_old_process_is_looked_at_every_second(tmp_path):
 def test_a_process_that_starts_later_is_found(tmp_path):
     nccl = library(tmp_path / "libnccl.so.2", NCCL)
     discovery = Discovery()
-    assert everything(discovery) == []
+    assert everything(discovery, tmp_path) == []
     with process(nccl) as child:
-        found = discovery.scan(10**9)
+        found = everything(discovery, tmp_path, 10**9)
         assert [library.pid for library in found] == [child.pid]
     discovery.scan(2 * 10**9)
     assert child.pid not in discovery.gpu_processes()
@@ -182,7 +182,7 @@ def test_a_process_that_starts_later_is_found(tmp_path):
 
 def test_the_tracer_itself_is_left_out(tmp_path):
     with process(library(tmp_path / "libnccl.so.2", NCCL)) as child:
-        assert everything(Discovery(ignored=frozenset({child.pid}))) == []
+        assert everything(Discovery(ignored=frozenset({child.pid})), tmp_path) == []
 
 
 def test_descendants_of_a_chosen_process_belong_to_it(tmp_path):

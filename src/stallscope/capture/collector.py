@@ -11,7 +11,7 @@ import numpy as np
 
 from stallscope.events.layout import Array
 
-_EVERY_S = 0.025
+_EVERY_S = 0.05
 _MAX_WAITING_BYTES = 64 << 20
 
 Drain = Callable[[], Array]
@@ -19,7 +19,7 @@ Drain = Callable[[], Array]
 
 
 class Collector:
-    """Calls each of `drains` 40 times a second from start() to stop(); taken() gives what has come meanwhile."""
+    """Calls each of `drains` 20 times a second from start() to stop(); taken() gives what has come meanwhile."""
 
     def __init__(self, *drains: Drain, max_waiting_bytes: int = _MAX_WAITING_BYTES):
         self.n_dropped = 0
@@ -47,7 +47,7 @@ class Collector:
             self._n_waiting_bytes = 0
         if self._failure is not None:
             raise self._failure
-        return [np.concatenate([none, *batches]) for none, batches in zip(self._none, waiting, strict=True)]
+        return [_joined(none, batches) for none, batches in zip(self._none, waiting, strict=True)]
 
     def stop(self) -> None:
         """Drain once more and end the thread; taken() gives the rest."""
@@ -80,3 +80,13 @@ class Collector:
                 return
             self._waiting[source].append(records)
             self._n_waiting_bytes += records.nbytes
+
+
+def _joined(none: Array, batches: list[Array]) -> Array:
+    """One array of all batches: np.concatenate takes 30 us a batch to compare structured dtypes."""
+    joined = np.empty(sum(map(len, batches)), none.dtype)
+    at = 0
+    for batch in batches:
+        joined[at : at + len(batch)] = batch
+        at += len(batch)
+    return joined

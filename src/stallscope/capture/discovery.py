@@ -78,12 +78,17 @@ class Discovery:
     _files: set[tuple[str, int, str]] = field(default_factory=set)
     _last_pid: bytes = b"-"
     _next_list_ns: int = 0
+    _next_due_ns: int = 0
 
     def scan(self, now_ns: int) -> list[Library]:
         """The files found since the last scan. Cheap enough to be called 50 times a second."""
         self._follow_processes(now_ns)
+        if now_ns < self._next_due_ns:
+            return []
         due = [pid for pid, seen in self._seen.items() if seen.next_ns <= now_ns]
-        return [library for pid in due for library in self._look(pid, now_ns)]
+        found = [library for pid in due for library in self._look(pid, now_ns)]
+        self._next_due_ns = min((seen.next_ns for seen in self._seen.values()), default=now_ns)
+        return found
 
     def forget(self, library: Library) -> None:
         """Let the file be found again: it could not be attached to."""
@@ -112,6 +117,7 @@ class Discovery:
             self._wanted.pop(pid, None)
         for pid in present - self._seen.keys():
             self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns if self._is_wanted(pid) else 1 << 62)
+            self._next_due_ns = now_ns
 
     def _is_wanted(self, pid: int) -> bool:
         """Is it one to look at? With chosen pids: one of them, or a descendant."""
@@ -201,19 +207,26 @@ def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library
 
 def _last_pid(proc: Path) -> bytes:
     """The newest process id, the last field of loadavg; empty where that cannot be read."""
-    try:
-        return (proc / "loadavg").read_bytes().rsplit(maxsplit=1)[-1]
-    except (OSError, IndexError):
-        return b""
+    return _start_of(f"{proc}/loadavg", 100).rstrip().rpartition(b" ")[2]
 
 
 def _size(proc: Path, pid: int) -> bytes:
     """Something that changes when a process maps a file: its address space in pages."""
+    return _start_of(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
+
+
+def _start_of(path: str, n_bytes: int) -> bytes:
+    """The first bytes of a file, empty if it cannot be read: four times as fast as opening a file object."""
     try:
-        with (proc / str(pid) / "statm").open("rb", buffering=0) as file:
-            return file.read(24).partition(b" ")[0]
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    try:
+        return os.read(fd, n_bytes)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _parent(proc: Path, pid: int) -> int:
