@@ -67,7 +67,7 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct process *p = NULL;
 	struct thread *t = NULL;
 	struct slot *s;
-	u64 args[16];
+	u64 args[16] = {};
 
 	if (!self(&t, &p, &s))
 		return false;
@@ -111,7 +111,7 @@ INLINE void leave(struct pt_regs *ctx)
 	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
 	if (!t || !is_return_of(&t->class, PT_REGS_SP(ctx)))
 		return;
-	if (!self(&t, &p, &s))
+	if (!self_again(t, &p, &s))
 		return;
 	now = bpf_ktime_get_ns();
 	cookie = t->class.cookie;

@@ -481,7 +481,7 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct process *p = NULL;
 	struct thread *t = NULL;
 	struct slot *s;
-	u64 args[16];
+	u64 args[16] = {};
 
 	if (!self(&t, &p, &s))
 		return false;
@@ -519,7 +519,7 @@ INLINE void leave(struct pt_regs *ctx)
 	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
 	if (!t || !is_return_of(&t->nccl, PT_REGS_SP(ctx)))
 		return;
-	if (!self(&t, &p, &s))
+	if (!self_again(t, &p, &s))
 		return;
 	cookie = t->nccl.cookie;
 	since = t->nccl.since_ns;

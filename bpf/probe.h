@@ -388,6 +388,29 @@ INLINE u32 take_slot(struct process *p, u32 tid, u64 now)
 	return NO_SLOT;
 }
 
+/* The calling thread in a call that returns: as it was left at the entry. False: it was not traced then. */
+INLINE bool self_again(struct thread *t, struct process **process, struct slot **slot)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 index = t->slot, tgid = id >> 32;
+	struct process *p = bpf_map_lookup_elem(&processes, &tgid);
+	struct slot *s;
+
+	*slot = NULL;
+	if (!p || t->born_ns != p->born_ns)
+		return false;
+	*process = p;
+	if (index >= N_SLOTS)
+		return true;
+	s = &p->slots[MASK(index, 7)];
+	if (s->tid != (u32)id)
+		return true;
+	if (s->off)
+		put_right(p, s, index, bpf_get_current_task_btf());
+	*slot = s;
+	return true;
+}
+
 /* The calling thread, its process and, if there was room, its slot; made at the first call. False: not to be traced. */
 INLINE bool self(struct thread **thread, struct process **process, struct slot **slot)
 {
@@ -522,7 +545,7 @@ INLINE void arguments(struct pt_regs *ctx, u64 cookie, u64 args[16])
 #else
 	args[1] = PT_REGS_PARM1(ctx), args[2] = PT_REGS_PARM2(ctx), args[3] = PT_REGS_PARM3(ctx);
 	args[4] = PT_REGS_PARM4(ctx), args[5] = PT_REGS_PARM5(ctx), args[6] = ctx->r9;
-	if (arg_number(cookie, STREAM_ARG) > 6 || arg_number(cookie, COMM_ARG) > 6)
+	if (arg_number(cookie, STREAM_ARG) > 6 || arg_number(cookie, COMM_ARG) > 6 || arg_number(cookie, DATATYPE_ARG) > 6)
 		bpf_probe_read_user(&args[7], 16, (void *)(PT_REGS_SP(ctx) + 8));
 #endif
 }

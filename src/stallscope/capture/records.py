@@ -1,16 +1,17 @@
 """What the kernel emits, as rows of the tables: whole arrays at a time, fields of the same name copied.
 
-    tables = records.tables(arrivals, events, node=0)     # by table name, ready to be appended
+    splits = Splits()                                     # once
+    tables = records.tables(arrivals, events, node=0, splits=splits)   # by table name, ready to be appended
     ended = records.communicators_ended(events)           # (pid, comm_hash, ts_ns) of what was destroyed
 
-A split communicator's rank and size are not among the call's arguments. They are filled in when all ranks of the
-parent have told their colour and key on this node; else they stay unknown.
+A split communicator's rank and size are not among the call's arguments: splits.py finds them.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from stallscope.capture.splits import Splits
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array, Table
@@ -28,16 +29,19 @@ class Ended(NamedTuple):
     ts_ns: Array
 
 
-def tables(arrivals: Array, events: Array, *, node: int) -> dict[str, Array]:
+def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None = None) -> dict[str, Array]:
     """Rows by table name: collectives, calls, offcpu, communicators; processes come from identity.py.
 
-    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds.
+    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: what is known of split
+    communicators from earlier batches; without it their ranks are found only within one batch.
     """
+    splits = splits or Splits(n_patience=0)
+    born = splits.resolved(of_kind(events, Kind.COMM_BORN))
     return {
-        "collectives": collectives(arrivals, node=node),
+        "collectives": splits.filled(collectives(arrivals, node=node)),
         "calls": calls(of_kind(events, Kind.CALL), node=node),
         "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
-        "communicators": communicators(of_kind(events, Kind.COMM_BORN), node=node),
+        "communicators": communicators(born, node=node),
     }
 
 
@@ -77,30 +81,15 @@ def offcpu(events: Array, *, node: int) -> Array:
     return _rows(layout.OFFCPU, events, node)
 
 
-def communicators(events: Array, *, node: int) -> Array:
+def communicators(born: Array, *, node: int) -> Array:
     """Rows of COMMUNICATORS from the kernel.LIFE of those that were born."""
-    rows = _rows(layout.COMMUNICATORS, events, node)
-    is_open = (events["comm_rank"] < 0) & (events["parent_hash"] != 0)
-    for parent, n_splits in np.unique(events[is_open][["parent_hash", "n_splits"]]).tolist():
-        siblings = np.flatnonzero((events["parent_hash"] == parent) & (events["n_splits"] == n_splits))
-        if len(siblings) == events["parent_nranks"][siblings[0]]:
-            _fill_split(rows, events, siblings)
-    return rows[events["comm"] != 0]
+    return _rows(layout.COMMUNICATORS, born[born["comm"] != 0], node)
 
 
 def communicators_ended(events: Array) -> Ended:
     """What was destroyed or aborted, among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
     return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
-
-
-def _fill_split(rows: Array, events: Array, siblings: Array) -> None:
-    """Ranks of what a parent was split into: by key, then by rank in the parent."""
-    for comm_hash in np.unique(events["comm_hash"][siblings]):
-        members = siblings[events["comm_hash"][siblings] == comm_hash]
-        order = members[np.lexsort((events["parent_rank"][members], events["key"][members]))]
-        rows["comm_rank"][order] = np.arange(len(order))
-        rows["nranks"][members] = len(members)
 
 
 def _rows(table: Table, records: Array, node: int) -> Array:
