@@ -1,0 +1,178 @@
+"""However the agent ends: no probe stays, the trace is sound, and the next start goes on with it."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stallscope.store import node
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+needs_bpftool = pytest.mark.skipif(not shutil.which("bpftool"), reason="bpftool lists what is loaded")
+
+
+def loaded_by(pid: int, what: str) -> set[int]:
+    """Numbers of the BPF programs ("prog") or links ("link") that a process holds, by its open files."""
+    found = set()
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
+        if f"{what}_id" in facts and ("link_id" in facts) == (what == "link"):
+            found.add(int(facts[f"{what}_id"]))
+    return found
+
+
+def all_loaded(what: str) -> set[int]:
+    text = subprocess.run(["bpftool", "-j", what, "show"], check=True, capture_output=True).stdout
+    return {one["id"] for one in json.loads(text)}
+
+
+def left_of(programs: set[int], links: set[int]) -> set[int]:
+    """What is still loaded after a while: the kernel frees with some delay."""
+    end_s = time.monotonic() + 5
+    while (left := programs & all_loaded("prog") | links & all_loaded("link")) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    return left
+
+
+@needs_bpftool
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_probe_stays(agent, job, only, how):
+    job = job(seconds=4)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    tracer.says("1 communicator")
+    programs, links = loaded_by(tracer.process.pid, "prog"), loaded_by(tracer.process.pid, "link")
+    assert len(programs) >= 5
+    assert len(links) >= 5
+    tracer.ended(how)
+    assert left_of(programs, links) == set()
+    assert job.wait(60)  # the job has noticed nothing
+
+
+def test_after_kill_9_the_trace_opens_and_the_next_start_goes_on(agent, job, only):
+    job = job(seconds=7)
+    first = agent(*only(job))
+    first.says("attached", "libnccl")
+    job.go()
+    first.says("1 communicator")
+    time.sleep(1.2)
+    assert first.ended(signal.SIGKILL) == -signal.SIGKILL
+    killed = node.read(first.db)
+    assert len(killed.collectives) > 0
+    assert killed.ends_ns[0] >= killed.collectives["ts_ns"][-1]
+    second = agent(*only(job))
+    assert job.wait(60)
+    assert second.ended(signal.SIGINT) == 0
+    whole = node.read(first.db)
+    assert len(whole.collectives) > len(killed.collectives)
+    with sqlite3.connect(first.db) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert db.execute("SELECT COUNT(*) FROM sessions").fetchone() == (2,)
+    db.close()
+
+
+def test_ctrl_c_keeps_the_last_moment(agent, job, only):
+    """What was recorded within the second before the end is there, too."""
+    job = job(seconds=30)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    tracer.says("1 communicator")
+    time.sleep(0.7)
+    asked_ns = time.monotonic_ns()
+    assert tracer.ended(signal.SIGINT) == 0
+    assert not tracer.db.with_name("trace.db-wal").exists()
+    trace = node.read(tracer.db)
+    assert asked_ns - trace.collectives["ts_ns"][-1] < 100 * 10**6
+
+
+def test_a_closed_terminal_ends_the_trace_cleanly(agent):
+    tracer = agent()
+    tracer.says("process")
+    assert tracer.ended(signal.SIGHUP) == 0
+    assert not tracer.db.with_name("trace.db-wal").exists()
+
+
+def test_a_second_tracer_of_the_same_trace_is_refused(agent):
+    first = agent()
+    first.says("process")
+    second = agent()
+    assert second.ended() == 4
+    assert len(second.lines()) == 1
+    assert "another stallscope trace" in second.lines()[0]
+    assert first.ended(signal.SIGINT) == 0
+
+
+def test_the_agent_loads_nothing_heavy():
+    code = "import sys, stallscope.agent; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert not {"pyarrow", "duckdb", "pandas", "rich", "yaml"} & set(modules.split())
+
+
+# ---- what cannot be done is said in one line ----
+
+
+def refusal(tracer, exit_code: int) -> str:
+    assert tracer.ended() == exit_code
+    (said,) = tracer.lines()
+    assert said.startswith("stallscope: ")
+    return said
+
+
+def test_without_capabilities_what_is_missing_is_named(agent):
+    confined = ("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
+    said = refusal(agent(prefix=confined), 5)
+    assert "CAP_BPF" in said
+    assert "CAP_PERFMON" in said
+    assert "CAP_SYS_PTRACE" not in said
+
+
+def test_a_kernel_without_btf_is_named(agent):
+    """An empty folder is mounted over the kernel's, for this process only."""
+    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs x /sys/kernel/btf && exec "$@"', "sh")
+    assert "BTF" in refusal(agent(prefix=hidden), 5)
+
+
+def test_a_process_that_does_not_exist_is_named(agent):
+    assert "4194999" in refusal(agent("--pid", "4194999"), 3)
+
+
+def test_a_trace_that_cannot_be_written_is_named(agent):
+    tracer = agent("--db", "/proc/nothing/trace.db")
+    assert "/proc/nothing" in refusal(tracer, 4)
+
+
+def test_a_file_that_is_no_trace_is_left_alone(agent, tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("my notes, which are no database\n" * 100)
+    assert "notes.txt" in refusal(agent("--db", str(text)), 2)
+    assert text.read_text().startswith("my notes")
+
+
+def test_a_full_disk_ends_the_trace_and_what_was_stored_stays(agent, job, only, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(small)], check=True)
+    try:
+        job = job(seconds=30)
+        tracer = agent("--db", str(small / "trace.db"), *only(job))
+        tracer.says("attached", "libnccl")
+        job.go()
+        assert tracer.process.wait(60) == 4
+        last = tracer.lines()[-1]
+        assert last.startswith("stallscope: ")
+        assert "full" in last
+        assert len(node.read(small / "trace.db").collectives) > 0
+        assert not any("Traceback" in line for line in tracer.lines())
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    assert os.path.ismount(small) is False
