@@ -1,13 +1,14 @@
 """The emulated libraries are built once, and look like NVIDIA's from outside."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from stallscope.capture import elf
 from stallscope.demo import build
-from stallscope.errors import NotFound, StallscopeError
+from stallscope.errors import NotFound, StallscopeError, StorageFailed
 
 pytestmark = pytest.mark.compiler
 
@@ -63,3 +64,32 @@ def test_a_failing_compiler_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     with pytest.raises(StallscopeError, match="cannot build libcudart"):
         build.build(tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_said_in_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed, match=r"cannot keep .* Not a directory; set XDG_CACHE_HOME"):
+        build.build(tmp_path / "file" / "cache")
+
+
+def test_roots_libraries_are_not_kept_in_somebodys_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(build.os, "geteuid", lambda: 0)
+    assert not build.cache_folder().is_relative_to(tmp_path)
+    monkeypatch.setattr(build.os, "geteuid", lambda: 1000)
+    assert build.cache_folder() == tmp_path / ".cache" / "stallscope"
+
+
+def test_two_builders_at_a_time_agree(tmp_path: Path):
+    with ThreadPoolExecutor() as pool:
+        folders = set(pool.map(lambda _: build.build(tmp_path), range(3)))
+    assert len(folders) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [folders.pop().name]
+
+
+def test_a_strangers_libraries_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build.build(tmp_path)
+    monkeypatch.setattr(build.os, "geteuid", lambda: 12345)
+    with pytest.raises(StorageFailed, match="not a folder of this user"):
+        build.build(tmp_path)

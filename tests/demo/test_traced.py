@@ -1,6 +1,7 @@
 """The live demo starts the agent first, lets the job run under it, and ends it as Ctrl-C would."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,7 @@ traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), say=pr
         arguments = cmdline(Path(f"/proc/{agent_pid}/cmdline")).split()
         pids = [pid for flag, pid in pairwise(arguments) if flag == "--pid"]
         assert len(pids) == 2
+        folder = Path(cmdline(Path(f"/proc/{pids[0]}/cmdline")).split()[-2])
         shown.send_signal(by)
     end_s = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in (*pids, agent_pid)) and time.monotonic() < end_s:
@@ -82,6 +84,8 @@ traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), say=pr
     assert not processes_with(str(db))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert db.exists(), "the agent ended as by Ctrl-C"
+    assert folder.exists() == (by == signal.SIGKILL), "no cleaning up after SIGKILL"
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_hanging_job_is_left_while_it_hangs(tmp_path: Path):

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from stallscope.errors import NotFound, StallscopeError
+from stallscope.errors import NotFound, StallscopeError, StorageFailed
 
 SOURCES = Path(__file__).parent / "emulated"
 
@@ -24,26 +24,51 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: $XDG_CACHE_HOME/stallscope, else ~/.cache/stallscope."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stallscope"
+    """Where built libraries are kept: $XDG_CACHE_HOME/stallscope, else of root /var/cache, of others ~/.cache.
+
+    Never another user's folder, as $HOME under sudo may be: the libraries are loaded.
+    """
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "stallscope"
+    return (Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache") / "stallscope"
 
 
 def build(cache: Path | None = None) -> Path:
     """The folder that holds libcudart.so.12 and libnccl.so.2, built now if they are not there yet.
 
-    Raises NotFound without a C compiler, StallscopeError when it fails.
+    Raises NotFound without a C compiler, StorageFailed when the cache cannot be written, StallscopeError when
+    compiling fails.
     """
     folder = (cache or cache_folder()) / f"emulated-{_fingerprint()}"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    try:
+        if _is_ours(folder):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+    except OSError as error:
+        raise StorageFailed(
+            f"cannot keep the emulated GPU libraries in {folder.parent}: {error.strerror}; set XDG_CACHE_HOME"
+        ) from error
+    try:
         for name, sources in LIBRARIES.items():
-            _compile(_compiler(), Path(scratch), name, sources)
-        # A rename is all or nothing, so two builders at a time do no harm.
-        built = Path(scratch).rename(folder) if not folder.exists() else folder
-        Path(scratch).mkdir(exist_ok=True)
-    return built
+            _compile(_compiler(), scratch, name, sources)
+        _put(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _put(scratch: Path, folder: Path) -> None:
+    """A rename is all or nothing: where two build at a time, the first one's is taken."""
+    try:
+        scratch.rename(folder)
+    except OSError as error:
+        if not _is_ours(folder):
+            raise StorageFailed(f"{folder} is not a folder of this user: remove it") from error
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.is_dir() and folder.stat().st_uid == os.geteuid()
 
 
 def _fingerprint() -> str:
