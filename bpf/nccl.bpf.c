@@ -125,6 +125,22 @@ INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm
 	return seq ? __sync_fetch_and_add(seq, 1) : -1;
 }
 
+/* A change that is half done, by a thread that lost the CPU in the middle of it, leaves two accounts wrong by its time
+ * stamp: one below nothing, the other above the process's age. Taking now for that stamp, they are wrong by no more
+ * than the change has been waiting. */
+INLINE void mend(struct arrival *a, s64 born_ns)
+{
+	s64 age = a->ts_ns - born_ns;
+
+#pragma unroll
+	for (int c = 0; c < N_CATEGORIES; c++) {
+		if (a->ledger_ns[c] < 0)
+			a->ledger_ns[c] += a->ts_ns;
+		else if (a->ledger_ns[c] > age)
+			a->ledger_ns[c] -= a->ts_ns;
+	}
+}
+
 /* The process's ledger now, and what else an arrival tells of the process. */
 INLINE void fill(struct arrival *a, struct process *p)
 {
@@ -146,9 +162,10 @@ INLINE void fill(struct arrival *a, struct process *p)
 		if (!a->flags)
 			break;
 	}
-	if (a->flags)
+	if (a->flags) {
 		count(TORN_SNAPSHOT);
-	else {
+		mend(a, p->born_ns);
+	} else {
 #pragma unroll
 		for (int c = LOCK; c < CHILD; c++)
 			p->arrival_low[c - 1] = a->ledger_ns[c - 1];

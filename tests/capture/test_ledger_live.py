@@ -73,3 +73,19 @@ def _misjudged(found, line: list[str]) -> str:
     if rest > 2 * MS:
         return f"{name}: {rest / MS:.2f} ms elsewhere; {spent}"
     return ""
+
+
+@pytest.mark.parametrize("n_threads", ["3", "7", "12"])
+def test_accounts_fill_the_time_while_many_threads_change_them(
+    tracing: Callable[..., Program], run, n_threads: str
+):
+    found = run(tracing(), "crowd", n_threads, "2")
+    arrivals = found.arrivals
+    spent = np.diff(arrivals["ledger_ns"], axis=0)
+    is_torn = (arrivals["flags"] & CollectiveFlag.TORN) > 0
+    is_whole = ~(is_torn[1:] | is_torn[:-1])
+    assert len(arrivals) > 500 and is_whole.mean() > 0.9
+    assert (spent.sum(axis=1) == np.diff(arrivals["ts_ns"]))[is_whole].all()
+    assert spent[is_whole].min() > -MS
+    assert np.abs(arrivals["ledger_ns"]).max() < np.diff(arrivals["ts_ns"][[0, -1]])[0] + 1000 * MS
+    assert found.losses["lost_change"] == 0

@@ -11,7 +11,7 @@ import pytest
 
 from stallscope.capture import records
 from stallscope.capture.operations import SYMBOLS, Hook
-from stallscope.capture.program import MODES, Options, Program
+from stallscope.capture.program import MODES, Options, Program, mended
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
@@ -335,3 +335,17 @@ def test_tables_have_the_columns_of_the_layout(tracing: Callable[..., Program], 
     for table in (layout.COLLECTIVES, layout.CALLS, layout.OFFCPU, layout.COMMUNICATORS):
         assert found[table.name].dtype == layout.dtype(table)
     assert len(found["collectives"]) == len(found["communicators"]) == 1
+
+
+def test_a_change_half_done_is_mended():
+    now, moved_at = 10_000_000, 9_999_000
+    rows = np.zeros(2, kernel.PROCESS)
+    rows["born_ns"], rows["begun"], rows["ended"] = 4_000_000, [7, 8], [6, 8]
+    rows["word"] = Category.WAIT_GPU
+    accounts = rows["ns"].view(np.int64)
+    accounts[:, Category.ON_CPU], accounts[:, Category.WAIT_GPU] = 5_000_000, 1_000_000 - moved_at
+    accounts[0, Category.ON_CPU] -= moved_at  # swapped from ON_CPU to WAIT_GPU, and the sums not yet
+    accounts[0, Category.WAIT_GPU] += moved_at
+    whole = mended(rows, np.full(2, now))["ns"].view(np.int64)
+    assert whole[1].tolist() == accounts[1].tolist()
+    assert abs(whole[0] - whole[1]).max() <= now - moved_at

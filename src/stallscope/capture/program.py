@@ -180,7 +180,7 @@ class Program:
     def processes(self) -> State:
         """Every traced process as it is now; a few are left out when they end meanwhile.
 
-        Accounts are consistent where begun equals ended; those of a busy process are read again a few times.
+        A process that changes while it is read is read again a few times, then mended().
         """
         fd = self._object.map_fd("processes")
         pids = list(self._keys(fd))
@@ -198,7 +198,7 @@ class Program:
                 now_ns[i], found[i] = before, error == 0
                 if error or rows[i]["begun"] == rows[i]["ended"]:
                     break
-        return State(np.array(pids, np.int64)[found], rows[found], now_ns[found])
+        return State(np.array(pids, np.int64)[found], mended(rows[found], now_ns[found]), now_ns[found])
 
     def measure(self) -> None:
         """Count runs and time of the programs from now on (about 20 ns a run)."""
@@ -283,6 +283,24 @@ class Program:
         while not self._library.bpf_map_get_next_key(fd, key, ctypes.byref(following)):
             yield following.value
             key = ctypes.byref(ctypes.c_uint32(following.value))
+
+
+def mended(rows: Array, now_ns: Array) -> Array:
+    """Processes as they were read, in place, without what a change that was half done has put wrong.
+
+    rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. Two accounts are off by the change's time
+    stamp; with now in its place they are off by no more than the change has been waiting.
+    """
+    n, accounts = len(rows), rows["ns"].view(np.int64).reshape(len(rows), -1)
+    states = (
+        rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1) if n else np.zeros(0, np.int64)
+    )
+    now = now_ns[:, None]
+    so_far = accounts + np.where(np.arange(accounts.shape[1]) == states[:, None], now, 0)
+    is_torn = (rows["begun"] != rows["ended"])[:, None] & (np.arange(accounts.shape[1]) > 0)
+    accounts += np.where(is_torn & (so_far < 0), now, 0)
+    accounts -= np.where(is_torn & (so_far > now - rows["born_ns"][:, None]), now, 0)
+    return rows
 
 
 def _checked(path: Path) -> btf.Btf:
