@@ -14,7 +14,7 @@ from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag, Op
+from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
 
@@ -83,10 +83,14 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         int(process): one for one in late for process in one.present if _waits(line, trace, int(process), one)
     }
     missing = {int(process) for one in late for process in one.missing}
-    roots = sorted(process for process in missing if process not in blocked_in)
-    is_circle = not roots
-    if is_circle:
-        roots = sorted(missing)
+    is_circle = missing <= blocked_in.keys()
+    roots = sorted(
+        process
+        for process in missing
+        if is_circle or (process not in blocked_in and not _waits_for_gpu(line, trace, process))
+    )
+    if not roots:
+        return None  # all wait in rounds that all have entered: nobody is missing
     first = min((one for one in late if set(one.missing.tolist()) & set(roots)), key=lambda one: one.since_ns)
     here = np.array([process for process in first.missing.tolist() if process in roots], np.int64)
     chosen = np.array(roots, np.int64) if is_circle else here
@@ -109,7 +113,7 @@ def mismatches(line: Timeline, met: Rounds, arrival_ns: Array) -> list[Mismatch]
     Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
     """
     rows = line.rows
-    counted = ~line.is_p2p & ((rows["flags"] & CollectiveFlag.LATE_ATTACH) == 0)
+    counted = ~line.is_p2p & ((rows["flags"] & CollectiveFlag.LATE_ATTACH) == 0) & (rows["seq"] != UNKNOWN)
     call = np.zeros(len(rows), np.int64)
     for column in ("op", "count", "datatype"):
         _, inverse = np.unique(rows[column], return_inverse=True)
@@ -126,7 +130,8 @@ def mismatches(line: Timeline, met: Rounds, arrival_ns: Array) -> list[Mismatch]
     n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
     for number in odd_rounds.tolist():
         members = np.flatnonzero((met.round == number) & counted)
-        if n_odd[comm_of_round[number]] > 3:
+        is_numbered_twice = len(np.unique(line.process[members])) < len(members)
+        if n_odd[comm_of_round[number]] > 3 or is_numbered_twice:
             continue
         told.append(_mismatch(line, members, call[members], arrival_ns))
     return told
@@ -156,9 +161,15 @@ def _mismatch(line: Timeline, members: Array, call: Array, arrival_ns: Array) ->
 
 
 def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
-    """The earliest round of each communicator that not all its members have entered."""
+    """The earliest round of each communicator that not all its members have entered.
+
+    It is open since one of those present has made no call any more: while all of them go on, the rank behind is
+    only late, or numbered otherwise (the capture came late to it).
+    """
     out = []
-    for comm in np.unique(line.comm[~line.is_p2p]).tolist():
+    last_call_ns = np.full(line.n_processes, np.iinfo(np.int64).min)
+    np.maximum.at(last_call_ns, line.process, arrival_ns)
+    for comm in np.unique(line.comm).tolist():
         rows = np.flatnonzero(line.comm == comm)
         members = np.unique(line.process[rows])
         last = np.full(line.n_processes, -1, np.int64)
@@ -170,6 +181,7 @@ def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
         present = members[reached >= seq]
         entered = rows[(line.rows["seq"][rows] == seq)]
         since = int(arrival_ns[entered].max()) if len(entered) else int(arrival_ns[rows].max())
+        since = max(since, int(last_call_ns[present].min()))
         out.append(_Open(comm, seq, members[reached < seq], present, since))
     return out
 
@@ -208,6 +220,12 @@ def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
         category = int(state["category"])
         return CATEGORY_NAMES[category - 1] not in ("sleep", "io", "net", "stopped") if category else True
     return True
+
+
+def _waits_for_gpu(line: Timeline, trace: Trace, process: int) -> bool:
+    """Whether the last that is known of a process is that it waits for a collective."""
+    state = _last_state(line, trace, process)
+    return state is not None and bool(state["alive"]) and int(state["category"]) == Category.WAIT_GPU
 
 
 def _last_state(line: Timeline, trace: Trace, process: int) -> Array | None:

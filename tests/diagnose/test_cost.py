@@ -1,0 +1,84 @@
+"""Cost: the union of the waits, nothing for what nobody waited for, and a bound where it cannot be told."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallscope.diagnose.cost import union_ns
+from stallscope.events.names import Op
+
+from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of
+from .reports import only, report_of
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 40)), max_size=20)
+
+
+@given(INTERVALS)
+def test_union_counts_each_moment_once(intervals):
+    columns = np.array(intervals, np.int64).reshape(-1, 3)
+    found = union_ns(columns[:, 0], columns[:, 1], columns[:, 2], n_groups=3)
+    covered = [set(), set(), set()]
+    for group, begin, end in intervals:
+        covered[group] |= set(range(begin, end))
+    assert found.tolist() == [len(moments) for moments in covered]
+
+
+def test_union_of_large_times_is_exact():
+    base = 1 << 60
+    begin = np.array([base, base + 5, base + 100])
+    assert union_ns(np.zeros(3, np.int64), begin, begin + 10, n_groups=1).tolist() == [25]
+
+
+def test_a_late_step_of_many_rounds_costs_one_delay_for_each_victim():
+    """Six rounds show each delay, 2 ms apart; from the first one's begin to the last one's end is the union."""
+    program = data_parallel(n_buckets=6)
+    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(2, 7, 50 * MS))))))
+    n_delays = len(range(5, 40, 7))
+    assert verdict.n_late_rounds == 6 * n_delays
+    delay_s, union_s = 0.050, 0.050 + 5 * 0.002
+    assert n_delays * 3 * delay_s * 0.99 <= verdict.cost.gpu_seconds <= n_delays * 3 * union_s * 1.02
+    assert verdict.cost.is_lower_bound is False
+
+
+def test_price_and_hours_give_money():
+    trace = dp_trace(every(2, 7, 50 * MS))
+    cost = only(report_of(trace, usd_per_gpu_hour=3.6)).cost
+    assert cost.usd == pytest.approx(cost.gpu_seconds * 0.001, abs=1e-4)
+    hours = (trace.collectives["ts_ns"].max() - trace.collectives["ts_ns"].min()) / 3.6e12
+    assert cost.usd_per_hour == pytest.approx(cost.usd / hours, rel=0.01)
+    assert only(report_of(trace)).cost.usd is None
+
+
+def test_lateness_that_is_absorbed_costs_nothing():
+    """Rank 2 is late in the first all-reduce; all have 80 ms of work before they wait for it."""
+    everyone = ((0, 1, 2, 3),)
+    own_first = (2 * MS, 2 * MS, 2 * MS, 2 * MS)
+    program = (
+        Call(everyone, count=1, work_ns=own_first),
+        Call(everyone, count=2, work_ns=(80 * MS, 80 * MS, 30 * MS, 80 * MS)),
+        Call(everyone, count=3, waits=True),
+    )
+    delays = tuple(every(2, 1, 50 * MS, first=0))
+    report = report_of(trace_of(Job(program, delays=delays)))
+    assert sum(verdict.cost.gpu_seconds for verdict in report.verdicts if verdict.cost) < 0.05
+
+
+def test_cost_is_a_lower_bound_with_pipelines():
+    program = (
+        Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
+        Call(((0, 1, 2, 3),), count=9, waits=True),
+    )
+    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(0, 6, 50 * MS))))))
+    assert verdict.cost.is_lower_bound is True
+
+
+def test_cost_of_a_job_that_never_waits_is_a_lower_bound():
+    program = (Call(((0, 1, 2, 3),), count=3), Call(((0, 1, 2, 3),), count=4))
+    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(0, 6, 50 * MS))))))
+    assert verdict.cost.is_lower_bound is True
+
+
+def test_cost_grows_with_the_number_of_victims():
+    few, many = (only(report_of(dp_trace(every(1, 7, 50 * MS), n_ranks=n))).cost.gpu_seconds for n in (4, 16))
+    assert many / few == pytest.approx(15 / 3, rel=0.05)

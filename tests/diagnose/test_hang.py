@@ -1,0 +1,143 @@
+"""Hangs: who is missing, who only waits, and when nothing is said."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.names import Category, CollectiveFlag, Op
+
+from .builders import MS, Call, Gone, Job, data_parallel, dp_trace, trace_of
+from .reports import only, report_of
+
+LIMITS = Thresholds()
+LONG_NS = 2 * LIMITS.hang_after_ns
+
+
+def hung(*gone: Gone, program=None, quiet_ns: int = LONG_NS, **rest):
+    return trace_of(Job(program or data_parallel(), gone=gone, quiet_ns=quiet_ns, **rest))
+
+
+def test_the_missing_rank_is_named_with_what_it_does_instead():
+    verdict = only(report_of(hung(Gone(2, 30, 1, Category.IO))))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
+    assert verdict.first_round == 30 * 3 + 1
+    assert verdict.causes[0].cause.name == "missing_rank"
+    assert verdict.evidence["doing"] == [{"rank": 2, "is_alive": True, "state": "io"}]
+    assert "state io" in verdict.summary
+
+
+def test_several_missing_ranks_are_named_not_the_one_that_is_ahead():
+    gone = [Gone(rank, 30, 0) for rank in (0, 1, 3)]
+    verdict = only(report_of(hung(*gone)))
+    assert (verdict.ranks, verdict.victims) == ([0, 1, 3], [2])
+
+
+def test_a_dead_process_is_told_at_once():
+    verdict = only(report_of(hung(Gone(2, 30, 1, Category.NONE), quiet_ns=LIMITS.dead_after_ns + 10 * MS)))
+    assert (verdict.kind, verdict.ranks) == ("hang", [2])
+    assert "has ended" in verdict.summary
+    assert "exit code" in verdict.advice[0]
+
+
+def test_nothing_is_said_before_the_patience_is_over():
+    just_before = hung(Gone(2, 30, 1), quiet_ns=LIMITS.hang_after_ns - 100 * MS)
+    assert report_of(just_before).healthy
+    just_after = hung(Gone(2, 30, 1), quiet_ns=LIMITS.hang_after_ns + 100 * MS)
+    assert only(report_of(just_after)).kind == "hang"
+
+
+def test_a_slow_job_is_given_more_patience():
+    """Its usual silence between calls is 4 s: ten seconds of it are no hang yet, thirty are."""
+    slow = data_parallel(n_buckets=1, work_ns=4000 * MS)
+    assert report_of(hung(Gone(2, 30), program=slow, quiet_ns=15_000 * MS)).healthy
+    assert only(report_of(hung(Gone(2, 30), program=slow, quiet_ns=30_000 * MS))).kind == "hang"
+
+
+def test_patience_is_a_setting():
+    limits = replace(LIMITS, hang_after_ns=1000 * MS)
+    assert only(report_of(hung(Gone(2, 30, 1), quiet_ns=1500 * MS), limits=limits)).kind == "hang"
+
+
+def test_rounds_in_flight_are_quiet():
+    whole = dp_trace()
+    for cut in range(-1, -12, -1):
+        moment = np.sort(whole.collectives["ts_ns"])[cut]
+        kept = whole.collectives[whole.collectives["ts_ns"] < moment]
+        assert report_of(replace(whole, collectives=kept, ends_ns=(int(moment),))).healthy
+
+
+def test_the_end_of_a_job_is_quiet():
+    trace = dp_trace(quiet_ns=LONG_NS)
+    trace.processes["ended_ns"] = trace.collectives["ts_ns"].max() + MS
+    trace.snapshots["alive"] = 0
+    assert report_of(trace).healthy
+    kept = ~((trace.collectives["pid"] == 1002) & (trace.collectives["seq"] > 116))
+    assert report_of(replace(trace, collectives=trace.collectives[kept])).healthy
+
+
+def test_waits_are_followed_through_two_communicators():
+    """Rank 3 is gone in its tensor group (2, 3); rank 2 waits there, and so 0 waits for 2 in (0, 2), 1 for 0."""
+    tensor, data = Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True)
+    verdict = only(report_of(hung(Gone(3, 30, 1), program=(tensor, tensor, data))))
+    assert (verdict.kind, verdict.ranks) == ("hang", [3])
+    assert set(verdict.victims) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("state", [Category.SLEEP, Category.ON_CPU, Category.LOCK, Category.NET])
+def test_a_missing_rank_is_named_whatever_it_does(state):
+    tensor, data = Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True)
+    verdict = only(report_of(hung(Gone(1, 30, 2, state), program=(tensor, tensor, data))))
+    assert verdict.ranks == [1]
+
+
+def test_calls_in_crossed_order_are_a_circle():
+    """Ranks 0 and 1 share two communicators and enter them in a different order at the end."""
+    both = ((0, 1),)  # rank 2 has a communicator of its own, so that all have as much to do
+    a, b = Call((*both, (2,)), count=1, waits=True), Call(((0, 1, 2),), count=2, waits=True)
+    trace = trace_of(Job((a, b), n_ranks=3, n_steps=30, quiet_ns=LONG_NS))
+    rows = trace.collectives
+    last = {hash_: rows["seq"][rows["comm_hash"] == hash_].max() for hash_ in np.unique(rows["comm_hash"])}
+    is_pair = rows["nranks"] <= 2
+    is_last = rows["seq"] == np.array([last[hash_] for hash_ in rows["comm_hash"].tolist()])
+    lost = is_last & (((rows["pid"] == 1000) & ~is_pair) | ((rows["pid"] == 1001) & is_pair))
+    trace.snapshots["in_call"], trace.snapshots["category"] = Op.SYNC, Category.WAIT_GPU
+    assert lost.sum() == 2
+    verdict = only(report_of(replace(trace, collectives=rows[~lost])))
+    assert (verdict.kind, verdict.ranks) == ("hang", [0, 1])
+    assert verdict.evidence["is_circle"] is True
+    assert verdict.confidence < 0.8
+
+
+def test_without_snapshots_the_missing_rank_is_still_named():
+    trace = hung(Gone(2, 30, 1))
+    verdict = only(report_of(replace(trace, snapshots=trace.snapshots[:0])))
+    assert verdict.ranks == [2]
+
+
+def test_a_rank_that_was_never_seen_in_a_communicator_is_no_hang():
+    """A recording of one host of two: half of the ranks of every round are missing from the start."""
+    trace = dp_trace(n_ranks=4, quiet_ns=LONG_NS)
+    here = trace.collectives["pid"] < 1002
+    assert report_of(replace(trace, collectives=trace.collectives[here])).healthy
+
+
+@pytest.mark.parametrize("n_missed", [3, 40, 100])
+def test_a_rank_whose_numbers_are_behind_but_who_goes_on_does_not_hang(n_missed):
+    """The capture came late to rank 2: its rounds are numbered from there, while the job runs on."""
+    trace = trace_of(Job(data_parallel(work_ns=700 * MS)))
+    mine = trace.collectives["pid"] == 1002
+    trace.collectives["seq"][mine] -= n_missed
+    trace.collectives["flags"][mine] |= np.uint32(CollectiveFlag.LATE_ATTACH)
+    kept = trace.collectives[trace.collectives["seq"] >= 0]
+    assert not [v for v in report_of(replace(trace, collectives=kept)).verdicts if v.kind == "hang"]
+
+
+def test_a_point_to_point_receiver_that_waits_is_not_the_missing_one():
+    program = (
+        Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
+        Call(((0, 1, 2, 3),), count=9, waits=True),
+    )
+    verdict = only(report_of(hung(Gone(0, 20), program=program)))
+    assert verdict.ranks == [0]
