@@ -156,6 +156,8 @@ COMMUNICATORS = Table(
         Field("comm_rank", "i4", "rank of the process in it", True),
         Field("nranks", "i4", "its size", True),
         Field("parent_hash", "u8", "the communicator it was split from; 0 none"),
+        Field("last_entered", "i8", "seq of the last collective it entered, where the source counts", True),
+        Field("last_completed", "i8", "seq of the last one it saw complete, where the source counts", True),
     ),
 )
 
