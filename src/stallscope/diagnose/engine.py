@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import text
+from stallscope.diagnose import text, told
 from stallscope.diagnose.blame import (
     Cells,
     LateStep,
@@ -74,6 +74,9 @@ def diagnose(
     """
     limits = limits or Thresholds()
     case = _case(trace, limits, usd_per_gpu_hour)
+    odd = [_mismatch(case, one) for one in mismatches(case.line, case.met, case.arrival_ns)]
+    if told.is_told(trace):
+        return told.report(trace, odd, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     found = late_steps(case.line, case.met, case.judged, limits=limits)
     named = recurring(found, case.line.n_processes, limits)
     device = slow_devices(
@@ -87,7 +90,7 @@ def diagnose(
     uneven = moving([late for late in found if late.process not in device], named, case.judged)
     hang = stuck(case.line, case.clocks, trace, now_ns=_now_ns(case), limits=limits)
     verdicts = [
-        *(_mismatch(case, one) for one in mismatches(case.line, case.met, case.arrival_ns)),
+        *odd,
         *([_hang(case, hang)] if hang else []),
         *_stragglers(case, named),
         *(_device(case, process, one) for process, one in device.items() if process not in named),

@@ -97,13 +97,26 @@ def _device(verdict: Verdict) -> str:
 
 def _hang(verdict: Verdict) -> str:
     waited = verdict.evidence.get("waited_s")
-    what = f"round {verdict.first_round} of communicator {verdict.comm_hash}"
+    time = f" for {waited} s" if waited is not None else ""
     if verdict.evidence.get("is_circle"):
-        return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators, for {waited} s."
+        return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
+    what = (
+        f"round {verdict.first_round} of communicator {verdict.comm_hash}"
+        if verdict.first_round is not None
+        else "what others wait for"
+    )
     doing = verdict.evidence.get("doing")
     said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"
-    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not entered {what} for {waited} s{said}."
+    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}."
+
+
+def _lacking(doing: object) -> str:
+    """What those held responsible have not done: enter the round, or get through it."""
+    has = {told.get("has") for told in doing if isinstance(told, dict)} if isinstance(doing, list) else set()
+    if has == {"not_completed"}:
+        return "got through"
+    return "entered or not got through" if "not_completed" in has else "entered"
 
 
 def _doing(told: dict[str, object]) -> str:

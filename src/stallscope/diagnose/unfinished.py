@@ -1,0 +1,301 @@
+"""Who holds up a job that stands still, from what each rank says it has entered and not seen complete.
+
+For sources that tell completion (flags OPEN, NOT_STARTED; last_entered and last_completed of a membership), such
+as dumps written when a job has hung. The waits form a graph: a rank waits in a round for members that have not
+entered it, in a receive for the sender. Who is waited for and waits for nobody is named. A rank that has not
+completed a round which a peer has completed cannot wait for others there: it is stuck itself.
+
+A round that all have entered and none has completed is stuck on a device or in the fabric: its members are
+suspects, none is named. As right as the records: two ranks' dumps must not be from moments far apart.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
+from stallscope.events.trace import Trace
+
+_OPEN = CollectiveFlag.OPEN | CollectiveFlag.NOT_STARTED
+_MOST_BEHIND = (
+    0.5  # share of the ranks behind their peers' completions from which the counters are not believed
+)
+_MOST_SILENT = 0.5  # share of the ranks that told nothing from which their silence says nothing
+
+Process = int
+Round = tuple[int, int]
+Node = Process | Round
+"""Processes by their row in trace.processes; rounds by (comm_hash, seq)."""
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Who holds up the job.
+
+    held_by: why, by process: not_entered, not_completed, not_started, no_dump, idle. round: one that waits for
+    them, None for a receive. since_ns: when the last of those present entered it. waiting: all who wait.
+    suspects: members of a round that all entered and nobody completed, where nobody can be named.
+    is_circle: those named wait for each other.
+    """
+
+    held_by: dict[Process, str]
+    round: Round | None
+    since_ns: int
+    waiting: tuple[Process, ...]
+    suspects: tuple[Process, ...] = ()
+    is_circle: bool = False
+
+
+@dataclass
+class _State:
+    """What is known of every process, and the graph of waits that follows."""
+
+    n_processes: int
+    members: dict[int, dict[Process, int]] = field(default_factory=dict)  # comm -> process -> rank in it
+    entered: dict[tuple[int, Process], int] = field(default_factory=dict)
+    completed: dict[tuple[int, Process], int] = field(default_factory=dict)
+    open: dict[tuple[int, Process], dict[int, tuple[int, int]]] = field(
+        default_factory=dict
+    )  # seq -> op, flags
+    first_open: dict[Process, Round] = field(default_factory=dict)
+    present_ns: dict[Round, int] = field(default_factory=dict)
+    transfers: list[tuple[Process, Process, bool]] = field(
+        default_factory=list
+    )  # from, to whom, is a receive
+    busy: set[Process] = field(default_factory=set)  # have something open
+    silent: set[Process] = field(default_factory=set)  # told nothing
+
+
+def tells_completion(trace: Trace) -> bool:
+    """Whether the source says which collectives have not completed."""
+    return bool((trace.collectives["flags"] & _OPEN).any())
+
+
+def standstill(trace: Trace) -> Standstill | None:
+    """Who holds up the job; None when nobody waits for anybody."""
+    state = _state(trace)
+    stuck = _stuck_themselves(state)
+    strong, weak, why = _waits(state, stuck)
+    held_by = dict.fromkeys(stuck, "not_completed")
+    held_by |= {p: why.get(p, "not_entered") for p in _ends(strong, weak, frozenset(stuck))}
+    if len(state.silent) > _MOST_SILENT * state.n_processes:
+        held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
+    if held_by:
+        return _told(state, strong, held_by)
+    closed = _closed_first(state, strong)
+    if closed:
+        suspects = sorted({p for r in closed for p in state.members[r[0]]})
+        earliest = min(closed, key=lambda r: state.present_ns[r])
+        return Standstill(
+            {}, earliest, state.present_ns[earliest], tuple(sorted(state.busy)), tuple(suspects)
+        )
+    circle = {p for p in _waited_for(strong) if isinstance(p, int) and strong.get(p)}
+    if not circle:
+        return None
+    return _told(state, strong, dict.fromkeys(circle, "not_entered"), is_circle=True)
+
+
+def _state(trace: Trace) -> _State:
+    number = {
+        (int(row["node"]), int(row["pid"])): i for i, row in enumerate(trace.processes[["node", "pid"]])
+    }
+    state = _State(len(number))
+    for row in trace.communicators:
+        process = number.get((int(row["node"]), int(row["pid"])))
+        if process is None:
+            continue
+        comm = int(row["comm_hash"])
+        state.members.setdefault(comm, {})[process] = int(row["comm_rank"])
+        state.entered[comm, process] = int(row["last_entered"])
+        state.completed[comm, process] = int(row["last_completed"])
+    rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
+    _add_rows(state, rows, number)
+    told = {(int(row["node"]), int(row["pid"])) for row in trace.snapshots[["node", "pid"]]}
+    state.silent = {i for who, i in number.items() if who not in told and i not in state.busy}
+    return state
+
+
+def _add_rows(state: _State, rows: Array, number: dict[tuple[int, int], Process]) -> None:
+    columns = ("node", "pid", "comm_hash", "seq", "op", "flags", "comm_rank", "peer_rank", "ts_ns")
+    for node, pid, comm, seq, op, flags, place, peer, ts_ns in zip(
+        *(rows[name].tolist() for name in columns), strict=True
+    ):
+        process = number.get((node, pid))
+        if process is None:
+            continue
+        is_open = bool(flags & _OPEN)
+        state.members.setdefault(comm, {}).setdefault(process, place)
+        if is_open:
+            state.busy.add(process)
+        if op in (Op.SEND, Op.RECV):
+            others = [p for p, where in state.members[comm].items() if where == peer != UNKNOWN]
+            if is_open and others:
+                state.transfers.append((process, others[0], op == Op.RECV))
+            continue
+        if seq == UNKNOWN:
+            continue
+        key = (comm, process)
+        state.entered[key] = max(state.entered.get(key, UNKNOWN), seq)
+        if not is_open:
+            state.completed[key] = max(state.completed.get(key, UNKNOWN), seq)
+            continue
+        state.open.setdefault(key, {})[seq] = (op, flags)
+        state.first_open.setdefault(process, (comm, seq))
+        state.present_ns[comm, seq] = max(state.present_ns.get((comm, seq), 0), ts_ns)
+
+
+def _stuck_themselves(state: _State) -> set[Process]:
+    """Processes that have not completed a synchronising round which another member has completed."""
+    furthest: dict[int, int] = {}
+    for (comm, _), seq in state.completed.items():
+        furthest[comm] = max(furthest.get(comm, UNKNOWN), seq)
+    found = {
+        process
+        for (comm, process), rounds in state.open.items()
+        for seq, (op, _) in rounds.items()
+        if op in SYNCHRONISING_OPS and seq <= furthest.get(comm, UNKNOWN)
+    }
+    return found if len(found) <= _MOST_BEHIND * state.n_processes else set()
+
+
+def _waits(
+    state: _State, stuck: set[Process]
+) -> tuple[dict[Node, set[Node]], dict[Node, set[Node]], dict[Process, str]]:
+    """Who waits for whom in rounds and idle partners (strong), in receives (weak); and what each lacks."""
+    strong: dict[Node, set[Node]] = {}
+    weak: dict[Node, set[Node]] = {}
+    why: dict[Process, str] = {}
+    for comm in state.members:
+        held = _first_held(state, comm)
+        if held is None:
+            continue
+        seq, present, absent = held
+        for process in present - stuck - set(absent):
+            strong.setdefault(process, set()).add((comm, seq))
+        strong.setdefault((comm, seq), set()).update(absent)
+        for process, reason in absent.items():
+            why.setdefault(process, reason)
+    for process, partner, is_receive in state.transfers:
+        if process in stuck:
+            continue
+        if partner not in state.busy:
+            strong.setdefault(process, set()).add(partner)
+            why.setdefault(partner, "no_dump" if partner in state.silent else "idle")
+        elif is_receive:
+            weak.setdefault(process, set()).add(partner)
+    _add_closed(state, strong, stuck)
+    return strong, weak, why
+
+
+def _first_held(state: _State, comm: int) -> tuple[int, set[Process], dict[Process, str]] | None:
+    """The first round of a communicator that some of its members hold up: seq, who is in it, who lacks what.
+
+    Later rounds cannot begin before it.
+    """
+    members = state.members[comm]
+    open_in: dict[int, dict[Process, int]] = {}
+    for process in members:
+        for seq, (_, flags) in state.open.get((comm, process), {}).items():
+            open_in.setdefault(seq, {})[process] = flags
+    for seq, present in sorted(open_in.items()):
+        absent = _absent(state, comm, seq, present)
+        if absent:
+            return seq, set(present), absent
+    return None
+
+
+def _absent(state: _State, comm: int, seq: int, present: dict[Process, int]) -> dict[Process, str]:
+    """The members that hold up a round, each with what it lacks. present: flags of those that have it open."""
+    found: dict[Process, str] = {}
+    others = [p for p in state.members[comm] if p not in present]
+    for process in others:
+        entered = state.entered.get((comm, process), UNKNOWN)
+        # Where the source does not count, the majority is believed.
+        is_out = entered < seq if entered != UNKNOWN else 2 * len(present) >= len(others) + len(present)
+        if process not in state.silent and is_out:
+            found[process] = "not_entered"
+    if found:
+        return found
+    silent = [process for process in others if process in state.silent]
+    if silent:
+        return dict.fromkeys(silent, "no_dump")
+    behind = [p for p, flags in present.items() if flags & CollectiveFlag.NOT_STARTED]
+    return dict.fromkeys(behind, "not_started") if len(behind) < len(present) else {}
+
+
+def _add_closed(state: _State, strong: dict[Node, set[Node]], stuck: set[Process]) -> None:
+    """A round that all entered and nobody completed holds its members; each is held by its first open one."""
+    for process, (comm, seq) in state.first_open.items():
+        if process in stuck or strong.get((comm, seq)):
+            continue
+        members = state.members[comm]
+        if len(members) > 1 and all(state.entered.get((comm, p), UNKNOWN) >= seq for p in members):
+            strong.setdefault(process, set()).add((comm, seq))
+    for node in [node for targets in list(strong.values()) for node in targets if isinstance(node, tuple)]:
+        if not strong.get(node):
+            strong[node] = set(state.members[node[0]])
+
+
+def _ends(
+    strong: dict[Node, set[Node]], weak: dict[Node, set[Node]], stuck: frozenset[Process]
+) -> set[Process]:
+    """Processes that are waited for and wait for nobody; receives count as waits unless they close a circle."""
+    both = {node: strong.get(node, set()) | weak.get(node, set()) for node in {*strong, *weak}}
+    first = _sinks(both) | set(stuck)
+    settled = _reaching(both, first)
+    left = {
+        node: {n for n in targets if n not in settled}
+        for node, targets in strong.items()
+        if node not in settled
+    }
+    return {node for node in (first | _sinks(left)) - stuck if isinstance(node, int)}
+
+
+def _waited_for(graph: dict[Node, set[Node]]) -> set[Node]:
+    return set().union(*graph.values()) if graph else set()
+
+
+def _sinks(graph: dict[Node, set[Node]]) -> set[Node]:
+    return {node for node in _waited_for(graph) if isinstance(node, int) and not graph.get(node)}
+
+
+def _reaching(graph: dict[Node, set[Node]], goals: Iterable[Node]) -> set[Node]:
+    """All nodes from which a goal can be reached, the goals included."""
+    before: dict[Node, list[Node]] = {}
+    for node, targets in graph.items():
+        for target in targets:
+            before.setdefault(target, []).append(node)
+    found, queue = set(goals), deque(goals)
+    while queue:
+        for node in before.get(queue.popleft(), ()):
+            if node not in found:
+                found.add(node)
+                queue.append(node)
+    return found
+
+
+def _closed_first(state: _State, strong: dict[Node, set[Node]]) -> list[Round]:
+    """Rounds that every member is held by first: nothing else holds them, so the fault is in there."""
+    rounds = {r for r in state.first_open.values() if strong.get(r) == set(state.members[r[0]])}
+    agreed = [r for r in rounds if all(state.first_open.get(p) == r for p in state.members[r[0]])]
+    return sorted(agreed or rounds, key=lambda r: state.present_ns[r])
+
+
+def _told(
+    state: _State, strong: dict[Node, set[Node]], held_by: dict[Process, str], *, is_circle: bool = False
+) -> Standstill:
+    rounds = [node for node in strong if isinstance(node, tuple) and strong[node] & set(held_by)]
+    rounds += [
+        state.first_open[p] for p in held_by if held_by[p] == "not_completed" and p in state.first_open
+    ]
+    first = min(rounds, key=lambda r: state.present_ns[r], default=None)
+    return Standstill(
+        held_by=dict(sorted(held_by.items())),
+        round=first,
+        since_ns=state.present_ns[first] if first else UNKNOWN,
+        waiting=tuple(sorted(state.busy - set(held_by))),
+        is_circle=is_circle,
+    )
