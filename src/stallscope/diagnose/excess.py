@@ -34,11 +34,13 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array) -> Array:
     in_gpu_calls = line.interval_ns - line.host_ns
     theirs = np.nan_to_num(median_of_others(plan.key, in_gpu_calls), nan=0.0)
     places, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
+    if not n_places:
+        return np.zeros(0)
     usual = np.zeros(n_places)
     order = np.argsort(places, kind="stable")
     for place, values in enumerate(np.split(in_gpu_calls[order], np.cumsum(np.bincount(places))[:-1])):
         usual[place] = np.median(values)
-    longer = theirs - usual[places] if n_places else theirs
+    longer = theirs - usual[places]
     return np.where((host_excess > 0) & (longer >= 0.5 * host_excess), host_excess, 0.0)
 
 
