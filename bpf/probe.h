@@ -55,7 +55,7 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	u32 slot;
 	s32 device; /* + 1; 0 unknown */
 	u32 group_depth;
-	u32 spare;
+	u32 taken; /* a number goes through here so that the verifier does not follow each of its values */
 	struct frame nccl;
 	struct frame class;
 	s64 count_bytes;
@@ -363,29 +363,41 @@ INLINE struct process *process_of(u32 tgid)
 	return p;
 }
 
+/* A slot of a thread that has been parked for long and is in no call; NO_SLOT when there is none. */
+INLINE u32 parked_slot(struct process *p, u64 now)
+{
+	u64 word = *(volatile u64 *)&p->word;
+	u32 found = NO_SLOT;
+
+	for (u32 i = 0; i < N_SLOTS; i++) {
+		struct slot *s = &p->slots[MASK(i, 7)];
+
+		if ((word >> 8 * i & 0xff) <= NET && !s->call && now - s->last_hook_ns > EVICT_AFTER_NS)
+			found = i;
+	}
+	return found;
+}
+
 /* Take a slot that is free, else one of a thread that has been parked for long. NO_SLOT when there is none. */
 INLINE u32 take_slot(struct process *p, u32 tid, u64 now)
 {
 	struct slot *s;
-	u32 old, state, i;
+	u32 old, i;
 	u64 ts;
 
 	for (i = 0; i < N_SLOTS; i++)
 		if (!__sync_val_compare_and_swap(&p->slots[MASK(i, 7)].tid, 0, tid))
 			return i;
-	for (i = 0; i < N_SLOTS; i++) {
-		s = &p->slots[MASK(i, 7)];
-		state = (*(volatile u64 *)&p->word >> 8 * MASK(i, 7)) & 0xff;
-		if (state > NET || s->call || now - s->last_hook_ns < EVICT_AFTER_NS)
-			continue;
-		old = s->tid;
-		if (__sync_val_compare_and_swap(&s->tid, old, tid) != old)
-			continue;
-		ts = settle(p, s, i, NONE);
-		raw(EVENT_DEAD, ts, bpf_get_current_pid_tgid() >> 32, old, 0);
-		return i;
-	}
-	return NO_SLOT;
+	i = parked_slot(p, now);
+	if (i >= N_SLOTS)
+		return NO_SLOT;
+	s = &p->slots[MASK(i, 7)];
+	old = s->tid;
+	if (__sync_val_compare_and_swap(&s->tid, old, tid) != old)
+		return NO_SLOT;
+	ts = settle(p, s, i, NONE);
+	raw(EVENT_DEAD, ts, bpf_get_current_pid_tgid() >> 32, old, 0);
+	return i;
 }
 
 /* The calling thread in a call that returns: as it was left at the entry. False: it was not traced then. */
@@ -449,7 +461,8 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	}
 	t->slot = NO_SLOT;
 	t->born_ns = p->born_ns;
-	index = take_slot(p, id, now);
+	*(volatile u32 *)&t->taken = take_slot(p, id, now);
+	index = *(volatile u32 *)&t->taken;
 	if (index >= N_SLOTS) {
 		__sync_fetch_and_add(&p->n_lost, 1);
 		count(LOST_THREAD);

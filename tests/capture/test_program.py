@@ -305,6 +305,12 @@ def test_end_of_a_process_is_told_and_frees_its_place(tracing: Callable[..., Pro
     assert puppet.pid not in program.processes().pids
 
 
+def test_where_nothing_runs_nothing_is_told(tracing: Callable[..., Program]):
+    program = tracing(pids=frozenset())
+    assert not len(program.processes().rows)
+    assert not len(program.arrivals.drain())
+
+
 def test_costs_are_counted_while_measured(tracing: Callable[..., Program], puppet):
     program = tracing()
     program.measure()

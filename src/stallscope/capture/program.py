@@ -291,10 +291,8 @@ def mended(rows: Array, now_ns: Array) -> Array:
     rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. Two accounts are off by the change's time
     stamp; with now in its place they are off by no more than the change has been waiting.
     """
-    n, accounts = len(rows), rows["ns"].view(np.int64).reshape(len(rows), -1)
-    states = (
-        rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1) if n else np.zeros(0, np.int64)
-    )
+    accounts = rows["ns"].view(np.int64)
+    states = rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1, initial=0)
     now = now_ns[:, None]
     so_far = accounts + np.where(np.arange(accounts.shape[1]) == states[:, None], now, 0)
     is_torn = (rows["begun"] != rows["ended"])[:, None] & (np.arange(accounts.shape[1]) > 0)
