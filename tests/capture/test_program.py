@@ -1,7 +1,10 @@
 """Arrivals, communicators, slow calls and losses: real probes on a library with NCCL's and CUDA's names."""
 
+import ctypes
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from stallscope.capture import records
+from stallscope.capture.libbpf import Library
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import MODES, Options, Program, mended
 from stallscope.errors import CannotTrace
@@ -355,3 +359,48 @@ def test_a_change_half_done_is_mended():
     whole = mended(rows, np.full(2, now))["ns"].view(np.int64)
     assert whole[1].tolist() == accounts[1].tolist()
     assert abs(whole[0] - whole[1]).max() <= now - moved_at
+
+
+LIVE = """
+import sys, time
+from stallscope.capture.operations import Hook
+from stallscope.capture.program import Program
+program = Program.load()
+program.attach(sys.argv[1], [Hook(*eval(word)) for word in sys.argv[2:]])
+print("attached", flush=True)
+time.sleep(60)
+"""
+
+
+def link_ids() -> set[int]:
+    """The numbers of all BPF links on this machine."""
+    library, found, following = Library(), set(), ctypes.create_string_buffer(128)
+    while True:
+        struct.pack_into("=I", following, 0, max(found, default=0))
+        try:
+            library.bpf(31, following)  # BPF_LINK_GET_NEXT_ID
+        except FileNotFoundError:
+            return found
+        found.add(struct.unpack_from("=I", following, 4)[0])
+
+
+def links_of(pid: int) -> set[int]:
+    """The numbers of the BPF links that a process holds."""
+    told = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return {
+        int(line.split()[1]) for text in told for line in text.splitlines() if line.startswith("link_id:")
+    }
+
+
+def test_no_probe_outlives_a_killed_tracer(bpf_object: Path, library: Path, hooks: list[Hook], puppet):
+    command = [sys.executable, "-c", LIVE, str(library), *(repr(tuple(hook)) for hook in hooks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdout is not None and tracer.stdout.readline() == "attached\n"
+        puppet.does(init())
+        held = links_of(tracer.pid)
+        tracer.kill()
+    deadline = time.monotonic() + 10
+    while link_ids() & held and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(held) >= 7 and not link_ids() & held
+    puppet.does(init())
