@@ -1,0 +1,174 @@
+"""Causes: each finds its category and is silent on all others; shares add up."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stallscope.diagnose.causes import Excess, explained
+from stallscope.diagnose.causes.registry import causes
+from stallscope.events import layout
+from stallscope.events.names import N_CATEGORIES, Category, Op
+
+from .builders import MS, dp_trace, every
+from .reports import SCHEMA, only, report_of
+
+FINDS = {
+    Category.LOCK: "lock_contention",
+    Category.OTHER_OFF: "blocked",
+    Category.SLEEP: "host_sleep",
+    Category.NET: "network_wait",
+    Category.CHILD: "input_starvation",
+    Category.DEVICE: "gpu_slow",
+    Category.STOPPED: "process_stopped",
+    Category.PREEMPTED: "cpu_preemption",
+    Category.FAULT: "page_fault",
+    Category.DRIVER: "driver",
+    Category.IO: "block_io",
+    Category.LAUNCH: "launch_bound",
+    Category.COPY: "host_device_copy",
+    Category.ALLOC: "cuda_alloc",
+    Category.ON_CPU: "host_compute",
+}
+"""Which cause a delay in a category has. Waits for other ranks are nobody's cause."""
+
+
+def excess(**by_category: float) -> Excess:
+    ledger = np.zeros(N_CATEGORIES)
+    for name, ns in by_category.items():
+        ledger[Category[name] - 1] = ns
+    return Excess(total_ns=float(ledger[ledger > 0].sum()), ledger_ns=ledger, n_steps=10)
+
+
+def shares(parts):
+    return {part.cause.name: part.share for part in parts}
+
+
+def test_every_category_but_the_wait_has_a_cause():
+    assert set(FINDS) == set(Category) - {Category.NONE, Category.WAIT_GPU}
+
+
+@pytest.mark.parametrize("category", FINDS, ids=lambda category: category.name.lower())
+def test_a_cause_finds_its_category_and_the_others_are_silent(category):
+    parts = explained(excess(**{category.name: 100 * MS}))
+    assert shares(parts) == {FINDS[category]: pytest.approx(1.0)}
+    assert parts[0].excess_ns == pytest.approx(100 * MS)
+    assert parts[0].cause.advice(parts[0].evidence)
+
+
+@pytest.mark.parametrize(
+    "category",
+    [c for c in FINDS if c not in (Category.ALLOC, Category.COPY, Category.LAUNCH, Category.DEVICE)],
+    ids=lambda category: category.name.lower(),
+)
+def test_a_delay_on_the_host_is_explained_by_its_category(category):
+    verdict = only(report_of(dp_trace(every(2, 7, 50 * MS, category=category))))
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], FINDS[category])
+    assert len(verdict.causes) == 1
+
+
+@pytest.mark.parametrize("category", [Category.ALLOC, Category.COPY], ids=lambda category: category.name.lower())
+def test_a_delay_in_cuda_calls_is_explained_by_its_category(category):
+    verdict = only(report_of(dp_trace(every(2, 7, 50 * MS, category=category))))
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], FINDS[category])
+
+
+def test_shares_are_those_of_the_excess():
+    parts = explained(excess(IO=60 * MS, PREEMPTED=30 * MS, ON_CPU=10 * MS))
+    assert shares(parts) == {
+        "block_io": pytest.approx(0.6),
+        "cpu_preemption": pytest.approx(0.3),
+        "host_compute": pytest.approx(0.1),
+    }
+
+
+def test_what_the_peers_do_more_explains_nothing():
+    assert shares(explained(excess(IO=60 * MS, ON_CPU=-50 * MS))) == {"block_io": 1.0}
+
+
+def test_small_parts_are_left_out():
+    assert list(shares(explained(excess(IO=97 * MS, ON_CPU=3 * MS)))) == ["block_io"]
+
+
+def test_what_no_category_shows_is_unknown():
+    part = Excess(total_ns=100.0 * MS, ledger_ns=excess(IO=30 * MS).ledger_ns, n_steps=5)
+    assert shares(explained(part)) == {"unknown": pytest.approx(0.7), "block_io": pytest.approx(0.3)}
+
+
+def test_many_short_synchronise_calls_are_one_cause():
+    ledger = excess(DEVICE=6 * MS, COPY=3 * MS, ON_CPU=12 * MS, IO=1 * MS).ledger_ns
+    many = Excess(total_ns=22.0 * MS, ledger_ns=ledger, n_steps=10, n_syncs=2000)
+    assert explained(many)[0].cause.name == "excessive_sync"
+    assert explained(many)[0].share == pytest.approx(21 / 22)
+    assert explained(many)[0].evidence["n_extra_syncs_per_step"] == 200
+    few = Excess(total_ns=22.0 * MS, ledger_ns=ledger, n_steps=10, n_syncs=100)
+    assert "excessive_sync" not in shares(explained(few))
+    long = Excess(total_ns=2200.0 * MS, ledger_ns=100 * ledger, n_steps=10, n_syncs=2000)
+    assert "excessive_sync" not in shares(explained(long))
+
+
+def test_evidence_says_who_took_the_cpu_and_for_how_long():
+    off = layout.empty(layout.OFFCPU, 3)
+    off["category"], off["pid"] = Category.PREEMPTED, 7
+    off["by_pid"], off["by_comm"] = [9, 9, 7], [b"stress", b"stress", b"python"]
+    off["duration_ns"] = [4 * MS, 6 * MS, 1 * MS]
+    found = Excess(total_ns=10.0 * MS, ledger_ns=excess(PREEMPTED=10 * MS).ledger_ns, n_steps=1, offcpu=off)
+    part = explained(found)[0]
+    assert part.evidence == {"n_intervals": 3, "longest_ms": 6.0, "by": ["stress"]}
+    assert "stress" in part.cause.advice(part.evidence)[0]
+
+
+def test_evidence_names_the_slow_calls():
+    calls = layout.empty(layout.CALLS, 3)
+    calls["op"] = [Op.ALLOC, Op.FREE, Op.COPY]
+    calls["symbol"], calls["duration_ns"] = [1, 2, 3], [5 * MS, 9 * MS, 50 * MS]
+    found = Excess(
+        total_ns=10.0 * MS,
+        ledger_ns=excess(ALLOC=10 * MS).ledger_ns,
+        n_steps=1,
+        calls=calls,
+        symbols=("", "cudaMalloc", "cudaFree", "cudaMemcpy"),
+    )
+    told = explained(found)[0].evidence
+    assert told == {"n_slow_calls": 2, "longest_ms": 9.0, "functions": ["cudaFree", "cudaMalloc"]}
+
+
+def test_blocked_names_system_calls_where_they_are_known():
+    off = layout.empty(layout.OFFCPU, 1)
+    off["category"], off["syscall_nr"], off["duration_ns"] = Category.OTHER_OFF, 61, 5 * MS
+    ledger = excess(OTHER_OFF=5 * MS).ledger_ns
+    known = explained(Excess(total_ns=5.0 * MS, ledger_ns=ledger, n_steps=1, offcpu=off))[0]
+    assert known.evidence["system_calls"] == [61]
+    unknown = explained(
+        Excess(total_ns=5.0 * MS, ledger_ns=ledger, n_steps=1, offcpu=off, knows_syscalls=False)
+    )[0]
+    assert "system_calls" not in unknown.evidence
+    assert known.cause.advice(known.evidence) != unknown.cause.advice(unknown.evidence)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.floats(-1e9, 1e9), min_size=N_CATEGORIES, max_size=N_CATEGORIES),
+    st.floats(0, 1e10),
+    st.integers(0, 5000),
+)
+def test_shares_never_exceed_the_whole(ledger, total_ns, n_syncs):
+    found = Excess(total_ns=total_ns, ledger_ns=np.array(ledger), n_steps=3, n_syncs=n_syncs)
+    parts = explained(found)
+    assert sum(part.share for part in parts) <= 1 + 1e-9
+    assert all(part.share >= 0.05 for part in parts)
+    assert [part.share for part in parts] == sorted((part.share for part in parts), reverse=True)
+    assert len({part.cause.name for part in parts}) == len(parts)
+
+
+def test_names_are_those_of_the_schema():
+    one = SCHEMA["$defs"]["verdict"]["properties"]["causes"]["items"]["properties"]["cause"]
+    assert {cause.name for cause in causes()} == set(one["enum"])
+
+
+def test_every_cause_says_what_it_is_and_what_to_do():
+    nothing = Excess(total_ns=1.0, ledger_ns=np.zeros(N_CATEGORIES), n_steps=1)
+    for cause in causes():
+        assert cause.title
+        assert isinstance(cause.evidence(nothing), dict)
+        assert 1 <= len(cause.advice({})) <= 3

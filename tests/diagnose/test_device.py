@@ -1,0 +1,89 @@
+"""The GPU's own clock: slowness that the host does not see."""
+
+import numpy as np
+
+from stallscope.events.names import Op
+
+from .builders import MS, Call, Job, data_parallel, every, trace_of
+from .reports import only, report_of
+
+RUNS_AHEAD = data_parallel(work_ns=500_000, gpu_ns=3 * MS)
+"""The host enqueues faster than the GPU works: who is slow shows on the GPU only."""
+
+
+def slow_gpu(ns, rank=1, first=10, until=60, **rest):
+    late = {(rank, step): int(ns(step)) for step in range(first, until)}
+    return trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=late, has_gpu_times=True, **rest))
+
+
+def test_a_slow_gpu_is_named_though_its_host_is_on_time():
+    verdict = only(report_of(slow_gpu(lambda step: 4 * MS)))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("device", [1], [0, 2, 3])
+    assert verdict.causes[0].cause.name == "gpu_slow"
+    assert abs(verdict.late_ms["median"] - 4) < 0.2
+
+
+def test_a_gpu_that_works_by_turns_is_shared():
+    rng = np.random.default_rng(0)
+    verdict = only(report_of(slow_gpu(lambda step: rng.exponential(5 * MS) + 1.2 * MS)))
+    assert (verdict.kind, verdict.ranks) == ("device", [1])
+    assert verdict.causes[0].cause.name == "gpu_shared"
+
+
+def test_without_gpu_times_nobody_is_accused():
+    late = {(1, step): 4 * MS for step in range(10, 60)}
+    report = report_of(trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=late)))
+    assert not [verdict for verdict in report.verdicts if verdict.ranks]
+
+
+def test_gpus_that_are_all_slow_are_healthy():
+    late = {(rank, step): 4 * MS for rank in range(4) for step in range(10, 60)}
+    assert report_of(trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=late, has_gpu_times=True))).healthy
+
+
+def test_gpu_clocks_may_differ_and_drift():
+    trace = slow_gpu(lambda step: 4 * MS)
+    rows = trace.collectives
+    for rank, (offset, drift) in enumerate([(0, 0), (10**12, 40e-6), (-(10**9), -40e-6), (5, 10e-6)]):
+        mine = rows["pid"] == 1000 + rank
+        for column in ("gpu_start_ns", "gpu_end_ns"):
+            rows[column][mine] += offset + (drift * rows[column][mine]).astype(np.int64)
+    assert only(report_of(trace)).ranks == [1]
+
+
+def test_a_late_host_is_not_taken_for_a_slow_gpu():
+    program = data_parallel(gpu_ns=500_000)
+    trace = trace_of(Job(program, delays=tuple(every(2, 4, 50 * MS)), has_gpu_times=True))
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks) == ("straggler", [2])
+
+
+def test_a_slow_gpu_and_a_late_host_are_two_verdicts():
+    late = {(1, step): 4 * MS for step in range(10, 60)}
+    job = Job(
+        RUNS_AHEAD,
+        n_steps=60,
+        gpu_late_ns=late,
+        has_gpu_times=True,
+        delays=tuple(every(3, 6, 80 * MS, until=60)),
+    )
+    report = report_of(trace_of(job))
+    assert {(verdict.kind, *verdict.ranks) for verdict in report.verdicts} == {("device", 1), ("straggler", 3)}
+
+
+def test_a_few_slow_steps_of_a_gpu_are_not_enough():
+    assert report_of(slow_gpu(lambda step: 4 * MS, first=20, until=23)).healthy
+
+
+def test_gpu_times_of_some_ranks_only_do_no_harm():
+    trace = slow_gpu(lambda step: 4 * MS)
+    mine = trace.collectives["pid"] == 1001
+    trace.collectives["gpu_start_ns"][mine] = trace.collectives["gpu_end_ns"][mine] = -1
+    assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]
+
+
+def test_sends_do_not_confuse_it():
+    program = (*RUNS_AHEAD, Call(((0, 1), (2, 3)), op=Op.SEND, count=5, work_ns=100_000, waits=True))
+    late = {(2, step): 6 * MS for step in range(10, 60)}
+    report = report_of(trace_of(Job(program, n_steps=60, gpu_late_ns=late, has_gpu_times=True)))
+    assert {tuple(verdict.ranks) for verdict in report.verdicts} <= {(2,), ()}

@@ -1,0 +1,114 @@
+"""Jobs and traces of odd shapes: nothing crashes, nobody is accused without reason."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.events.names import Op
+from stallscope.events.trace import Trace
+
+from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of, where
+from .reports import blamed, only, report_of
+
+DELAYS = every(2, 7, 50 * MS)
+SLOW = dp_trace(DELAYS)
+
+
+def with_column(name, value):
+    rows = SLOW.collectives.copy()
+    rows[name] = value(rows) if callable(value) else value
+    return replace(SLOW, collectives=rows)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        Trace(),
+        replace(SLOW, collectives=SLOW.collectives[:0]),
+        where(SLOW, np.arange(len(SLOW.collectives)) == 0),
+        where(SLOW, SLOW.collectives["pid"] == 1002),
+        dp_trace(every(0, 7, 50 * MS), n_ranks=1),
+        with_column("seq", 0),
+        with_column("seq", -1),
+        with_column("ts_ns", lambda rows: rows["ts_ns"][0]),
+        trace_of(Job((Call(((0, 0),), op=Op.SEND),), n_ranks=1)),
+    ],
+    ids=["empty", "no calls", "one call", "one rank of four", "one rank", "unnumbered", "unknown numbers"]
+    + ["no time passes", "sends to itself"],
+)
+def test_what_cannot_be_compared_accuses_nobody(trace):
+    assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        replace(SLOW, processes=SLOW.processes[:0]),
+        replace(SLOW, clocks=(), ends_ns=()),
+        replace(SLOW, ends_ns=(-1,)),
+        replace(SLOW, snapshots=SLOW.snapshots[:0]),
+        with_column("comm_rank", -1),
+        with_column("nranks", -1),
+        with_column("count", -1),
+        with_column("stream", 2**64 - 1),
+        where(SLOW, np.random.default_rng(0).permutation(len(SLOW.collectives))),
+        replace(SLOW, collectives=np.concatenate([SLOW.collectives] * 2)),
+        replace(SLOW, processes=np.concatenate([SLOW.processes] * 2)),
+        with_column("ts_ns", lambda rows: rows["ts_ns"] + 30 * 86_400 * 10**9 * (rows["seq"] > 60)),
+        trace_of(Job((*data_parallel(), Call(((0,), (1,), (2,), (3,)), count=3)), delays=tuple(DELAYS))),
+    ],
+    ids=["no processes", "no clocks", "end unknown", "no snapshots", "rank unknown", "size unknown"]
+    + ["count unknown", "large stream", "in any order", "told twice", "processes told twice", "a month's gap"]
+    + ["a communicator of one"],
+)
+def test_what_is_not_known_does_not_hide_the_culprit(trace):
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks, verdict.period_steps) == ("straggler", [2], 7)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.01, 0.05])
+def test_lost_records_name_nobody_else(share):
+    rng = np.random.default_rng(4)
+    for _ in range(3):
+        kept = where(SLOW, rng.random(len(SLOW.collectives)) >= share)
+        assert {tuple(v.ranks) for v in report_of(replace(kept, lost={"arrival": 9})).verdicts} <= {(2,)}
+
+
+@pytest.mark.parametrize("op", [op for op in Op if Op.NONE < op < Op.SEND], ids=lambda op: op.name.lower())
+def test_every_collective_carries_blame(op):
+    job = Job((Call(((0, 1, 2, 3),), op=op, waits=True),), delays=tuple(DELAYS))
+    assert only(report_of(trace_of(job))).ranks == [2]
+
+
+def test_a_ring_of_sends_carries_blame():
+    ring = Call(((0, 1), (1, 2), (2, 3), (3, 0)), op=Op.SEND, waits=True)
+    verdict = only(report_of(trace_of(Job((ring,), delays=tuple(DELAYS)))))
+    assert (verdict.ranks, verdict.cost.is_lower_bound) == ([2], True)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 4])
+def test_the_first_steps_of_a_job_are_no_reason_to_accuse(n_steps):
+    assert report_of(dp_trace(every(1, 2, 50 * MS, first=0), n_steps=n_steps)).healthy
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 5, 33])
+def test_jobs_of_any_size(n_ranks):
+    trace = dp_trace(every(1, 4, 50 * MS, until=60), n_ranks=n_ranks, n_steps=60)
+    assert blamed(report_of(trace)) == [("straggler", (1,), 4, "host_sleep")]
+
+
+def test_ledgers_that_make_no_sense_do_not_crash():
+    for seed in range(10):
+        noise = np.random.default_rng(seed).integers(-(1 << 60), 1 << 60, SLOW.collectives["ledger_ns"].shape)
+        report_of(with_column("ledger_ns", noise))
+
+
+def test_records_that_make_no_sense_do_not_crash():
+    rng = np.random.default_rng(7)
+    for _ in range(10):
+        rows = SLOW.collectives.copy()
+        for name in ("op", "datatype", "seq", "comm_rank", "nranks", "peer_rank", "count", "n_syncs", "flags"):
+            hit = rng.random(len(rows)) < 0.05
+            rows[name][hit] = rng.integers(0, 200, hit.sum())
+        report_of(replace(SLOW, collectives=rows))

@@ -1,0 +1,153 @@
+"""Verdicts as data and in words."""
+
+import json
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from stallscope.diagnose import text
+from stallscope.diagnose.verdict import CostSaid, Report, Verdict, as_json, wall_text
+from stallscope.events.names import Category
+from stallscope.events.trace import Clock
+
+from .builders import EPOCH_NS, MS, START_NS, dp_trace, every
+from .reports import SCHEMA, only, report_of
+
+TRACE = dp_trace(every(2, 7, 50 * MS, category=Category.IO))
+
+
+def test_since_is_when_the_first_delay_began():
+    """The clock reading ties 0 on the monotonic clock to EPOCH_NS; the job begins START_NS after it."""
+    verdict = only(report_of(TRACE))
+    step_ns, least_ns = 3 * (2 * MS + 10_000) + 110_000, 3 * (2 * MS + 10_000)
+    begin = verdict.since_ns - EPOCH_NS - START_NS
+    assert 5 * least_ns <= begin <= 6 * step_ns
+    # The last of five delays is that of step 33.
+    assert verdict.until_ns - verdict.since_ns >= (33 - 5 - 1) * least_ns + 5 * 50 * MS
+    data = as_json(report_of(TRACE))["verdicts"][0]
+    assert data["since"].startswith("2023-11-14T22:13:30.")
+    assert data["since"] < data["until"]
+
+
+def test_without_a_clock_reading_there_is_no_wall_time():
+    data = as_json(report_of(replace(TRACE, clocks=())))["verdicts"][0]
+    assert (data["since"], data["until"]) == (None, None)
+
+
+def test_the_nearest_clock_reading_counts():
+    late = Clock(0, START_NS + 200 * MS, EPOCH_NS + START_NS + 200 * MS + 7_000 * MS)
+    early = Clock(0, START_NS, EPOCH_NS + START_NS)
+    verdict = only(report_of(replace(TRACE, clocks=(early, late))))
+    # From the first delay at 30 ms to the last near 400 ms: the wall clock was put forward by 7 s in between.
+    assert verdict.until_ns - verdict.since_ns > 7_000 * MS
+
+
+@pytest.mark.parametrize(
+    ("wall_ns", "wanted"),
+    [
+        (None, None),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_795_815_136_223_999_999, "2026-11-27T21:32:16.223Z"),
+        (1_700_000_000_001_000_000, "2023-11-14T22:13:20.001Z"),
+    ],
+)
+def test_wall_times_are_utc_with_milliseconds(wall_ns, wanted):
+    assert wall_text(wall_ns) == wanted
+
+
+def test_every_wall_time_keeps_its_milliseconds():
+    for ms in range(0, 1000):
+        assert wall_text(1_795_815_136_000_000_000 + ms * MS).endswith(f"16.{ms:03d}Z")
+
+
+def test_rounds_of_the_verdict_are_the_late_ones():
+    verdict = only(report_of(TRACE))
+    assert verdict.first_round in range(5 * 3, 6 * 3)
+    assert verdict.last_round in range(33 * 3, 34 * 3)
+    assert verdict.comm_hash == f"{int(TRACE.collectives['comm_hash'][0]):016x}"
+    assert verdict.n_late_rounds == 15
+    assert verdict.n_rounds == 120
+
+
+def test_what_was_looked_at_is_counted():
+    looked_at = report_of(replace(TRACE, lost={"arrival": 3, "call": 4})).looked_at
+    assert looked_at["n_ranks"] == 4
+    assert looked_at["n_communicators"] == looked_at["n_nodes"] == 1
+    assert looked_at["n_rounds"] == 120
+    assert looked_at["n_lost_records"] == 7
+    seen = TRACE.collectives["ts_ns"]
+    assert looked_at["seconds"] == pytest.approx((seen.max() - seen.min()) / 1e9, abs=1e-3)
+
+
+def test_lost_records_and_late_attach_lower_the_confidence():
+    sure = only(report_of(TRACE)).confidence
+    assert only(report_of(replace(TRACE, lost={"arrival": 3}))).confidence < sure
+    rows = TRACE.collectives.copy()
+    rows["flags"] |= 8
+    assert only(report_of(replace(TRACE, collectives=rows))).confidence < sure
+
+
+def test_recurrence_raises_the_confidence():
+    few = only(report_of(dp_trace(every(2, 12, 50 * MS, until=40), n_ranks=8)))
+    many = only(report_of(dp_trace(every(2, 3, 50 * MS, until=40), n_ranks=8)))
+    assert few.confidence < many.confidence <= 0.99
+
+
+def test_a_report_in_words_tells_the_story():
+    words = text.report(report_of(replace(TRACE, lost={"arrival": 3}), usd_per_gpu_hour=2.0))
+    lines = words.splitlines()
+    assert lines[0] == "Events: made by hand."
+    assert "3 records lost" in lines[1]
+    assert "Rank 2 on host-a drags the job: 50.0 ms late every 7 steps" in words
+    for part in ("since", "late", "why", "waiting ranks 0, 1, 3", "cost", "USD", "sure", "next"):
+        assert part in words
+
+
+def test_no_price_is_said():
+    assert "--usd-per-gpu-hour" in text.report(report_of(TRACE))
+
+
+def test_many_ranks_are_cut_short():
+    gone = Verdict(kind="hang", summary="", ranks=list(range(40)), evidence={"waited_s": 12.0})
+    said = text.summary(replace(gone, first_round=3, comm_hash="00" * 8))
+    assert "and 28 more" in said
+    assert len(said) < 200
+
+
+def test_a_whole_node_is_one_verdict():
+    delays = [*every(4, 5, 50 * MS), *every(5, 5, 50 * MS)]
+    node = (0, 0, 1, 1, 2, 2, 3, 3)
+    report = report_of(dp_trace(delays, n_ranks=8, node=node, offset_ns=(0,) * 4))
+    verdict = only(report)
+    assert (verdict.ranks, verdict.nodes) == ([4, 5], ["host-c"])
+    assert verdict.evidence["is_whole_node"] is True
+    assert "Node host-c (ranks 4, 5)" in verdict.summary
+    assert verdict.victims == [0, 1, 2, 3, 6, 7]
+
+
+def test_every_kind_can_be_said_and_is_valid():
+    for kind in SCHEMA["$defs"]["verdict"]["properties"]["kind"]["enum"]:
+        verdict = Verdict(
+            kind=kind,
+            summary="x",
+            ranks=[1] if kind not in ("imbalance", "inconclusive") else [],
+            late_ms={"median": 2500.0, "max": 3000.0},
+            cost=CostSaid(1.5, 0.2, 3.0, True),
+            abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
+            evidence={"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0},
+        )
+        report = Report("x", report_of(TRACE).looked_at, [replace(verdict, summary=text.summary(verdict))])
+        jsonschema.validate(json.loads(json.dumps(as_json(report))), SCHEMA)
+        assert text.summary(verdict) in text.report(report)
+
+
+def test_the_schema_refuses_what_it_does_not_know():
+    data = as_json(report_of(TRACE))
+    for broken in (
+        data | {"more": 1},
+        data | {"verdicts": [data["verdicts"][0] | {"kind": "slow"}]},
+        {name: value for name, value in data.items() if name != "healthy"},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, SCHEMA)
