@@ -81,7 +81,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         status = stack.enter_context(closing(StatusLine(out)))
         if aside := set_aside_if_of_another_boot(options.db, boot_id(), time.time_ns()):
             status.note(f"the trace of before the last boot is kept as {aside}")
-        stack.enter_context(only_writer(options.db))
+        stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
         _run(options, probes, store, status=status, stop=stop)
@@ -193,6 +193,12 @@ class _Scribe:
         for number in set(numbers.tolist()) - self._symbol_of.keys():
             self._symbol_of[number] = self._store.symbol(SYMBOLS[number]) if number else 0
         return np.array([self._symbol_of[number] for number in numbers.tolist()], numbers.dtype)
+
+
+def _group_of_the_user() -> int | None:
+    """The group of whoever called sudo, so that `explain` needs no root; None without sudo."""
+    group = os.environ.get("SUDO_GID", "")
+    return int(group) if group.isdecimal() else None
 
 
 @contextmanager

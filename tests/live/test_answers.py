@@ -17,10 +17,9 @@ pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 SECONDS = 7.0
 
 
-def explained(db: Path, *, unprivileged: bool = False) -> dict[str, Any]:
-    """The report on a trace, by the command; by a user without any rights if asked for."""
-    prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if unprivileged else []
-    command = [*prefix, *traced.COMMAND, "explain", "--json", "--db", str(db)]
+def explained(db: Path) -> dict[str, Any]:
+    """The report on a trace, by the command."""
+    command = [*traced.COMMAND, "explain", "--json", "--db", str(db)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

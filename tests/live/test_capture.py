@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from stallscope.agent import Options, trace
 from stallscope.demo.job import BUCKET_COUNT, N_BUCKETS
 from stallscope.demo.live import Job
+from stallscope.errors import BadTrace
 from stallscope.events.names import CollectiveFlag, Datatype, Op
 from stallscope.events.trace import Trace
 from stallscope.store import node
@@ -194,3 +196,42 @@ def test_the_size_of_the_trace_is_kept_by_dropping_the_oldest(agent, job, only):
     assert kept.collectives["ts_ns"][0] > whole.collectives["ts_ns"][0]
     assert len(kept.processes) == len(whole.processes)
     assert tracer.db.stat().st_size < 1.2 * half
+
+
+def test_the_user_who_called_sudo_reads_the_trace_without_root(agent, job, only, monkeypatch):
+    """While it is written, and afterwards."""
+    monkeypatch.setenv("SUDO_GID", "65534")
+    job = job(seconds=30)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        db = Path(folder) / "trace.db"
+        tracer = agent("--db", str(db), *only(job))
+        job.go()
+        tracer.says("1 communicator")
+        assert len(node.read(db).collectives) > 0  # which also imports what the user may not read himself
+        assert n_read(db, uid=65534, gid=65534) > 0
+        assert n_read(db, uid=65534, gid=65533) < 0
+        assert tracer.ended(signal.SIGINT) == 0
+        assert n_read(db, uid=65534, gid=65534) > 0
+
+
+def n_read(db: Path, *, uid: int, gid: int) -> int:
+    """Collectives that a user with no more rights than these reads; -1: none, by a clear error."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+        try:
+            said = str(len(node.read(db).collectives))
+        except BadTrace:
+            said = "-1"
+        except BaseException as error:  # noqa: BLE001 (told to the test, which fails on it)
+            said = repr(error)
+        os.write(send, said.encode())
+        os._exit(0)
+    os.close(send)
+    os.waitpid(child, 0)
+    with os.fdopen(receive) as text:
+        return int(text.read())

@@ -16,15 +16,16 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 
 @contextmanager
-def only_writer(path: Path) -> Iterator[None]:
+def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
     """Inside the with block this process is the only one that writes the trace at `path`.
 
+    group: number of the group that may read a trace that is made here; its owner may in any case.
     The lock is the kernel's (flock) and goes with the process, however that ends. Raises StorageFailed when
     another one has it, or the file cannot be written. To be left after the trace is closed.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = _opened(path, group)
     except OSError as error:
         raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --db") from error
     try:
@@ -36,6 +37,17 @@ def only_writer(path: Path) -> Iterator[None]:
         ) from error
     finally:
         os.close(fd)
+
+
+def _opened(path: Path, group: int | None) -> int:
+    """The file, made if missing. SQLite gives the files beside it the same owner, group and mode."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if group is not None:
+        os.fchown(fd, -1, group)
+    return fd
 
 
 def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path | None:
