@@ -13,6 +13,7 @@ from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, every, trac
 from .reports import only, report_of
 
 LIMITS = Thresholds()
+LEAST_NS = LIMITS.min_late_ns
 TENSOR = Call(((0, 1), (2, 3)), count=10, waits=True)
 DATA = Call(((0, 2), (1, 3)), count=500, waits=True)
 
@@ -138,7 +139,7 @@ def test_a_late_victim_of_a_send_is_not_named():
 
 def test_a_rank_that_is_late_again_and_again_among_quiet_ones_is_named():
     found = [late(2, step) for step in range(0, 30, 5)]
-    assert list(recurring(found, 8, LIMITS)) == [2]
+    assert list(recurring(found, 8, least_ns=LEAST_NS, limits=LIMITS)) == [2]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 8])
@@ -150,7 +151,7 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
         rng = np.random.default_rng(seed)
         sizes = 50 * MS * rng.lognormal(0, spread, 60)
         found = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
-        n_named += bool(recurring(found, n_ranks, LIMITS))
+        n_named += bool(recurring(found, n_ranks, least_ns=LEAST_NS, limits=LIMITS))
     family_chance = 4.2 * LIMITS.chance
     assert n_named <= n_jobs * family_chance + 3 * np.sqrt(n_jobs * family_chance)
 
@@ -158,11 +159,11 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
 def test_small_delays_of_the_others_do_not_hide_large_ones():
     found = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
     found += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
-    assert 2 in recurring(found, 4, LIMITS)
+    assert 2 in recurring(found, 4, least_ns=LEAST_NS, limits=LIMITS)
 
 
 def test_fewer_than_three_late_steps_name_nobody():
-    assert not recurring([late(2, 5), late(2, 10)], 100, LIMITS)
+    assert not recurring([late(2, 5), late(2, 10)], 100, least_ns=LEAST_NS, limits=LIMITS)
 
 
 def test_a_one_off_is_long_and_alone():

@@ -67,7 +67,9 @@ def test_a_delay_on_the_host_is_explained_by_its_category(category):
     assert len(verdict.causes) == 1
 
 
-@pytest.mark.parametrize("category", [Category.ALLOC, Category.COPY], ids=lambda category: category.name.lower())
+@pytest.mark.parametrize(
+    "category", [Category.ALLOC, Category.COPY], ids=lambda category: category.name.lower()
+)
 def test_a_delay_in_cuda_calls_is_explained_by_its_category(category):
     verdict = only(report_of(dp_trace(every(2, 7, 50 * MS, category=category))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], FINDS[category])

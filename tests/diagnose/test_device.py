@@ -68,7 +68,10 @@ def test_a_slow_gpu_and_a_late_host_are_two_verdicts():
         delays=tuple(every(3, 6, 80 * MS, until=60)),
     )
     report = report_of(trace_of(job))
-    assert {(verdict.kind, *verdict.ranks) for verdict in report.verdicts} == {("device", 1), ("straggler", 3)}
+    assert {(verdict.kind, *verdict.ranks) for verdict in report.verdicts} == {
+        ("device", 1),
+        ("straggler", 3),
+    }
 
 
 def test_a_few_slow_steps_of_a_gpu_are_not_enough():

@@ -21,47 +21,43 @@ def with_column(name, value):
     return replace(SLOW, collectives=rows)
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        Trace(),
-        replace(SLOW, collectives=SLOW.collectives[:0]),
-        where(SLOW, np.arange(len(SLOW.collectives)) == 0),
-        where(SLOW, SLOW.collectives["pid"] == 1002),
-        dp_trace(every(0, 7, 50 * MS), n_ranks=1),
-        with_column("seq", 0),
-        with_column("seq", -1),
-        with_column("ts_ns", lambda rows: rows["ts_ns"][0]),
-        trace_of(Job((Call(((0, 0),), op=Op.SEND),), n_ranks=1)),
-    ],
-    ids=["empty", "no calls", "one call", "one rank of four", "one rank", "unnumbered", "unknown numbers"]
-    + ["no time passes", "sends to itself"],
-)
+NOTHING_TO_COMPARE = {
+    "empty": Trace(),
+    "no calls": replace(SLOW, collectives=SLOW.collectives[:0]),
+    "one call": where(SLOW, np.arange(len(SLOW.collectives)) == 0),
+    "one rank of four": where(SLOW, SLOW.collectives["pid"] == 1002),
+    "one rank": dp_trace(every(0, 7, 50 * MS), n_ranks=1),
+    "unnumbered": with_column("seq", 0),
+    "numbers unknown": with_column("seq", -1),
+    "no time passes": with_column("ts_ns", lambda rows: rows["ts_ns"][0]),
+    "sends to itself": trace_of(Job((Call(((0, 0),), op=Op.SEND),), n_ranks=1)),
+}
+A_MONTH_NS = 30 * 86_400 * 10**9
+LITTLE_KNOWN = {
+    "no processes": replace(SLOW, processes=SLOW.processes[:0]),
+    "no clocks": replace(SLOW, clocks=(), ends_ns=()),
+    "end unknown": replace(SLOW, ends_ns=(-1,)),
+    "no snapshots": replace(SLOW, snapshots=SLOW.snapshots[:0]),
+    "rank unknown": with_column("comm_rank", -1),
+    "size unknown": with_column("nranks", -1),
+    "count unknown": with_column("count", -1),
+    "large stream": with_column("stream", 2**64 - 1),
+    "in any order": where(SLOW, np.random.default_rng(0).permutation(len(SLOW.collectives))),
+    "told twice": replace(SLOW, collectives=np.concatenate([SLOW.collectives] * 2)),
+    "processes told twice": replace(SLOW, processes=np.concatenate([SLOW.processes] * 2)),
+    "a month's gap": with_column("ts_ns", lambda rows: rows["ts_ns"] + A_MONTH_NS * (rows["seq"] > 60)),
+    "a communicator of one": trace_of(
+        Job((*data_parallel(), Call(((0,), (1,), (2,), (3,)), count=3)), delays=tuple(DELAYS))
+    ),
+}
+
+
+@pytest.mark.parametrize("trace", NOTHING_TO_COMPARE.values(), ids=NOTHING_TO_COMPARE)
 def test_what_cannot_be_compared_accuses_nobody(trace):
     assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        replace(SLOW, processes=SLOW.processes[:0]),
-        replace(SLOW, clocks=(), ends_ns=()),
-        replace(SLOW, ends_ns=(-1,)),
-        replace(SLOW, snapshots=SLOW.snapshots[:0]),
-        with_column("comm_rank", -1),
-        with_column("nranks", -1),
-        with_column("count", -1),
-        with_column("stream", 2**64 - 1),
-        where(SLOW, np.random.default_rng(0).permutation(len(SLOW.collectives))),
-        replace(SLOW, collectives=np.concatenate([SLOW.collectives] * 2)),
-        replace(SLOW, processes=np.concatenate([SLOW.processes] * 2)),
-        with_column("ts_ns", lambda rows: rows["ts_ns"] + 30 * 86_400 * 10**9 * (rows["seq"] > 60)),
-        trace_of(Job((*data_parallel(), Call(((0,), (1,), (2,), (3,)), count=3)), delays=tuple(DELAYS))),
-    ],
-    ids=["no processes", "no clocks", "end unknown", "no snapshots", "rank unknown", "size unknown"]
-    + ["count unknown", "large stream", "in any order", "told twice", "processes told twice", "a month's gap"]
-    + ["a communicator of one"],
-)
+@pytest.mark.parametrize("trace", LITTLE_KNOWN.values(), ids=LITTLE_KNOWN)
 def test_what_is_not_known_does_not_hide_the_culprit(trace):
     verdict = only(report_of(trace))
     assert (verdict.kind, verdict.ranks, verdict.period_steps) == ("straggler", [2], 7)
@@ -108,7 +104,17 @@ def test_records_that_make_no_sense_do_not_crash():
     rng = np.random.default_rng(7)
     for _ in range(10):
         rows = SLOW.collectives.copy()
-        for name in ("op", "datatype", "seq", "comm_rank", "nranks", "peer_rank", "count", "n_syncs", "flags"):
+        for name in (
+            "op",
+            "datatype",
+            "seq",
+            "comm_rank",
+            "nranks",
+            "peer_rank",
+            "count",
+            "n_syncs",
+            "flags",
+        ):
             hit = rng.random(len(rows)) < 0.05
             rows[name][hit] = rng.integers(0, 200, hit.sum())
         report_of(replace(SLOW, collectives=rows))

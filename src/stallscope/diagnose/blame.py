@@ -135,7 +135,7 @@ def _where(table: Cells, mask: Array) -> Cells:
 def noise_ns(line: Timeline, table: Cells) -> float:
     """How much the self time of a quiet rank varies from step to step (robust standard deviation).
 
-    The lower quartile over the ranks: a disturbed rank does not raise it, also when there are only two.
+    The median over the ranks; with few of them the lower quartile, which one disturbed rank of two cannot raise.
     """
     total = np.concatenate([[0], np.cumsum(line.self_ns)])
     own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
@@ -144,7 +144,13 @@ def noise_ns(line: Timeline, table: Cells) -> float:
         mine = own[table.process == process]
         if len(mine) >= 4:
             spreads.append(1.4826 * float(np.median(np.abs(mine - np.median(mine)))))
-    return float(np.quantile(spreads, 0.25)) if spreads else 0.0
+    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if spreads else 0.0
+
+
+def least_late_ns(line: Timeline, table: Cells, limits: Thresholds) -> float:
+    """From which lateness on a single step of this job counts as late."""
+    step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
+    return max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise)
 
 
 def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds) -> list[LateStep]:
@@ -152,14 +158,35 @@ def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds)
     if not len(table.step):
         return []
     step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
-    least = max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise)
+    least = least_late_ns(line, table, limits)
     steady = max(limits.min_late_ns, limits.steady_step_share * step_ns, limits.steady_noise_factor * noise)
     needed = np.where(_is_steady(table, steady, limits)[table.process], steady, least)
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
     is_held = ~is_late & (table.held_ns >= least)
+    is_late &= ~_absorbed(line, table, is_late, limits)
     found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+
+
+def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
+    """Late cells of ranks whose late steps last no longer than steps in which nobody is late: nobody had to wait.
+
+    Nothing is said where there are too few such steps to compare with.
+    """
+    out = np.zeros(len(is_late), bool)
+    before = np.maximum(table.first_row - 1, 0)
+    length = line.rows["ts_ns"][table.end_row - 1] - line.rows["ts_ns"][before]
+    is_quiet = ~np.isin(table.step, np.unique(table.step[is_late]))
+    for process in np.unique(table.process[is_late]):
+        mine = table.process == process
+        late, quiet = mine & is_late, mine & is_quiet
+        if quiet.sum() < limits.steady_steps:
+            continue
+        longer = float(np.median(length[late]) - np.median(length[quiet]))
+        if longer < limits.elongation * float(np.median(table.rise_ns[late])):
+            out |= late
+    return out
 
 
 def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float) -> LateStep:
@@ -196,13 +223,18 @@ def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:
     for process in np.unique(table.process):
         mine = table.process == process
         late, own = table.rise_ns[mine], table.excess_ns[mine]
-        often = float(np.mean(late >= least_ns)) >= limits.steady_share
+        often = float(np.mean(late >= least_ns)) >= limits.steady_share and len(late) >= limits.steady_steps
         out[process] = often and float(np.median(own)) >= limits.source_share * float(np.median(late))
     return out
 
 
-def recurring(found: list[LateStep], n_processes: int, limits: Thresholds) -> dict[int, list[LateStep]]:
-    """The processes to name, each with its late steps; one-off delays are left out (see one_offs())."""
+def recurring(
+    found: list[LateStep], n_processes: int, *, least_ns: float, limits: Thresholds
+) -> dict[int, list[LateStep]]:
+    """The processes to name, each with its late steps; one-off delays are left out (see one_offs()).
+
+    least_ns: the threshold of a late step, see least_late_ns().
+    """
     left = [late for late in found if not _is_one_off(late, found, limits)]
     by_process: dict[int, list[LateStep]] = {}
     for late in left:
@@ -210,15 +242,33 @@ def recurring(found: list[LateStep], n_processes: int, limits: Thresholds) -> di
     named = {}
     for process, own in by_process.items():
         size = 0.5 * float(np.median([late.excess_ns for late in own]))
-        n_own = sum(late.excess_ns >= size for late in own)
         others = [
-            sum(late.excess_ns >= size for late in by_process.get(other, []))
+            n_events([one for one in by_process.get(other, []) if one.excess_ns >= size], least_ns, limits)
             for other in range(n_processes)
             if other != process
         ]
-        if len(own) >= limits.min_late_steps and _beyond_chance(n_own, others, limits.chance):
+        n_own = n_events([one for one in own if one.excess_ns >= size], least_ns, limits)
+        enough = limits.min_late_steps if _is_clear(own, least_ns, limits) else limits.min_unclear_steps
+        if n_own >= enough and _beyond_chance(n_own, others, limits.chance):
             named[process] = own
     return named
+
+
+def n_events(late: list[LateStep], least_ns: float, limits: Thresholds) -> int:
+    """How many independent delays these late steps of one rank are.
+
+    Clear ones count each. Hosts wander by themselves and stay slow for some steps: small ones in a row count once,
+    and more for every further `steady_steps` of them.
+    """
+    if not late or _is_clear(late, least_ns, limits):
+        return len(late)
+    steps = np.unique([one.step for one in late])
+    runs = np.split(steps, np.flatnonzero(np.diff(steps) > 2) + 1)
+    return sum(1 + len(run) // limits.steady_steps * limits.min_unclear_steps for run in runs)
+
+
+def _is_clear(late: list[LateStep], least_ns: float, limits: Thresholds) -> bool:
+    return float(np.median([one.excess_ns for one in late])) >= limits.clear_factor * least_ns
 
 
 def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:

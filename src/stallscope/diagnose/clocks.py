@@ -192,7 +192,7 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
 
 def _meetings(line: Timeline) -> _Meetings:
     """The rounds that ranks of several nodes take part in, seen from each node."""
-    release, is_last = _releases(line)
+    release, is_last = releases(line)
     usable = _spans_nodes(line)[line.comm] & (np.isin(line.rows["op"], SYNCHRONISING_OPS) | line.is_p2p)
     rows = np.flatnonzero(usable)
     number, _ = numbered(line.comm[rows], line.rows["seq"][rows])
@@ -232,7 +232,7 @@ def _spans_nodes(line: Timeline) -> Array:
     return low < high
 
 
-def _releases(line: Timeline) -> tuple[Array, Array]:
+def releases(line: Timeline) -> tuple[Array, Array]:
     """When each row's process was first released from a wait after that arrival (UNKNOWN: it was not seen), and
     whether that was before its next arrival.
     """

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.blame import Cells, LateStep, noise_ns, usual_step_ns
+from stallscope.diagnose.clocks import Clocks, releases
 from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
@@ -22,10 +24,13 @@ _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shar
 
 @dataclass(frozen=True)
 class SlowDevice:
-    """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts."""
+    """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts.
+    seen_by: what told it.
+    """
 
     late: list[LateStep]
     is_irregular: bool
+    seen_by: str
 
 
 def device_excess_ns(line: Timeline, plan: Programs) -> Array:
@@ -81,7 +86,41 @@ def slow_devices(
             continue
         late = [_late(table, int(i), float(sums[i])) for i in during[sums[during] >= least]]
         values = sums[during]
-        slow[process] = SlowDevice(late, bool(np.std(values) >= _IRREGULAR * np.mean(values)))
+        is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
+        slow[process] = SlowDevice(late, is_irregular, "start and end of collectives on the GPUs")
+    return slow
+
+
+def released_late(
+    line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, limits: Thresholds
+) -> dict[int, SlowDevice]:
+    """Processes that are released from their waits later than the others from the same round, step after step.
+
+    A collective ends for all its ranks at once; what one GPU still has to do after it takes longer where the GPU
+    is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. Where
+    ranks also send to each other, a wait can be for those too: then nothing is said.
+    """
+    if line.is_p2p.any():
+        return {}
+    release, is_last = releases(line)
+    rows = np.flatnonzero(is_last & ~line.is_p2p)
+    common = release[rows] - (line.rows["ts_ns"][rows] - clocks.arrival_ns[rows])
+    late = common - median_of_others(met.round[rows], common)
+    late = np.where(
+        np.abs(late) < limits.clock_error_factor * clocks.error_ns[line.node[line.process[rows]]], 0, late
+    )
+    cell_of_row = np.full(len(line.rows), -1)
+    for cell, (first, end) in enumerate(zip(table.first_row.tolist(), table.end_row.tolist(), strict=True)):
+        cell_of_row[first:end] = cell
+    least = max(limits.released_late_ns, limits.released_late_share * usual_step_ns(line, table))
+    slow: dict[int, SlowDevice] = {}
+    for process in np.unique(table.process).tolist():
+        mine = (line.process[rows] == process) & (cell_of_row[rows] >= 0) & np.isfinite(late)
+        if mine.sum() < 2 * limits.steady_steps or np.quantile(late[mine], 0.2) < least:
+            continue
+        pairs = zip(cell_of_row[rows][mine].tolist(), late[mine].tolist(), strict=True)
+        steps = [_late(table, cell, excess) for cell, excess in pairs if excess >= least]
+        slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
     return slow
 
 

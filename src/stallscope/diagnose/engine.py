@@ -11,6 +11,7 @@ from stallscope.diagnose.blame import (
     cells,
     judged,
     late_steps,
+    least_late_ns,
     one_offs,
     recurring,
     usual_step_ns,
@@ -19,16 +20,18 @@ from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import Clocks, aligned, wall_ns
 from stallscope.diagnose.cost import Cost, cost
-from stallscope.diagnose.device import SlowDevice, device_excess_ns, slow_devices
+from stallscope.diagnose.device import SlowDevice, device_excess_ns, released_late, slow_devices
 from stallscope.diagnose.excess import excess_ns, held_ns, ledger_excess_ns
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage
 from stallscope.diagnose.period import period_steps
 from stallscope.diagnose.programs import Programs, programs
 from stallscope.diagnose.rounds import Rounds, rounds
+from stallscope.diagnose.slowdown import slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline, timeline
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
+from stallscope.diagnose.wedged import Wedged, wedged
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, CollectiveFlag
 from stallscope.events.trace import Trace
@@ -74,35 +77,122 @@ def diagnose(
     """
     limits = limits or Thresholds()
     case = _case(trace, limits, usd_per_gpu_hour)
-    odd = [_mismatch(case, one) for one in mismatches(case.line, case.met, case.arrival_ns)]
+    odd = [
+        _mismatch(case, one) for one in mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)
+    ]
     if told.is_told(trace):
         return told.report(trace, odd, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
-    found = late_steps(case.line, case.met, case.judged, limits=limits)
-    named = recurring(found, case.line.n_processes, limits)
-    device = slow_devices(
-        case.line,
-        case.judged,
-        device_excess_ns(case.line, case.plan),
-        limits=limits,
-        found=found,
-    )
-    stage = slow_stage(case.line, case.plan, case.judged, limits=limits)
-    uneven = moving([late for late in found if late.process not in device], named, case.judged)
-    hang = stuck(case.line, case.clocks, trace, now_ns=_now_ns(case), limits=limits)
+    line, table = case.line, case.judged
+    found = late_steps(line, case.met, table, limits=limits)
+    named = recurring(found, line.n_processes, least_ns=least_late_ns(line, table, limits), limits=limits)
+    device = _slow_devices(case, found)
+    stage = slow_stage(line, case.plan, table, limits=limits)
+    unexplained = [late for late in found if late.process not in device]
+    uneven = moving(line, unexplained, named, table=table, limits=limits)
     verdicts = [
         *odd,
-        *([_hang(case, hang)] if hang else []),
+        *([] if odd else _standstill(case)),
         *_stragglers(case, named),
         *(_device(case, process, one) for process, one in device.items() if process not in named),
         *([_stage(case, stage)] if stage else []),
         *([_moving(case, uneven)] if uneven else []),
     ]
     once, benign = _once(case, one_offs(found, limits))
+    verdicts += once
+    if not verdicts:
+        verdicts = _alike(case)
     return Report(
         source=trace.source,
         looked_at=_looked_at(case),
-        verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in [*verdicts, *once]],
+        verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
         benign=benign + _warm_up(case),
+    )
+
+
+def _slow_devices(case: Case, found: list[LateStep]) -> dict[int, SlowDevice]:
+    """GPUs that are slow by their own times; without such times, by when their ranks are released."""
+    excess = device_excess_ns(case.line, case.plan)
+    if excess.any():
+        return slow_devices(case.line, case.judged, excess, limits=case.limits, found=found)
+    return released_late(case.line, case.judged, case.met, clocks=case.clocks, limits=case.limits)
+
+
+def _standstill(case: Case) -> list[Verdict]:
+    """The hang at the end of the trace: of missing ranks, or of all."""
+    now_ns = _now_ns(case)
+    hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits)
+    if hang:
+        return [_hang(case, hang)]
+    all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
+    return [_wedged(case, all_wait)] if all_wait else []
+
+
+def _alike(case: Case) -> list[Verdict]:
+    """All ranks slow alike: said only when nothing else is."""
+    change = slowdown(case.line, case.judged, case.limits)
+    if change is None:
+        return []
+    on_host = change.host_share >= 0.5
+    why = (
+        "every rank slowed down alike: look at what they share (input, file system, network, code)"
+        if on_host
+        else "no rank is late on its host: device or fabric, rank unknown"
+    )
+    return [
+        Verdict(
+            kind="inconclusive",
+            summary="",
+            n_rounds=case.met.n_rounds,
+            since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
+            n_incidents=1,
+            confidence=0.5,
+            abstained_because=why,
+            advice=[
+                "Record the GPUs' side too (NCCL profiler plugin, NVML clocks), which tells the ranks apart."
+            ]
+            if not on_host
+            else [
+                "Compare with the time before: deployment, data shard, shared file system, co-located jobs."
+            ],
+            evidence={
+                "step_ms_before": round(change.before_ns / 1e6, 3),
+                "step_ms_after": round(change.after_ns / 1e6, 3),
+                "host_share": round(change.host_share, 3),
+                "n_steps": change.n_steps,
+            },
+        )
+    ]
+
+
+def _wedged(case: Case, found: Wedged) -> Verdict:
+    line = case.line
+    ranks = sorted(int(line.rank[process]) for process in found.odd)
+    row = line.rows[found.row]
+    because = None if ranks else "every rank has entered every round: the device or the fabric holds them"
+    evidence: dict[str, object] = {"waited_s": round(found.for_ns / 1e9, 1)}
+    if ranks:
+        evidence["crossed_order"] = True
+    return Verdict(
+        kind="hang",
+        summary="",
+        ranks=ranks,
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in found.odd}),
+        comm_hash=f"{int(row['comm_hash']):016x}",
+        first_round=int(row["seq"]),
+        last_round=int(row["seq"]),
+        n_rounds=case.met.n_rounds,
+        since_ns=wall_ns(case.trace, case.first_node, found.since_ns),
+        n_incidents=1,
+        confidence=0.85 if ranks else 0.6,
+        victims=sorted(int(line.rank[process]) for process in found.waiting),
+        cost=_said(case, found.for_ns * len(found.waiting) / 1e9, is_lower_bound=True),
+        advice=[
+            "That rank issues its collectives on two communicators in another order than the others: make it the same."
+            if ranks
+            else "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
+        ],
+        abstained_because=because,
+        evidence=evidence,
     )
 
 
@@ -321,7 +411,7 @@ def _device(case: Case, process: int, slow: SlowDevice) -> Verdict:
     why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
     values = np.array([one.excess_ns for one in slow.late]) / 1e6
     evidence: dict[str, object] = {
-        "seen_by": "start and end of collectives on the GPUs",
+        "seen_by": slow.seen_by,
         "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
     }
     part = Explained(why, 1.0, total, evidence)

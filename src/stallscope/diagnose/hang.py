@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
+from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -107,8 +108,10 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     )
 
 
-def mismatches(line: Timeline, met: Rounds, arrival_ns: Array) -> list[Mismatch]:
+def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array) -> list[Mismatch]:
     """Rounds whose ranks disagree on operation, count or datatype. Late attachers are not accused of it.
+
+    In small groups, where no majority tells who is odd, the same call in the other groups of the program does.
 
     Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
     """
@@ -133,14 +136,17 @@ def mismatches(line: Timeline, met: Rounds, arrival_ns: Array) -> list[Mismatch]
         is_numbered_twice = len(np.unique(line.process[members])) < len(members)
         if n_odd[comm_of_round[number]] > 3 or is_numbered_twice:
             continue
-        told.append(_mismatch(line, members, call[members], arrival_ns))
+        alike = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
+        told.append(_mismatch(line, members, call, alike=alike, arrival_ns=arrival_ns))
     return told
 
 
-def _mismatch(line: Timeline, members: Array, call: Array, arrival_ns: Array) -> Mismatch:
-    values, counts = np.unique(call, return_counts=True)
+def _mismatch(line: Timeline, members: Array, call: Array, *, alike: Array, arrival_ns: Array) -> Mismatch:
+    """members: rows of the round. call: by row, what was called. alike: rows of the same call in all groups."""
+    values, counts = np.unique(call[alike], return_counts=True)
     usual = values[np.argmax(counts)]
-    odd = members[call != usual] if counts.max() * 2 > len(members) else members
+    differs = members[call[members] != usual]
+    odd = differs if counts.max() * 2 > len(alike) and len(differs) else members
     rows = line.rows[members]
     return Mismatch(
         comm=int(line.comm[members[0]]),

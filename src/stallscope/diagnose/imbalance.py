@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep, usual_step_ns
+from stallscope.diagnose.blame import Cells, LateStep, least_late_ns, usual_step_ns
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -56,14 +56,25 @@ def slow_stage(line: Timeline, plan: Programs, table: Cells, *, limits: Threshol
     )
 
 
-def moving(found: list[LateStep], named: dict[int, list[LateStep]], table: Cells) -> Moving | None:
-    """Late steps of ranks that were not named, when they are too many to be nothing."""
+def moving(
+    line: Timeline,
+    found: list[LateStep],
+    named: dict[int, list[LateStep]],
+    *,
+    table: Cells,
+    limits: Thresholds,
+) -> Moving | None:
+    """Late steps of ranks that were not named, when they are too many and too long to be nothing."""
     left = tuple(late for late in found if late.process not in named)
     n_steps = len(np.unique(table.step))
     n_late = len({late.step for late in left})
-    if n_late < max(5, 0.1 * n_steps) or len({late.process for late in left}) < 2:
+    if n_late < max(5, 0.05 * n_steps) or len({late.process for late in left}) < 2:
         return None
-    return Moving(left, n_steps)
+    size = float(np.median([late.late_ns for late in left]))
+    is_long = size >= limits.moving_step_share * usual_step_ns(line, table)
+    is_frequent = n_late >= limits.moving_steps_share * n_steps
+    is_clear = size >= 2 * least_late_ns(line, table, limits)
+    return Moving(left, n_steps) if is_clear and (is_long or is_frequent) else None
 
 
 def _per_step(line: Timeline, table: Cells, value: Array) -> Array:

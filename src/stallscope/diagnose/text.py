@@ -105,6 +105,13 @@ def _hang(verdict: Verdict) -> str:
         if verdict.first_round is not None
         else "what others wait for"
     )
+    if verdict.abstained_because:
+        return f"The job hangs for {waited} s, and no rank can be named: {verdict.abstained_because}."
+    if verdict.evidence.get("crossed_order"):
+        return (
+            f"The job hangs for {waited} s: {_ranks(verdict.ranks)} entered the rounds of two communicators in "
+            "another order than the others."
+        )
     doing = verdict.evidence.get("doing")
     said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"

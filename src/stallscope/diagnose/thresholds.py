@@ -28,11 +28,29 @@ class Thresholds:
     source_share: float = 0.5
     """A late rank is slow itself when its own excess explains this share of its lateness; else it is a victim."""
 
+    steady_steps: int = 8
+    """... and only when so many steps were judged: hosts wander, and stay slow for a few steps by themselves."""
+
     min_late_steps: int = 3
     """A rank is named after this many late steps: once is chance, twice is coincidence."""
 
     chance: float = 0.015
     """... if the other ranks' late steps make so many a chance of at most this (Poisson)."""
+
+    clear_factor: float = 3.0
+    """Late steps this many times above the threshold count one by one; smaller ones in a row count as one."""
+
+    min_unclear_steps: int = 5
+    """... and of those so many are needed before a rank is named."""
+
+    moving_step_share: float = 0.5
+    """Delays that move around are told when they are this share of a step, or so ..."""
+
+    moving_steps_share: float = 0.3
+    """... frequent: this share of the steps, and twice the threshold."""
+
+    elongation: float = 0.3
+    """Late steps must be longer than the rank's other steps by this share of the lateness: else it was absorbed."""
 
     one_off_ns: int = 1_000_000_000
     """A single delay is told from this length on ..."""
@@ -66,6 +84,18 @@ class Thresholds:
 
     same_program: float = 0.8
     """Ranks run the same program when this share (Jaccard) of their pairs of successive calls is the same."""
+
+    slowdown_factor: float = 1.5
+    """All ranks alike are called slow when steps take so many times what they took before ..."""
+
+    slowdown_steps: int = 10
+    """... for at least so many steps, after as many at the former pace."""
+
+    released_late_share: float = 0.03
+    """A GPU is called slow when its rank is released this share of a step after the others in four steps of five ..."""
+
+    released_late_ns: int = 100_000
+    """... and by at least this: healthy ranks are released within some ten microseconds of each other."""
 
     clock_error_factor: float = 2.0
     """Lateness below so many clock errors counts for nothing."""

@@ -11,9 +11,11 @@ from stallscope.diagnose import text
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
+from stallscope.diagnose.slow_work import slow_work
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.unfinished import Standstill, standstill, tells_completion
 from stallscope.diagnose.verdict import Report, Verdict
+from stallscope.diagnose.work import work
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
@@ -35,6 +37,9 @@ def report(trace: Trace, odd: list[Verdict], *, limits: Thresholds, usd_per_gpu_
     if tells_completion(trace):
         held = standstill(trace)
         verdicts += [_hang(trace, held)] if held else []
+    done = work(trace, first_step=limits.warm_up_steps)
+    if done is not None:
+        verdicts += slow_work(trace, done, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     return Report(
         source=trace.source,
         looked_at=_looked_at(trace),

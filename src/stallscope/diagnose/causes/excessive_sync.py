@@ -4,7 +4,7 @@ from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
 from stallscope.events.names import Category
 
 _MANY_PER_STEP = 20
-_AT_MOST_NS = 300_000  # a call that waits longer than this waits for work, it is not one too many
+_AT_MOST_NS = 1_000_000  # a call that waits longer than this waits for work, it is not one too many
 
 
 def _claims_ns(excess: Excess) -> float:

@@ -1,0 +1,75 @@
+"""All ranks alike become slower at some moment: nobody arrives late, so no rank stands out.
+
+The host's own time tells two cases apart: it grew on every rank (something they share), or it did not and only
+the waits grew (the device or the fabric; the rank is unknown from the host's side).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.blame import Cells
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import Array
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """From first_step on, steps take after_ns where they took before_ns. host_share: share of the growth that is
+    host time of the ranks themselves. at_ns: when, on the first process's clock.
+    """
+
+    first_step: int
+    before_ns: float
+    after_ns: float
+    host_share: float
+    at_ns: int
+    n_steps: int
+
+
+def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+    """The lasting change of the step time, if there is one; the median over the ranks is looked at."""
+    steps = np.unique(table.step)
+    n_least = limits.slowdown_steps
+    if len(steps) < 2 * n_least:
+        return None
+    duration, host = (
+        _per_step(line, table, line.interval_ns, steps),
+        _per_step(line, table, line.host_ns, steps),
+    )
+    best = _change(duration, n_least)
+    before, after = float(np.median(duration[:best])), float(np.median(duration[best:]))
+    low, high = np.quantile(duration[best:], 0.2), np.quantile(duration[:best], 0.8)
+    if after < limits.slowdown_factor * before or low <= high or after - before < limits.min_late_ns:
+        return None
+    grown = float(np.median(host[best:]) - np.median(host[:best]))
+    first = table.first_row[table.step == steps[best]][0]
+    return Slowdown(
+        first_step=int(steps[best]),
+        before_ns=before,
+        after_ns=after,
+        host_share=min(max(grown / (after - before), 0.0), 1.0),
+        at_ns=int(line.rows["ts_ns"][first]),
+        n_steps=len(steps) - best,
+    )
+
+
+def _per_step(line: Timeline, table: Cells, value: Array, steps: Array) -> Array:
+    """Median over the processes of a value's sum in each step: float64 (steps,)."""
+    total = np.concatenate([[0], np.cumsum(value)])
+    sums = total[table.end_row] - total[table.first_row]
+    return np.array([np.median(sums[table.step == step]) for step in steps])
+
+
+def _change(values: Array, n_least: int) -> int:
+    """Where to cut a sequence so that the two parts differ most, against their spread."""
+    best, best_score = n_least, -1.0
+    ranked = np.log(np.maximum(values, 1.0))
+    for cut in range(n_least, len(values) - n_least + 1):
+        score = (
+            abs(float(np.median(ranked[cut:]) - np.median(ranked[:cut]))) * min(cut, len(values) - cut) ** 0.5
+        )
+        if score > best_score:
+            best, best_score = cut, score
+    return best

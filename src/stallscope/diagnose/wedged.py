@@ -1,0 +1,93 @@
+"""Jobs that stand still though no rank is missing: every rank has entered every round, and all wait.
+
+Either the ranks entered the rounds of two communicators in different orders, so that their GPUs wait for each
+other: then the rank whose order differs from the rest of its program is named. Or the order is the same
+everywhere, and the device or the fabric holds the round: then no rank can be named from the host's side.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.clocks import Clocks
+from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Wedged:
+    """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
+    since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
+    """
+
+    odd: Array
+    waiting: Array
+    since_ns: int
+    for_ns: int
+    row: int
+
+
+def wedged(
+    line: Timeline, plan: Programs, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> Wedged | None:
+    """The standstill at the end of a trace in which all ranks wait for the GPU, if there is one."""
+    if line.n_processes < 2 or not _all_wait(line, trace):
+        return None
+    last_row = np.append(np.flatnonzero(line.is_first)[1:], len(line.rows)) - 1
+    since = int(clocks.arrival_ns[last_row].max())
+    gaps = np.diff(clocks.arrival_ns)[~line.is_first[1:]]
+    usual_gap = float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
+    if now_ns - since < max(limits.hang_after_ns, limits.hang_gap_factor * usual_gap):
+        return None
+    odd = _out_of_order(line, plan)
+    return Wedged(
+        odd=odd,
+        waiting=np.setdiff1d(np.arange(line.n_processes), odd),
+        since_ns=since,
+        for_ns=now_ns - since,
+        row=int(last_row[odd[0]] if len(odd) else last_row[0]),
+    )
+
+
+def _all_wait(line: Timeline, trace: Trace) -> bool:
+    """Whether the last that is known of every process is that it waits for its GPU."""
+    states = np.sort(trace.snapshots, order="ts_ns")
+    last = {(int(s["node"]), int(s["pid"])): s for s in states}
+    for node, pid in zip(line.node.tolist(), line.pid.tolist(), strict=True):
+        state = last.get((node, pid))
+        if state is None or not state["alive"] or int(state["category"]) != Category.WAIT_GPU:
+            return False
+    return True
+
+
+def _out_of_order(line: Timeline, plan: Programs) -> Array:
+    """Processes whose calls since their last release are the program's calls in another order."""
+    odd = []
+    for program in np.unique(plan.program):
+        members = np.flatnonzero(plan.program == program)
+        orders = {int(process): _since_release(line, plan, int(process)) for process in members}
+        counts: dict[tuple[int, ...], int] = {}
+        for order in orders.values():
+            counts[order] = counts.get(order, 0) + 1
+        usual = max(counts, key=lambda order: counts[order])
+        if counts[usual] * 2 <= len(members):
+            continue
+        odd += [p for p, order in orders.items() if order != usual and _crosses(order, usual)]
+    return np.array(odd, np.int64)
+
+
+def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, ...]:
+    rows = np.flatnonzero(line.process == process)
+    released = int(line.rows["wait_leave_ns"][rows[-1]])
+    after = rows[line.rows["ts_ns"][rows] > released] if released != UNKNOWN else rows[-64:]
+    return tuple(plan.key[after].tolist())
+
+
+def _crosses(order: tuple[int, ...], usual: tuple[int, ...]) -> bool:
+    """Whether the calls that both have come in another order."""
+    common = set(order) & set(usual)
+    return [key for key in order if key in common] != [key for key in usual if key in common]

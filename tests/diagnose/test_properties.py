@@ -1,0 +1,154 @@
+"""What must not change the blame: other numbers, other clocks, more healthy ranks, a shorter trace."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stallscope.demo.recording import recorded
+from stallscope.events import layout
+from stallscope.events.layout import TABLES, UNKNOWN
+from stallscope.events.names import Category, Op
+from stallscope.events.trace import Trace
+
+from .builders import MS, Call, Job, dp_trace, every, trace_of
+from .reports import blamed, only, report_of
+
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NESTED = (
+    Call(((0, 1), (2, 3)), count=10, waits=True),
+    Call(((0, 2), (1, 3)), count=500, waits=True),
+)
+BUILT = {
+    "data": dp_trace(every(2, 5, 50 * MS, category=Category.IO)),
+    "nested": trace_of(Job(NESTED, delays=tuple(every(1, 4, 50 * MS)))),
+    "healthy": dp_trace(),
+}
+TIMES_OF_EVENTS = ("ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Trace:
+    return recorded()
+
+
+@pytest.fixture(params=[*BUILT, "shipped"])
+def trace(request, shipped) -> Trace:
+    return BUILT.get(request.param, shipped)
+
+
+def shifted(trace: Trace, ns: int) -> Trace:
+    """The trace as a host would have told it that started earlier or later."""
+    out = {}
+    for table in TABLES:
+        rows = getattr(trace, table.name).copy()
+        for name in TIMES_OF_EVENTS:
+            if name in (rows.dtype.names or ()):
+                rows[name] = np.where(rows[name] == UNKNOWN, UNKNOWN, rows[name] + ns)
+        out[table.name] = rows
+    clocks = tuple(replace(clock, monotonic_ns=clock.monotonic_ns + ns) for clock in trace.clocks)
+    return replace(trace, **out, clocks=clocks, ends_ns=tuple(end + ns for end in trace.ends_ns))
+
+
+def renumbered(trace: Trace, new: list[int]) -> Trace:
+    """The trace with rank i numbered new[i]; process numbers change along."""
+    pids = np.sort(trace.processes["pid"])
+    rank_of = dict(zip(trace.processes["pid"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    new_pid = {pid: 50_000 + new[rank_of[pid]] for pid in pids.tolist()}
+    out = {}
+    for table in TABLES:
+        rows = getattr(trace, table.name).copy()
+        rows["pid"] = [new_pid[pid] for pid in rows["pid"].tolist()]
+        if table is layout.PROCESSES:
+            rows["rank"] = [new[rank] for rank in rows["rank"].tolist()]
+        out[table.name] = rows
+    return replace(trace, **out)
+
+
+def test_the_shipped_recording_is_explained(shipped):
+    verdict = only(report_of(shipped))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [2], [0, 1, 3])
+    assert verdict.period_steps == 14
+
+
+@FEW
+@given(new=st.permutations(range(4)))
+def test_renumbering_the_ranks_renumbers_the_blame(trace, new):
+    wanted = sorted(
+        (kind, tuple(new[r] for r in ranks), *rest) for kind, ranks, *rest in blamed(report_of(trace))
+    )
+    assert blamed(report_of(renumbered(trace, list(new)))) == wanted
+
+
+@FEW
+@given(ns=st.integers(-5 * 10**9, 10**17))
+def test_the_time_of_day_does_not_matter(trace, ns):
+    begin = int(trace.collectives["ts_ns"].min())
+    before, after = report_of(trace), report_of(shifted(trace, max(ns, -begin + 1)))
+    assert blamed(after) == blamed(before)
+    assert [v.cost for v in after.verdicts] == [v.cost for v in before.verdicts]
+    assert [v.since_ns for v in after.verdicts] == [v.since_ns for v in before.verdicts]
+
+
+@FEW
+@given(seed=st.integers(0, 1000), n_more=st.integers(1, 6))
+def test_more_healthy_ranks_do_not_change_the_blame(seed, n_more):
+    delays = every(2, 5, 50 * MS, category=Category.IO)
+    trace = dp_trace(delays, n_ranks=4 + n_more, seed=seed)
+    assert blamed(report_of(trace)) == blamed(report_of(BUILT["data"]))
+
+
+def test_a_healthy_rank_added_to_the_recording_does_not_change_the_blame(shipped):
+    """A fifth rank that does what rank 0 does, a little later."""
+    rows = shipped.collectives
+    more = rows[rows["pid"] == shipped.processes["pid"][shipped.processes["rank"] == 0][0]].copy()
+    more["pid"], more["comm_rank"] = 77_777, 4
+    more["ts_ns"] += 50_000
+    process = shipped.processes[:1].copy()
+    process["pid"], process["rank"] = 77_777, 4
+    joined = replace(
+        shipped,
+        collectives=np.concatenate([rows, more]),
+        processes=np.concatenate([shipped.processes, process]),
+    )
+    assert blamed(report_of(joined)) == blamed(report_of(shipped))
+
+
+@FEW
+@given(share=st.floats(0.6, 1.0))
+def test_cutting_the_trace_at_a_round_leaves_the_blame(trace, share):
+    rows = trace.collectives
+    cut = {
+        hash_: int(share * rows["seq"][rows["comm_hash"] == hash_].max())
+        for hash_ in np.unique(rows["comm_hash"])
+    }
+    kept = rows[rows["seq"] <= np.array([cut[hash_] for hash_ in rows["comm_hash"].tolist()])]
+    last = int(kept["ts_ns"].max())
+    report = report_of(replace(trace, collectives=kept, ends_ns=(last,)))
+    assert {name[:2] for name in blamed(report)} == {name[:2] for name in blamed(report_of(trace))}
+
+
+@FEW
+@given(offset_ns=st.integers(-(10**6), 10**6), drift=st.floats(-2e-5, 2e-5))
+def test_gpu_clocks_do_not_matter(offset_ns, drift):
+    late = {(1, step): 4 * MS for step in range(10, 60)}
+    program = (
+        Call(((0, 1, 2, 3),), work_ns=500_000, gpu_ns=3 * MS),
+        Call(((0, 1, 2, 3),), count=7, waits=True),
+    )
+    trace = trace_of(Job(program, n_steps=60, gpu_late_ns=late, has_gpu_times=True))
+    wanted = blamed(report_of(trace))
+    mine = trace.collectives["pid"] == 1001
+    for column in ("gpu_start_ns", "gpu_end_ns"):
+        values = trace.collectives[column][mine]
+        trace.collectives[column][mine] = values + offset_ns + (drift * values).astype(np.int64)
+    assert wanted
+    assert blamed(report_of(trace)) == wanted
+
+
+def test_a_ring_of_sends_can_be_renumbered():
+    ring = Call(((0, 1), (1, 2), (2, 3), (3, 0)), op=Op.SEND, waits=True)
+    trace = trace_of(Job((ring,), delays=tuple(every(2, 7, 50 * MS))))
+    assert [v.ranks for v in report_of(renumbered(trace, [2, 3, 1, 0])).verdicts] == [[1]]
