@@ -91,15 +91,13 @@ def _causes(trace: Trace, done: Work, process: int, steps: list[int]) -> list[Ex
     total = sum(longer.values())
     if total <= 0:
         return []
-    said = {name: f"{kinds[name][1]:.2f} x its peers'" for name in longer if longer[name] >= 0.05 * total}
+    said = [f"{name} {kinds[name][1]:.2f} x as long" for name in longer if longer[name] >= 0.05 * total]
     collected = sum(excess for name, excess in longer.items() if name in _COLLECTOR)
     parts = [
         Explained(
             cause("host_compute"), collected / total, collected * len(steps), {"work": "garbage collection"}
         ),
-        Explained(
-            cause("unknown"), 1 - collected / total, (total - collected) * len(steps), {"longer": said}
-        ),
+        Explained(cause("unknown"), 1 - collected / total, (total - collected) * len(steps), {"work": said}),
     ]
     return sorted((part for part in parts if part.share >= 0.05), key=lambda part: -part.share)
 
