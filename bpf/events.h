@@ -73,6 +73,7 @@ enum collective_flag {
 	COLLECTIVE_THREADS_LOST = 2,
 	COLLECTIVE_LATE_ATTACH = 8,
 	COLLECTIVE_GROUPED = 16,
+	COLLECTIVE_GRAPH = 32,
 };
 
 enum off_cpu_flag {
@@ -98,6 +99,10 @@ enum action {
 	ACTION_GROW,		/* (comm, nranks, unique id *, rank, comm *) */
 	ACTION_DESTROY,		/* (comm) */
 	ACTION_SET_DEVICE,	/* (device) */
+	ACTION_CAPTURE_BEGIN,	/* (stream, ...) */
+	ACTION_CAPTURE_END,	/* (stream, graph *) */
+	ACTION_INSTANTIATE,	/* (executable graph *, graph, ...) */
+	ACTION_GRAPH_LAUNCH,	/* (executable graph, stream) */
 };
 
 struct arrival { /* one collective or point-to-point call */
@@ -262,6 +267,7 @@ struct process {
 	s64 n_synced;		/* n_collectives when the last synchronise call ended */
 	s64 wait_enter_ns;
 	s64 wait_leave_ns;
+	s64 capture_ns;		/* when the CUDA graph capture began that goes on; 0 none */
 	u64 arrival_low[4];	/* accounts of categories 1 to 4 at the last arrival */
 	u64 n_lost;		/* times a GPU thread found no slot */
 	u32 n_syncs;
@@ -271,7 +277,7 @@ struct process {
 	struct slot slots[N_SLOTS];
 };
 _Static_assert(sizeof(struct slot) == 176, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 10) + 16 + N_SLOTS * 176, "process");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 11) + 16 + N_SLOTS * 176, "process");
 
 /* Counted per CPU, never silently lost. */
 enum counter {
@@ -289,6 +295,7 @@ enum counter {
 	MISSED_WAKEUP,
 	STOLEN,			/* times a thread that counts as running was not, by the scheduler's account: put right */
 	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
+	UNGRAPHED,		/* calls on more communicators than are followed through a CUDA graph */
 	N_COUNTERS,
 };
 

@@ -3,59 +3,14 @@
  *
  * A communicator is known across ranks by a hash: of its 128-byte unique id; for one that is split off, of its
  * parent's hash, the number of splits of the parent before, and the colour. One made before the attach has hash 0. */
-#include "probe.h"
+#include "arrival.h"
 
-#define N_COMMS 4096
-#define N_PEERS 16384
 #define N_HELD 64
 #define N_DEVICES 16
 #define N_EXCLUDED 64
 #define ID_WORDS 16
 #define SHRUNK_COLOR (-2)
 #define NCCL_IN_PROGRESS 7
-
-struct comm_key {
-	u64 comm;
-	u32 tgid;
-	u32 spare;
-};
-
-struct comm {
-	u64 hash;
-	s64 born_ns;
-	s64 seq;
-	s32 rank;
-	s32 nranks;
-	s32 device;
-	s32 n_splits;
-	u32 flags;
-	u32 spare;
-};
-
-struct peer_key {
-	u64 comm;
-	s64 born_ns; /* of the communicator: a handle may be used again */
-	u32 tgid;
-	s32 peer;
-	u32 op;
-	u32 spare;
-};
-
-struct held { /* a call inside a group */
-	u64 comm_hash;
-	u64 comm;
-	s64 seq;
-	s64 count;
-	u64 stream;
-	s32 comm_rank;
-	s32 nranks;
-	s32 peer_rank;
-	s32 device;
-	u32 flags;
-	u16 op;
-	u8 datatype;
-	u8 reduce_op;
-};
 
 struct group {
 	u32 n;
@@ -65,154 +20,11 @@ struct group {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, N_COMMS);
-	__type(key, struct comm_key);
-	__type(value, struct comm);
-} comms SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, N_PEERS);
-	__type(key, struct peer_key);
-	__type(value, s64);
-} peers SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct group);
 } groups SEC(".maps");
-
-/* ---- arrivals ---- */
-
-INLINE u64 mixed(u64 hash, u64 word)
-{
-	hash = (hash ^ word) * 0x100000001b3ULL; /* FNV-1a, a word at a time; the shift brings high bits down */
-	return hash ^ hash >> 29;
-}
-
-#define HASH_BASIS 0xcbf29ce484222325ULL
-
-/* The communicator's entry; made here for one from before the attach. */
-INLINE struct comm *comm_of(struct comm_key *key)
-{
-	struct comm *comm = bpf_map_lookup_elem(&comms, key);
-	struct comm made = { .rank = -1, .nranks = -1, .device = -1, .flags = COLLECTIVE_LATE_ATTACH };
-
-	if (comm)
-		return comm;
-	made.born_ns = bpf_ktime_get_ns();
-	bpf_map_update_elem(&comms, key, &made, BPF_NOEXIST);
-	comm = bpf_map_lookup_elem(&comms, key);
-	if (!comm)
-		count(LOST_COMM);
-	return comm;
-}
-
-INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm, u32 op, s32 peer)
-{
-	struct peer_key key = { .comm = comm_key->comm, .tgid = comm_key->tgid, .peer = peer, .op = op };
-	s64 zero = 0, *seq;
-
-	key.born_ns = comm->born_ns;
-	seq = bpf_map_lookup_elem(&peers, &key);
-	if (!seq) {
-		bpf_map_update_elem(&peers, &key, &zero, BPF_NOEXIST);
-		seq = bpf_map_lookup_elem(&peers, &key);
-	}
-	return seq ? __sync_fetch_and_add(seq, 1) : -1;
-}
-
-/* A change that is half done, by a thread that lost the CPU in the middle of it, leaves two accounts wrong by its time
- * stamp: one below nothing, the other above the process's age. Taking now for that stamp, they are wrong by no more
- * than the change has been waiting. */
-INLINE void mend(struct arrival *a, s64 born_ns)
-{
-	s64 age = a->ts_ns - born_ns;
-
-#pragma unroll
-	for (int c = 0; c < N_CATEGORIES; c++) {
-		if (a->ledger_ns[c] < 0)
-			a->ledger_ns[c] += a->ts_ns;
-		else if (a->ledger_ns[c] > age)
-			a->ledger_ns[c] -= a->ts_ns;
-	}
-}
-
-/* The process's ledger now, and what else an arrival tells of the process. */
-INLINE void fill(struct arrival *a, struct process *p)
-{
-	u64 ended, word, id = bpf_get_current_pid_tgid();
-	u32 active;
-
-	a->pid = id >> 32;
-	a->tid = id;
-	a->flags = 0;
-	for (int i = 0; i < 4; i++) {
-		ended = LOAD(&p->ended);
-		word = LOAD(&p->word);
-		a->ts_ns = bpf_ktime_get_ns();
-		active = most_active(word);
-#pragma unroll
-		for (int c = 1; c <= N_CATEGORIES; c++)
-			a->ledger_ns[c - 1] = p->ns[c] + (c == active ? a->ts_ns : 0);
-		a->flags = LOAD(&p->begun) != ended ? COLLECTIVE_TORN : 0;
-		if (!a->flags)
-			break;
-	}
-	if (a->flags) {
-		count(TORN_SNAPSHOT);
-		mend(a, p->born_ns);
-	} else {
-#pragma unroll
-		for (int c = LOCK; c < CHILD; c++)
-			p->arrival_low[c - 1] = a->ledger_ns[c - 1];
-	}
-	if (p->n_lost)
-		a->flags |= COLLECTIVE_THREADS_LOST;
-	a->n_threads = 0;
-#pragma unroll
-	for (int i = 0; i < N_SLOTS; i++)
-		a->n_threads += !!(word >> 8 * i & 0xff);
-	a->wait_enter_ns = p->wait_leave_ns ? p->wait_enter_ns : -1;
-	a->wait_leave_ns = p->wait_leave_ns ? p->wait_leave_ns : -1;
-	a->n_syncs = p->n_syncs;
-	a->n_allocs = p->n_allocs;
-	a->n_copies = p->n_copies;
-	a->n_launches = p->n_launches;
-	a->spare = 0;
-	raw(EVENT_SNAPSHOT, a->ts_ns, id >> 32, id, 0);
-}
-
-INLINE void complete(struct arrival *a, const struct held *h)
-{
-	a->comm_hash = h->comm_hash;
-	a->comm = h->comm;
-	a->seq = h->seq;
-	a->count = h->count;
-	a->stream = h->stream;
-	a->comm_rank = h->comm_rank;
-	a->nranks = h->nranks;
-	a->peer_rank = h->peer_rank;
-	a->device = h->device;
-	a->op = h->op;
-	a->datatype = h->datatype;
-	a->reduce_op = h->reduce_op;
-	a->flags |= h->flags;
-}
-
-INLINE void arrive(struct process *p, const struct held *h)
-{
-	struct arrival *a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
-
-	if (!a)
-		return count(LOST_ARRIVAL); /* its seq is taken: the hole is seen */
-	fill(a, p);
-	complete(a, h);
-	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
-}
 
 /* The calls of a group arrive together, at its end. */
 INLINE void arrive_together(struct process *p, struct group *g)
@@ -241,30 +53,18 @@ INLINE void arrive_together(struct process *p, struct group *g)
 
 INLINE void collective(struct process *p, struct thread *t, u64 cookie, const u64 args[16])
 {
-	struct comm_key key = { .comm = arg(args, cookie, COMM_ARG, 0), .tgid = bpf_get_current_pid_tgid() >> 32 };
-	struct comm *comm = comm_of(&key);
 	struct group *g = NULL;
 	struct held h = {};
 
-	h.comm = key.comm;
+	h.comm = arg(args, cookie, COMM_ARG, 0);
 	h.op = cookie_op(cookie);
 	h.count = arg(args, cookie, COUNT_ARG, -1);
 	h.datatype = arg(args, cookie, DATATYPE_ARG, -1) + 1;
 	h.reduce_op = arg(args, cookie, REDUCTION_ARG, -1) + 1;
 	h.peer_rank = arg(args, cookie, PEER_ARG, -1);
 	h.stream = arg(args, cookie, STREAM_ARG, 0);
-	h.seq = h.comm_rank = h.nranks = h.device = -1;
-	if (comm) {
-		h.comm_hash = comm->hash;
-		h.comm_rank = comm->rank;
-		h.nranks = comm->nranks;
-		h.device = comm->device;
-		h.flags = comm->flags;
-		if (h.op == OP_SEND || h.op == OP_RECV)
-			h.seq = next_to_peer(&key, comm, h.op, h.peer_rank);
-		else
-			h.seq = __sync_fetch_and_add(&comm->seq, 1);
-	}
+	number(&h, bpf_get_current_pid_tgid() >> 32, 1);
+	note_captured(p, &h);
 	if (t->group_depth) {
 		h.flags |= COLLECTIVE_GROUPED;
 		g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, 0);

@@ -58,6 +58,10 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	u32 taken; /* a number goes through here so that the verifier does not follow each of its values */
 	struct frame nccl;
 	struct frame class;
+	struct frame graph;
+	u64 graph_out; /* address of the handle of what the open call makes */
+	u64 graph_stream;
+	s64 graph_capture_ns;
 	s64 count_bytes;
 	u64 stream;
 	struct made_comm made;
@@ -455,7 +459,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 		}
 	}
 	if (t->born_ns != p->born_ns) { /* its first call in this program */
-		t->nccl.sp = t->class.sp = 0;
+		t->nccl.sp = t->class.sp = t->graph.sp = 0;
 		t->device = 0;
 		t->group_depth = 0;
 	}

@@ -3,13 +3,17 @@
 import pytest
 
 from stallscope.capture import operations
-from stallscope.capture.operations import BY_NAME, SYMBOLS
+from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry
 from stallscope.events.kernel import Action
 from stallscope.events.names import Category, Op
 
 
+def entry(name: str) -> Entry:
+    return next(entry for entry in ENTRIES if entry.symbol == name)
+
+
 def field(name: str, shift: int, n_bits: int) -> int:
-    return operations.cookie(name) >> shift & (1 << n_bits) - 1
+    return operations.cookie(entry(name)) >> shift & (1 << n_bits) - 1
 
 
 def test_cookie_carries_operation_symbol_and_arguments():
@@ -32,11 +36,11 @@ def test_cookie_carries_operation_symbol_and_arguments():
     ],
 )
 def test_flavours_are_the_same_operation(name: str, op: Op, inside: Category):
-    assert (BY_NAME[name].op, BY_NAME[name].inside) == (op, inside)
+    assert (entry(name).operation.op, entry(name).operation.inside) == (op, inside)
 
 
 def test_every_cookie_is_different_and_fits():
-    cookies = [operations.cookie(name) for name in BY_NAME]
+    cookies = [operations.cookie(entry) for entry in ENTRIES]
     assert len(set(cookies)) == len(cookies)
     assert max(cookies) < 1 << 64
 
@@ -53,6 +57,12 @@ def test_two_names_at_one_offset_are_one_hook():
     assert [hook.symbol for hook in hooks] == ["cuStreamSynchronize"]
 
 
-def test_nccl_hooks_are_told_apart():
-    hooks = operations.hooks({"ncclAllReduce": 8, "cudaMalloc": 16})
-    assert [hook.is_nccl for hook in hooks] == [True, False]
+def test_hooks_tell_which_part_of_the_kernel_side_they_are_for():
+    offsets = {"ncclAllReduce": 8, "cudaMalloc": 16, "cudaGraphLaunch": 24}
+    assert [hook.part for hook in operations.hooks(offsets)] == ["nccl", "cuda", "graph"]
+    assert [hook.part for hook in operations.hooks(offsets, launches=True)] == [
+        "nccl",
+        "cuda",
+        "cuda",
+        "graph",
+    ]

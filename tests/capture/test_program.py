@@ -139,6 +139,37 @@ def test_a_large_group_loses_nothing(tracing: Callable[..., Program], puppet):
     assert program.losses()["ungrouped"] == 100 - 64
 
 
+CAPTURE = (
+    "graph, runs = P(), P(); lib.cudaStreamBeginCapture(P(5), 0)",
+    f"[lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(5)) for _ in range(3)]",
+    "[lib.ncclSend(P(0), Z(8), 7, 1, comm(made), P(5)) for _ in range(2)]",
+    "lib.cudaStreamEndCapture(P(5), ctypes.byref(graph))",
+    "lib.cudaGraphInstantiate(ctypes.byref(runs), graph, ctypes.c_ulonglong(0))",
+)
+LAUNCH = "lib.cudaGraphLaunch(runs, P(9))"
+
+
+def test_a_graph_launch_is_the_arrival_of_what_was_captured(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(init(), *CAPTURE)
+    assert told(program, puppet.pid)[0]["seq"].tolist() == [0, 1, 2, 0, 1]
+    puppet.does(LAUNCH, LAUNCH, f"lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))")
+    arrivals, _ = told(program, puppet.pid)
+    assert arrivals["op"].tolist() == [Op.ALL_REDUCE, Op.SEND] * 2 + [Op.ALL_REDUCE]
+    assert arrivals["seq"].tolist() == [3, 2, 6, 4, 9]
+    assert arrivals["flags"].tolist() == [CollectiveFlag.GRAPH] * 4 + [0]
+    assert (arrivals["comm_hash"] == id_hash(ID)).all()
+    assert arrivals["stream"][:4].tolist() == [9] * 4
+    (row,) = program.processes().rows
+    assert row["n_collectives"] == 5 + 2 * 5 + 1
+
+
+def test_a_capture_that_fails_changes_nothing(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(init(), *(line.replace("P(5)", "P(13)") for line in CAPTURE), LAUNCH)
+    assert told(program, puppet.pid)[0]["seq"].tolist() == [0, 1, 2, 0, 1]
+
+
 def test_sends_and_receives_are_numbered_by_peer(tracing: Callable[..., Program], puppet):
     program = tracing()
     call = "lib.nccl{}(P(0), Z(8), 7, {}, comm(made), P(0))"

@@ -39,7 +39,7 @@ class Hook(NamedTuple):
 
     offset: int  # of the function in the file
     cookie: int
-    is_nccl: bool
+    part: str  # of the kernel side: nccl, cuda or graph (bpf/*.bpf.c)
     symbol: str
 
 
@@ -147,30 +147,63 @@ DRIVER_LAUNCHES = (
 )
 
 
-def _by_name() -> dict[str, Operation]:
-    """Every exported name with its flavours. The order numbers the symbols."""
-    found = {name: operation for operation in NCCL for name in operation.names.split()}
-    for table, flavours in (
-        (RUNTIME + RUNTIME_LAUNCHES, _RUNTIME_FLAVOURS),
-        (DRIVER + DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
-    ):
-        for operation in table:
-            found |= {name + flavour: operation for name in operation.names.split() for flavour in flavours}
-    return found
+def _graph(names: str, action: Action) -> Operation:
+    return Operation(names, Op.GRAPH_LAUNCH, action=action)
 
 
-BY_NAME: Mapping[str, Operation] = _by_name()
+RUNTIME_GRAPHS = (
+    _graph("cudaStreamBeginCapture cudaStreamBeginCaptureToGraph", Action.CAPTURE_BEGIN),
+    _graph("cudaStreamEndCapture", Action.CAPTURE_END),
+    _graph(
+        "cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphInstantiateWithParams",
+        Action.INSTANTIATE,
+    ),
+    _graph("cudaGraphLaunch", Action.GRAPH_LAUNCH),
+)
 
-SYMBOLS: tuple[str, ...] = ("", *BY_NAME)
+DRIVER_GRAPHS = (
+    _graph("cuStreamBeginCapture cuStreamBeginCaptureToGraph", Action.CAPTURE_BEGIN),
+    _graph("cuStreamEndCapture", Action.CAPTURE_END),
+    _graph("cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams", Action.INSTANTIATE),
+    _graph("cuGraphLaunch", Action.GRAPH_LAUNCH),
+)
+
+
+class Entry(NamedTuple):
+    """An exported name, what it is, and which part of the kernel side is hooked to it. A name may have two."""
+
+    symbol: str
+    part: str
+    operation: Operation
+
+
+_TABLES = (
+    ("nccl", NCCL, ("",)),
+    ("cuda", RUNTIME + RUNTIME_LAUNCHES, _RUNTIME_FLAVOURS),
+    ("cuda", DRIVER + DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
+    ("graph", RUNTIME_GRAPHS, _RUNTIME_FLAVOURS),
+    ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
+)
+
+ENTRIES = tuple(
+    Entry(name + flavour, part, operation)
+    for part, table, flavours in _TABLES
+    for operation in table
+    for name in operation.names.split()
+    for flavour in flavours
+)
+"""Every exported name with its flavours."""
+
+SYMBOLS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES))
 """Names by the number in `calls.symbol`; 0 is none."""
 
 _NUMBER = {name: number for number, name in enumerate(SYMBOLS)}
 
 
-def cookie(name: str) -> int:
-    """What the hook on this function tells the kernel side: see enum action in bpf/events.h."""
-    operation = BY_NAME[name]
-    value = operation.op | operation.inside << 8 | _NUMBER[name] << 16 | operation.action << 32
+def cookie(entry: Entry) -> int:
+    """What the hook tells the kernel side: see enum action in bpf/events.h."""
+    operation = entry.operation
+    value = operation.op | operation.inside << 8 | _NUMBER[entry.symbol] << 16 | operation.action << 32
     for argument, number in operation.arguments.items():
         value |= number << _ARGUMENT_BITS[argument]
     return value
@@ -180,20 +213,20 @@ def hooks(offsets: Mapping[str, int], *, launches: bool = False) -> list[Hook]:
     """Where to attach in a file that has these functions.
 
     offsets: file offset of each function by its name; names that are not in the table are left out.
-    Two names at one offset are one hook, that of the name which stands first in the table.
+    Two names at one offset are one hook of each part, that of the name which stands first in the table.
     """
-    known = [name for name in BY_NAME if name in offsets and (launches or not is_launch(name))]
-    first = {offsets[name]: name for name in reversed(known)}
+    found = [entry for entry in _chosen(launches) if entry.symbol in offsets]
+    first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(found)}
     return [
-        Hook(offset, cookie(name), name.startswith("nccl"), name) for offset, name in sorted(first.items())
+        Hook(offset, cookie(entry), part, entry.symbol) for (offset, part), entry in sorted(first.items())
     ]
-
-
-def is_launch(name: str) -> bool:
-    """Whether the function is hooked only when launches are timed."""
-    return BY_NAME[name].inside is Category.LAUNCH
 
 
 def names(*, launches: bool = False) -> Iterable[str]:
     """The functions to look for in a file."""
-    return [name for name in BY_NAME if launches or not is_launch(name)]
+    return list(dict.fromkeys(entry.symbol for entry in _chosen(launches)))
+
+
+def _chosen(launches: bool) -> list[Entry]:
+    """Without launch timing, the functions that are there only for it are left out."""
+    return [entry for entry in ENTRIES if launches or entry.operation.inside is not Category.LAUNCH]

@@ -45,6 +45,7 @@ RING_BYTES = 4 << 20
 MODES = ("session", "multi", "perf")
 
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
+_PARTS = ("nccl", "cuda", "graph")
 _SWITCHES = ("on_switch", "on_switch_5_15")
 
 
@@ -144,10 +145,10 @@ class Program:
         """
         link = Link(self._object)
         try:
-            for library in ("nccl", "cuda"):
-                chosen = [hook for hook in hooks if hook.is_nccl == (library == "nccl")]
+            for part in _PARTS:
+                chosen = [hook for hook in hooks if hook.part == part]
                 if chosen:
-                    self._hook(link, library, path, chosen)
+                    self._hook(link, part, path, chosen)
         except Refused:
             link.close()
             raise
@@ -255,13 +256,13 @@ class Program:
             self.close()
             raise
 
-    def _hook(self, link: Link, library: str, path: str, hooks: Sequence[Hook]) -> None:
+    def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook]) -> None:
         if self.mode == "perf":
             for hook in hooks:
                 for leg, is_return in (("enter", False), ("return", True)):
                     link._single.append(
                         self._object.attach_uprobe(
-                            f"{library}_{leg}", path, hook.offset, hook.cookie, is_return=is_return
+                            f"{part}_{leg}", path, hook.offset, hook.cookie, is_return=is_return
                         )
                     )
             return
@@ -269,7 +270,7 @@ class Program:
         for leg in _legs(self.mode):
             link._multi.append(
                 self._object.multi_link(
-                    f"{library}_{leg}",
+                    f"{part}_{leg}",
                     path,
                     offsets,
                     cookies,
@@ -319,7 +320,7 @@ def _loaded(library: Library, path: Path, types: btf.Btf, options: Options, mode
     """The object, loaded for one way of hooking, and proved by a link."""
     opened = Object(library, path)
     legs = _legs(mode)
-    hooked = [f"{part}_{leg}" for part in ("nccl", "cuda") for leg in legs]
+    hooked = [f"{part}_{leg}" for part in _PARTS for leg in legs]
     try:
         opened.choose([switch, *_TRACEPOINTS, *hooked])
         if mode != "perf":

@@ -115,6 +115,7 @@ PROCESS = np.dtype(
             (name, "<i8")
             for name in ("born_ns", "n_collectives", "n_synced", "wait_enter_ns", "wait_leave_ns")
         ),
+        ("capture_ns", "<i8"),
         ("arrival_low", "<u8", (4,)),
         ("n_lost", "<u8"),
         *((name, "<u4") for name in ("n_syncs", "n_allocs", "n_copies", "n_launches")),
@@ -178,6 +179,7 @@ class Counter(IntEnum):
     MISSED_WAKEUP = 11
     STOLEN = 12
     UNGROUPED = 13
+    UNGRAPHED = 14
 
 
 class Action(IntEnum):
@@ -195,3 +197,7 @@ class Action(IntEnum):
     GROW = 9
     DESTROY = 10
     SET_DEVICE = 11
+    CAPTURE_BEGIN = 12
+    CAPTURE_END = 13
+    INSTANTIATE = 14
+    GRAPH_LAUNCH = 15
