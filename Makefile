@@ -46,8 +46,9 @@ format: $(STAMPS)/dev ## write the code as ruff wants it
 
 bench: setup ## run the benchmarks; results go to bench/results
 	@for file in bench/bench_*.py; do echo "$$file"; $(PY) "$$file" || exit 1; done
+	@$(PY) docs/generate.py
 
-docs: $(STAMPS)/dev ## write docs/reference from the code
+docs: $(STAMPS)/dev ## write docs/reference and the README's blocks from the code
 	@$(PY) docs/generate.py
 
 # Built when the tools are there; without them the rest works, and the tests that need them are skipped.

@@ -16,7 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import measured
 from typer.models import ArgumentInfo, CommandInfo
+from typer.testing import CliRunner
 
 from stallscope import cli, errors, settings
 from stallscope.diagnose import thresholds
@@ -42,7 +44,31 @@ def pages() -> dict[str, str]:
     written = {f"reference/{name}.md": _page(*write()) for name, write in REFERENCE.items()}
     written["reference/README.md"] = _page("Reference", _contents(written))
     written["decisions/README.md"] = _page("Decisions", _decisions(DOCS / "decisions"))
+    written["../README.md"] = _readme((DOCS.parent / "README.md").read_text())
     return written
+
+
+def _readme(text: str) -> str:
+    """The README with its two blocks filled: what the demo answers, and what was measured."""
+    answer = f"```\n$ stallscope demo\n{_first_answer()}\n```\n"
+    rows = list(measured.rows(DOCS.parent / "bench" / "results"))
+    numbers = f"\n## Numbers\n\n{_table(('what', 'measured', 'on'), rows)}" if rows else ""
+    return _filled(_filled(text, "first answer", answer), "numbers", numbers)
+
+
+def _filled(text: str, name: str, block: str) -> str:
+    """The text with what stands between two marks replaced."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    head, _, rest = text.partition(begin)
+    _, mark, tail = rest.partition(end)
+    assert mark, f"README.md has lost its mark {end}"
+    return head + begin + block + end + tail
+
+
+def _first_answer() -> str:
+    answered = CliRunner().invoke(cli.app, ["demo"])
+    assert answered.exit_code == 0, answered.output
+    return answered.output.rstrip()
 
 
 def _settings() -> tuple[str, str]:

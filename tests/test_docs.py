@@ -1,7 +1,9 @@
 """The generated pages say what the code says, and every link leads somewhere."""
 
-import importlib.util
+import importlib
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +15,10 @@ from stallscope.events import layout, names
 
 
 @pytest.fixture(scope="module")
-def generate(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", repository / "docs" / "generate.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generate(repository: Path) -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(repository / "docs")
+        yield importlib.import_module("generate")
 
 
 def test_the_reference_is_current(generate: ModuleType, repository: Path):
@@ -72,3 +72,9 @@ def test_every_decision_is_linked(repository: Path):
     pages = {path.name for path in (repository / "docs" / "decisions").glob("*.md")} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set(), "run: make docs"
     assert "docs/decisions/README.md" in (repository / "ARCHITECTURE.md").read_text()
+
+
+def test_a_number_that_was_not_measured_has_no_row(generate: ModuleType, tmp_path: Path):
+    machine = {"n_cpus": 4, "cpu": "CPU", "is_virtual": False, "kernel": "6.1.0-9-amd64"}
+    (tmp_path / "agent.json").write_text(json.dumps({"peak_rss_mb": 61.7, "machine": machine}))
+    assert list(generate.measured.rows(tmp_path)) == [("its memory", "62 MB", "4 x CPU, Linux 6.1")]
