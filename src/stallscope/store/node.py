@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +22,8 @@ from stallscope.store import columns
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x57A11  # marks the file as ours
+_DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
+"""What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
     ("losses", "ts_ns"),
@@ -171,8 +173,11 @@ class NodeTrace:
     def close(self) -> None:
         """Commit and close; the WAL goes back into the file."""
         with _storage(self.path):
-            self._connection.execute("COMMIT")
-            self._connection.close()
+            try:
+                if self._connection.in_transaction:  # a full disk ends it
+                    self._connection.execute("COMMIT")
+            finally:
+                self._connection.close()
 
 
 def write(path: Path, trace: Trace) -> None:
@@ -193,7 +198,8 @@ def write(path: Path, trace: Trace) -> None:
             os.link(part, path)  # fails if somebody made it meanwhile, where rename would replace it
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            part.with_name(part.name + suffix).unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong before is what counts
+                part.with_name(part.name + suffix).unlink(missing_ok=True)
 
 
 def add(store: NodeTrace, trace: Trace) -> None:
@@ -265,7 +271,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         _check_schema(db, path)
         yield db
-    except sqlite3.Error as error:
+    except (sqlite3.Error, *_DAMAGED) as error:
         raise BadTrace(f"cannot read {path}: {error}; it is no stallscope trace, or it is damaged") from error
     finally:
         db.close()
