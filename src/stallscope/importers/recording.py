@@ -346,25 +346,47 @@ def _outermost_calls(own: _Raw) -> _Calls:
     category, op = _classes(own.symbol)
     made = own.where(category > 0)
     category, op = category[category > 0], op[category > 0]
-    step = np.where(made.kind == "enter", 1, -1)
-    depth = np.cumsum(step)
-    begins = np.flatnonzero((step == 1) & (depth == 1))
-    ends = np.flatnonzero((step == -1) & (depth == 0))
-    after = np.searchsorted(ends, begins)
-    is_open = after >= len(ends)
-    end = ends[np.where(is_open, 0, after)] if len(ends) else np.zeros(len(begins), np.int64)
+    begins, ends, has_returned = _outermost(made.kind == "enter", made.symbol)
+    is_open = ends < 0
+    end = np.where(is_open, 0, ends)
     return _Calls(
         enter_ns=made.ts_ns[begins],
-        leave_ns=np.where(is_open, _OPEN_NS, made.ts_ns[end]) if len(begins) else made.ts_ns[begins],
+        leave_ns=np.where(is_open, _OPEN_NS, made.ts_ns[end]),
         tid=made.tid[begins],
         op=op[begins],
         category=category[begins],
         symbol=made.symbol[begins],
-        result=np.where(is_open, UNKNOWN, made.arguments[0][end].astype(np.int32))
-        if len(begins)
-        else np.zeros(0, np.int64),
+        result=np.where(has_returned, made.arguments[0][end].astype(np.int32), UNKNOWN),
         is_to_host=_is_to_host(made.where(begins)),
     )
+
+
+def _outermost(is_enter: Array, symbol: Array) -> tuple[Array, Array, Array]:
+    """Outermost calls among the entries and returns of one thread: rows of entry and end, and if it returned.
+
+    A call that never returned (left by an exception, or the record is lost) ends with the next call that cannot be
+    inside it: only driver calls are made inside others. The end is -1 while a call is open. A return without its
+    entry, as of a call under way when the recording began, is nothing.
+    """
+    calls: list[tuple[int, int, bool]] = []
+    inside: list[str] = []
+    begin = 0
+    for i, (enters, name) in enumerate(zip(is_enter.tolist(), symbol.tolist(), strict=True)):
+        if enters:
+            if inside and (name.startswith("cuda") or name in inside):
+                calls.append((begin, i, False))
+                inside = []
+            if not inside:
+                begin = i
+            inside.append(name)
+        elif name in inside:
+            inside = inside[: inside.index(name)]
+            if not inside:
+                calls.append((begin, i, True))
+    if inside:
+        calls.append((begin, -1, False))
+    found = np.array(calls, np.int64).reshape(-1, 3)
+    return found[:, 0], found[:, 1], found[:, 2].astype(bool)
 
 
 def _is_to_host(made: _Raw) -> Array:
