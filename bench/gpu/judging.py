@@ -1,0 +1,155 @@
+"""Compares a report with the truth: who, why, how often, how long, and whether anything was lost.
+
+The truth is that of the ranks' own clocks: how long the disturbed steps' batch and fault took, more than the
+other steps' of the same rank.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOLERANCE = 0.1
+CAUSE_SHARE = 0.8
+MOVING = "imbalance"
+
+Clock = NDArray[np.int64]
+"""Rows of a rank's CSV: step, start_ns, begin_ns, forward_ns, end_ns, is_disturbed."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One fault as it was. rank: None when it moved. delay_ms: median; None where no clock tells."""
+
+    name: str
+    cause: str
+    rank: int | None
+    period: int | None
+    delay_ms: float | None
+
+
+@dataclass
+class Judged:
+    """One scenario. wrong: what differs from the truth, in words; nothing if all is right."""
+
+    scenario: str
+    truths: list[Truth]
+    said: str = ""
+    late_ms: float | None = None
+    delay_error_percent: float | None = None
+    share: float | None = None
+    step_ms: float | None = None
+    n_steps: int = 0
+    n_lost: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For results.json."""
+        return asdict(self) | {"is_right": not self.wrong}
+
+
+def clock(folder: Path, rank: int) -> Clock:
+    """A rank's own clock; a line that was cut short is left out."""
+    lines = (folder / f"rank{rank}.csv").read_text().splitlines()[1:]
+    whole = [line.split(",") for line in lines if line.count(",") == 5 and not line.endswith(",")]
+    return np.array(whole, np.int64).reshape(-1, 6)
+
+
+def truths(folder: Path) -> list[Truth]:
+    """What was done to whom."""
+    told = json.loads((folder / "truth.json").read_text())
+    found = []
+    for fault in told["faults"]:
+        every, rank = fault["every_steps"], fault["rank"]
+        ranks = range(told["n_ranks"]) if rank is None else [rank]
+        period = every if 1 < every < 1000 and rank is not None else None
+        delay_ms = _delay_ms([clock(folder, one) for one in ranks], told["stopped_ns"], every)
+        if fault["name"] == "gil":  # it strikes everywhere: no clock tells how long
+            delay_ms = None
+        found.append(Truth(fault["name"], fault["cause"], rank, period, delay_ms))
+    return found
+
+
+def _delay_ms(clocks: list[Clock], stopped_ns: list[list[int]], every: int) -> float | None:
+    if stopped_ns:
+        return median(end - begin for begin, end in stopped_ns) / 1e6
+    before_ns = np.concatenate([rows[:, 2] - rows[:, 1] for rows in clocks])
+    disturbed = np.concatenate([rows[:, 5] == 1 for rows in clocks])
+    if not disturbed.any():
+        return None
+    usual_ns = float(np.median(before_ns[~disturbed])) if (~disturbed).any() else 0.0
+    return (float(np.median(before_ns[disturbed])) - usual_ns) / 1e6
+
+
+def judged(scenario: str, folder: Path, report: dict[str, Any]) -> Judged:
+    """The verdicts of a report against the truth in the job's folder."""
+    what = truths(folder)
+    result = Judged(scenario, what, said=said(report), n_lost=report["looked_at"]["n_lost_records"])
+    steps = clock(folder, 0)
+    result.n_steps = len(steps)
+    if len(steps) > 1:
+        result.step_ms = round(float(np.median(np.diff(steps[:, 4]))) / 1e6, 3)
+    if result.n_lost:
+        result.wrong.append(f"{result.n_lost} records lost")
+    named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
+    culprits = {truth.rank for truth in what if truth.rank is not None}
+    if named != culprits:
+        result.wrong.append(f"named {sorted(named)}, not {sorted(culprits)}")
+    if not what and report["verdicts"]:
+        result.wrong.append(f"a healthy job called {report['verdicts'][0]['kind']}")
+    for truth in what:
+        _judge(truth, report["verdicts"], result)
+    return result
+
+
+def _judge(truth: Truth, verdicts: list[dict[str, Any]], result: Judged) -> None:
+    verdict = next((one for one in verdicts if _is_on(truth, one)), None)
+    if not verdict:
+        result.wrong.append(f"no verdict on {truth.name} in rank {truth.rank}")
+        return
+    if truth.rank is None:
+        return
+    cause: dict[str, Any] = verdict["causes"][0] if verdict["causes"] else {"cause": "", "share": 0.0}
+    result.share = cause["share"]
+    if cause["cause"] != truth.cause:
+        result.wrong.append(f"cause {cause['cause']}, not {truth.cause}")
+    elif cause["share"] < CAUSE_SHARE:
+        result.wrong.append(f"{truth.cause} only {cause['share']:.0%}")
+    if verdict["kind"] == "hang":
+        return
+    if verdict["kind"] != "straggler" or truth.name == "hang":
+        result.wrong.append(f"kind {verdict['kind']}")
+    if truth.period and verdict["period_steps"] != truth.period:
+        result.wrong.append(f"period {verdict['period_steps']}, not {truth.period}")
+    if truth.delay_ms and verdict["late_ms"]:
+        result.late_ms = verdict["late_ms"]["median"]
+        error = verdict["late_ms"]["median"] / truth.delay_ms - 1
+        result.delay_error_percent = round(100 * error, 1)
+        if abs(error) > TOLERANCE:
+            result.wrong.append(f"late {verdict['late_ms']['median']:.1f} ms, not {truth.delay_ms:.1f}")
+
+
+def _is_on(truth: Truth, verdict: dict[str, Any]) -> bool:
+    return verdict["kind"] == MOVING if truth.rank is None else truth.rank in verdict["ranks"]
+
+
+def said(report: dict[str, Any]) -> str:
+    """The verdicts in a few words each."""
+    return "; ".join(_words(verdict) for verdict in report["verdicts"]) or "healthy"
+
+
+def _words(verdict: dict[str, Any]) -> str:
+    parts = [verdict["kind"], ",".join(map(str, verdict["ranks"]))]
+    if verdict["causes"]:
+        parts.append(f"{verdict['causes'][0]['cause']} {verdict['causes'][0]['share']:.0%}")
+    if verdict["period_steps"]:
+        parts.append(f"/{verdict['period_steps']}")
+    if verdict["late_ms"]:
+        parts.append(f"{verdict['late_ms']['median']:.1f} ms")
+    if verdict["abstained_because"]:
+        parts.append(f"({verdict['abstained_because'][:60]})")
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,318 @@
+"""The proof on real GPUs, unattended, within a time: jobs with faults, traced and explained, and the slowdown.
+
+    bench/gpu/run_there.sh --budget 560
+
+Parts come in the order of their weight; what the time does not suffice for is skipped and told so, and what
+fails costs no other part. In OUT: results.json (all reports), slowdown.json, hook_cost.json, table.txt, and
+traces with the ranks' clocks and all programs' words, failures apart. Needs root, and src and bench on PYTHONPATH.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import job as training
+import judging
+import keeping
+import slowdown
+from judging import Judged
+from running import Failed, Job, end, explained, start_job, tracing
+from scenarios import EMULATED, FIRST, MORE, Scenario
+from slowdown import WORKLOADS, Workload
+
+BENCH = Path(__file__).parent.parent
+HOOK_COST_S = 60
+AROUND_S = 9  # a scenario's start of NCCL and end
+END_S = 25
+LEAST_SLOWDOWN_S = 30
+RESERVE_S = 15  # for packing what was found
+
+Part = Scenario | Workload
+Answer = tuple[str, "Future[tuple[dict[str, Any], Judged]]"]
+
+
+@dataclass
+class Proof:
+    """What has been found so far, and where things go. work: in memory; disk: for traces, as a user has them."""
+
+    chosen: argparse.Namespace
+    work: Path
+    disk: Path
+    n_ranks: int
+    end_s: float
+    judged: dict[str, Judged] = field(default_factory=dict)
+    reports: dict[str, Any] = field(default_factory=dict)
+    slowdowns: list[dict[str, Any]] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    took_s: dict[str, float] = field(default_factory=dict)
+    hook_ns: dict[str, float] = field(default_factory=lambda: dict(slowdown.HOOK_NS))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.end_s - time.monotonic() - RESERVE_S
+
+    @property
+    def script(self) -> str:
+        """The job's program."""
+        return "emulated.py" if self.chosen.emulated else "job.py"
+
+    def agent_words(self, job: Job) -> tuple[str, ...]:
+        """The agent traces all that is there, as a user has it; beside emulated jobs of others only ours."""
+        return ("--pid", str(job.launcher.process.pid)) if self.chosen.emulated else ()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """One part: its failure is noted, and the rest goes on."""
+        begin_s = time.monotonic()
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - one part's failure must not cost the others
+            self.failures[name] = str(error) if isinstance(error, Failed) else traceback.format_exc(limit=-3)
+            tell(f"FAILED {name}: {self.failures[name].strip()[-400:]}")
+        self.took_s[name] = round(time.monotonic() - begin_s, 1)
+
+
+class Jobs:
+    """The jobs of the parts, in order; each loads its libraries while the one before it runs."""
+
+    def __init__(self, proof: Proof, parts: Sequence[Part]):
+        self._proof, self._parts, self._begun = proof, parts, dict[int, Job]()
+
+    def take(self, i: int) -> Job:
+        """The job of part i, at its gate or on the way there; the next one begins to load."""
+        job = self._begin(i)
+        if i + 1 < len(self._parts) and self._proof.left_s > AROUND_S:
+            self._begin(i + 1)
+        return job
+
+    def end(self, i: int) -> None:
+        """Nothing of part i's job stays."""
+        if i in self._begun:
+            end(self._begun.pop(i).launcher)
+
+    def end_all(self) -> None:
+        """Nothing of any job stays."""
+        for i in list(self._begun):
+            self.end(i)
+
+    def _begin(self, i: int) -> Job:
+        if i not in self._begun:
+            part, proof = self._parts[i], self._proof
+            seconds = "0" if isinstance(part, Workload) else str(part.seconds)
+            self._begun[i] = start_job(
+                proof.script,
+                proof.work / slug(part.name),
+                n_ranks=proof.n_ranks,
+                words=(*part.words, "--seconds", seconds),
+            )
+        return self._begun[i]
+
+
+def slug(name: str) -> str:
+    """A name for files."""
+    return name.replace(",", "").replace(" ", "-")
+
+
+def tell(words: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%T')} {words}", flush=True)
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--budget", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
+    parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names of scenarios and workloads")
+    parser.add_argument("--skip", nargs="*", default=[], help="likewise")
+    parser.add_argument("--from", dest="first", default="", help="begin with this one, in the usual order")
+    parser.add_argument("--window", type=float, default=3.0, help="seconds of a window of the slowdown")
+    parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Prove, keep, tell."""
+    chosen = options()
+    begin_s = time.monotonic()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    n_ranks = chosen.ranks or (4 if chosen.emulated else training.n_gpus())
+    with (
+        tempfile.TemporaryDirectory(prefix="stallscope-proof-", dir="/dev/shm") as work,
+        tempfile.TemporaryDirectory(prefix="stallscope-proof-", dir="/var/tmp") as disk,
+    ):
+        proof = Proof(chosen, Path(work), Path(disk), n_ranks, begin_s + chosen.budget)
+        try:
+            prove(proof)
+        finally:
+            keep(proof)
+            keeping.pack(proof.work, proof.disk, right=right(proof), out=chosen.out)
+            words = keeping.table(proof.judged.values(), proof.slowdowns, proof.failures, proof.skipped)
+            (chosen.out / "table.txt").write_text(words + "\n")
+            print(words, flush=True)
+    sys.exit(bool(proof.failures))
+
+
+def prove(proof: Proof) -> None:
+    """All parts, the most important first."""
+    parts = wanted(proof.chosen)
+    jobs = Jobs(proof, parts)
+    answers: list[Answer] = []
+    try:
+        if not proof.chosen.emulated and not proof.chosen.only:
+            with proof.part("hook cost"):
+                measure_hooks(proof)
+        with ThreadPoolExecutor(1) as explaining:
+            for i, part in enumerate(parts):
+                if proof.left_s < needed_s(part):
+                    proof.skipped.append(part.name)
+                    jobs.end(i)
+                    continue
+                tell(f"{part.name} ({proof.left_s:.0f} s left)")
+                with proof.part(part.name):
+                    run(proof, part, jobs.take(i), answers=answers, explaining=explaining)
+                jobs.end(i)
+                collect(proof, answers, wait=False)
+            collect(proof, answers, wait=True)
+    finally:
+        jobs.end_all()
+
+
+def wanted(chosen: argparse.Namespace) -> list[Part]:
+    """By --only, --skip and --from, and what this kind of job can do."""
+    plan: list[Part] = [*FIRST, *WORKLOADS[:2], *MORE[:9], *WORKLOADS[2:3], *MORE[9:], *WORKLOADS[3:]]
+    if chosen.first:
+        plan = plan[next(i for i, part in enumerate(plan) if part.name == chosen.first) :]
+    if chosen.emulated:
+        plan = [part for part in plan if part.name in EMULATED]
+    return [
+        part
+        for part in plan
+        if not any(word in part.name for word in chosen.skip)
+        and (not chosen.only or any(word in part.name for word in chosen.only))
+    ]
+
+
+def needed_s(part: Part) -> float:
+    """Without so much time it is not begun."""
+    return LEAST_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
+
+
+def run(proof: Proof, part: Part, job: Job, *, answers: list[Answer], explaining: ThreadPoolExecutor) -> None:
+    """One part. Raises Failed."""
+    if isinstance(part, Workload):
+        proof.slowdowns.append(
+            slowdown.measured(
+                part,
+                job,
+                disk=proof.disk,
+                seconds=min(part.seconds, proof.left_s),
+                window_s=proof.chosen.window,
+                hook_ns=proof.hook_ns,
+                agent_words=proof.agent_words(job),
+            )
+        )
+        return
+    db = proof.disk / f"{slug(part.name)}.db"
+    try:
+        trace(part, job, db, agent_words=proof.agent_words(job))
+    finally:
+        if db.exists():
+            answers.append((part.name, explaining.submit(answer, part, job.folder, db)))
+
+
+def trace(scenario: Scenario, job: Job, db: Path, *, agent_words: tuple[str, ...]) -> None:
+    """Runs the job with the agent beside it. Raises Failed."""
+    if scenario.attaches:
+        job.go()
+        job.await_ready()
+        time.sleep(1)
+        with tracing(db, words=agent_words, attaches=True):
+            job.await_end(scenario.seconds + END_S)
+        return
+    with tracing(db, words=agent_words):
+        job.go()
+        job.await_ready()
+        if scenario.hangs:
+            time.sleep(scenario.seconds)
+        else:
+            job.await_end(scenario.seconds + END_S)
+
+
+def answer(scenario: Scenario, folder: Path, db: Path) -> tuple[dict[str, Any], Judged]:
+    """The report on a trace, and how right it is."""
+    report = explained(db)
+    return report, judging.judged(scenario.name, folder, report)
+
+
+def collect(proof: Proof, answers: list[Answer], *, wait: bool) -> None:
+    """Takes the answers that are there, and keeps all there is."""
+    for name, future in list(answers):
+        if wait or future.done():
+            answers.remove((name, future))
+            with proof.part(f"explain {name}"):
+                proof.reports[name], found = future.result()
+                proof.judged[name] = found
+                tell(f"{name}: {'right' if not found.wrong else found.wrong} ({found.said})")
+    keep(proof)
+
+
+def measure_hooks(proof: Proof) -> None:
+    """Runs the benchmark of the hooks' cost; it needs gcc."""
+    script = str(BENCH / "bench_hook_cost.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, timeout=min(HOOK_COST_S, proof.left_s)
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"took more than {HOOK_COST_S} s") from None
+    if done.returncode:
+        raise Failed(f"ended with code {done.returncode}: {done.stderr.strip()[-600:]}")
+    shutil.copy(BENCH / "results/hook_cost.json", proof.chosen.out)
+    costs = json.loads(done.stdout)["added_ns_per_call"]
+    proof.hook_ns = next(iter(costs.values()))
+
+
+def right(proof: Proof) -> set[str]:
+    """The names of files of scenarios that came out right."""
+    return {
+        slug(name) for name, found in proof.judged.items() if not found.wrong and name not in proof.failures
+    }
+
+
+def keep(proof: Proof) -> None:
+    """Writes results.json and slowdown.json: what is known so far."""
+    machine = keeping.machine(is_emulated=proof.chosen.emulated)
+    results = {
+        "machine": machine,
+        "judged": [found.as_json() for found in proof.judged.values()],
+        "failures": proof.failures,
+        "skipped": proof.skipped,
+        "took_s": proof.took_s,
+        "reports": proof.reports,
+    }
+    keeping.write(proof.chosen.out / "results.json", results)
+    if proof.slowdowns:
+        keeping.write(
+            proof.chosen.out / "slowdown.json", [{**one, "machine": machine} for one in proof.slowdowns]
+        )
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Runs the proof on a machine that has GPUs and PyTorch but not our environment: what may be missing there comes
+# from .carry/ (see carry.sh). Arguments go to prove.py; results to $OUT.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+budget=560 previous=
+for word in "$@"; do
+	[ "$previous" = --budget ] && budget=$word
+	previous=$word
+done
+export PYTHONPATH="$PWD/src:$PWD/bench${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# What the machine has itself goes first: its NumPy is the one that its PyTorch was built for.
+python3 -c 'import typer, rich, yaml' 2>/dev/null || export PYTHONPATH="$PYTHONPATH:$PWD/.carry/site"
+python3 -c 'import ctypes; ctypes.CDLL("libbpf.so.1")' 2>/dev/null ||
+	export LD_LIBRARY_PATH="$PWD/.carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+command -v clang >/dev/null || cp -f .carry/*.bpf.o src/stallscope/capture/
+uname -sr
+exec timeout --signal=INT --kill-after=20 $((${budget%.*} + 15)) python3 bench/gpu/prove.py "$@"

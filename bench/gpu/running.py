@@ -1,0 +1,149 @@
+"""Starts and ends what the proof needs: a job, the agent beside it as a user starts it, and the question after.
+
+Everything has a time limit, and nothing outlives its with block.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
+LOADED_S = 60
+READY_S = 45
+ATTACH_S = 20
+CTRL_C_S = 25
+EXPLAIN_S = 90
+POLL_S = 0.02
+
+
+class Failed(Exception):
+    """A part of a run did not do what it should; the message says which, and its last words."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A started program, and the file that takes what it says."""
+
+    process: "subprocess.Popen[bytes]"
+    said: Path
+
+    def last_words(self, n_lines: int = 3) -> str:
+        """The end of what it said."""
+        lines = [line for line in self.said.read_text(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-n_lines:])[-600:] or "it said nothing"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job: its folder holds the ranks' clocks and truth.json (see job.py)."""
+
+    folder: Path
+    launcher: Program
+    n_ranks: int
+
+    def go(self) -> None:
+        """Opens the gate, once all ranks have loaded their libraries."""
+        self._await("loaded", LOADED_S)
+        (self.folder / "go").touch()
+
+    def await_ready(self) -> None:
+        """Until all ranks are warm. Raises Failed."""
+        self._await("ready", READY_S)
+
+    def stop(self) -> None:
+        """Asks the ranks to end."""
+        (self.folder / "stop").touch()
+
+    def await_end(self, timeout_s: float) -> None:
+        """Raises Failed when it does not end, or ends badly."""
+        try:
+            code = self.launcher.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"the job did not end in {timeout_s:.0f} s: {self.launcher.last_words()}") from None
+        if code:
+            raise Failed(f"the job ended with code {code}: {self.launcher.last_words()}")
+
+    def _await(self, mark: str, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not all((self.folder / f"{mark}{rank}").exists() for rank in range(self.n_ranks)):
+            if self.launcher.process.poll() is not None:
+                raise Failed(f"the job ended before it was {mark}: {self.launcher.last_words()}")
+            if time.monotonic() > end_s:
+                raise Failed(f"the job was not {mark} in {timeout_s:.0f} s: {self.launcher.last_words()}")
+            time.sleep(POLL_S)
+
+
+def start_job(script: str, folder: Path, *, n_ranks: int, words: Sequence[str] = ()) -> Job:
+    """Starts a job, which waits at its gate. To be ended with end()."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, str(HERE / script), "--folder", str(folder), "--gate", "--ranks", str(n_ranks)]
+    return Job(folder, _start([*command, *words], folder / "job.log"), n_ranks)
+
+
+def _start(command: Sequence[str], said: Path) -> Program:
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    return Program(process, said)
+
+
+def end(program: Program) -> None:
+    """Kills a program and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(program.process.pid, signal.SIGKILL)
+    program.process.wait()
+
+
+@contextmanager
+def tracing(db: Path, *, words: Sequence[str] = (), attaches: bool = False) -> Iterator[Program]:
+    """The agent, tracing into db, ended as by Ctrl-C.
+
+    attaches: there are processes already; goes on when it has attached to NCCL. Raises Failed.
+    """
+    agent = _start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
+    try:
+        _await_words(agent, "libnccl" if attaches else "tracing into")
+        yield agent
+        if agent.process.poll() is not None:
+            raise Failed(f"the agent ended by itself: {agent.last_words()}")
+        agent.process.send_signal(signal.SIGINT)
+        try:
+            code = agent.process.wait(CTRL_C_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"the agent did not end {CTRL_C_S} s after Ctrl-C: {agent.last_words()}") from None
+        if code:
+            raise Failed(f"the agent ended with code {code}: {agent.last_words()}")
+    finally:
+        end(agent)
+
+
+def _await_words(agent: Program, words: str) -> None:
+    end_s = time.monotonic() + ATTACH_S
+    while words not in agent.said.read_text(errors="replace"):
+        if agent.process.poll() is not None:
+            raise Failed(f"the agent did not start: {agent.last_words()}")
+        if time.monotonic() > end_s:
+            raise Failed(f"the agent did not say {words!r} in {ATTACH_S} s: {agent.last_words()}")
+        time.sleep(POLL_S)
+
+
+def explained(db: Path) -> dict[str, Any]:
+    """The report on a trace, as the command line gives it. Raises Failed."""
+    command = [*STALLSCOPE, "explain", "--db", str(db), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=EXPLAIN_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"explain took more than {EXPLAIN_S} s") from None
+    if done.returncode:
+        raise Failed(f"explain ended with code {done.returncode}: {done.stderr.strip()[-600:]}")
+    return dict(json.loads(done.stdout))

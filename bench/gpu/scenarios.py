@@ -1,0 +1,62 @@
+"""The jobs of the proof, the most important first. What is right for each follows from the faults themselves."""
+
+from typing import NamedTuple
+
+
+class Scenario(NamedTuple):
+    """One job and how it is traced.
+
+    words: of job.py. seconds: from warm to the end. attaches: the agent comes when the job is running already.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    seconds: float = 9.0
+    attaches: bool = False
+
+    @property
+    def hangs(self) -> bool:
+        """It never ends by itself."""
+        return any(word.startswith("hang") for word in self.words)
+
+
+def _faults(*texts: str) -> tuple[str, ...]:
+    return tuple(word for text in texts for word in ("--fault", text))
+
+
+NO_SYNC = ("--no-sync",)
+FIRST = (
+    Scenario("sync sleep", _faults("sleep:2:14:290"), 12),
+    Scenario("no-sync sleep", (*NO_SYNC, *_faults("sleep:2:14:290")), 14),
+    Scenario("sync healthy", ()),
+    Scenario("no-sync healthy", NO_SYNC),
+)
+"""What has to be shown in any case."""
+
+MORE = (
+    Scenario("alloc", _faults("alloc:3:5:290")),
+    Scenario("lock", _faults("lock:1:8:150")),
+    Scenario("disk", _faults("disk:0:7:120")),
+    Scenario("stop", _faults("stop:0::300")),
+    Scenario("compute", _faults("compute:2:10:120")),
+    Scenario("copy", _faults("copy:1:1:40"), 7),
+    Scenario("sync storm", _faults("sync:3:1:10"), 7),
+    Scenario("late attach sleep", _faults("sleep:2:14:290"), 12, attaches=True),
+    Scenario("hang", _faults("hang:3"), 16),
+    Scenario("fsdp sleep", ("--kind", "fsdp", *_faults("sleep:2:14:290"))),
+    Scenario("two culprits", _faults("sleep:2:14:290", "lock:1:9:150"), 12),
+    Scenario("moving", _faults("sleep:*:6:80")),
+    Scenario("gil", _faults("gil:1")),
+    Scenario("input", _faults("input:2:10:200")),
+    Scenario("no-sync lock", (*NO_SYNC, *_faults("lock:1:8:290")), 12),
+    Scenario("fsdp healthy", ("--kind", "fsdp"), 7),
+    Scenario("launch healthy", ("--kind", "launch"), 7),
+    Scenario("launch sleep", ("--kind", "launch", *_faults("sleep:1:25:60")), 7),
+    Scenario("graph healthy", ("--kind", "graph"), 7),
+    Scenario("graph sleep", ("--kind", "graph", *_faults("sleep:1:25:60")), 7),
+)
+EMULATED = {
+    *("slowdown sync", "slowdown no-sync", "sync sleep", "no-sync sleep", "sync healthy", "no-sync healthy"),
+    *("alloc", "lock", "disk", "stop", "compute", "copy", "sync storm", "hang", "input", "late attach sleep"),
+}
+"""Those that the demo's emulated job can run, with its own numbers."""

@@ -1,0 +1,279 @@
+"""What tracing costs a step: it is switched on and off in alternating windows of one running job.
+
+Each window in which the agent traced is compared with the mean of the windows before and after it, so that
+a drift of the machine cancels out. The mean of these comparisons and its 95 % interval come from Student's t;
+neighbours share a window, which widens the interval by sqrt(4/3). Beside it stands what the hooks should cost:
+hits x the measured cost of one (see bench_hook_cost.py).
+"""
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+
+import judging
+import numpy as np
+from job import STEPS_BETWEEN_READS
+from numpy.typing import NDArray
+from running import Failed, Job, Program, end, tracing
+
+from stallscope.store import node
+
+WANTED_WIDTH_PERCENT = 0.3
+LEAST_RUNS = 6
+MOST_RUNS = 60
+SETTLE_S = 0.4
+COUNT_S = 3.0
+STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
+UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
+HOOK_NS = {"entry_only": 560.0, "collective": 1150.0}
+"""Taken where this run could not measure them: those of an H100's host, Intel Xeon, kernel 6.18."""
+
+_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
+_T_975_MANY = 2.10
+_SHARED = math.sqrt(4 / 3)
+
+
+class Window(NamedTuple):
+    """A time in which nothing was switched (monotonic ns), and whether the agent traced in it."""
+
+    begin_ns: int
+    end_ns: int
+    is_on: bool
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95 % interval, in per cent."""
+
+    mean: float
+    half: float
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often the BPF programs ran in a window, by what hooks them, and for how long."""
+
+    n_uprobe: int
+    n_other: int
+    run_ns: int
+
+    def since(self, before: "Runs") -> "Runs":
+        """What came since."""
+        return Runs(
+            self.n_uprobe - before.n_uprobe, self.n_other - before.n_other, self.run_ns - before.run_ns
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job to slow down. words: of job.py. seconds: at most so long."""
+
+    name: str
+    words: tuple[str, ...]
+    seconds: float
+
+
+WORKLOADS = (
+    Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
+    Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85),
+    Workload("slowdown launch", ("--kind", "launch", "--sync"), 70),
+    Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 60),
+)
+"""GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded."""
+
+
+def measured(
+    workload: Workload,
+    job: Job,
+    *,
+    disk: Path,
+    seconds: float,
+    window_s: float,
+    hook_ns: dict[str, float],
+    agent_words: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Switches tracing on and off beside a job at its gate until the interval is narrow or the time is over.
+
+    disk: a folder for the traces. seconds: for the whole. Raises Failed. The job is ended.
+    """
+    end_s = time.monotonic() + seconds
+    every = 1 if "--no-sync" not in workload.words else STEPS_BETWEEN_READS
+    try:
+        job.go()
+        job.await_ready()
+        time.sleep(2 * SETTLE_S)
+        runs, counting, n_collectives = counted(disk, agent_words)
+        windows = switched(job, disk, window_s=window_s, end_s=end_s, agent_words=agent_words, every=every)
+        steps = read_clock(job.folder, every)
+        return {
+            "workload": workload.name,
+            **slowdown(windows, steps),
+            **hits(runs, n_collectives, counted_steps(counting, steps), n_ranks=job.n_ranks, hook_ns=hook_ns),
+            "gpus": job.n_ranks,
+            "window_s": window_s,
+        }
+    finally:
+        job.stop()
+        with suppress(Failed):
+            job.await_end(15)
+        end(job.launcher)
+
+
+def switched(
+    job: Job, disk: Path, *, window_s: float, end_s: float, agent_words: tuple[str, ...], every: int
+) -> list[Window]:
+    """Windows off, on, off, on, ..., off."""
+    windows = [window(window_s, is_on=False)]
+    cycle_s = 0.0
+    while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MOST_RUNS:
+        begin_s = time.monotonic()
+        db = disk / f"on{len(windows)}.db"
+        with tracing(db, words=agent_words, attaches=True):
+            windows.append(window(window_s, is_on=True))
+        windows.append(window(window_s, is_on=False))
+        db.unlink()
+        cycle_s = time.monotonic() - begin_s
+        found = estimates(windows, read_clock(job.folder, every))
+        if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
+            break
+        if job.launcher.process.poll() is not None:
+            raise Failed(f"the job ended: {job.launcher.last_words()}")
+    return windows
+
+
+def window(seconds: float, *, is_on: bool) -> Window:
+    """Waits until all has settled, then for so long."""
+    time.sleep(SETTLE_S)
+    begin_ns = time.monotonic_ns()
+    time.sleep(seconds)
+    return Window(begin_ns, time.monotonic_ns(), is_on)
+
+
+def read_clock(folder: Path, every: int) -> NDArray[np.int64]:
+    """(step, end_ns) of each `every`-th step of rank 0, at whose end it had waited for the GPU, and so for all."""
+    rows = judging.clock(folder, 0)
+    is_one = (rows[:, 0] + 1) % every == 0
+    return np.stack((rows[is_one, 0], rows[is_one, 4]), axis=1)
+
+
+def step_ns(window: Window, steps: NDArray[np.int64]) -> float:
+    """Mean ns of a step inside the window; nan with fewer than two ends of steps."""
+    inside = steps[(steps[:, 1] >= window.begin_ns) & (steps[:, 1] <= window.end_ns)]
+    if len(inside) < 2:
+        return math.nan
+    return float((inside[-1, 1] - inside[0, 1]) / (inside[-1, 0] - inside[0, 0]))
+
+
+def estimates(windows: list[Window], steps: NDArray[np.int64]) -> list[float]:
+    """Per cent by which the step of each window with tracing is longer than that of its two neighbours."""
+    each_ns = [step_ns(one, steps) for one in windows]
+    found = [
+        100 * (each_ns[i] / fmean((each_ns[i - 1], each_ns[i + 1])) - 1)
+        for i in range(1, len(windows) - 1, 2)
+    ]
+    return [one for one in found if not math.isnan(one)]
+
+
+def interval(values: list[float]) -> Interval:
+    """Mean and 95 % interval of estimates of which neighbours share a window."""
+    n = len(values)
+    if n < 2:
+        return Interval(values[0] if values else math.nan, math.nan)
+    t = _T_975[n - 2] if n - 2 < len(_T_975) else _T_975_MANY
+    return Interval(fmean(values), _SHARED * t * stdev(values) / math.sqrt(n))
+
+
+def slowdown(windows: list[Window], steps: NDArray[np.int64]) -> dict[str, Any]:
+    """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
+    found = estimates(windows, steps)
+    if len(found) < 2:
+        raise Failed(f"only {len(found)} of {len(windows)} windows hold whole steps")
+    mean, half = interval(found)
+    off_ns = [step_ns(one, steps) for one in windows if not one.is_on]
+    return {
+        "slowdown_percent": round(mean, 3),
+        "spread_percent": round(half, 3),
+        "upper_bound_percent": round(mean + half, 3),
+        "median_percent": round(median(found), 3),
+        "runs": len(found),
+        "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
+        "each_percent": [round(one, 3) for one in found],
+        "off_step_ms": [round(one / 1e6, 4) for one in off_ns],
+    }
+
+
+def counted(disk: Path, agent_words: tuple[str, ...]) -> tuple[Runs, Window, int]:
+    """A window in which the kernel counts runs of BPF programs: how many, when, and the collectives then.
+
+    Counting makes a run dearer, so no slowdown is taken from it.
+    """
+    db = disk / "counting.db"
+    before = STATISTICS.read_text()
+    STATISTICS.write_text("1")
+    try:
+        with tracing(db, words=agent_words, attaches=True) as agent:
+            time.sleep(SETTLE_S)
+            first, begin_ns = program_runs(agent), time.monotonic_ns()
+            time.sleep(COUNT_S)
+            runs, end_ns = program_runs(agent).since(first), time.monotonic_ns()
+    finally:
+        STATISTICS.write_text(before)
+    return runs, Window(begin_ns, end_ns, is_on=True), n_collectives(db, begin_ns, end_ns)
+
+
+def program_runs(agent: Program) -> Runs:
+    """Runs of the BPF programs that the agent holds."""
+    uprobe = other = run_ns = 0
+    for path in Path(f"/proc/{agent.process.pid}/fdinfo").iterdir():
+        facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
+        if "run_cnt" not in facts:
+            continue
+        run_ns += int(facts["run_time_ns"])
+        if int(facts["prog_type"]) == UPROBES:
+            uprobe += int(facts["run_cnt"])
+        else:
+            other += int(facts["run_cnt"])
+    return Runs(uprobe, other, run_ns)
+
+
+def n_collectives(db: Path, begin_ns: int, end_ns: int) -> int:
+    """Collectives in a trace between two moments, over all ranks."""
+    ts_ns = node.read(db).collectives["ts_ns"]
+    return int(((ts_ns >= begin_ns) & (ts_ns <= end_ns)).sum())
+
+
+def counted_steps(counting: Window, steps: NDArray[np.int64]) -> tuple[float, float]:
+    """Steps in the window, and ns of one."""
+    one_ns = step_ns(counting, steps)
+    return (counting.end_ns - counting.begin_ns) / one_ns, one_ns
+
+
+def hits(
+    runs: Runs,
+    n_collectives: int,
+    steps: tuple[float, float],
+    *,
+    n_ranks: int,
+    hook_ns: dict[str, float],
+) -> dict[str, Any]:
+    """Hits per step and rank, and what they should cost: an upper bound, as if nothing went on meanwhile.
+
+    A hit of a collective is two runs. Any other run is taken for one at the entry, the dearer half of a call.
+    The scheduler's programs run for the whole machine; their time is divided among the ranks.
+    """
+    n_steps, step_ns = steps
+    share = n_steps * n_ranks
+    others = max(0, runs.n_uprobe - 2 * n_collectives)
+    hook_cost_ns = (n_collectives * hook_ns["collective"] + others * hook_ns["entry_only"]) / share
+    return {
+        "hits_per_step": round(runs.n_uprobe / share, 2),
+        "collectives_per_step": round(n_collectives / share, 2),
+        "scheduler_runs_per_step": round(runs.n_other / share, 2),
+        "programs_us_per_step": round(runs.run_ns / share / 1e3, 2),
+        "hook_cost_us_per_step": round(hook_cost_ns / 1e3, 2),
+        "hook_cost_percent": round(100 * hook_cost_ns / step_ns, 3),
+        "hook_ns": hook_ns,
+    }
