@@ -35,7 +35,7 @@ from stallscope.events.layout import Array, Table
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.04
 _SECOND_NS = 10**9
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -102,7 +102,7 @@ def _run(
             now_ns = time.monotonic_ns()
             for note in attach_new(discovery, probes.attach, now_ns=now_ns):
                 status.note(note)
-            if options.pids and (new := set(discovery.chosen()) - followed):
+            if options.pids and (new := discovery.chosen() - followed):
                 probes.follow(new)
                 followed |= new
             if now_ns >= scribe.next_ns:

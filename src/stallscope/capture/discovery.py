@@ -3,7 +3,7 @@
 Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
 all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
 One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
-process that maps it, later ones too, so only the first process with a file has a gap: some 30 ms from when it
+process that maps it, later ones too, so only the first process with a file has a gap: some 50 ms from when it
 loads the library, up to a second when that is more than a minute after its start.
 
 The costs: a few microseconds a process and second, a few hundred for each new process.
@@ -11,7 +11,7 @@ The costs: a few microseconds a process and second, a few hundred for each new p
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ _EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
 """How often to look at a process: (up to this age, every so many ns)."""
 
 _LIST_EVERY_NS = 20 * 10**6
+_MAX_FILES = 20_000
 
 
 class Mapping(NamedTuple):
@@ -73,7 +74,7 @@ class Discovery:
     pids: frozenset[int] = frozenset()
     ignored: frozenset[int] = frozenset()
     _seen: dict[int, _Seen] = field(default_factory=dict)
-    _wanted: dict[int, bool] = field(default_factory=dict)
+    _left_out: set[int] = field(default_factory=set)
     _keys: set[FileKey] = field(default_factory=set)
     _files: set[tuple[str, int, str]] = field(default_factory=set)
     _last_pid: bytes = b"-"
@@ -81,7 +82,7 @@ class Discovery:
     _next_due_ns: int = 0
 
     def scan(self, now_ns: int) -> list[Library]:
-        """The files found since the last scan. Cheap enough to be called 50 times a second."""
+        """The files found since the last scan. Cheap enough to be called 25 times a second."""
         self._follow_processes(now_ns)
         if now_ns < self._next_due_ns:
             return []
@@ -97,9 +98,9 @@ class Discovery:
         for seen in self._seen.values():
             seen.size = b""
 
-    def chosen(self) -> list[int]:
-        """Of the chosen processes and their descendants, those that run."""
-        return [pid for pid in self._seen if self._wanted.get(pid, not self.pids)]
+    def chosen(self) -> KeysView[int]:
+        """The processes that are looked at: the chosen ones and their descendants, as far as they run."""
+        return self._seen.keys()
 
     def gpu_processes(self) -> tuple[int, ...]:
         """Processes that have a GPU library mapped, whether they use it or not."""
@@ -114,19 +115,22 @@ class Discovery:
         present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
         for pid in self._seen.keys() - present:
             del self._seen[pid]
-            self._wanted.pop(pid, None)
-        for pid in present - self._seen.keys():
-            self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns if self._is_wanted(pid) else 1 << 62)
-            self._next_due_ns = now_ns
+        self._left_out &= present
+        for pid in present - self._seen.keys() - self._left_out:
+            if self._is_wanted(pid):
+                self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns)
+                self._next_due_ns = now_ns
+            else:
+                self._left_out.add(pid)
 
     def _is_wanted(self, pid: int) -> bool:
         """Is it one to look at? With chosen pids: one of them, or a descendant."""
-        if pid in self._wanted or pid in self.ignored or not self.pids:
-            return self._wanted.get(pid, pid not in self.ignored)
+        if pid in self.ignored or not self.pids or pid in self.pids:
+            return pid not in self.ignored
         parent = _parent(self.proc, pid)
-        answer = pid in self.pids or (parent > 0 and self._is_wanted(parent))
-        self._wanted[pid] = answer
-        return answer
+        while parent > 0 and parent not in self.pids and parent not in self._seen:
+            parent = _parent(self.proc, parent) if parent not in self._left_out else 0
+        return parent > 0
 
     def _look(self, pid: int, now_ns: int) -> list[Library]:
         seen = self._seen[pid]
@@ -147,6 +151,8 @@ class Discovery:
         file = (mapping.device, mapping.inode, mapping.name)
         if file in self._files:
             return None
+        if len(self._files) >= _MAX_FILES:
+            self._files.clear()
         library = _examined(self.proc, pid, mapping)
         self._files.add(file)
         if library is None or library.key in self._keys:
