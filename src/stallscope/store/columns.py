@@ -39,18 +39,16 @@ def select_list(table: Table) -> str:
 
 def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
     """The rows of an array as tuples for insert_statement()."""
-    columns: list[list[object]] = []
-    for field in table.fields:
-        column = rows[field.name]
-        if column.ndim == 2:
-            columns.extend(column[:, i].tolist() for i in range(column.shape[1]))
-        elif column.dtype == np.uint64:
-            columns.append(column.astype(np.int64).tolist())
-        elif column.dtype.kind == "S":
-            columns.append([text.decode("utf-8", "replace") for text in column.tolist()])
-        else:
-            columns.append(column.tolist())
-    return zip(*columns, strict=True)
+    flat = np.ascontiguousarray(rows).view(_flat(table))
+    if not any(flat.dtype[i].kind == "S" for i in range(len(flat.dtype))):
+        tuples: list[tuple[object, ...]] = flat.tolist()
+        return tuples
+    columns = (flat[name].tolist() for name in flat.dtype.names or ())
+    return zip(*(map(_text, column) for column in columns), strict=True)
+
+
+def _text(value: object) -> object:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def rows(table: Table, found: Iterable[tuple[object, ...]]) -> Array:
