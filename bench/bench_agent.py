@@ -27,7 +27,7 @@ from stallscope.store import node
 N_RANKS = 8
 COLLECTIVES_PER_S = 2000
 STEPS_PER_S = 10
-WARM_UP_S = 4
+WARM_UP_S = 12
 MEASURED_S = 20
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 TRACE = "from stallscope.cli import main; main()"
