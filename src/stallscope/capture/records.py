@@ -67,6 +67,7 @@ def collectives(arrivals: Array, *, node: int) -> Array:
     datatype = np.where(is_known, arrivals["datatype"], Datatype.NONE)
     has_bytes = is_known & (arrivals["count"] >= 0)
     rows["datatype"] = datatype
+    rows["comm_handle"] = arrivals["comm"]
     rows["count_bytes"] = np.where(has_bytes, arrivals["count"] * _SIZES[datatype], UNKNOWN)
     return rows
 

@@ -164,9 +164,30 @@ def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds)
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
     is_held = ~is_late & (table.held_ns >= least)
+    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(line, table, least)
     is_late &= ~_absorbed(line, table, is_late, limits)
     found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+
+
+def shared_pause_ns(line: Timeline, table: Cells, least_ns: float) -> Array:
+    """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
+
+    Checkpoints and validations are such steps: ranks differ in them by nature.
+    """
+    total = np.concatenate([[0], np.cumsum(line.self_ns)])
+    own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
+    _, place = np.unique(table.step, return_inverse=True)
+    typical = np.array([np.median(values) for values in _grouped(own, place)])
+    usual = float(np.median(typical)) if len(typical) else 0.0
+    extra = np.where(typical >= 2 * usual, typical - usual, 0.0)
+    return np.where(extra >= least_ns, extra, 0.0)[place]
+
+
+def _grouped(values: Array, group: Array) -> list[Array]:
+    """The values of each group, for groups numbered without gaps."""
+    order = np.argsort(group, kind="stable")
+    return np.split(values[order], np.cumsum(np.bincount(group))[:-1]) if len(group) else []
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:

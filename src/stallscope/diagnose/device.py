@@ -17,6 +17,7 @@ from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CollectiveFlag
 
 _NEARBY_ROWS = 32  # GPU clocks drift by milliseconds in minutes: the mapping is made anew all along
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
@@ -98,9 +99,10 @@ def released_late(
 
     A collective ends for all its ranks at once; what one GPU still has to do after it takes longer where the GPU
     is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. Where
-    ranks also send to each other, a wait can be for those too: then nothing is said.
+    ranks also send to each other, a wait can be for those too, and where ranks were captured late, a round can be
+    another one: then nothing is said.
     """
-    if line.is_p2p.any():
+    if line.is_p2p.any() or (line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any():
         return {}
     release, is_last = releases(line)
     rows = np.flatnonzero(is_last & ~line.is_p2p)

@@ -70,11 +70,15 @@ def moving(
     n_late = len({late.step for late in left})
     if n_late < max(5, 0.05 * n_steps) or len({late.process for late in left}) < 2:
         return None
-    size = float(np.median([late.late_ns for late in left]))
-    is_long = size >= limits.moving_step_share * usual_step_ns(line, table)
-    is_frequent = n_late >= limits.moving_steps_share * n_steps
+    by_step: dict[int, float] = {}
+    for late in left:
+        by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
+    size = float(np.median(list(by_step.values())))
     is_clear = size >= 2 * least_late_ns(line, table, limits)
-    return Moving(left, n_steps) if is_clear and (is_long or is_frequent) else None
+    own_clock = line.process == table.process[0]
+    begin, end = line.rows["ts_ns"][own_clock].min(), line.rows["ts_ns"][own_clock].max()
+    takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
+    return Moving(left, n_steps) if is_clear and takes_much else None
 
 
 def _per_step(line: Timeline, table: Cells, value: Array) -> Array:

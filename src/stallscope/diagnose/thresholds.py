@@ -43,14 +43,14 @@ class Thresholds:
     min_unclear_steps: int = 5
     """... and of those so many are needed before a rank is named."""
 
-    moving_step_share: float = 0.5
-    """Delays that move around are told when they are this share of a step, or so ..."""
-
-    moving_steps_share: float = 0.3
-    """... frequent: this share of the steps, and twice the threshold."""
+    moving_time_share: float = 0.1
+    """Delays that move around are told when together they took this share of the time: below, nobody acts."""
 
     elongation: float = 0.3
     """Late steps must be longer than the rank's other steps by this share of the lateness: else it was absorbed."""
+
+    shared_factor: float = 3.0
+    """In a step in which all ranks pause (checkpoint, validation) a rank is late from so many times that pause on."""
 
     one_off_ns: int = 1_000_000_000
     """A single delay is told from this length on ..."""

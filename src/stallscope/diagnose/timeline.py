@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.sequences import matched
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
@@ -64,7 +65,7 @@ def timeline(trace: Trace) -> Timeline:
     who = rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
     identity, process = np.unique(who, return_inverse=True)
     order = np.lexsort((rows["ts_ns"], process))
-    rows, process = rows[order], process[order]
+    rows, process = matched(rows[order], process[order], trace.clocks), process[order]
     is_first = np.ones(len(rows), bool)
     is_first[1:] = process[1:] != process[:-1]
     interval_ns = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])

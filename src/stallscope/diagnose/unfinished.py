@@ -78,9 +78,12 @@ def standstill(trace: Trace) -> Standstill | None:
     """Who holds up the job; None when nobody waits for anybody."""
     state = _state(trace)
     stuck = _stuck_themselves(state)
-    strong, weak, why = _waits(state, stuck)
-    held_by = dict.fromkeys(stuck, "not_completed")
-    held_by |= {p: why.get(p, "not_entered") for p in _ends(strong, weak, frozenset(stuck))}
+    strong, why = _waits(state, stuck)
+    receives, sends = (_transfers(state, stuck, is_receive=kind) for kind in (True, False))
+    ends = _ends(
+        [_union(strong, receives, sends), _union(strong, receives), strong], set(why), frozenset(stuck)
+    )
+    held_by = dict.fromkeys(stuck, "not_completed") | {p: why[p] for p in ends}
     if len(state.silent) > _MOST_SILENT * state.n_processes:
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
     if held_by:
@@ -161,12 +164,9 @@ def _stuck_themselves(state: _State) -> set[Process]:
     return found if len(found) <= _MOST_BEHIND * state.n_processes else set()
 
 
-def _waits(
-    state: _State, stuck: set[Process]
-) -> tuple[dict[Node, set[Node]], dict[Node, set[Node]], dict[Process, str]]:
-    """Who waits for whom in rounds and idle partners (strong), in receives (weak); and what each lacks."""
+def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], dict[Process, str]]:
+    """Who waits for whom in rounds, and for partners that do nothing; and what each of those waited for lacks."""
     strong: dict[Node, set[Node]] = {}
-    weak: dict[Node, set[Node]] = {}
     why: dict[Process, str] = {}
     for comm in state.members:
         held = _first_held(state, comm)
@@ -178,16 +178,21 @@ def _waits(
         strong.setdefault((comm, seq), set()).update(absent)
         for process, reason in absent.items():
             why.setdefault(process, reason)
-    for process, partner, is_receive in state.transfers:
-        if process in stuck:
-            continue
-        if partner not in state.busy:
+    for process, partner, _ in state.transfers:
+        if process not in stuck and partner not in state.busy:
             strong.setdefault(process, set()).add(partner)
             why.setdefault(partner, "no_dump" if partner in state.silent else "idle")
-        elif is_receive:
-            weak.setdefault(process, set()).add(partner)
     _add_closed(state, strong, stuck)
-    return strong, weak, why
+    return strong, why
+
+
+def _transfers(state: _State, stuck: set[Process], *, is_receive: bool) -> dict[Node, set[Node]]:
+    """Who waits in a receive for its sender, or in a send for its receiver."""
+    waits: dict[Node, set[Node]] = {}
+    for process, partner, kind in state.transfers:
+        if process not in stuck and kind == is_receive:
+            waits.setdefault(process, set()).add(partner)
+    return waits
 
 
 def _first_held(state: _State, comm: int) -> tuple[int, set[Process], dict[Process, str]] | None:
@@ -240,18 +245,29 @@ def _add_closed(state: _State, strong: dict[Node, set[Node]], stuck: set[Process
 
 
 def _ends(
-    strong: dict[Node, set[Node]], weak: dict[Node, set[Node]], stuck: frozenset[Process]
+    graphs: list[dict[Node, set[Node]]], lacking: set[Process], stuck: frozenset[Process]
 ) -> set[Process]:
-    """Processes that are waited for and wait for nobody; receives count as waits unless they close a circle."""
-    both = {node: strong.get(node, set()) | weak.get(node, set()) for node in {*strong, *weak}}
-    first = _sinks(both) | set(stuck)
-    settled = _reaching(both, first)
-    left = {
-        node: {n for n in targets if n not in settled}
-        for node, targets in strong.items()
-        if node not in settled
-    }
-    return {node for node in (first | _sinks(left)) - stuck if isinstance(node, int)}
+    """Those lacking something that are waited for and wait for nobody.
+
+    graphs: from all waits to the surest only. A host may go on behind a send, and behind a receive; so these count
+    unless they close a circle, which then is opened there.
+    """
+    found: set[Node] = set(stuck)
+    settled: set[Node] = set()
+    for graph in graphs:
+        settled |= _reaching(graph, found)
+        left = {
+            node: {n for n in targets if n not in settled}
+            for node, targets in graph.items()
+            if node not in settled
+        }
+        found |= {node for node in _sinks(left) if node in lacking}
+        settled |= _reaching(graph, found)
+    return {node for node in found - stuck if isinstance(node, int)}
+
+
+def _union(*graphs: dict[Node, set[Node]]) -> dict[Node, set[Node]]:
+    return {node: set().union(*(graph.get(node, set()) for graph in graphs)) for node in set().union(*graphs)}
 
 
 def _waited_for(graph: dict[Node, set[Node]]) -> set[Node]:

@@ -56,6 +56,9 @@ COLLECTIVES = Table(
             "u8",
             "communicator: hash of its 128-byte unique id; of parent, split, colour for a split",
         ),
+        Field(
+            "comm_handle", "u8", "its address in the process: all that is known of one older than the capture"
+        ),
         Field("comm_rank", "i4", "rank in the communicator", True),
         Field("nranks", "i4", "ranks in the communicator", True),
         Field(
