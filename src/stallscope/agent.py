@@ -28,6 +28,7 @@ from stallscope.capture.operations import SYMBOLS
 from stallscope.capture.processes import Processes, Snapshots
 from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
+from stallscope.capture.splits import Splits
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
@@ -112,7 +113,7 @@ def _run(
     finally:
         probes.detach()
         scribe.collector.stop()
-    scribe.write()
+    scribe.write(is_last=True)
     status.show(line(scribe.tally))
 
 
@@ -130,13 +131,19 @@ class _Scribe:
         )
         self._processes = Processes(self._node)
         self._last = Snapshots()
+        self._splits = Splits()
         self._losses = Losses()
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
-    def write(self) -> None:
-        """One second's worth: records, processes and their states, losses, the clock; then commit."""
+    def write(self, *, is_last: bool = False) -> None:
+        """One second's worth: records, processes and their states, losses, the clock; then commit.
+
+        is_last: nothing will come that could complete what is incomplete.
+        """
         now_ns = time.monotonic_ns()
+        if is_last:
+            self._splits.n_patience = 0
         self.next_ns = now_ns + _SECOND_NS
         arrivals, events = self.collector.taken()
         self._keep_records(arrivals, events)
@@ -150,7 +157,7 @@ class _Scribe:
             self._store.prune(self._options.max_db_bytes)
 
     def _keep_records(self, arrivals: Array, events: Array) -> None:
-        tables = records.tables(arrivals, events, node=self._node)
+        tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
         tables["calls"]["symbol"] = self._symbols(tables["calls"]["symbol"])
         for table in layout.TABLES:
             if table.name in tables:

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.agent import Options, trace
+from stallscope.agent import Options, raw_path, trace
 from stallscope.demo.job import BUCKET_COUNT, N_BUCKETS
 from stallscope.demo.live import Job
 from stallscope.errors import BadTrace
+from stallscope.events import kernel
 from stallscope.events.names import CollectiveFlag, Datatype, Op
 from stallscope.events.trace import Trace
 from stallscope.store import node
@@ -100,6 +101,43 @@ def test_what_a_rank_did_is_told_right(agent, job, only):
     assert len(found.clocks) >= 2
     assert found.ends_ns[0] >= process["ended_ns"]
     assert found.facts["boot_id"]
+
+
+def test_split_communicators_are_known_with_their_ranks(agent, job, only):
+    """Tensor parallel pairs, split from the job's communicator: ranks 0 and 1, ranks 2 and 3."""
+    job = job(ranks=4, steps=20, groups="tp")
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    found = node.read(tracer.db)
+    whole = {int(one["comm_hash"]) for one in found.communicators if one["nranks"] == 4}
+    pairs = found.communicators[found.communicators["nranks"] == 2]
+    assert len(whole) == 1
+    assert set(pairs["parent_hash"].tolist()) == whole
+    for ranks in ((0, 1), (2, 3)):
+        members = pairs[np.isin(pairs["pid"], [job.pids[rank] for rank in ranks])]
+        assert len(np.unique(members["comm_hash"])) == 1
+        assert {int(one["pid"]): int(one["comm_rank"]) for one in members} == {
+            job.pids[rank]: place for place, rank in enumerate(ranks)
+        }
+    assert len(np.unique(pairs["comm_hash"])) == 2
+
+
+def test_all_raw_events_are_kept_when_asked_for(agent, job, only):
+    job = job(steps=20)
+    tracer = agent("--record-all", *only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    found, raw = node.read(tracer.db), np.fromfile(raw_path(tracer.db), kernel.RAW)
+    kinds = {kind.name: int((raw["kind"] == kind).sum()) for kind in kernel.Kind if kind >= kernel.FIRST_RAW}
+    assert kinds["SNAPSHOT"] == len(found.collectives) == 2 * 20 * ROUNDS_A_STEP
+    assert all(kinds[name] > 0 for name in ("ENTER", "RETURN", "OFF", "ON", "BORN"))
+    assert set(raw["pid"].tolist()) == set(job.pids)
+    assert found.lost == {}
 
 
 def test_the_trace_is_read_while_it_is_written(agent, job, only):
