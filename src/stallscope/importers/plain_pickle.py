@@ -44,7 +44,7 @@ def plain(data: bytes, name: str) -> Any:
         raise BadTrace(f"{name} is too large for a dump ({len(data):,} bytes, at most {MOST_BYTES:,})")
     try:
         return _Machine(data, name).run()
-    except (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise BadTrace(f"{name} is a damaged pickle ({type(error).__name__}): copy it again") from error
 
 
