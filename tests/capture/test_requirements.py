@@ -54,6 +54,17 @@ def test_a_kernel_without_btf_is_named(tmp_path):
         requirements.check(*machine(tmp_path, ADMIN | PTRACE, has_btf=False), "x86_64")
 
 
+def test_process_numbers_of_a_container_are_named(tmp_path):
+    proc, sys = machine(tmp_path, ADMIN | PTRACE)
+    (proc / "self" / "ns").mkdir()
+    (proc / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
+    requirements.check(proc, sys, "x86_64")
+    (proc / "self" / "ns" / "pid").unlink()
+    (proc / "self" / "ns" / "pid").symlink_to("pid:[4026532295]")
+    with pytest.raises(CannotTrace, match="--pid=host"):
+        requirements.check(proc, sys, "x86_64")
+
+
 def test_another_architecture_is_named(tmp_path):
     with pytest.raises(CannotTrace, match="riscv64"):
         requirements.check(*machine(tmp_path, ADMIN | PTRACE), "riscv64")

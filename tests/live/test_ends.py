@@ -142,6 +142,11 @@ def test_a_kernel_without_btf_is_named(agent):
     assert "BTF" in refusal(agent(prefix=hidden), 5)
 
 
+def test_a_container_with_process_numbers_of_its_own_is_named(agent):
+    inside = ("unshare", "--pid", "--fork", "--mount-proc")
+    assert "--pid=host" in refusal(agent(prefix=inside), 5)
+
+
 def test_a_process_that_does_not_exist_is_named(agent):
     assert "4194999" in refusal(agent("--pid", "4194999"), 3)
 

@@ -30,6 +30,8 @@ _STANDS_FOR = {38, 39}
 """What CAP_SYS_ADMIN includes."""
 
 _ARCHITECTURES = ("x86_64", "aarch64")
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO in linux/proc_ns.h, since 3.8."""
 
 
 def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = os.uname().machine) -> None:
@@ -40,6 +42,11 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
     if missing:
         wanted = ", ".join(f"{capability.name} (to {capability.purpose})" for capability in missing)
         raise CannotTrace(f"not allowed to trace: {wanted} missing; {_remedy(proc)}")
+    if _pid_namespace(proc) not in ("", _FIRST_PID_NAMESPACE):
+        raise CannotTrace(
+            "cannot trace from a container with process numbers of its own: the kernel tells the machine's; "
+            "start it with --pid=host (Kubernetes: hostPID: true)"
+        )
     if not (sys / "kernel/btf/vmlinux").exists():
         raise CannotTrace(
             "cannot trace on this kernel: it has no BTF (/sys/kernel/btf/vmlinux); "
@@ -64,6 +71,13 @@ def missing_capabilities(effective: int) -> list[_Capability]:
 
 def _effective(proc: Path) -> int:
     return int(_status(proc, "CapEff"), 16)
+
+
+def _pid_namespace(proc: Path) -> str:
+    try:
+        return str((proc / "self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _remedy(proc: Path) -> str:
