@@ -36,6 +36,7 @@ _COLUMNS = (
     *("ts_ns", "pid", "tid", "cpu", "kind", "symbol"),
     *("a0", "a1", "a2", "a3", "a4", "a5", "a6", "preempt", "comm"),
 )
+_TEXT_COLUMNS = ("kind", "symbol", "comm", "event")
 _PROFILER_COLUMNS = ("pid", "id", "event", "t_start_ns", "gpu_start_ns", "gpu_stop_ns", "parent_id")
 _SHORT_COPY_NS = 100_000  # a copy to the host this short has waited for nothing
 _LONG_NS = 1_000_000  # calls and off-CPU intervals from here on are kept one by one
@@ -62,6 +63,7 @@ _CALL_CLASSES = (
     (Op.COPY, Category.COPY, ("cudaMemcpy", "cuMemcpy")),
 )
 _OPEN_NS = np.int64(1) << np.int64(62)
+_LARGEST_ID = (1 << 32) - 1  # of a process or thread
 _STOPPED_BITS, _DEAD_BITS, _BLOCKED_BITS, _UNINTERRUPTIBLE = 0x4 | 0x8, 0x10 | 0x20 | 0x80, 0x1 | 0x2, 0x2
 _NO_COLOUR = 0xFFFFFFFF
 
@@ -151,7 +153,7 @@ def _read(path: Path) -> Trace:
 
 
 def _raw(path: Path) -> _Raw:
-    columns = table(path, _COLUMNS)
+    columns = _table(path, _COLUMNS)
     if not len(columns["ts_ns"]):
         raise BadTrace(f"{path} holds no events")
     order = np.argsort(columns["ts_ns"], kind="stable")
@@ -162,13 +164,36 @@ def _raw(path: Path) -> _Raw:
         ts_ns=columns["ts_ns"].astype(np.int64),
         pid=columns["pid"].astype(np.int64),
         tid=columns["tid"].astype(np.int64),
-        kind=columns["kind"].astype(str),
-        symbol=columns["symbol"].astype(str),
+        kind=columns["kind"],
+        symbol=columns["symbol"],
         arguments=arguments,
         preempt=columns["preempt"].astype(bool),
-        comm=columns["comm"].astype(str),
+        comm=columns["comm"],
         has_syscalls=bool((arguments[5][is_switch] != 0).any()),
     )
+
+
+def _table(path: Path, wanted: tuple[str, ...]) -> dict[str, Array]:
+    """The wanted columns of a Parquet file: numbers as they are, text as str. Raises BadTrace."""
+    columns = table(path, wanted)
+    wrong = [name for name in wanted if columns[name].dtype.kind not in ("OU" if _is_text(name) else "iub")]
+    try:
+        texts = {name: columns[name].astype(str) for name in wanted if _is_text(name) and name not in wrong}
+    except ValueError:  # lists, or bytes that are no text
+        wrong = [name for name in wanted if _is_text(name)]
+    for name in ("pid", "tid"):
+        values = columns.get(name, np.zeros(1, np.int64))
+        if name not in wrong and len(values) and (values.min() < 0 or values.max() > _LARGEST_ID):
+            wrong.append(name)
+    if wrong:
+        raise BadTrace(
+            f"{path}: column {', '.join(wrong)} has values of another kind than documented: record it again"
+        )
+    return columns | texts
+
+
+def _is_text(name: str) -> bool:
+    return name in _TEXT_COLUMNS
 
 
 def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
@@ -180,9 +205,12 @@ def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
         ranks = {int(pid): rank for rank, pid in enumerate(told.get("rank_pids", []))}
         reading = told.get("clock")
         clock = Clock(0, int(reading["monotonic_ns"]), int(reading["realtime_ns"])) if reading else None
-        facts = {name: str(told[name]) for name in ("hardware", "software") if name in told}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadTrace(f"{path} is not as documented ({error!r}): restore it, or remove it") from error
+        if clock and max(abs(clock.monotonic_ns), abs(clock.wall_ns)) >= _OPEN_NS:
+            raise ValueError("the clock is beyond 64 bits")
+        facts = {name: " ".join(str(told[name]).split()) for name in ("hardware", "software") if name in told}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        raise BadTrace(f"{path} is not as documented ({reason}): restore it, or remove it") from error
     return facts, clock, ranks
 
 
@@ -299,7 +327,13 @@ def _communicator(
         n_splits[parent] = n_earlier + 1
         parent_hash = by_handle.get(parent, {}).get("comm_hash", 0)
         return {"comm_hash": split_hash(parent_hash, n_earlier, colour), "parent_hash": parent_hash}
-    return {"comm_hash": words[6], "nranks": words[1] & 0xFFFFFFFF, "comm_rank": words[2] & 0xFFFFFFFF}
+    return {"comm_hash": words[6], "nranks": _c_int(words[1]), "comm_rank": _c_int(words[2])}
+
+
+def _c_int(word: int) -> int:
+    """A C int that is never negative; UNKNOWN where it is."""
+    value = word & 0xFFFFFFFF
+    return value if value < 1 << 31 else UNKNOWN
 
 
 def _collective(
@@ -314,17 +348,17 @@ def _collective(
     known = by_handle.get(handle, {})
     row = {
         "op": int(op),
-        "count": words[count],
-        "datatype": (words[datatype] & 0xFF) + 1,
-        "reduce_op": 0 if reduce_op is None else (words[reduce_op] & 0xFF) + 1,
-        "peer_rank": UNKNOWN if peer is None else words[peer] & 0x7FFFFFFF,
+        "count": words[count] if words[count] < 1 << 48 else UNKNOWN,
+        "datatype": min((words[datatype] & 0xFF) + 1, 0xFF),
+        "reduce_op": 0 if reduce_op is None else min((words[reduce_op] & 0xFF) + 1, 0xFF),
+        "peer_rank": UNKNOWN if peer is None else _c_int(words[peer]),
         "comm_hash": known.get("comm_hash", handle),
         "comm_rank": known.get("comm_rank", UNKNOWN),
         "nranks": known.get("nranks", UNKNOWN),
         "flags": 0 if known else int(CollectiveFlag.LATE_ATTACH),
     }
     size = DATATYPE_BYTES[row["datatype"]] if row["datatype"] < len(DATATYPE_BYTES) else 0
-    row["count_bytes"] = row["count"] * size if size else UNKNOWN
+    row["count_bytes"] = row["count"] * size if size and row["count"] != UNKNOWN else UNKNOWN
     direction = {Op.SEND: 1, Op.RECV: 2}.get(op, 0)
     key = (handle, direction, row["peer_rank"] if direction else 0)
     row["seq"] = n_rounds.get(key, 0)
@@ -610,8 +644,8 @@ def _add_gpu_times(collectives: Array, path: Path) -> None:
     """Start and end on the GPU, from what the NCCL profiler plugin saw of the same calls."""
     if not path.is_file():
         return
-    seen = table(path, _PROFILER_COLUMNS)
-    is_kernel, is_coll = seen["event"].astype(str) == "kernel", seen["event"].astype(str) == "coll"
+    seen = _table(path, _PROFILER_COLUMNS)
+    is_kernel, is_coll = seen["event"] == "kernel", seen["event"] == "coll"
     for pid in np.unique(collectives["pid"]):
         mine = np.flatnonzero((collectives["pid"] == pid) & ~np.isin(collectives["op"], [Op.SEND, Op.RECV]))
         mine = mine[np.argsort(collectives["ts_ns"][mine], kind="stable")]
