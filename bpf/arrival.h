@@ -149,8 +149,8 @@ INLINE void fill(struct arrival *a, struct process *p)
 		mend(a, p->born_ns);
 	} else {
 #pragma unroll
-		for (int c = LOCK; c < CHILD; c++)
-			p->arrival_low[c - 1] = a->ledger_ns[c - 1];
+		for (int c = 0; c < N_CATEGORIES; c++)
+			p->told_ns[c] = a->ledger_ns[c];
 	}
 	if (p->n_lost)
 		a->flags |= COLLECTIVE_THREADS_LOST;
@@ -222,7 +222,7 @@ INLINE void arrive(struct process *p, const struct held *h)
  * is told, that of its first call in the graph; its count of rounds moves on by all of them. The calls that are
  * captured are told like any other: all ranks capture the same. */
 
-#define N_CAPTURED 16
+#define N_CAPTURED 8
 #define N_CAPTURES 512
 
 struct capture_key {

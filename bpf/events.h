@@ -268,7 +268,7 @@ struct process {
 	s64 wait_enter_ns;
 	s64 wait_leave_ns;
 	s64 capture_ns;		/* when the CUDA graph capture began that goes on; 0 none */
-	u64 arrival_low[4];	/* accounts of categories 1 to 4 at the last arrival */
+	u64 told_ns[N_CATEGORIES];	/* accounts as the last arrival has told them: column i is category i + 1 */
 	u64 n_lost;		/* times a GPU thread found no slot */
 	u32 n_syncs;
 	u32 n_allocs;
@@ -277,7 +277,7 @@ struct process {
 	struct slot slots[N_SLOTS];
 };
 _Static_assert(sizeof(struct slot) == 176, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 11) + 16 + N_SLOTS * 176, "process");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 176, "process");
 
 /* Counted per CPU, never silently lost. */
 enum counter {

@@ -70,9 +70,8 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct thread *t = NULL;
 	struct slot *s;
 
-	if (!self(&t, &p, &s))
+	if (!self(&t, &p, &s, &now))
 		return false;
-	now = bpf_ktime_get_ns();
 	if (is_inside(&t->graph, sp, cookie, now))
 		return false;
 	arguments(ctx, cookie, args);

@@ -300,9 +300,8 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct slot *s;
 	u64 args[16] = {};
 
-	if (!self(&t, &p, &s))
+	if (!self(&t, &p, &s, &now))
 		return false;
-	now = bpf_ktime_get_ns();
 	if (is_inside(&t->nccl, sp, cookie, now))
 		return false;
 	open(&t->nccl, sp, cookie, now);

@@ -241,6 +241,17 @@ INLINE u64 own_time_since(struct process *p, struct slot *s, u64 since, u64 now)
 	return own < (s64)(now - since) ? own : now - since;
 }
 
+/* Put time right afterwards, but none that an arrival has told: accounts of arrivals never go back. */
+INLINE void move_untold(struct process *p, u32 from, u32 to, s64 ns, u64 now)
+{
+	s64 untold = account(p, from, most_active(LOAD(&p->word)), now) - p->told_ns[MASK(from - 1, 15)];
+
+	if (ns > untold)
+		ns = untold;
+	if (ns > 0)
+		move(p, from, to, ns);
+}
+
 INLINE u64 clamp(u64 x, u64 low, u64 high)
 {
 	return x < low ? low : x > high ? high : x;
@@ -271,11 +282,11 @@ INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_
 	ns = own_time_since(p, s, on, now);
 	s->off = 0;
 	is = state_of(s);
-	settle(p, s, index, is);
+	now = settle(p, s, index, is);
 	if (was != is)
-		move(p, was, is, ns);
+		move_untold(p, was, is, ns, now);
 	if (runnable > ns && !s->call)
-		move(p, was, PREEMPTED, runnable - ns);
+		move_untold(p, was, PREEMPTED, runnable - ns, now);
 	s->woken_ns = 0;
 	s->on_ns = on;
 	s->on_runtime = s->off_runtime;
@@ -303,7 +314,7 @@ INLINE void compare_runtime(struct process *p, struct slot *s, u32 index, struct
 		n_same += (word >> 8 * i & 0xff) == state;
 	if (n_same > 1 || most_active(word) != state)
 		return;
-	move(p, state, PREEMPTED, stolen);
+	move_untold(p, state, PREEMPTED, stolen, now);
 	raw(EVENT_OFF, now - stolen, task->tgid, task->pid, PREEMPTED);
 	raw(EVENT_ON, now, task->tgid, task->pid, 0);
 }
@@ -428,13 +439,14 @@ INLINE bool self_again(struct thread *t, struct process **process, struct slot *
 }
 
 /* The calling thread, its process and, if there was room, its slot; made at the first call. False: not to be traced. */
-INLINE bool self(struct thread **thread, struct process **process, struct slot **slot)
+INLINE bool self(struct thread **thread, struct process **process, struct slot **slot, u64 *now_ns)
 {
 	u64 id = bpf_get_current_pid_tgid(), now;
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct process *p;
 	struct thread *t;
 	struct slot *s;
+	bool has_none;
 	u32 index;
 
 	*slot = NULL;
@@ -446,7 +458,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 		return false;
 	*process = p;
 	*thread = t;
-	now = bpf_ktime_get_ns();
+	*now_ns = now = bpf_ktime_get_ns();
 	index = t->slot;
 	if (t->born_ns == p->born_ns && index < N_SLOTS) {
 		s = &p->slots[MASK(index, 7)];
@@ -458,6 +470,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 			return true;
 		}
 	}
+	has_none = t->born_ns == p->born_ns && index == NO_SLOT;
 	if (t->born_ns != p->born_ns) { /* its first call in this program */
 		t->nccl.sp = t->class.sp = t->graph.sp = 0;
 		t->device = 0;
@@ -468,8 +481,9 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	*(volatile u32 *)&t->taken = take_slot(p, id, now);
 	index = *(volatile u32 *)&t->taken;
 	if (index >= N_SLOTS) {
+		if (!has_none)
+			count(LOST_THREAD);
 		__sync_fetch_and_add(&p->n_lost, 1);
-		count(LOST_THREAD);
 		return true;
 	}
 	s = &p->slots[MASK(index, 7)];
@@ -485,7 +499,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->last_hook_ns = now;
 	asm volatile("" ::: "memory"); /* the slot last: until then the scheduler's side leaves the thread alone */
 	t->slot = index;
-	now = settle(p, s, index, ON_CPU);
+	*now_ns = now = settle(p, s, index, ON_CPU);
 	raw(EVENT_BORN, now, id >> 32, id, 0);
 	*slot = s;
 	return true;

@@ -312,8 +312,8 @@ INLINE void waited_for_child(struct process *p, struct slot *s, u64 now)
 #pragma unroll
 	for (int c = LOCK; c < CHILD; c++) {
 		base = s->low_base[c - 1];
-		if ((s64)(p->arrival_low[c - 1] - base) > 0)
-			base = p->arrival_low[c - 1];
+		if ((s64)(p->told_ns[c - 1] - base) > 0)
+			base = p->told_ns[c - 1];
 		spent[c] = account(p, c, active, now) - base;
 	}
 	if (LOAD(&p->begun) != ended)
@@ -329,22 +329,23 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 {
 	struct process *p;
 	struct slot *s;
-	u32 index, off;
+	bool waited;
+	u32 index;
 	u64 now;
 
 	s = slot_of(task, &p, &index);
 	if (!s || !s->off || s->off == PREEMPTED)
 		return 0;
-	off = s->off;
-	if (s->waker_flags & OFF_WOKEN_BY_CHILD && !s->call && off < CHILD && off != SLEEP) {
-		s->off_category = CHILD;
-		waited_for_child(p, s, bpf_ktime_get_ns());
-	}
+	waited = s->waker_flags & OFF_WOKEN_BY_CHILD && !s->call && s->off < CHILD && s->off != SLEEP;
 	s->off = PREEMPTED;
 	now = settle(p, s, index, state_of(s));
+	if (waited) {
+		s->off_category = CHILD;
+		waited_for_child(p, s, now);
+	}
 	s->woken_ns = now;
 	note_bases(p, s, now);
-	raw(EVENT_WAKEUP, now, task->tgid, task->pid, s->off_category == CHILD ? CHILD : 0);
+	raw(EVENT_WAKEUP, now, task->tgid, task->pid, waited ? CHILD : 0);
 	return 0;
 }
 

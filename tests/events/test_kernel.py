@@ -60,7 +60,7 @@ def test_records_divide_the_ring_with_its_header(dtype, n_bytes: int):
 
 
 def test_arrivals_have_what_the_table_has():
-    from_elsewhere = {"node", "count_bytes", "gpu_start_ns", "gpu_end_ns"}
+    from_elsewhere = {"node", "comm_handle", "count_bytes", "gpu_start_ns", "gpu_end_ns"}
     assert {field.name for field in layout.COLLECTIVES.fields} - from_elsewhere <= set(kernel.ARRIVAL.names)
 
 
