@@ -19,7 +19,7 @@ from typing import TextIO
 import numpy as np
 
 from stallscope.capture import clock, program, records, requirements
-from stallscope.capture.attaching import attach_new
+from stallscope.capture.attaching import Attaching
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.losses import Losses
@@ -93,6 +93,7 @@ def _run(
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off."""
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
+    attaching = Attaching(discovery, probes.attach)
     scribe = _Scribe(options, probes, store)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
@@ -101,7 +102,7 @@ def _run(
     try:
         while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
             now_ns = time.monotonic_ns()
-            for note in attach_new(discovery, probes.attach, now_ns=now_ns):
+            for note in attaching.new(now_ns):
                 status.note(note)
             if options.pids and (new := discovery.chosen() - followed):
                 probes.follow(new)
@@ -109,6 +110,7 @@ def _run(
             if now_ns >= scribe.next_ns:
                 scribe.write()
                 status.show(line(scribe.tally))
+                attaching.drop_unused(now_ns)
             stop.wait(_LOOK_EVERY_S)
     finally:
         probes.detach()

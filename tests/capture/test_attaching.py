@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.attaching import attach_new, hooked_at
+from stallscope.capture.attaching import Attaching, hooked_at
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.elf import Entry, Symbol
 from stallscope.capture.libbpf import Refused
@@ -39,9 +39,15 @@ def loaded(path: Path) -> Iterator[int]:
 class Attached(list):
     """Takes the place of the kernel: keeps what it was asked for, with the first byte at each place."""
 
-    def __call__(self, path: str, hooks: list[Hook]) -> None:
+    n_closed = 0
+
+    def __call__(self, path: str, hooks: list[Hook]) -> "Attached":
         data = Path(path).read_bytes()
         self.append({hook.symbol: data[hook.offset] for hook in hooks})
+        return self
+
+    def close(self) -> None:
+        self.n_closed += 1
 
 
 x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 instructions")
@@ -52,7 +58,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
     code = {"ncclAllReduce": "endbr64; push %rbx; pop %rbx", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
         attached = Attached()
-        notes = attach_new(Discovery(pids=frozenset({pid})), attached, now_ns=0)
+        notes = Attaching(Discovery(pids=frozenset({pid})), attached).new(0)
     assert attached == [{"ncclAllReduce": 0x53, "cudaMalloc": 0x55}]
     assert notes == [f"attached to 2 functions of {tmp_path}/libnccl.so.2"]
 
@@ -61,7 +67,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
 def test_dear_first_instructions_are_told(tmp_path):
     code = {"ncclAllReduce": "sub $8, %rsp; add $8, %rsp", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
-        notes = attach_new(Discovery(pids=frozenset({pid})), Attached(), now_ns=0)
+        notes = Attaching(Discovery(pids=frozenset({pid})), Attached()).new(0)
     assert any(note.startswith("1 functions of") and "5 us" in note for note in notes)
 
 
@@ -69,7 +75,7 @@ def test_dear_first_instructions_are_told(tmp_path):
 def test_a_library_without_our_functions_is_told(tmp_path):
     with loaded(assembled(tmp_path / "libcuda.so.1", {"cuOther": "nop"})) as pid:
         attached = Attached()
-        (note,) = attach_new(Discovery(pids=frozenset({pid})), attached, now_ns=0)
+        (note,) = Attaching(Discovery(pids=frozenset({pid})), attached).new(0)
     assert attached == []
     assert "none of the functions" in note
 
@@ -80,10 +86,10 @@ def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
         raise Refused("cannot attach: Invalid argument", 22)
 
     with loaded(assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})) as pid:
-        discovery = Discovery(pids=frozenset({pid}))
-        (note,) = attach_new(discovery, refuse, now_ns=0)
+        attaching = Attaching(Discovery(pids=frozenset({pid})), refuse)
+        (note,) = attaching.new(0)
         assert "libnccl.so.2: cannot attach: Invalid argument" in note
-        assert attach_new(discovery, refuse, now_ns=10**10) == []
+        assert attaching.new(10**10) == []
 
 
 @x86_64
@@ -99,10 +105,29 @@ def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_pa
 
     discovery = Discovery(pids=frozenset({os.getpid()}))
     with loaded(path) as first:
-        assert attach_new(discovery, gone, now_ns=0) == []
+        assert Attaching(discovery, gone).new(0) == []
     with loaded(path):
-        attach_new(discovery, attached, now_ns=10**9)
+        Attaching(discovery, attached).new(10**9)
     assert attached == [{"cudaFree": 0x55}]
+
+
+@x86_64
+def test_a_file_that_nobody_uses_for_long_is_let_go_and_found_again(tmp_path):
+    """Probes hold a deleted library on the disk; ten minutes without a process are enough."""
+    path = assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})
+    attached, second, minute = Attached(), 10**9, 60 * 10**9
+    attaching = Attaching(Discovery(pids=frozenset({os.getpid()})), attached)
+    with loaded(path):
+        attaching.new(0)
+        attaching.new(20 * minute)
+        assert attaching.drop_unused(20 * minute) == 0
+    attaching.new(20 * minute + 11 * second)
+    assert attaching.drop_unused(29 * minute) == 0
+    assert attaching.drop_unused(31 * minute) == 1
+    assert attached.n_closed == 1
+    with loaded(path):
+        attaching.new(32 * minute)
+    assert len(attached) == 2
 
 
 def test_hooks_go_to_the_first_instruction_unless_it_is_an_endbr():

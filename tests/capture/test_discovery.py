@@ -203,7 +203,7 @@ def test_a_file_that_could_not_be_attached_to_is_found_again(tmp_path):
         discovery = looking_at(child)
         (found,) = discovery.scan(0)
         assert discovery.scan(10**9) == []
-        discovery.forget(found)
+        discovery.forget(found.key)
         assert discovery.scan(2 * 10**9) == [found]
 
 

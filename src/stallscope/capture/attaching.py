@@ -6,50 +6,77 @@ the same there. What makes hooks dear, and what could not be attached to, is sai
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from stallscope.capture import elf, operations
 from stallscope.capture.discovery import Discovery, Library, functions
-from stallscope.capture.elf import Entry, NotElf, Symbol
+from stallscope.capture.elf import Entry, FileKey, NotElf, Symbol
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 
-Attach = Callable[[str, Sequence[Hook]], object]
+
+class Closable(Protocol):
+    """What an attach gives: hooks that can be taken off."""
+
+    def close(self) -> None:
+        """Detach."""
+
+
+Attach = Callable[[str, Sequence[Hook]], Closable]
 """attach(path, hooks): that of a loaded Program. Raises Refused."""
 
 _ENDBR_BYTES = 4
 
 
-def attach_new(
-    discovery: Discovery, attach: Attach, *, now_ns: int, proc: Path = Path("/proc"), launches: bool = False
-) -> list[str]:
-    """Attach to what was found since the last look. Returns notes for the user, one line each.
+@dataclass
+class Attaching:
+    """Hooks what is found, and takes the hooks off files that nobody uses any more: they hold the file on disk."""
 
-    A file whose process has ended meanwhile will be found again with the next one that has it.
-    """
-    notes = []
-    for library in discovery.scan(now_ns):
-        try:
-            notes += _attached(library, attach, launches=launches)
-        except (OSError, NotElf, Refused) as error:
-            if (proc / str(library.pid)).exists():
-                notes.append(f"its calls are not seen: {library.name}: {error}")
-            else:
-                discovery.forget(library)
-    return notes
+    discovery: Discovery
+    attach: Attach
+    proc: Path = Path("/proc")
+    launches: bool = False
+    _links: dict[FileKey, Closable] = field(default_factory=dict)
 
+    def new(self, now_ns: int) -> list[str]:
+        """Attach to what was found since the last look. Returns notes for the user, one line each.
 
-def _attached(library: Library, attach: Attach, *, launches: bool) -> list[str]:
-    with elf.opened(library.path) as image:
-        if image.key != library.key:
-            raise NotElf("the file was replaced while it was being looked at")
-        found = functions(image, operations.names(launches=launches), is_static=library.is_static)
-        entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
-        hooks = operations.hooks(hooked_at(found, entries), launches=launches)
-        if not hooks:
-            return [f"{library.name} has none of the functions to trace: another version, or stripped"]
-        attach(image.path, hooks)
-    return [f"attached to {len(hooks)} functions of {library.name}", *_dear(library, entries)]
+        A file whose process has ended meanwhile will be found again with the next one that has it.
+        """
+        notes = []
+        for library in self.discovery.scan(now_ns):
+            try:
+                notes += self._attached(library)
+            except (OSError, NotElf, Refused) as error:
+                if (self.proc / str(library.pid)).exists():
+                    notes.append(f"its calls are not seen: {library.name}: {error}")
+                else:
+                    self.discovery.forget(library.key)
+        return notes
+
+    def drop_unused(self, now_ns: int) -> int:
+        """Detach from files that have long been unused; call it now and then. Returns how many."""
+        unused = self.discovery.unused(now_ns)
+        for key in unused:
+            if key in self._links:
+                self._links.pop(key).close()
+            self.discovery.forget(key)
+        return len(unused)
+
+    def _attached(self, library: Library) -> list[str]:
+        with elf.opened(library.path) as image:
+            if image.key != library.key:
+                raise NotElf("the file was replaced while it was being looked at")
+            wanted = operations.names(launches=self.launches)
+            found = functions(image, wanted, is_static=library.is_static)
+            entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
+            hooks = operations.hooks(hooked_at(found, entries), launches=self.launches)
+            if not hooks:
+                return [f"{library.name} has none of the functions to trace: another version, or stripped"]
+            self._links[library.key] = self.attach(image.path, hooks)
+        return [f"attached to {len(hooks)} functions of {library.name}", *_dear(library, entries)]
 
 
 def hooked_at(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:

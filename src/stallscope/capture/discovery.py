@@ -29,7 +29,9 @@ _EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
 """How often to look at a process: (up to this age, every so many ns)."""
 
 _LIST_EVERY_NS = 20 * 10**6
+_LIST_AT_LEAST_EVERY_NS = 10**10
 _MAX_FILES = 20_000
+_UNUSED_NS = 600 * 10**9
 
 
 class Mapping(NamedTuple):
@@ -60,6 +62,7 @@ class _Seen:
     next_ns: int
     size: bytes = b""
     uses_gpu: bool = False
+    keys: frozenset[FileKey] = frozenset()
 
 
 @dataclass
@@ -75,8 +78,8 @@ class Discovery:
     ignored: frozenset[int] = frozenset()
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _left_out: set[int] = field(default_factory=set)
-    _keys: set[FileKey] = field(default_factory=set)
-    _files: set[tuple[str, int, str]] = field(default_factory=set)
+    _used_ns: dict[FileKey, int] = field(default_factory=dict)
+    _files: dict[tuple[str, int, str], Library | None] = field(default_factory=dict)
     _last_pid: bytes = b"-"
     _next_list_ns: int = 0
     _next_due_ns: int = 0
@@ -91,9 +94,15 @@ class Discovery:
         self._next_due_ns = min((seen.next_ns for seen in self._seen.values()), default=now_ns)
         return found
 
-    def forget(self, library: Library) -> None:
-        """Let the file be found again: it could not be attached to."""
-        self._keys.discard(library.key)
+    def unused(self, now_ns: int) -> list[FileKey]:
+        """The files that no process has had mapped for ten minutes; call it now and then."""
+        mapped = frozenset[FileKey]().union(*(seen.keys for seen in self._seen.values()))
+        self._used_ns |= dict.fromkeys(mapped & self._used_ns.keys(), now_ns)
+        return [key for key, used_ns in self._used_ns.items() if now_ns - used_ns > _UNUSED_NS]
+
+    def forget(self, key: FileKey) -> None:
+        """Let the file be found again: it could not be attached to, or is no longer."""
+        self._used_ns.pop(key, None)
         self._files.clear()
         for seen in self._seen.values():
             seen.size = b""
@@ -108,7 +117,8 @@ class Discovery:
 
     def _follow_processes(self, now_ns: int) -> None:
         last_pid = _last_pid(self.proc)
-        if now_ns < self._next_list_ns or (last_pid and last_pid == self._last_pid):
+        is_new = last_pid != self._last_pid or not last_pid
+        if now_ns < self._next_list_ns + (0 if is_new else _LIST_AT_LEAST_EVERY_NS):
             return
         self._last_pid = last_pid
         self._next_list_ns = now_ns + _LIST_EVERY_NS
@@ -144,21 +154,21 @@ class Discovery:
         seen.uses_gpu = any(is_gpu_library(mapping) for mapping in mappings)
         if not seen.uses_gpu and pid not in self.pids:
             return []
-        found = (self._library(pid, mapping) for mapping in mappings)
-        return [library for library in found if library is not None]
+        libraries = [self._library(pid, mapping) for mapping in mappings]
+        found = {library.key: library for library in libraries if library is not None}
+        seen.keys = frozenset(found)
+        new = [library for key, library in found.items() if key not in self._used_ns]
+        self._used_ns |= dict.fromkeys((library.key for library in new), now_ns)
+        return new
 
     def _library(self, pid: int, mapping: Mapping) -> Library | None:
+        """The mapped file as a library, examined when it is first seen; None if it has nothing to trace."""
         file = (mapping.device, mapping.inode, mapping.name)
-        if file in self._files:
-            return None
-        if len(self._files) >= _MAX_FILES:
-            self._files.clear()
-        library = _examined(self.proc, pid, mapping)
-        self._files.add(file)
-        if library is None or library.key in self._keys:
-            return None
-        self._keys.add(library.key)
-        return library
+        if file not in self._files:
+            if len(self._files) >= _MAX_FILES:
+                self._files.clear()
+            self._files[file] = _examined(self.proc, pid, mapping)
+        return self._files[file]
 
 
 def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
