@@ -1,6 +1,5 @@
 """Flight-recorder dumps: what they tell becomes a trace, who holds up the job is named, and no file can do harm."""
 
-import os
 import pickle
 import resource
 import subprocess
@@ -300,20 +299,25 @@ def test_the_groups_of_a_dump_are_believed_before_its_name(tmp_path: Path):
 
 
 class Evil:
-    """Unpickling this by the usual way writes a file."""
+    """Unpickling this the usual way makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
 
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/stallscope-was-here",)
+        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_code_in_a_dump_is_never_run(tmp_path: Path, protocol: int):
-    marker = Path("/tmp/stallscope-was-here")
-    marker.unlink(missing_ok=True)
-    told = dumps(Job(host_stops={3: 12})) | {5: {"entries": [Evil()], "nccl_version": "2"}}
+    mark = tmp_path / "was-here"
+    evil = {"entries": [Evil(mark)], "nccl_version": "2"}
+    pickle.loads(pickle.dumps(evil, protocol))
+    assert mark.exists()
+    mark.unlink()
     with pytest.raises(BadTrace, match="asks to run code"):
-        IMPORTER.read(write(tmp_path / "dumps", told, protocol=protocol))
-    assert not marker.exists()
+        IMPORTER.read(write(tmp_path / "dumps", dumps(Job()) | {5: evil}, protocol=protocol))
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Op
 from stallscope.events.trace import Trace
 
+_WORTH = 2.0  # uneven work is told from so many times the share of a step that makes a single step late
 _SHARING = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
 
@@ -190,9 +191,8 @@ def spread(done: Work, named: set[int], limits: Thresholds) -> Spread | None:
         if np.isfinite(own[:, members]).any(axis=0).sum() > 1:
             above[:, members] = np.nan_to_num(own[:, members] - _mean(own[:, members])[:, None], nan=0.0)
     largest = above.max(axis=1)
-    if not len(largest) or float(np.median(largest)) < max(
-        limits.imbalance_share * done.step_ns, limits.min_late_ns
-    ):
+    least = max(_WORTH * limits.late_step_share * done.step_ns, limits.min_late_ns)
+    if not len(largest) or float(np.median(largest)) < least:
         return None
     return Spread(largest, np.argmax(above, axis=1))
 
