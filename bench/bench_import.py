@@ -1,0 +1,64 @@
+"""How fast recordings become node traces: events read, ledger computed, rows written.
+
+Takes every recording in $STALLSCOPE_DATA/recordings (default: ../shared beside the repository); the shipped one
+where there are none. Best of some turns each.
+"""
+
+import os
+import tempfile
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from report import FOLDER, report
+
+from stallscope.importers import importer_for
+from stallscope.store import node
+
+N_TURNS = 3
+
+
+def main() -> None:
+    """Measure and report."""
+    found = [measured(folder) for folder in recordings()]
+    n_events, seconds = sum(one["n_events"] for one in found), sum(one["import_s"] for one in found)
+    report("import", {"events_per_s": round(n_events / seconds), "n_events": n_events, "recordings": found})
+
+
+def recordings() -> list[Path]:
+    """The recording folders to import."""
+    data = Path(os.environ.get("STALLSCOPE_DATA") or FOLDER.parent.parent / "shared")
+    found = sorted(path.parent for path in (data / "recordings").glob("*/events.parquet"))
+    return found or [Path(str(files("stallscope.demo").joinpath("recorded")))]
+
+
+def measured(folder: Path) -> dict[str, float | int | str]:
+    """Times and sizes of one recording."""
+    n_events = pq.read_metadata(folder / "events.parquet").num_rows
+    read_s, write_s, db_bytes = min(timed(folder) for _ in range(N_TURNS))
+    return {
+        "recording": folder.name,
+        "n_events": n_events,
+        "import_s": round(read_s + write_s, 3),
+        "read_s": round(read_s, 3),
+        "write_s": round(write_s, 3),
+        "events_per_s": round(n_events / (read_s + write_s)),
+        "parquet_bytes": sum(path.stat().st_size for path in folder.glob("*.parquet")),
+        "db_bytes": db_bytes,
+    }
+
+
+def timed(folder: Path) -> tuple[float, float, int]:
+    """Seconds to read a recording, seconds to write the trace, and its size."""
+    with tempfile.TemporaryDirectory() as target:
+        begin = time.perf_counter()
+        trace = importer_for(folder).read(folder)
+        read = time.perf_counter()
+        node.write(Path(target) / "trace.db", trace)
+        end = time.perf_counter()
+        return read - begin, end - read, (Path(target) / "trace.db").stat().st_size
+
+
+if __name__ == "__main__":
+    main()
