@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def report(name: str, numbers: dict[str, Any]) -> None:
     result = {
         "benchmark": name,
         **numbers,
-        "commit": _commit(),
+        "commit": commit(),
         "machine": machine(),
         "date": time.strftime("%F"),
     }
@@ -40,10 +41,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-    )
-    return found.stdout.strip() or "unknown"
+def commit() -> str:
+    """Of the code; where it was copied to without git, STALLSCOPE_COMMIT tells."""
+    if told := os.environ.get("STALLSCOPE_COMMIT"):
+        return told
+    words = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(FileNotFoundError):
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    return "unknown"

@@ -8,6 +8,7 @@ PYTHON_THERE=${PYTHON_THERE:-3.12}
 make --no-print-directory bpf
 mkdir -p .carry/lib .carry/debian
 cp -f src/stallscope/capture/*.bpf.o .carry/
+git describe --always --dirty --abbrev=12 >.carry/commit
 if [ ! -e .carry/lib/libelf.so.1 ]; then
 	(cd .carry/debian && apt-get -qq download libbpf1 libelf1)
 	for package in .carry/debian/*.deb; do dpkg -x "$package" .carry/debian; done

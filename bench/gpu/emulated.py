@@ -36,8 +36,9 @@ def run(chosen: argparse.Namespace) -> None:
     names = [fault.name for fault in chosen.fault] or ["healthy"]
     if len(names) > 1 or names[0] not in FAULTS or any(fault.rank < 0 for fault in chosen.fault):
         sys.exit(f"the emulated job knows one of {', '.join(FAULTS)}, in one rank: not {' and '.join(names)}")
+    chosen.fault = faults.placed(chosen.fault, chosen.ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    plan = live.plan_for(names[0], ranks=chosen.ranks or 4, seconds=chosen.seconds or 3600)
+    plan = live.plan_for(names[0], ranks=chosen.ranks, seconds=chosen.seconds or 3600)
     victim = chosen.fault[0].rank if chosen.fault else plan.victim
     plan = replace(plan, synchronize=chosen.sync, victim=victim, seconds=chosen.seconds or 3600)
     with live.started(plan, chosen.folder) as job:

@@ -11,8 +11,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,11 @@ def parsed(text: str) -> Fault:
     kind = KINDS[name]
     number = EVERY_RANK if rank == "*" else int(rank or 2)
     return Fault(name, number, int(every or kind.every), float(delay_ms or kind.delay_ms))
+
+
+def placed(chosen: Sequence[Fault], n_ranks: int) -> list[Fault]:
+    """The faults in ranks that are there: rank 3 of 2 is rank 1."""
+    return [replace(fault, rank=fault.rank % n_ranks if fault.rank >= 0 else fault.rank) for fault in chosen]
 
 
 def _sleep(device: str, delay_ms: float) -> Disturb:

@@ -77,6 +77,7 @@ def options() -> argparse.Namespace:
 def launch(chosen: argparse.Namespace) -> int:
     """Starts the ranks, disturbs them from outside, and waits. Returns the worst exit code."""
     n_ranks = chosen.ranks or n_gpus()
+    chosen.fault = faults.placed(chosen.fault, n_ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
@@ -192,8 +193,9 @@ def open_rank(chosen: argparse.Namespace) -> Rank:
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(rank)
     if chosen.device == "cuda":
-        torch.cuda.set_device(rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
         torch.set_num_threads(1)
@@ -273,7 +275,8 @@ def graph(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
+    # NCCL's watchdog thread asks for events meanwhile: that must not spoil the capture.
+    with torch.cuda.graph(captured, capture_error_mode="thread_local"):
         loss = whole()
 
     def forward(rows: Any) -> Any:
@@ -432,7 +435,7 @@ def main() -> None:
     chosen = options()
     if "RANK" not in os.environ:
         sys.exit(launch(chosen))
-    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+    chosen.fault = faults.placed(chosen.fault, int(os.environ["WORLD_SIZE"]))
     run(chosen)
 
 

@@ -99,8 +99,11 @@ def judged(scenario: str, folder: Path, report: dict[str, Any]) -> Judged:
     culprits = {truth.rank for truth in what if truth.rank is not None}
     if named != culprits:
         result.wrong.append(f"named {sorted(named)}, not {sorted(culprits)}")
-    if not what and report["verdicts"]:
-        result.wrong.append(f"a healthy job called {report['verdicts'][0]['kind']}")
+    result.wrong += [
+        f"also said {verdict['kind']}"
+        for verdict in report["verdicts"]
+        if not any(_is_on(truth, verdict) for truth in what) and not verdict["ranks"]
+    ]
     for truth in what:
         _judge(truth, report["verdicts"], result)
     return result
@@ -119,9 +122,7 @@ def _judge(truth: Truth, verdicts: list[dict[str, Any]], result: Judged) -> None
         result.wrong.append(f"cause {cause['cause']}, not {truth.cause}")
     elif cause["share"] < CAUSE_SHARE:
         result.wrong.append(f"{truth.cause} only {cause['share']:.0%}")
-    if verdict["kind"] == "hang":
-        return
-    if verdict["kind"] != "straggler" or truth.name == "hang":
+    if (verdict["kind"] == "hang") != (truth.name == "hang") or verdict["kind"] not in ("straggler", "hang"):
         result.wrong.append(f"kind {verdict['kind']}")
     if truth.period and verdict["period_steps"] != truth.period:
         result.wrong.append(f"period {verdict['period_steps']}, not {truth.period}")

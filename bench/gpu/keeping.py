@@ -29,7 +29,7 @@ def write(path: Path, what: object) -> None:
 @cache
 def machine(*, is_emulated: bool) -> dict[str, Any]:
     """Processor, GPUs and versions."""
-    facts = report.machine() | {"date": time.strftime("%F")}
+    facts = report.machine() | {"commit": report.commit(), "date": time.strftime("%F")}
     if is_emulated:
         return facts | {"gpus": "emulated"}
     asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

@@ -185,7 +185,11 @@ def prove(proof: Proof) -> None:
                     continue
                 tell(f"{part.name} ({proof.left_s:.0f} s left)")
                 with proof.part(part.name):
-                    run(proof, part, jobs.take(i), answers=answers, explaining=explaining)
+                    job = jobs.take(i)
+                    if isinstance(part, Workload):
+                        proof.slowdowns.append(slowed(proof, part, job, following=parts[i:]))
+                    else:
+                        traced(proof, part, job, answers=answers, explaining=explaining)
                 jobs.end(i)
                 collect(proof, answers, wait=False)
             collect(proof, answers, wait=True)
@@ -213,21 +217,25 @@ def needed_s(part: Part) -> float:
     return LEAST_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
 
 
-def run(proof: Proof, part: Part, job: Job, *, answers: list[Answer], explaining: ThreadPoolExecutor) -> None:
-    """One part. Raises Failed."""
-    if isinstance(part, Workload):
-        proof.slowdowns.append(
-            slowdown.measured(
-                part,
-                job,
-                disk=proof.disk,
-                seconds=min(part.seconds, proof.left_s),
-                window_s=proof.chosen.window,
-                hook_ns=proof.hook_ns,
-                agent_words=proof.agent_words(job),
-            )
-        )
-        return
+def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part]) -> dict[str, Any]:
+    """The slowdown of a workload. It may take its share of the time when nothing else follows. Raises Failed."""
+    is_last = all(isinstance(one, Workload) for one in following)
+    seconds = max(part.seconds, proof.left_s / len(following)) if is_last else part.seconds
+    return slowdown.measured(
+        part,
+        job,
+        disk=proof.disk,
+        seconds=min(seconds, proof.left_s),
+        window_s=proof.chosen.window,
+        hook_ns=proof.hook_ns,
+        agent_words=proof.agent_words(job),
+    )
+
+
+def traced(
+    proof: Proof, part: Scenario, job: Job, *, answers: list[Answer], explaining: ThreadPoolExecutor
+) -> None:
+    """Traces a scenario; what it says is asked while the rest goes on. Raises Failed."""
     db = proof.disk / f"{slug(part.name)}.db"
     try:
         trace(part, job, db, agent_words=proof.agent_words(job))

@@ -5,6 +5,7 @@ Everything has a time limit, and nothing outlives its with block.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def tracing(db: Path, *, words: Sequence[str] = (), attaches: bool = False) -> I
     """
     agent = _start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
     try:
-        _await_words(agent, "libnccl" if attaches else "tracing into")
+        _await_words(agent, r"attached to \d+ functions of \S*libnccl" if attaches else "tracing into")
         yield agent
         if agent.process.poll() is not None:
             raise Failed(f"the agent ended by itself: {agent.last_words()}")
@@ -129,7 +130,7 @@ def tracing(db: Path, *, words: Sequence[str] = (), attaches: bool = False) -> I
 
 def _await_words(agent: Program, words: str) -> None:
     end_s = time.monotonic() + ATTACH_S
-    while words not in agent.said.read_text(errors="replace"):
+    while not re.search(words, agent.said.read_text(errors="replace")):
         if agent.process.poll() is not None:
             raise Failed(f"the agent did not start: {agent.last_words()}")
         if time.monotonic() > end_s:

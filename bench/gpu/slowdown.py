@@ -7,6 +7,7 @@ hits x the measured cost of one (see bench_hook_cost.py).
 """
 
 import math
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import judging
 import numpy as np
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
-from running import Failed, Job, Program, end, tracing
+from running import Failed, Job, end, tracing
 
 from stallscope.store import node
 
@@ -44,6 +45,18 @@ class Window(NamedTuple):
     end_ns: int
     is_on: bool
 
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+class Agent(NamedTuple):
+    """What the agent's process uses."""
+
+    cpu_s: float
+    rss_mb: float
+
 
 class Interval(NamedTuple):
     """A mean and half the width of its 95 % interval, in per cent."""
@@ -65,6 +78,15 @@ class Runs:
         return Runs(
             self.n_uprobe - before.n_uprobe, self.n_other - before.n_other, self.run_ns - before.run_ns
         )
+
+
+class Counts(NamedTuple):
+    """What was counted in a window."""
+
+    window: Window
+    runs: Runs
+    n_collectives: int
+    agent: Agent
 
 
 @dataclass(frozen=True)
@@ -105,13 +127,13 @@ def measured(
         job.go()
         job.await_ready()
         time.sleep(2 * SETTLE_S)
-        runs, counting, n_collectives = counted(disk, agent_words)
+        counts = counted(disk, agent_words)
         windows = switched(job, disk, window_s=window_s, end_s=end_s, agent_words=agent_words, every=every)
         steps = read_clock(job.folder, every)
         return {
             "workload": workload.name,
             **slowdown(windows, steps),
-            **hits(runs, n_collectives, counted_steps(counting, steps), n_ranks=job.n_ranks, hook_ns=hook_ns),
+            **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
             "gpus": job.n_ranks,
             "window_s": window_s,
         }
@@ -205,8 +227,8 @@ def slowdown(windows: list[Window], steps: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def counted(disk: Path, agent_words: tuple[str, ...]) -> tuple[Runs, Window, int]:
-    """A window in which the kernel counts runs of BPF programs: how many, when, and the collectives then.
+def counted(disk: Path, agent_words: tuple[str, ...]) -> Counts:
+    """A window in which the kernel counts runs of BPF programs.
 
     Counting makes a run dearer, so no slowdown is taken from it.
     """
@@ -216,18 +238,32 @@ def counted(disk: Path, agent_words: tuple[str, ...]) -> tuple[Runs, Window, int
     try:
         with tracing(db, words=agent_words, attaches=True) as agent:
             time.sleep(SETTLE_S)
-            first, begin_ns = program_runs(agent), time.monotonic_ns()
+            pid = agent.process.pid
+            first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
             time.sleep(COUNT_S)
-            runs, end_ns = program_runs(agent).since(first), time.monotonic_ns()
+            runs, use, end_ns = program_runs(pid).since(first), agent_use(pid), time.monotonic_ns()
     finally:
         STATISTICS.write_text(before)
-    return runs, Window(begin_ns, end_ns, is_on=True), n_collectives(db, begin_ns, end_ns)
+    return Counts(
+        Window(begin_ns, end_ns, is_on=True),
+        runs,
+        n_collectives(db, begin_ns, end_ns),
+        use._replace(cpu_s=use.cpu_s - cpu_s),
+    )
 
 
-def program_runs(agent: Program) -> Runs:
+def agent_use(pid: int) -> Agent:
+    """CPU time and peak of memory so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return Agent((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024)
+
+
+def program_runs(pid: int) -> Runs:
     """Runs of the BPF programs that the agent holds."""
     uprobe = other = run_ns = 0
-    for path in Path(f"/proc/{agent.process.pid}/fdinfo").iterdir():
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
         if "run_cnt" not in facts:
             continue
@@ -245,35 +281,28 @@ def n_collectives(db: Path, begin_ns: int, end_ns: int) -> int:
     return int(((ts_ns >= begin_ns) & (ts_ns <= end_ns)).sum())
 
 
-def counted_steps(counting: Window, steps: NDArray[np.int64]) -> tuple[float, float]:
-    """Steps in the window, and ns of one."""
-    one_ns = step_ns(counting, steps)
-    return (counting.end_ns - counting.begin_ns) / one_ns, one_ns
-
-
 def hits(
-    runs: Runs,
-    n_collectives: int,
-    steps: tuple[float, float],
-    *,
-    n_ranks: int,
-    hook_ns: dict[str, float],
+    counts: Counts, steps: NDArray[np.int64], *, n_ranks: int, hook_ns: dict[str, float]
 ) -> dict[str, Any]:
     """Hits per step and rank, and what they should cost: an upper bound, as if nothing went on meanwhile.
 
     A hit of a collective is two runs. Any other run is taken for one at the entry, the dearer half of a call.
-    The scheduler's programs run for the whole machine; their time is divided among the ranks.
+    The scheduler's programs run for the whole machine; their number and time are divided among the ranks.
     """
-    n_steps, step_ns = steps
-    share = n_steps * n_ranks
-    others = max(0, runs.n_uprobe - 2 * n_collectives)
-    hook_cost_ns = (n_collectives * hook_ns["collective"] + others * hook_ns["entry_only"]) / share
+    one_ns, seconds = step_ns(counts.window, steps), counts.window.seconds
+    share = 1e9 * seconds / one_ns * n_ranks
+    runs = counts.runs
+    others = max(0, runs.n_uprobe - 2 * counts.n_collectives)
+    hook_cost_ns = (counts.n_collectives * hook_ns["collective"] + others * hook_ns["entry_only"]) / share
     return {
         "hits_per_step": round(runs.n_uprobe / share, 2),
-        "collectives_per_step": round(n_collectives / share, 2),
+        "collectives_per_step": round(counts.n_collectives / share, 2),
         "scheduler_runs_per_step": round(runs.n_other / share, 2),
         "programs_us_per_step": round(runs.run_ns / share / 1e3, 2),
         "hook_cost_us_per_step": round(hook_cost_ns / 1e3, 2),
-        "hook_cost_percent": round(100 * hook_cost_ns / step_ns, 3),
+        "hook_cost_percent": round(100 * hook_cost_ns / one_ns, 3),
         "hook_ns": hook_ns,
+        "agent_cpu_percent": round(100 * counts.agent.cpu_s / seconds, 2),
+        "programs_cpu_percent": round(runs.run_ns / seconds / 1e7, 2),
+        "agent_rss_mb": round(counts.agent.rss_mb, 1),
     }
