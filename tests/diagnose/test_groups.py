@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.diagnose.groups import median_of_others, numbered, robust_deviation
+from stallscope.diagnose.groups import median_of_others, numbered
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**52), 2**52)), max_size=30)
 
@@ -41,11 +41,3 @@ def test_rows_have_one_number_exactly_when_all_columns_agree(rows):
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
             assert (number[i] == number[j]) == (one == other)
-
-
-def test_robust_deviation_is_that_of_a_normal_law_and_ignores_outliers():
-    values = np.random.default_rng(1).normal(7.0, 3.0, 20_000)
-    assert robust_deviation(values) == pytest.approx(3.0, rel=0.03)
-    values[:2000] = 1e9
-    assert robust_deviation(values) == pytest.approx(3.0, rel=0.25)
-    assert robust_deviation(np.array([np.nan])) == 0.0

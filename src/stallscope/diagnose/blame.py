@@ -74,16 +74,13 @@ def cells(
     first = np.flatnonzero(begins)
     end = np.append(first[1:], n)
     late = np.nan_to_num(met.late_ns, nan=0.0)
-    of_row = np.cumsum(begins) - 1
-    order = np.lexsort((late, of_row))
-    peak = order[end - 1]
+    peak = _last_largest(late, first, end)
     before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
-    spans = list(zip(first.tolist(), peak.tolist(), strict=True))
-    own = np.array([max(_largest_rise(part[a : b + 1]) for part in excess) for a, b in spans])
-    held_row = np.lexsort((held_ns, of_row))[end - 1]
+    own = np.maximum(_largest_tail(excess[0], first, peak), _largest_tail(excess[1], first, peak))
+    held_row = _last_largest(held_ns, first, end)
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
@@ -99,9 +96,18 @@ def cells(
     )
 
 
-def _largest_rise(steps: Array) -> float:
-    """The largest sum of a tail of a sequence."""
-    return float(np.max(np.cumsum(steps[::-1]))) if len(steps) else 0.0
+def _last_largest(value: Array, first: Array, end: Array) -> Array:
+    """The row of the largest value in each stretch of rows, the last of equals; stretches cover all rows in order."""
+    largest = np.repeat(np.maximum.reduceat(value, first), end - first)
+    is_largest = np.where(value == largest, np.arange(len(value)), -1)
+    return np.maximum.reduceat(is_largest, first)
+
+
+def _largest_tail(value: Array, first: Array, last: Array) -> Array:
+    """The largest sum of value over a tail of each stretch first..last (both included)."""
+    before = np.concatenate([[0.0], np.cumsum(value)])  # before[i]: sum of all up to row i, without it
+    ends = np.stack([first, last + 1], axis=1).ravel()
+    return before[last + 1] - np.minimum.reduceat(before, ends)[::2]
 
 
 def usual_step_ns(line: Timeline, table: Cells) -> float:
@@ -139,27 +145,47 @@ def noise_ns(line: Timeline, table: Cells) -> float:
     """
     total = np.concatenate([[0], np.cumsum(line.self_ns)])
     own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
-    spreads = []
-    for process in np.unique(table.process):
-        mine = own[table.process == process]
-        if len(mine) >= 4:
-            spreads.append(1.4826 * float(np.median(np.abs(mine - np.median(mine)))))
+    _, place = np.unique(table.process, return_inverse=True)
+    spreads = [_spread(mine) for mine in _grouped(own, place) if len(mine) >= 4]
     return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if spreads else 0.0
 
 
-def least_late_ns(line: Timeline, table: Cells, limits: Thresholds) -> float:
-    """From which lateness on a single step of this job counts as late."""
+def _spread(values: Array) -> float:
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is usual in a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: from which lateness on a single
+    step counts as late; steady_ns: the same for a rank that is late in most steps.
+    """
+
+    step_ns: float
+    noise_ns: float
+    least_ns: float
+    steady_ns: float
+
+
+def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
+    """The pace of a job, from its judged steps."""
     step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
-    return max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise)
+    return Pace(
+        step_ns=step_ns,
+        noise_ns=noise,
+        least_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
+        steady_ns=max(
+            limits.min_late_ns, limits.steady_step_share * step_ns, limits.steady_noise_factor * noise
+        ),
+    )
 
 
-def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds) -> list[LateStep]:
+def late_steps(
+    line: Timeline, met: Rounds, table: Cells, *, usual: Pace, limits: Thresholds
+) -> list[LateStep]:
     """The steps in which a rank was late by its own doing."""
     if not len(table.step):
         return []
-    step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
-    least = least_late_ns(line, table, limits)
-    steady = max(limits.min_late_ns, limits.steady_step_share * step_ns, limits.steady_noise_factor * noise)
+    least, steady = usual.least_ns, usual.steady_ns
     needed = np.where(_is_steady(table, steady, limits)[table.process], steady, least)
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
@@ -173,12 +199,13 @@ def late_steps(line: Timeline, met: Rounds, table: Cells, *, limits: Thresholds)
 def shared_pause_ns(line: Timeline, table: Cells, least_ns: float) -> Array:
     """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
 
-    Checkpoints and validations are such steps: ranks differ in them by nature.
+    Checkpoints and validations are such steps: ranks differ in them by nature. The lower quartile of the ranks is
+    looked at, which a slow rank does not raise.
     """
     total = np.concatenate([[0], np.cumsum(line.self_ns)])
     own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
     _, place = np.unique(table.step, return_inverse=True)
-    typical = np.array([np.median(values) for values in _grouped(own, place)])
+    typical = np.array([np.quantile(values, 0.25, method="lower") for values in _grouped(own, place)])
     usual = float(np.median(typical)) if len(typical) else 0.0
     extra = np.where(typical >= 2 * usual, typical - usual, 0.0)
     return np.where(extra >= least_ns, extra, 0.0)[place]
@@ -254,42 +281,45 @@ def recurring(
 ) -> dict[int, list[LateStep]]:
     """The processes to name, each with its late steps; one-off delays are left out (see one_offs()).
 
-    least_ns: the threshold of a late step, see least_late_ns().
+    least_ns: the threshold of a late step, see Pace.
     """
     left = [late for late in found if not _is_one_off(late, found, limits)]
-    by_process: dict[int, list[LateStep]] = {}
-    for late in left:
-        by_process.setdefault(late.process, []).append(late)
+    process = np.array([one.process for one in left], np.int64)
+    step = np.array([one.step for one in left], np.int64)
+    size = np.array([one.excess_ns for one in left])
     named = {}
-    for process, own in by_process.items():
-        size = 0.5 * float(np.median([late.excess_ns for late in own]))
-        others = [
-            n_events([one for one in by_process.get(other, []) if one.excess_ns >= size], least_ns, limits)
-            for other in range(n_processes)
-            if other != process
-        ]
-        n_own = n_events([one for one in own if one.excess_ns >= size], least_ns, limits)
-        enough = limits.min_late_steps if _is_clear(own, least_ns, limits) else limits.min_unclear_steps
-        if n_own >= enough and _beyond_chance(n_own, others, limits.chance):
-            named[process] = own
+    for candidate in np.unique(process).tolist():
+        mine = process == candidate
+        if mine.sum() < limits.min_late_steps:
+            continue
+        comparable = size >= 0.5 * float(np.median(size[mine]))
+        is_clear = float(np.median(size[mine])) >= limits.clear_factor * least_ns
+        counts = n_events(
+            process[comparable], step[comparable], one_by_one=is_clear, n_processes=n_processes, limits=limits
+        )
+        n_own = int(counts[candidate])
+        enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
+        if n_own >= enough and _beyond_chance(n_own, np.delete(counts, candidate).tolist(), limits.chance):
+            named[candidate] = [late for late in left if late.process == candidate]
     return named
 
 
-def n_events(late: list[LateStep], least_ns: float, limits: Thresholds) -> int:
-    """How many independent delays these late steps of one rank are.
+def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int, limits: Thresholds) -> Array:
+    """How many independent delays each process's late steps are: int64 (n_processes,).
 
-    Clear ones count each. Hosts wander by themselves and stay slow for some steps: small ones in a row count once,
-    and more for every further `steady_steps` of them.
+    Clear ones count one by one. Hosts wander by themselves and stay slow for some steps: small ones in a row count
+    once, and more for every further `steady_steps` of them.
     """
-    if not late or _is_clear(late, least_ns, limits):
-        return len(late)
-    steps = np.unique([one.step for one in late])
-    runs = np.split(steps, np.flatnonzero(np.diff(steps) > 2) + 1)
-    return sum(1 + len(run) // limits.steady_steps * limits.min_unclear_steps for run in runs)
-
-
-def _is_clear(late: list[LateStep], least_ns: float, limits: Thresholds) -> bool:
-    return float(np.median([one.excess_ns for one in late])) >= limits.clear_factor * least_ns
+    if one_by_one or not len(process):
+        return np.bincount(process, minlength=n_processes)
+    order = np.lexsort((step, process))
+    process, step = process[order], step[order]
+    begins = np.ones(len(process), bool)
+    begins[1:] = (np.diff(process) != 0) | (np.diff(step) > 2)
+    first = np.flatnonzero(begins)
+    lengths = np.diff(np.append(first, len(process)))
+    weight = 1 + lengths // limits.steady_steps * limits.min_unclear_steps
+    return np.bincount(process[first], weights=weight, minlength=n_processes).astype(np.int64)
 
 
 def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:

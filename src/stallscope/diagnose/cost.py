@@ -5,6 +5,7 @@ that the victims did not wait for was absorbed and costs nothing.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -61,18 +62,18 @@ def cost(
     lost = np.zeros(line.n_processes)
     by_round = np.argsort(met.round, kind="stable")
     round_start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
-    first_row = np.searchsorted(line.process, np.arange(line.n_processes + 1))
+    place = _Place.of(line, arrival_ns)
     job_waits = _share_of_steps_with_waits(line)
     for one in late:
         direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round, round_start=round_start)
         begin, end = arrival_ns[one.peak_row] - one.late_ns, arrival_ns[one.peak_row] + step_ns
-        waited = _waits_between(line, arrival_ns, first_row, begin_ns=begin, end_ns=end)
+        waited = _waits_between(place, begin_ns=begin, end_ns=end)
         own = waited[one.process]
         indirect = np.clip(waited - own, 0, one.late_ns)
         absorbed = (waited < limits.absorbed_share * direct) & job_waits
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
         if not job_waits:
-            each = _delayed(line, arrival_ns, first_row, one=one, step_ns=step_ns)
+            each = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns)
         each[one.process] = 0
         lost += each
     return Cost(lost, is_lower_bound=bool(line.is_p2p.any()) or not job_waits)
@@ -97,17 +98,44 @@ def _waited_for(
     return union_ns(line.process[others], arrival_ns[others], until, n_groups=line.n_processes)
 
 
-def _waits_between(
-    line: Timeline, arrival_ns: Array, first_row: Array, *, begin_ns: float, end_ns: float
-) -> Array:
+@dataclass(frozen=True)
+class _Place:
+    """To find every process's row at a moment at once: key, sorted, is process x span_ns + time since base_ns.
+
+    first: int64 (p + 1,), where each process's rows begin. waited_ns: running sum of time in calls that wait for
+    the GPU, before each row.
+    """
+
+    key: Array
+    span_ns: int
+    base_ns: int
+    first: Array
+    waited_ns: Array
+
+    @staticmethod
+    def of(line: Timeline, arrival_ns: Array) -> "_Place":
+        base = int(arrival_ns.min(initial=0))
+        span = int(arrival_ns.max(initial=0)) - base + 2
+        return _Place(
+            key=np.maximum.accumulate(line.process * span + arrival_ns - base),
+            span_ns=span,
+            base_ns=base,
+            first=np.searchsorted(line.process, np.arange(line.n_processes + 1)),
+            waited_ns=np.concatenate([[0], np.cumsum(line.interval_ns - line.host_ns)]),
+        )
+
+    def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
+        """Each process's first row at or after (left), or after (right), a moment: int64 (p,)."""
+        n = len(self.first) - 1
+        inside = min(max(int(t_ns) - self.base_ns, -1), self.span_ns - 1)
+        wanted = np.arange(n) * self.span_ns + inside
+        return np.clip(np.searchsorted(self.key, wanted, side=side), self.first[:-1], self.first[1:])
+
+
+def _waits_between(place: _Place, *, begin_ns: float, end_ns: float) -> Array:
     """Time in calls that wait for the GPU, in the intervals that end within a window or are the first after it."""
-    out = np.zeros(line.n_processes)
-    for process in range(line.n_processes):
-        a, b = int(first_row[process]), int(first_row[process + 1])
-        i = a + int(np.searchsorted(arrival_ns[a:b], begin_ns, side="right"))
-        j = min(a + int(np.searchsorted(arrival_ns[a:b], end_ns, side="left")) + 1, b)
-        out[process] = float((line.interval_ns - line.host_ns)[i:j].sum())
-    return out
+    first, last = place.at(begin_ns, "right"), np.minimum(place.at(end_ns, "left") + 1, place.first[1:])
+    return np.maximum(place.waited_ns[last] - place.waited_ns[first], 0).astype(np.float64)
 
 
 def _share_of_steps_with_waits(line: Timeline) -> bool:
@@ -118,16 +146,14 @@ def _share_of_steps_with_waits(line: Timeline) -> bool:
     return bool(np.median(each / np.maximum(rows, 1)) >= 0.02)
 
 
-def _delayed(line: Timeline, arrival_ns: Array, first_row: Array, *, one: LateStep, step_ns: float) -> Array:
+def _delayed(line: Timeline, arrival_ns: Array, place: _Place, *, one: LateStep, step_ns: float) -> Array:
     """For jobs that run ahead: how much longer than usual each process took for its next ten steps' calls."""
-    out = np.zeros(line.n_processes)
     begin, window = arrival_ns[one.peak_row] - one.late_ns, 10 * step_ns + one.late_ns
-    for process in range(line.n_processes):
-        a, b = int(first_row[process]), int(first_row[process + 1])
-        times = arrival_ns[a:b]
-        i, j = np.searchsorted(times, [begin, begin + window])
-        if j - i < 2 or b - a < 20:
-            continue
-        usual = float(np.median(np.diff(times))) if step_ns <= 0 else (times[-1] - times[0]) / (b - a - 1)
-        out[process] = min(max(float(times[j - 1] - times[i]) - usual * (j - i - 1), 0.0), one.late_ns)
-    return out
+    first, last = place.at(begin, "left"), place.at(begin + window, "left") - 1
+    n_calls = last - first
+    whole_first, whole_last = place.first[:-1], place.first[1:] - 1
+    usual = (arrival_ns[whole_last] - arrival_ns[whole_first]) / np.maximum(whole_last - whole_first, 1)
+    took = (arrival_ns[np.maximum(last, 0)] - arrival_ns[np.minimum(first, len(arrival_ns) - 1)]).astype(
+        np.float64
+    )
+    return np.where(n_calls >= 2, np.clip(took - usual * n_calls, 0, one.late_ns), 0.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep, noise_ns, usual_step_ns
+from stallscope.diagnose.blame import Cells, LateStep, Pace
 from stallscope.diagnose.clocks import Clocks, releases
 from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.programs import Programs
@@ -46,7 +46,7 @@ def device_excess_ns(line: Timeline, plan: Programs) -> Array:
     enqueued = rows["ts_ns"] + _host_to_gpu_ns(line, known)
     began = np.maximum(rows["gpu_end_ns"][picked - 1], enqueued[picked])
     own = np.maximum(rows["gpu_start_ns"][picked] - began, 0)
-    out[picked] = own - median_of_others(plan.key[picked], own)
+    out[picked] = own - median_of_others(plan.key[picked], own, plan.member[line.process[picked]])
     return np.nan_to_num(out, nan=0.0)
 
 
@@ -64,15 +64,14 @@ def _host_to_gpu_ns(line: Timeline, known: Array) -> Array:
 
 
 def slow_devices(
-    line: Timeline, table: Cells, excess: Array, *, limits: Thresholds, found: list[LateStep]
+    table: Cells, excess: Array, *, usual: Pace, limits: Thresholds, found: list[LateStep]
 ) -> dict[int, SlowDevice]:
     """Processes whose GPU is slower than its peers' in most steps; steps the host explains are left out."""
     if not excess.any() or not len(table.step):
         return {}
     total = np.concatenate([[0], np.cumsum(excess)])
     sums = total[table.end_row] - total[table.first_row]
-    step_ns = usual_step_ns(line, table)
-    least = max(limits.min_late_ns / 2, limits.steady_step_share * step_ns, noise_ns(line, table))
+    least = max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
     explained = {(late.process, late.step) for late in found}
     slow: dict[int, SlowDevice] = {}
     for process in np.unique(table.process).tolist():
@@ -93,7 +92,7 @@ def slow_devices(
 
 
 def released_late(
-    line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, limits: Thresholds
+    line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
 ) -> dict[int, SlowDevice]:
     """Processes that are released from their waits later than the others from the same round, step after step.
 
@@ -107,21 +106,24 @@ def released_late(
     release, is_last = releases(line)
     rows = np.flatnonzero(is_last & ~line.is_p2p)
     common = release[rows] - (line.rows["ts_ns"][rows] - clocks.arrival_ns[rows])
-    late = common - median_of_others(met.round[rows], common)
+    late = common - median_of_others(met.round[rows], common, line.member[rows])
     late = np.where(
         np.abs(late) < limits.clock_error_factor * clocks.error_ns[line.node[line.process[rows]]], 0, late
     )
-    cell_of_row = np.full(len(line.rows), -1)
-    for cell, (first, end) in enumerate(zip(table.first_row.tolist(), table.end_row.tolist(), strict=True)):
-        cell_of_row[first:end] = cell
-    least = max(limits.released_late_ns, limits.released_late_share * usual_step_ns(line, table))
+    cell = np.searchsorted(table.first_row, rows, side="right") - 1
+    inside = (cell >= 0) & np.isfinite(late)
+    inside &= rows < table.end_row[np.maximum(cell, 0)] if len(table.end_row) else False
+    least = max(limits.released_late_ns, limits.released_late_share * step_ns)
+    owner = line.process[rows]
+    n_seen = np.bincount(owner[inside], minlength=line.n_processes)
+    n_late = np.bincount(owner[inside & (late >= least)], minlength=line.n_processes)
     slow: dict[int, SlowDevice] = {}
-    for process in np.unique(table.process).tolist():
-        mine = (line.process[rows] == process) & (cell_of_row[rows] >= 0) & np.isfinite(late)
-        if mine.sum() < 2 * limits.steady_steps or np.quantile(late[mine], 0.2) < least:
-            continue
-        pairs = zip(cell_of_row[rows][mine].tolist(), late[mine].tolist(), strict=True)
-        steps = [_late(table, cell, excess) for cell, excess in pairs if excess >= least]
+    for process in np.flatnonzero((n_seen >= 2 * limits.steady_steps) & (n_late >= 0.8 * n_seen)).tolist():
+        mine = inside & (owner == process) & (late >= least)
+        steps = [
+            _late(table, i, excess)
+            for i, excess in zip(cell[mine].tolist(), late[mine].tolist(), strict=True)
+        ]
         slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
     return slow
 

@@ -8,13 +8,13 @@ from stallscope.diagnose import text, told
 from stallscope.diagnose.blame import (
     Cells,
     LateStep,
+    Pace,
     cells,
     judged,
     late_steps,
-    least_late_ns,
     one_offs,
+    pace,
     recurring,
-    usual_step_ns,
 )
 from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes.registry import cause
@@ -50,6 +50,7 @@ class Case:
     met: Rounds
     table: Cells
     judged: Cells
+    pace: Pace
     limits: Thresholds
     usd_per_gpu_hour: float | None
 
@@ -65,7 +66,8 @@ class Case:
 
     @property
     def step_ns(self) -> float:
-        return usual_step_ns(self.line, self.judged)
+        """The usual step."""
+        return self.pace.step_ns
 
 
 def diagnose(
@@ -83,12 +85,12 @@ def diagnose(
     if told.is_told(trace):
         return told.report(trace, odd, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     line, table = case.line, case.judged
-    found = late_steps(line, case.met, table, limits=limits)
-    named = recurring(found, line.n_processes, least_ns=least_late_ns(line, table, limits), limits=limits)
+    found = late_steps(line, case.met, table, usual=case.pace, limits=limits)
+    named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits)
     device = _slow_devices(case, found)
-    stage = slow_stage(line, case.plan, table, limits=limits)
+    stage = slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits)
     unexplained = [late for late in found if late.process not in device]
-    uneven = moving(line, unexplained, named, table=table, limits=limits)
+    uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     verdicts = [
         *odd,
         *([] if odd else _standstill(case)),
@@ -113,8 +115,10 @@ def _slow_devices(case: Case, found: list[LateStep]) -> dict[int, SlowDevice]:
     """GPUs that are slow by their own times; without such times, by when their ranks are released."""
     excess = device_excess_ns(case.line, case.plan)
     if excess.any():
-        return slow_devices(case.line, case.judged, excess, limits=case.limits, found=found)
-    return released_late(case.line, case.judged, case.met, clocks=case.clocks, limits=case.limits)
+        return slow_devices(case.judged, excess, usual=case.pace, limits=case.limits, found=found)
+    return released_late(
+        case.line, case.judged, case.met, clocks=case.clocks, step_ns=case.step_ns, limits=case.limits
+    )
 
 
 def _standstill(case: Case) -> list[Verdict]:
@@ -203,6 +207,7 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
     met = rounds(line, clocks, limits)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
     table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))
+    counted = judged(table, line, limits)
     return Case(
         trace=trace,
         line=line,
@@ -210,7 +215,8 @@ def _case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> C
         plan=plan,
         met=met,
         table=table,
-        judged=judged(table, line, limits),
+        judged=counted,
+        pace=pace(line, counted, limits),
         limits=limits,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )

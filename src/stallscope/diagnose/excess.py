@@ -16,12 +16,17 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     """
     usable = np.flatnonzero(line.is_whole)
     out = np.full(len(line.rows), np.nan)
-    out[usable] = value_ns[usable] - median_of_others(plan.key[usable], value_ns[usable])
+    out[usable] = value_ns[usable] - _of_peers(line, plan, value_ns, usable)
     alone = usable[np.isnan(out[usable]) & (plan.step[usable] >= 0)]
     if len(alone):
         places, _ = numbered(line.process[alone], _place(plan.step, line.process)[alone])
         out[alone] = value_ns[alone] - median_of_others(places, value_ns[alone])
     return np.nan_to_num(out, nan=0.0)
+
+
+def _of_peers(line: Timeline, plan: Programs, value_ns: Array, rows: Array) -> Array:
+    """The median over the other processes with the same call, for some rows: float64 (len(rows),)."""
+    return median_of_others(plan.key[rows], value_ns[rows], plan.member[line.process[rows]])
 
 
 def held_ns(line: Timeline, plan: Programs, host_excess: Array) -> Array:
@@ -32,7 +37,7 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array) -> Array:
     host_excess: float64 (n,), the excess of host_ns.
     """
     in_gpu_calls = line.interval_ns - line.host_ns
-    theirs = np.nan_to_num(median_of_others(plan.key, in_gpu_calls), nan=0.0)
+    theirs = np.nan_to_num(_of_peers(line, plan, in_gpu_calls, np.arange(len(in_gpu_calls))), nan=0.0)
     places, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
     if not n_places:
         return np.zeros(0)

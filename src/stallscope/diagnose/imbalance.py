@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep, least_late_ns, usual_step_ns
+from stallscope.diagnose.blame import Cells, LateStep
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -33,10 +33,11 @@ class Moving:
     n_steps: int
 
 
-def slow_stage(line: Timeline, plan: Programs, table: Cells, *, limits: Thresholds) -> SlowStage | None:
+def slow_stage(
+    line: Timeline, plan: Programs, table: Cells, *, step_ns: float, limits: Thresholds
+) -> SlowStage | None:
     """The program whose ranks keep all others waiting, when there are several programs."""
     numbers = np.unique(plan.program)
-    step_ns = usual_step_ns(line, table)
     if len(numbers) < 2 or step_ns <= 0:
         return None
     waits, own = _per_step(line, table, line.wait_ns), _per_step(line, table, line.self_ns)
@@ -62,6 +63,7 @@ def moving(
     named: dict[int, list[LateStep]],
     *,
     table: Cells,
+    least_ns: float,
     limits: Thresholds,
 ) -> Moving | None:
     """Late steps of ranks that were not named, when they are too many and too long to be nothing."""
@@ -74,7 +76,7 @@ def moving(
     for late in left:
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
-    is_clear = size >= 2 * least_late_ns(line, table, limits)
+    is_clear = size >= 2 * least_ns
     own_clock = line.process == table.process[0]
     begin, end = line.rows["ts_ns"][own_clock].min(), line.rows["ts_ns"][own_clock].max()
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)

@@ -24,12 +24,14 @@ _COMPARED_ROWS = 16_384
 
 @dataclass(frozen=True)
 class Programs:
-    """program: int64 (p,) by process. key: int64 (n,), equal for rows that are the same call of one program.
+    """program, member: int64 (p,) by process, and its place among the processes of the program.
+    key: int64 (n,), equal for rows that are the same call of one program.
     step: int64 (n,), training step of each row within its program; -1 before the pattern begins.
     has_steps: bool by program, whether a repeating pattern was found.
     """
 
     program: Array
+    member: Array
     key: Array
     step: Array
     has_steps: Array
@@ -49,7 +51,10 @@ def programs(line: Timeline) -> Programs:
         members = np.flatnonzero(program == number)
         rows = np.flatnonzero(line.process == members[np.argmax(counts[members])])
         step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature)
-    return Programs(program, key, _carried_forward(step_of_key[key], line.is_first), has_steps)
+    member = np.zeros(line.n_processes, np.int64)
+    for number in range(n_programs):
+        member[program == number] = np.arange(int((program == number).sum()))
+    return Programs(program, member, key, _carried_forward(step_of_key[key], line.is_first), has_steps)
 
 
 def _kind(line: Timeline) -> Array:

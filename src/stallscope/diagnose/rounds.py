@@ -33,7 +33,7 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     number, n_rounds = numbered(line.comm, line.rows["seq"])
     last_ns = np.full(n_rounds, np.iinfo(np.int64).min)
     np.maximum.at(last_ns, number, arrival_ns)
-    late_ns = arrival_ns - median_of_others(number, arrival_ns)
+    late_ns = arrival_ns - median_of_others(number, arrival_ns, line.member)
     error_ns = limits.clock_error_factor * _clock_error_ns(line, clocks, number, n_rounds=n_rounds)
     return Rounds(
         round=number,

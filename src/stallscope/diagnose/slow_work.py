@@ -40,7 +40,7 @@ def slow_work(
     ]
     verdicts += [_replica(done, replica) for replica in replicas]
     stage = heavy_stage(done, set(named), limits)
-    uneven = None if stage else spread(done, set(named), limits)
+    uneven = None if stage else spread(done, found, set(named), limits)
     if stage:
         verdicts.append(_stage(trace, done, stage, usd_per_gpu_hour=usd_per_gpu_hour))
     if uneven:
@@ -146,8 +146,8 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
 
 
 def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: float | None) -> Verdict:
-    turns, counts = np.unique(done.rank[uneven.worst], return_counts=True)
-    values = uneven.spread_ns / 1e6
+    turns, counts = np.unique(done.rank[uneven.worst[uneven.is_late]], return_counts=True)
+    values = uneven.spread_ns[uneven.is_late] / 1e6
     return Verdict(
         kind="imbalance",
         summary="",
@@ -161,7 +161,7 @@ def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: flo
         advice=[
             "No machine is bad: the slow rank changes. Even out the work per step (sequence lengths, experts)."
         ],
-        evidence=_steps_said(done, len(done.step), uneven.spread_ns)
+        evidence=_steps_said(done, int(uneven.is_late.sum()), uneven.spread_ns)
         | {
             "moves": True,
             "late_steps_by_rank": dict(zip(map(str, turns.tolist()), counts.tolist(), strict=True)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.groups import numbered, order_of
 from stallscope.diagnose.sequences import matched
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
@@ -29,6 +29,7 @@ class Timeline:
     interval_ns, wait_ns, self_ns: int64 (n,), length of the interval, its waits, and the rest.
     host_ns: int64 (n,), the interval without any call that can wait for the GPU: what the host did itself.
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
+    member: int64 (n,), the process's place among those of the communicator.
     is_p2p: bool (n,). role: int64 (n,), the communicator's place in its process's program.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
     comm_hash: uint64 by communicator number.
@@ -43,6 +44,7 @@ class Timeline:
     self_ns: Array
     host_ns: Array
     comm: Array
+    member: Array
     is_p2p: Array
     role: Array
     node: Array
@@ -62,9 +64,10 @@ class Timeline:
 def timeline(trace: Trace) -> Timeline:
     """The timeline of a trace; empty when it holds no collectives."""
     rows = trace.collectives
-    who = rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
-    identity, process = np.unique(who, return_inverse=True)
-    order = np.lexsort((rows["ts_ns"], process))
+    process, n_processes = numbered(rows["node"], rows["pid"])
+    node, pid = np.zeros(n_processes, np.int64), np.zeros(n_processes, np.int64)
+    node[process], pid[process] = rows["node"], rows["pid"]
+    order = _by_process_and_time(process, rows["ts_ns"], n_processes)
     rows, process = matched(rows[order], process[order], trace.clocks), process[order]
     is_first = np.ones(len(rows), bool)
     is_first[1:] = process[1:] != process[:-1]
@@ -72,8 +75,7 @@ def timeline(trace: Trace) -> Timeline:
     interval_ns[is_first] = 0
     wait_ns = _spent_ns(rows, is_first, Category.WAIT_GPU)
     in_gpu_calls_ns = _spent_ns(rows, is_first, *_MAY_WAIT_FOR_GPU)
-    comm, is_p2p, comm_hash = _communicators(rows)
-    node, pid = identity >> 32, identity & 0xFFFFFFFF
+    comm, is_p2p, comm_hash, whole = _communicators(rows)
     return Timeline(
         rows=rows,
         process=process,
@@ -84,13 +86,32 @@ def timeline(trace: Trace) -> Timeline:
         self_ns=np.maximum(interval_ns - wait_ns, 0),
         host_ns=np.maximum(interval_ns - in_gpu_calls_ns, 0),
         comm=comm,
+        member=_members(comm, process),
         is_p2p=is_p2p,
-        role=_roles(rows, process),
+        role=_roles(rows, process, whole),
         node=node,
         pid=pid,
         rank=_ranks(trace, node, pid),
         comm_hash=comm_hash,
     )
+
+
+def _by_process_and_time(process: Array, ts_ns: Array, n_processes: int) -> Array:
+    """The order of the rows by process, then time; quick when they come in order of time already."""
+    order = order_of(process, n_processes)
+    ordered, owner = ts_ns[order], process[order]
+    if ((np.diff(ordered) < 0) & (np.diff(owner) == 0)).any():
+        return np.lexsort((ts_ns, process))
+    return order
+
+
+def _members(comm: Array, process: Array) -> Array:
+    """Place of each row's process among the processes of its communicator: int64 (n,)."""
+    pair, n_pairs = numbered(comm, process)
+    comm_of_pair = np.zeros(n_pairs, np.int64)
+    comm_of_pair[pair] = comm
+    first = np.searchsorted(comm_of_pair, comm_of_pair)
+    return (np.arange(n_pairs) - first)[pair]
 
 
 def _spent_ns(rows: Array, is_first: Array, *categories: Category) -> Array:
@@ -102,51 +123,60 @@ def _spent_ns(rows: Array, is_first: Array, *categories: Category) -> Array:
     return np.where(is_first, 0, np.maximum(spent, 0))
 
 
-def _communicators(rows: Array) -> tuple[Array, Array, Array]:
-    """Number of the communicator of each row, whether it is point-to-point, and the hashes by number.
+def _communicators(rows: Array) -> tuple[Array, Array, Array, Array]:
+    """Number of the communicator of each row, whether it is point-to-point, the hashes by number, and a number that
+    all point-to-point pairs of one communicator share with its collectives.
 
     Point-to-point calls match per (communicator, source, destination).
     """
     is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
-    own, peer = rows["comm_rank"].astype(np.int64), rows["peer_rank"].astype(np.int64)
-    is_send = rows["op"] == Op.SEND
-    source = np.where(is_p2p, np.where(is_send, own, peer), UNKNOWN)
-    destination = np.where(is_p2p, np.where(is_send, peer, own), UNKNOWN)
-    comm, n_comms = numbered(rows["comm_hash"], source, destination)
+    whole, _ = numbered(rows["comm_hash"])
+    if is_p2p.any():
+        own, peer = rows["comm_rank"].astype(np.int64), rows["peer_rank"].astype(np.int64)
+        is_send = rows["op"] == Op.SEND
+        source = np.where(is_p2p, np.where(is_send, own, peer), UNKNOWN)
+        destination = np.where(is_p2p, np.where(is_send, peer, own), UNKNOWN)
+        comm, n_comms = numbered(whole, source, destination)
+    else:
+        comm, n_comms = whole, int(whole.max(initial=-1)) + 1
     hashes = np.zeros(n_comms, np.uint64)
     hashes[comm] = rows["comm_hash"]
-    return comm, is_p2p, hashes
+    return comm, is_p2p, hashes, whole
 
 
 def _after_gap(rows: Array, process: Array, comm: Array) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
-    order = np.lexsort((rows["seq"], comm, process))
-    same = (np.diff(process[order]) == 0) & (np.diff(comm[order]) == 0)
+    pair, n_pairs = numbered(process, comm)
+    order = order_of(pair, n_pairs)
+    seq = rows["seq"][order]
+    same = np.diff(pair[order]) == 0
     gap = np.zeros(len(rows), bool)
-    gap[order[1:]] = same & (np.diff(rows["seq"][order]) > 1)
+    if (same & (np.diff(seq) < 0)).any():
+        order = np.lexsort((rows["seq"], pair))
+        seq, same = rows["seq"][order], np.diff(pair[order]) == 0
+    gap[order[1:]] = same & (np.diff(seq) > 1)
     return gap
 
 
-def _roles(rows: Array, process: Array) -> Array:
-    """The place of each row's communicator in its process's program: (size, n-th of that size by first use)."""
-    first, inverse = np.unique(
-        np.stack([process, rows["comm_hash"].view(np.int64)]), axis=1, return_inverse=True
-    )
-    inverse = inverse.ravel()
-    n_pairs = first.shape[1]
+def _roles(rows: Array, process: Array, comm_of_hash: Array) -> Array:
+    """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
+
+    comm_of_hash: int64 (n,), number of the communicator, the same for all its point-to-point pairs.
+    """
+    pair, n_pairs = numbered(process, comm_of_hash)
+    if not n_pairs:
+        return np.zeros(0, np.int64)
     first_row = np.full(n_pairs, len(rows))
-    np.minimum.at(first_row, inverse, np.arange(len(rows)))
-    nranks = (
-        rows["nranks"][np.minimum(first_row, max(len(rows) - 1, 0))] if len(rows) else np.zeros(0, np.int64)
-    )
-    order = np.lexsort((first_row, nranks, first[0]))
+    np.minimum.at(first_row, pair, np.arange(len(rows)))
+    owner, nranks = process[first_row], rows["nranks"][first_row].astype(np.int64)
+    order = np.lexsort((first_row, nranks, owner))
+    begins = np.ones(n_pairs, bool)
+    begins[1:] = (np.diff(owner[order]) != 0) | (np.diff(nranks[order]) != 0)
+    start = np.maximum.accumulate(np.where(begins, np.arange(n_pairs), 0))
     ordinal = np.zeros(n_pairs, np.int64)
-    for i in range(1, n_pairs):
-        a, b = order[i - 1], order[i]
-        if first[0][a] == first[0][b] and nranks[a] == nranks[b]:
-            ordinal[b] = ordinal[a] + 1
-    role, _ = numbered(nranks, ordinal) if n_pairs else (np.zeros(0, np.int64), 0)
-    return role[inverse] if n_pairs else np.zeros(0, np.int64)
+    ordinal[order] = np.arange(n_pairs) - start
+    role, _ = numbered(nranks, ordinal)
+    return role[pair]
 
 
 def _ranks(trace: Trace, node: Array, pid: Array) -> Array:

@@ -21,6 +21,11 @@ from stallscope.events.names import P2P_OPS, Op
 from stallscope.events.trace import Trace
 
 _WORTH = 2.0  # uneven work is told from so many times the share of a step that makes a single step late
+_MOST, _SOME, _FEW = (
+    0.5,
+    0.1,
+    5,
+)  # share of steps: uneven in most; in some, if several ranks were late in a few
 _SHARING = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
 
@@ -67,10 +72,15 @@ class HeavyStage:
 
 @dataclass(frozen=True)
 class Spread:
-    """Work that differs between peers from step to step. spread_ns: longest minus mean, of the worst group (s,)."""
+    """Work that differs between peers from step to step.
+
+    spread_ns: longest minus mean, of the worst group, float64 (s,). worst: its process, int64 (s,). is_late: bool
+    (s,), steps in which that is worth a word.
+    """
 
     spread_ns: Array
     worst: Array
+    is_late: Array
 
 
 def work(trace: Trace, *, first_step: int) -> Work | None:
@@ -181,8 +191,8 @@ def heavy_stage(done: Work, named: set[int], limits: Thresholds) -> HeavyStage |
     return HeavyStage(kept[done.peers[kept] == groups[slow]], float(excess), loss)
 
 
-def spread(done: Work, named: set[int], limits: Thresholds) -> Spread | None:
-    """Work that is uneven among peers, by a changing rank; processes named are left out."""
+def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds) -> Spread | None:
+    """Work that is uneven among peers, by a changing rank; processes named are left out. late: all slow steps."""
     own = done.own_ns.copy()
     own[:, sorted(named)] = np.nan
     above = np.zeros(own.shape)
@@ -190,11 +200,13 @@ def spread(done: Work, named: set[int], limits: Thresholds) -> Spread | None:
         members = done.peers == group
         if np.isfinite(own[:, members]).any(axis=0).sum() > 1:
             above[:, members] = np.nan_to_num(own[:, members] - _mean(own[:, members])[:, None], nan=0.0)
-    largest = above.max(axis=1)
-    least = max(_WORTH * limits.late_step_share * done.step_ns, limits.min_late_ns)
-    if not len(largest) or float(np.median(largest)) < least:
+    largest, left = above.max(axis=1), [one for one in late if one.process not in named]
+    is_late = largest >= max(_WORTH * limits.late_step_share * done.step_ns, limits.min_late_ns)
+    is_late[[one.step for one in left]] = True
+    by_turns = len({one.process for one in left}) > 1 and len({one.step for one in left}) >= _FEW
+    if not len(largest) or is_late.mean() < (_SOME if by_turns else _MOST):
         return None
-    return Spread(largest, np.argmax(above, axis=1))
+    return Spread(np.where(is_late, largest, 0.0), np.argmax(above, axis=1), is_late)
 
 
 def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> dict[str, tuple[float, float]]:
