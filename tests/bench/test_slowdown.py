@@ -1,0 +1,50 @@
+"""The slowdown is found under a drift and noise, with an interval that holds it as often as it says."""
+
+import numpy as np
+import pytest
+import slowdown
+from numpy.typing import NDArray
+from slowdown import Window
+
+STEP_NS = 10_000_000
+WINDOW_NS = 3_000_000_000
+
+
+def job(
+    percent: float, *, noise: float, drift: float, n_on: int, seed: int = 0
+) -> tuple[list[Window], NDArray[np.int64]]:
+    """Windows off, on, ..., off and (step, end_ns), slower by `percent` while on and by `drift` over all.
+
+    noise: standard deviation of a window's step, relative.
+    """
+    rng = np.random.default_rng(seed)
+    windows, ends, now, n_windows = [], [], 0, 2 * n_on + 1
+    for i in range(n_windows):
+        slower = 1 + drift * i / n_windows + rng.normal(0, noise)
+        one_ns = STEP_NS * slower * (1 + percent / 100 * (i % 2))
+        times = now + np.arange(1, int(WINDOW_NS / one_ns)) * one_ns
+        windows.append(Window(now, now + WINDOW_NS, bool(i % 2)))
+        ends.append(times)
+        now += WINDOW_NS + 1_000_000_000
+    all_ends = np.concatenate(ends).astype(np.int64)
+    return windows, np.stack((np.arange(len(all_ends)), all_ends), axis=1)
+
+
+def test_the_slowdown_is_found_under_a_drift():
+    found = slowdown.slowdown(*job(0.5, noise=0, drift=0.05, n_on=8))
+    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.02)
+    assert found["runs"] == 8
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    n_held, n = 0, 400
+    for seed in range(n):
+        found = slowdown.slowdown(*job(0.3, noise=0.002, drift=0.01, n_on=8, seed=seed))
+        n_held += abs(found["slowdown_percent"] - 0.3) <= found["spread_percent"]
+    assert 0.92 <= n_held / n <= 0.99
+
+
+def test_windows_without_whole_steps_are_no_measurement():
+    windows, steps = job(0.3, noise=0, drift=0, n_on=3)
+    with pytest.raises(slowdown.Failed):
+        slowdown.slowdown(windows, steps[::1000])
