@@ -25,7 +25,7 @@ _CLOSE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
 class _Unit:
     """The calls of one process on one communicator. call: int64, equal for equal calls."""
 
