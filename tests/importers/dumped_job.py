@@ -35,7 +35,7 @@ class Job:
 
     host_stops: rank -> number of calls after which its host makes no more. reports_until: rank -> number of calls
     whose completion it still sees. gpu_stops: rank -> number of calls after which its GPU gets stuck. left_none:
-    ranks without a dump.
+    ranks without a dump. keeps_complete: the dumps hold all calls, not only those under way.
     """
 
     tensor: int = 2
@@ -47,6 +47,7 @@ class Job:
     gpu_stops: dict[int, int] = field(default_factory=dict)
     left_none: set[int] = field(default_factory=set)
     tells_starts: bool = False
+    keeps_complete: bool = False
 
     @property
     def n_ranks(self) -> int:
@@ -172,9 +173,11 @@ def _dump(job: Job, rank: int, made: int, complete: int) -> dict[str, Any]:
         status[numbers[step.group]]["last_enqueued_collective"] = seq
         if i < complete:
             status[numbers[step.group]]["last_completed_collective"] = seq
-            continue
+            if not job.keeps_complete:
+                continue
         is_started = job.tells_starts and i == complete and rank not in job.gpu_stops
-        entries.append(_entry(job, rank, step, seq=seq, is_started=is_started, i=i, kind=kinds[step.group]))
+        state = "completed" if i < complete else "started" if is_started else "scheduled"
+        entries.append(_entry(job, rank, step, seq=seq, state=state, i=i, kind=kinds[step.group]))
     for one in status.values():
         one["last_started_collective"] = one["last_completed_collective"] if job.tells_starts else -1
     return {
@@ -189,9 +192,7 @@ def _dump(job: Job, rank: int, made: int, complete: int) -> dict[str, Any]:
     }
 
 
-def _entry(
-    job: Job, rank: int, step: Step, *, seq: int, is_started: bool, i: int, kind: str
-) -> dict[str, Any]:
+def _entry(job: Job, rank: int, step: Step, *, seq: int, state: str, i: int, kind: str) -> dict[str, Any]:
     stage = job.place(rank)[2]
     arrow = {"send": "->", "recv": "<-"}.get(step.op, "")
     name = f"nccl:{step.op}" + (f" {stage}{arrow}{step.peer}" if arrow else "")
@@ -208,10 +209,10 @@ def _entry(
         "input_dtypes": ["BFloat16"],
         "output_sizes": [[1024, 8]],
         "output_dtypes": ["BFloat16"],
-        "state": "started" if is_started else "scheduled",
+        "state": state,
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,
-        "retired": False,
+        "retired": state == "completed",
         "timeout_ms": 600000,
         "is_p2p": step.is_p2p,
     }

@@ -165,6 +165,17 @@ def test_work_that_is_uneven_by_turns_names_nobody(tmp_path: Path):
     assert verdict.evidence["moves"]
 
 
+def test_pauses_that_hit_another_worker_each_time_name_nobody(tmp_path: Path):
+    random = np.random.default_rng(3)
+    hit = {
+        int(step): tuple(random.integers(0, 4, 2).tolist()) for step in random.choice(60, 20, replace=False)
+    }
+    job = Job(n_steps=60, factor=lambda step, s, d: 1.8 if hit.get(step) == (s, d) else 1.0)
+    (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
+    assert (verdict.kind, verdict.ranks) == ("imbalance", [])
+    assert verdict.evidence["n_late_steps"] == 20
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), n_stages=st.integers(1, 4), n_replicas=st.integers(1, 4))
 def test_a_healthy_job_is_healthy(
