@@ -94,9 +94,9 @@ class Jobs:
 
     def take(self, i: int) -> Job:
         """The job of part i, at its gate or on the way there; the next one begins to load."""
-        job = self._begin(i)
+        job = self.begin(i)
         if i + 1 < len(self._parts) and self._proof.left_s > AROUND_S:
-            self._begin(i + 1)
+            self.begin(i + 1)
         return job
 
     def end(self, i: int) -> None:
@@ -109,7 +109,8 @@ class Jobs:
         for i in list(self._begun):
             self.end(i)
 
-    def _begin(self, i: int) -> Job:
+    def begin(self, i: int) -> Job:
+        """Part i's job begins to load, if it has not."""
         if i not in self._begun:
             part, proof = self._parts[i], self._proof
             seconds = "0" if isinstance(part, Workload) else str(part.seconds)
@@ -174,7 +175,9 @@ def prove(proof: Proof) -> None:
     jobs = Jobs(proof, parts)
     answers: list[Answer] = []
     try:
-        if not proof.chosen.emulated and not proof.chosen.only:
+        if parts:
+            jobs.begin(0)
+        if not proof.chosen.emulated and not proof.chosen.only and not proof.chosen.first:
             with proof.part("hook cost"):
                 measure_hooks(proof)
         with ThreadPoolExecutor(1) as explaining:
@@ -246,11 +249,12 @@ def traced(
 
 def trace(scenario: Scenario, job: Job, db: Path, *, agent_words: tuple[str, ...]) -> None:
     """Runs the job with the agent beside it. Raises Failed."""
+    job.await_loaded()
     if scenario.attaches:
         job.go()
         job.await_ready()
         time.sleep(1)
-        with tracing(db, words=agent_words, attaches=True):
+        with tracing(db, words=agent_words):
             job.await_end(scenario.seconds + END_S)
         return
     with tracing(db, words=agent_words):

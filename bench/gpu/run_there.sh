@@ -14,6 +14,6 @@ python3 -c 'import typer, rich, yaml' 2>/dev/null || export PYTHONPATH="$PYTHONP
 python3 -c 'import ctypes; ctypes.CDLL("libbpf.so.1")' 2>/dev/null ||
 	export LD_LIBRARY_PATH="$PWD/.carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 command -v clang >/dev/null || cp -f .carry/*.bpf.o src/stallscope/capture/
-STALLSCOPE_COMMIT=$(cat .carry/commit) && export STALLSCOPE_COMMIT
+BENCH_COMMIT=$(cat .carry/commit) && export BENCH_COMMIT
 uname -sr
 exec timeout --signal=INT --kill-after=20 $((${budget%.*} + 15)) python3 bench/gpu/prove.py "$@"

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 LOADED_S = 60
 READY_S = 45
-ATTACH_S = 20
+ATTACH_S = 12
 CTRL_C_S = 25
 EXPLAIN_S = 90
 POLL_S = 0.02
@@ -51,9 +51,12 @@ class Job:
     launcher: Program
     n_ranks: int
 
-    def go(self) -> None:
-        """Opens the gate, once all ranks have loaded their libraries."""
+    def await_loaded(self) -> None:
+        """Until all ranks have loaded their libraries. Raises Failed."""
         self._await("loaded", LOADED_S)
+
+    def go(self) -> None:
+        """Opens the gate."""
         (self.folder / "go").touch()
 
     def await_ready(self) -> None:
@@ -106,14 +109,14 @@ def end(program: Program) -> None:
 
 
 @contextmanager
-def tracing(db: Path, *, words: Sequence[str] = (), attaches: bool = False) -> Iterator[Program]:
-    """The agent, tracing into db, ended as by Ctrl-C.
+def tracing(db: Path, *, words: Sequence[str] = ()) -> Iterator[Program]:
+    """The agent, attached to NCCL, tracing into db; ended as by Ctrl-C.
 
-    attaches: there are processes already; goes on when it has attached to NCCL. Raises Failed.
+    There must be a process that has loaded NCCL. Raises Failed.
     """
     agent = _start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
     try:
-        _await_words(agent, r"attached to \d+ functions of \S*libnccl" if attaches else "tracing into")
+        _await_attached(agent)
         yield agent
         if agent.process.poll() is not None:
             raise Failed(f"the agent ended by itself: {agent.last_words()}")
@@ -128,13 +131,16 @@ def tracing(db: Path, *, words: Sequence[str] = (), attaches: bool = False) -> I
         end(agent)
 
 
-def _await_words(agent: Program, words: str) -> None:
+def _await_attached(agent: Program) -> None:
+    """Goes on without after a while: NCCL may be linked into a library of another name."""
     end_s = time.monotonic() + ATTACH_S
-    while not re.search(words, agent.said.read_text(errors="replace")):
+    while not re.search(r"attached to \d+ functions of \S*nccl", agent.said.read_text(errors="replace")):
         if agent.process.poll() is not None:
             raise Failed(f"the agent did not start: {agent.last_words()}")
         if time.monotonic() > end_s:
-            raise Failed(f"the agent did not say {words!r} in {ATTACH_S} s: {agent.last_words()}")
+            if "tracing into" in agent.said.read_text(errors="replace"):
+                return
+            raise Failed(f"the agent did not trace in {ATTACH_S} s: {agent.last_words()}")
         time.sleep(POLL_S)
 
 

@@ -124,6 +124,7 @@ def measured(
     end_s = time.monotonic() + seconds
     every = 1 if "--no-sync" not in workload.words else STEPS_BETWEEN_READS
     try:
+        job.await_loaded()
         job.go()
         job.await_ready()
         time.sleep(2 * SETTLE_S)
@@ -153,7 +154,7 @@ def switched(
     while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MOST_RUNS:
         begin_s = time.monotonic()
         db = disk / f"on{len(windows)}.db"
-        with tracing(db, words=agent_words, attaches=True):
+        with tracing(db, words=agent_words):
             windows.append(window(window_s, is_on=True))
         windows.append(window(window_s, is_on=False))
         db.unlink()
@@ -236,7 +237,7 @@ def counted(disk: Path, agent_words: tuple[str, ...]) -> Counts:
     before = STATISTICS.read_text()
     STATISTICS.write_text("1")
     try:
-        with tracing(db, words=agent_words, attaches=True) as agent:
+        with tracing(db, words=agent_words) as agent:
             time.sleep(SETTLE_S)
             pid = agent.process.pid
             first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
