@@ -248,6 +248,21 @@ def test_a_file_that_is_no_dump_is_passed_over(tmp_path: Path):
     assert len(IMPORTER.read(folder).processes) == 8
 
 
+def test_a_batch_of_sends_is_no_round_of_its_group(tmp_path: Path):
+    told = dumps(Job(tensor=1, data=1, pipeline=4, host_stops={1: 14}))
+    batch = next(e for e in told[0]["entries"] if e["is_p2p"])
+    told[0]["entries"].append(batch | {"profiling_name": "nccl:coalesced", "collective_seq_id": 26})
+    assert named(explained(write(tmp_path / "dumps", told))) == {1}
+
+
+def test_values_nested_too_deeply_to_print_are_one_clear_line(tmp_path: Path):
+    nested = b"]\x940" + b"0".join(b"](h%ch%ce\x94" % (i, i) for i in range(60))
+    data = b"\x80\x04}(\x8c\x07entries]\x8c\x0cnccl_version" + nested + b"u."
+    (tmp_path / "_dump_0").write_bytes(data)
+    with pytest.raises(BadTrace, match="nccl_version is a list"):
+        IMPORTER.read(tmp_path)
+
+
 def test_dumps_of_older_formats_are_read(tmp_path: Path):
     told = dumps(Job(host_stops={3: 12}))
     for dump in told.values():
