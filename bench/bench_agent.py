@@ -118,6 +118,7 @@ def measured(pid: int, db: Path) -> dict[str, Any]:
         "rss_mb": round(status_kb(pid, "VmRSS") / 1024, 1),
         "trace_bytes_per_collective": round(db.stat().st_size / node_count(db), 1),
         "measured_s": round(elapsed_s, 1),
+        "load_average": round(os.getloadavg()[0], 2),
     }
 
 
