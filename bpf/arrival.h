@@ -217,6 +217,18 @@ INLINE void arrive(struct process *p, const struct held *h)
 	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
 }
 
+/* One of several calls that arrive together: `shared` is filled. */
+INLINE void arrive_as(const struct arrival *shared, const struct held *h)
+{
+	struct arrival *a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
+
+	if (!a)
+		return count(LOST_ARRIVAL);
+	__builtin_memcpy(a, shared, sizeof(*a));
+	complete(a, h);
+	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+}
+
 /* ---- CUDA graphs ----
  * What is captured makes no call when it is replayed: then the graph launch is the arrival. One of each communicator
  * is told, that of its first call in the graph; its count of rounds moves on by all of them. The calls that are

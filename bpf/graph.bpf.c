@@ -50,7 +50,10 @@ INLINE void launches(struct process *p, struct thread *t, s64 capture_ns)
 	struct capture *c = capture_ns ? bpf_map_lookup_elem(&captures, &key) : NULL;
 	struct held h;
 
-	for (u32 i = 0; c && i < N_CAPTURED; i++) {
+	if (!c || !c->n)
+		return;
+	fill(&t->arrival, p);
+	for (u32 i = 0; i < N_CAPTURED; i++) {
 		if (i >= c->n)
 			break;
 		h = c->comms[i].first;
@@ -58,7 +61,7 @@ INLINE void launches(struct process *p, struct thread *t, s64 capture_ns)
 		h.stream = t->graph_stream;
 		number(&h, key.tgid, c->comms[i].n_calls);
 		__sync_fetch_and_add(&p->n_collectives, c->comms[i].n_calls);
-		arrive(p, &h);
+		arrive_as(&t->arrival, &h);
 	}
 }
 

@@ -15,7 +15,6 @@
 struct group {
 	u32 n;
 	u32 spare;
-	struct arrival arrival;
 	struct held calls[N_HELD];
 };
 
@@ -27,27 +26,19 @@ struct {
 } groups SEC(".maps");
 
 /* The calls of a group arrive together, at its end. */
-INLINE void arrive_together(struct process *p, struct group *g)
+INLINE void arrive_together(struct process *p, struct thread *t, struct group *g)
 {
-	struct arrival *a;
 	u32 n = g->n;
 
 	g->n = 0;
 	if (!n)
 		return;
 	__sync_fetch_and_add(&p->n_collectives, n);
-	fill(&g->arrival, p);
+	fill(&t->arrival, p);
 	for (u32 i = 0; i < N_HELD; i++) {
 		if (i >= n)
 			break;
-		a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
-		if (!a) {
-			count(LOST_ARRIVAL);
-			continue;
-		}
-		__builtin_memcpy(a, &g->arrival, sizeof(*a));
-		complete(a, &g->calls[MASK(i, N_HELD - 1)]);
-		bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+		arrive_as(&t->arrival, &g->calls[MASK(i, N_HELD - 1)]);
 	}
 }
 
@@ -98,7 +89,7 @@ INLINE void group_ends(struct process *p, struct thread *t)
 		return; /* begun before the attach, or not the outermost one */
 	g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, 0);
 	if (g)
-		arrive_together(p, g);
+		arrive_together(p, t, g);
 }
 
 /* ---- communicators ---- */

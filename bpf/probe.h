@@ -56,6 +56,8 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	s32 device; /* + 1; 0 unknown */
 	u32 group_depth;
 	u32 taken; /* a number goes through here so that the verifier does not follow each of its values */
+	u32 n_refused; /* times that there was no slot */
+	u32 spare;
 	struct frame nccl;
 	struct frame class;
 	struct frame graph;
@@ -65,6 +67,7 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	s64 count_bytes;
 	u64 stream;
 	struct made_comm made;
+	struct arrival arrival; /* where one is made that several calls share */
 };
 
 struct {
@@ -446,7 +449,6 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	struct process *p;
 	struct thread *t;
 	struct slot *s;
-	bool has_none;
 	u32 index;
 
 	*slot = NULL;
@@ -470,18 +472,18 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 			return true;
 		}
 	}
-	has_none = t->born_ns == p->born_ns && index == NO_SLOT;
 	if (t->born_ns != p->born_ns) { /* its first call in this program */
 		t->nccl.sp = t->class.sp = t->graph.sp = 0;
 		t->device = 0;
 		t->group_depth = 0;
+		t->n_refused = 0;
 	}
 	t->slot = NO_SLOT;
 	t->born_ns = p->born_ns;
 	*(volatile u32 *)&t->taken = take_slot(p, id, now);
 	index = *(volatile u32 *)&t->taken;
 	if (index >= N_SLOTS) {
-		if (!has_none)
+		if (!t->n_refused++)
 			count(LOST_THREAD);
 		__sync_fetch_and_add(&p->n_lost, 1);
 		return true;
