@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 
 class Number(NamedTuple):
-    """One row: where the value stands (bench/results/<benchmark>.json, keys joined by dots), and how it reads."""
+    """One row: where the value stands (bench/results/<benchmark>.json, keys joined by dots), and how it reads.
+
+    A file may hold a list of results: one row for each. `what` may name other keys of the result in braces.
+    """
 
     benchmark: str
     key: str
@@ -16,6 +19,12 @@ class Number(NamedTuple):
 
 
 SHOWN = (
+    Number(
+        "slowdown",
+        "upper_bound_percent",
+        "slowdown of a training step while it is traced ({workload}), upper end of the 95 % interval",
+        "{:.2f} %",
+    ),
     Number(
         "agent",
         "sum_cpu_percent",
@@ -36,8 +45,15 @@ SHOWN = (
     Number(
         "on_cpu",
         "n_right",
-        "of 1,000 busy intervals beside a CPU hog: the account equals the thread's own CPU clock within 1 % or 1 ms",
+        "of {n_intervals:,} busy intervals beside a CPU hog: the account equals the thread's own CPU clock within 1 % or 1 ms",
         "{:,.0f}",
+    ),
+    Number("import", "events_per_s", "events of recordings imported", "{:,.0f} a second"),
+    Number(
+        "explain",
+        "sizes.2.explain_s",
+        "explaining {sizes[2][n_collectives]:,} collectives, from file to answer",
+        "{:.1f} s",
     ),
 )
 
@@ -46,17 +62,28 @@ def rows(results: Path) -> Iterable[tuple[str, str, str]]:
     """What, how much, and on which machine; only for what was measured."""
     for number in SHOWN:
         path = results / f"{number.benchmark}.json"
-        if not path.exists():
-            continue
-        result = json.loads(path.read_text())
-        value: Any = result
-        for key in number.key.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if value is not None:
-            yield number.what, number.said.format(value), _machine(result["machine"])
+        found = json.loads(path.read_text()) if path.exists() else []
+        for result in found if isinstance(found, list) else [found]:
+            value = _value(result, number.key)
+            if value is not None:
+                yield number.what.format_map(result), number.said.format(value), _machine(result["machine"])
+
+
+def _value(result: Any, key: str) -> Any:
+    """What stands at the end of the keys; None where one is missing."""
+    for word in key.split("."):
+        if isinstance(result, list):
+            result = result[int(word)] if result else None
+        else:
+            result = result.get(word) if isinstance(result, dict) else None
+    return result
 
 
 def _machine(told: dict[str, Any]) -> str:
+    gpus = told.get("gpus")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} x {gpus[0].split(',')[0]}"
     kind = ", virtual" if told.get("is_virtual") else ""
     kernel = ".".join(str(told["kernel"]).split("-")[0].split(".")[:2])
-    return f"{told['n_cpus']} x {told['cpu']}{kind}, Linux {kernel}"
+    emulated = ", emulated GPUs" if gpus == "emulated" else ""
+    return f"{told['n_cpus']} x {told['cpu']}{kind}, Linux {kernel}{emulated}"

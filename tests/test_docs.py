@@ -78,3 +78,18 @@ def test_a_number_that_was_not_measured_has_no_row(generate: ModuleType, tmp_pat
     machine = {"n_cpus": 4, "cpu": "CPU", "is_virtual": False, "kernel": "6.1.0-9-amd64"}
     (tmp_path / "agent.json").write_text(json.dumps({"peak_rss_mb": 61.7, "machine": machine}))
     assert list(generate.measured.rows(tmp_path)) == [("its memory", "62 MB", "4 x CPU, Linux 6.1")]
+
+
+def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tmp_path: Path):
+    machine = {"gpus": ["GPU A, 580", "GPU A, 580"]}
+    parts = [
+        {"workload": name, "upper_bound_percent": bound, "machine": machine}
+        for name, bound in [("steps", 0.31), ("no steps", 0.2)]
+    ]
+    (tmp_path / "slowdown.json").write_text(json.dumps(parts))
+    found = list(generate.measured.rows(tmp_path))
+    assert [(how_much, where) for _, how_much, where in found] == [
+        ("0.31 %", "2 x GPU A"),
+        ("0.20 %", "2 x GPU A"),
+    ]
+    assert "(no steps)" in found[1][0]
