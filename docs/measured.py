@@ -45,7 +45,8 @@ SHOWN = (
     Number(
         "on_cpu",
         "n_right",
-        "of {n_intervals:,} busy intervals beside a CPU hog: the account equals the thread's own CPU clock within 1 % or 1 ms",
+        "of {n_intervals:,} busy intervals beside a CPU hog, those in which the account equals the thread's own "
+        "CPU clock within 1 % or 1 ms",
         "{:,.0f}",
     ),
     Number("import", "events_per_s", "events of recordings imported", "{:,.0f} a second"),
