@@ -62,6 +62,25 @@ def test_two_culprits_in_the_same_steps_are_both_named():
     assert sorted(verdict.ranks[0] for verdict in report.verdicts) == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("periods", "firsts"), [((3, 3), (6, 7)), ((2, 2), (6, 7)), ((2, 4), (6, 7)), ((4, 4), (6, 7))]
+)
+def test_two_culprits_in_turns_are_both_named(periods, firsts):
+    """The one's victims wait in the steps in which the other is late, or in the quiet ones."""
+    delays = [
+        *every(1, periods[0], 40 * MS, first=firsts[0], until=60, category=Category.IO),
+        *every(3, periods[1], 60 * MS, first=firsts[1], until=60, category=Category.NET),
+    ]
+    report = report_of(dp_trace(delays, n_steps=60))
+    assert {v.ranks[0]: v.causes[0].cause.name for v in report.verdicts} == {1: "block_io", 3: "network_wait"}
+
+
+def test_half_of_the_ranks_pausing_is_not_all_of_them_pausing():
+    delays = [*every(2, 4, 50 * MS, until=80), *every(3, 4, 50 * MS, until=80)]
+    report = report_of(dp_trace(delays, n_steps=80))
+    assert sorted(rank for verdict in report.verdicts for rank in verdict.ranks) == [2, 3]
+
+
 def test_a_rank_that_is_slow_in_every_step_is_named():
     verdict = only(report_of(dp_trace(every(3, 1, 6 * MS, first=0), n_ranks=8)))
     assert (verdict.ranks, verdict.period_steps) == ([3], None)

@@ -218,14 +218,16 @@ def _grouped(values: Array, group: Array) -> list[Array]:
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
-    """Late cells of ranks whose late steps last no longer than steps in which nobody is late: nobody had to wait.
+    """Late cells of ranks whose late steps last no longer than steps around which nobody is late: nobody had to wait.
 
     Nothing is said where there are too few such steps to compare with.
     """
     out = np.zeros(len(is_late), bool)
     before = np.maximum(table.first_row - 1, 0)
     length = line.rows["ts_ns"][table.end_row - 1] - line.rows["ts_ns"][before]
-    is_quiet = ~np.isin(table.step, np.unique(table.step[is_late]))
+    late_steps = np.unique(table.step[is_late])
+    # What a late step makes others wait for shows in the interval that leads into the next one.
+    is_quiet = ~np.isin(table.step, late_steps) & ~np.isin(table.step - 1, late_steps)
     for process in np.unique(table.process[is_late]):
         mine = table.process == process
         late, quiet = mine & is_late, mine & is_quiet
