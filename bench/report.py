@@ -42,8 +42,8 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the code; where it was copied to without git, STALLSCOPE_COMMIT tells."""
-    if told := os.environ.get("STALLSCOPE_COMMIT"):
+    """Of the code; where it was copied to without git, BENCH_COMMIT tells."""
+    if told := os.environ.get("BENCH_COMMIT"):
         return told
     words = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=12"]
     with suppress(FileNotFoundError):

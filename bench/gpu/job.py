@@ -203,10 +203,15 @@ def open_rank(chosen: argparse.Namespace) -> Rank:
     shape = shape._replace(n_rows=chosen.rows or shape.n_rows)
     dtype = torch.bfloat16 if chosen.device == "cuda" else torch.float32
     batch = torch.randn(shape.n_rows, shape.width, device=chosen.device, dtype=dtype)
-    made = [
-        m for _ in range(shape.n_layers) for m in (torch.nn.Linear(shape.width, shape.width), torch.nn.GELU())
+    layers = [
+        layer
+        for _ in range(shape.n_layers)
+        for layer in (
+            torch.nn.Linear(shape.width, shape.width, device=chosen.device, dtype=dtype),
+            torch.nn.GELU(),
+        )
     ]
-    model = torch.nn.Sequential(*made).to(device=chosen.device, dtype=dtype)
+    model = torch.nn.Sequential(*layers)
     forward, backward = STEPS[chosen.kind](model, batch)
     return Rank(rank, n_ranks, chosen.device, batch, forward, backward)
 

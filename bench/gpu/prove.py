@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import judging
 import keeping
 import slowdown
 from judging import Judged
-from running import Failed, Job, end, explained, start_job, tracing
+from running import STALLSCOPE, Failed, Job, end, explained, start_job, tracing
 from scenarios import EMULATED, FIRST, MORE, Scenario
 from slowdown import WORKLOADS, Workload
 
@@ -38,6 +38,8 @@ AROUND_S = 9  # a scenario's start of NCCL and end
 END_S = 25
 LEAST_SLOWDOWN_S = 30
 RESERVE_S = 15  # for packing what was found
+
+HOPELESS = 4  # failures in a row from the start
 
 Part = Scenario | Workload
 Answer = tuple[str, "Future[tuple[dict[str, Any], Judged]]"]
@@ -64,6 +66,11 @@ class Proof:
     def left_s(self) -> float:
         """Seconds that are left."""
         return self.end_s - time.monotonic() - RESERVE_S
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Nothing has worked so far: no use in spending more time."""
+        return len(self.failures) >= HOPELESS and not self.judged and not self.slowdowns
 
     @property
     def script(self) -> str:
@@ -153,9 +160,10 @@ def main() -> None:
     begin_s = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
     n_ranks = chosen.ranks or (4 if chosen.emulated else training.n_gpus())
+    scratch: dict[str, Any] = {"prefix": "stallscope-proof-", "ignore_cleanup_errors": True}
     with (
-        tempfile.TemporaryDirectory(prefix="stallscope-proof-", dir="/dev/shm") as work,
-        tempfile.TemporaryDirectory(prefix="stallscope-proof-", dir="/var/tmp") as disk,
+        tempfile.TemporaryDirectory(dir="/dev/shm", **scratch) as work,
+        tempfile.TemporaryDirectory(dir="/var/tmp", **scratch) as disk,
     ):
         proof = Proof(chosen, Path(work), Path(disk), n_ranks, begin_s + chosen.budget)
         try:
@@ -177,12 +185,13 @@ def prove(proof: Proof) -> None:
     try:
         if parts:
             jobs.begin(0)
+        agent_starts(proof)
         if not proof.chosen.emulated and not proof.chosen.only and not proof.chosen.first:
             with proof.part("hook cost"):
                 measure_hooks(proof)
         with ThreadPoolExecutor(1) as explaining:
             for i, part in enumerate(parts):
-                if proof.left_s < needed_s(part):
+                if proof.left_s < needed_s(part) or proof.is_hopeless:
                     proof.skipped.append(part.name)
                     jobs.end(i)
                     continue
@@ -198,6 +207,16 @@ def prove(proof: Proof) -> None:
             collect(proof, answers, wait=True)
     finally:
         jobs.end_all()
+
+
+def agent_starts(proof: Proof) -> None:
+    """Raises Failed, before any time is spent, where the agent cannot trace at all."""
+    command = [*STALLSCOPE, "trace", "--duration", "1s", "--db", str(proof.disk / "first.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise Failed(f"the agent does not start: {done.stderr.strip()[-600:]}")
+    (proof.disk / "first.db").unlink()
+    tell(f"the agent starts: {done.stderr.strip().splitlines()[-1]}")
 
 
 def wanted(chosen: argparse.Namespace) -> list[Part]:
@@ -243,7 +262,7 @@ def traced(
     try:
         trace(part, job, db, agent_words=proof.agent_words(job))
     finally:
-        if db.exists():
+        if db.exists() and (job.folder / "ready0").exists():
             answers.append((part.name, explaining.submit(answer, part, job.folder, db)))
 
 
@@ -326,5 +345,9 @@ def keep(proof: Proof) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
+    try:
         main()
+    except Failed as error:
+        sys.exit(f"prove: {error}")
+    except KeyboardInterrupt:
+        sys.exit("prove: ended by a signal")
