@@ -34,12 +34,17 @@ class Truth:
 
 @dataclass
 class Judged:
-    """One scenario. wrong: what differs from the truth, in words; nothing if all is right."""
+    """One scenario. wrong: what differs from the truth, in words; nothing if all is right.
+
+    late_ms: as told, median. excess_ms: the rank's own excess, mean over its late steps; where ranks run ahead of
+    the GPU, lateness adds up over several steps, but this does not.
+    """
 
     scenario: str
     truths: list[Truth]
     said: str = ""
     late_ms: float | None = None
+    excess_ms: float | None = None
     delay_error_percent: float | None = None
     share: float | None = None
     step_ms: float | None = None
@@ -126,12 +131,18 @@ def _judge(truth: Truth, verdicts: list[dict[str, Any]], result: Judged) -> None
         result.wrong.append(f"kind {verdict['kind']}")
     if truth.period and verdict["period_steps"] != truth.period:
         result.wrong.append(f"period {verdict['period_steps']}, not {truth.period}")
+    if verdict["n_incidents"]:
+        total_ms = sum(one["excess_ms"] for one in verdict["causes"])
+        result.excess_ms = round(total_ms / verdict["n_incidents"], 1)
     if truth.delay_ms and verdict["late_ms"]:
         result.late_ms = verdict["late_ms"]["median"]
         error = verdict["late_ms"]["median"] / truth.delay_ms - 1
         result.delay_error_percent = round(100 * error, 1)
         if abs(error) > TOLERANCE:
-            result.wrong.append(f"late {verdict['late_ms']['median']:.1f} ms, not {truth.delay_ms:.1f}")
+            result.wrong.append(
+                f"late {verdict['late_ms']['median']:.1f} ms, not {truth.delay_ms:.1f}"
+                f" (excess {result.excess_ms} ms each)"
+            )
 
 
 def _is_on(truth: Truth, verdict: dict[str, Any]) -> bool:

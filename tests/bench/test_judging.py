@@ -34,7 +34,8 @@ def verdict(**differing: Any) -> dict[str, Any]:
     right = {
         "kind": "straggler",
         "ranks": [1],
-        "causes": [{"cause": "host_sleep", "share": 0.99}],
+        "n_incidents": 4,
+        "causes": [{"cause": "host_sleep", "share": 0.99, "excess_ms": 1160.0}],
         "period_steps": PERIOD,
         "late_ms": {"median": 291.0, "max": 292.0},
         "abstained_because": None,
@@ -60,8 +61,8 @@ def test_the_right_answer_is_right(folder: Path):
     [
         ({"ranks": [0]}, "named [0], not [1]"),
         ({"ranks": [0, 1]}, "named [0, 1], not [1]"),
-        ({"causes": [{"cause": "block_io", "share": 1.0}]}, "cause block_io"),
-        ({"causes": [{"cause": "host_sleep", "share": 0.5}]}, "only 50%"),
+        ({"causes": [{"cause": "block_io", "share": 1.0, "excess_ms": 1160.0}]}, "cause block_io"),
+        ({"causes": [{"cause": "host_sleep", "share": 0.5, "excess_ms": 1160.0}]}, "only 50%"),
         ({"causes": []}, "not host_sleep"),
         ({"period_steps": 7}, "period 7"),
         ({"period_steps": None}, "period None"),
