@@ -40,7 +40,7 @@ def select_list(table: Table) -> str:
 def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
     """The rows of an array as tuples for insert_statement()."""
     flat = np.ascontiguousarray(rows).view(_flat(table))
-    if not any(flat.dtype[i].kind == "S" for i in range(len(flat.dtype))):
+    if not any(field.format.startswith("S") for field in table.fields):
         tuples: list[tuple[object, ...]] = flat.tolist()
         return tuples
     columns = (flat[name].tolist() for name in flat.dtype.names or ())
