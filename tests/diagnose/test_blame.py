@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.blame import LateStep, one_offs, recurring
+from stallscope.diagnose.blame import (
+    LateStep,
+    _beyond_chance,
+    _poisson_tail,
+    _rate_of_quiet,
+    one_offs,
+    recurring,
+)
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.names import Category, Op
 
@@ -165,14 +172,14 @@ def test_a_rank_that_is_late_again_and_again_among_quiet_ones_is_named():
     assert list(recurring(found, 8, least_ns=LEAST_NS, limits=LIMITS)) == [2]
 
 
-@pytest.mark.parametrize("n_ranks", [2, 8])
+@pytest.mark.parametrize("n_ranks", [2, 8, 64])
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
     """A job all of whose ranks are late now and then, by equal or by varying amounts, names one rarely."""
     n_jobs, n_named = 300, 0
     for seed in range(n_jobs):
         rng = np.random.default_rng(seed)
-        sizes = 50 * MS * rng.lognormal(0, spread, 60)
+        sizes = 50 * MS * rng.lognormal(0, spread, 60 if n_ranks < 64 else 24)
         found = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
         n_named += bool(recurring(found, n_ranks, least_ns=LEAST_NS, limits=LIMITS))
     family_chance = 4.2 * LIMITS.chance
@@ -195,3 +202,23 @@ def test_a_one_off_is_long_and_alone():
     assert not one_offs([late(1, 5, long - 1)], LIMITS)
     assert not one_offs([late(1, step, long) for step in range(5, 15)], LIMITS)
     assert len(one_offs([late(1, 5, 20 * long), *(late(1, step, long) for step in range(9))], LIMITS)) == 1
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 5.0, 50.0])
+def test_the_rate_of_all_ranks_is_found_from_the_quieter_ones(rate):
+    counts = np.sort(np.random.default_rng(0).poisson(rate, 100_000))
+    assert _rate_of_quiet(float(counts[:75_000].mean())) == pytest.approx(rate, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("least", "rate"), [(0, 1.0), (1, 0.25), (4, 0.5), (9, 3.0), (230, 200.0), (600, 700.0)]
+)
+def test_the_chance_of_so_many_is_that_of_the_poisson_law(least, rate):
+    drawn = np.random.default_rng(1).poisson(rate, 400_000) >= least
+    assert _poisson_tail(least, rate) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 632 + 1e-6)
+
+
+def test_long_traces_are_judged_too():
+    assert not _beyond_chance(1000, [1000] * 7, LIMITS.chance)
+    assert _beyond_chance(2000, [1000] * 7, LIMITS.chance)
+    assert not _beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)

@@ -6,7 +6,7 @@ was kept waiting itself: a victim. Then the late steps must recur on the same ra
 """
 
 from dataclasses import dataclass, replace
-from math import comb, exp, factorial
+from math import comb, exp, lgamma, log
 
 import numpy as np
 
@@ -352,8 +352,34 @@ def _beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
     if _binomial_tail(n_own, n_own + sum(others), 1 / n_ranks) <= allowed:
         return True
     quiet = sorted(others)[: len(others) - -(-len(others) // 4)]
-    rate = (sum(quiet) / len(quiet) if quiet else 0.0) + 2 / n_ranks
-    return bool(quiet) and _poisson_tail(n_own, rate) <= allowed / 15
+    if not quiet:
+        return False
+    mean = sum(quiet) / len(quiet)
+    rate = max(mean + 2 / n_ranks, _rate_of_quiet(mean))
+    return _poisson_tail(n_own, rate) <= allowed / 15
+
+
+def _rate_of_quiet(mean: float) -> float:
+    """The rate at which the quieter three quarters of many Poisson counts have this mean: those chosen for being
+    low say too little of the rest.
+    """
+    if mean > 500:
+        return mean  # the difference is small against what chance adds
+    low, high = mean, 2 * mean + 1
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean_of_quiet(middle) <= mean else (low, middle)
+    return low
+
+
+def _mean_of_quiet(rate: float) -> float:
+    left, total, k, share = 0.75, 0.0, 0, exp(-rate)
+    while left > 1e-9 and k < 10 * rate + 50:
+        taken = min(share, left)
+        left, total = left - taken, total + k * taken
+        k += 1
+        share *= rate / k
+    return total / 0.75
 
 
 def _binomial_tail(least: int, n: int, p: float) -> float:
@@ -364,5 +390,7 @@ def _binomial_tail(least: int, n: int, p: float) -> float:
 
 
 def _poisson_tail(least: int, rate: float) -> float:
-    below = min(least, 150)
-    return max(1.0 - sum(exp(-rate) * rate**k / factorial(k) for k in range(below)), 0.0)
+    if rate <= 0:
+        return float(least <= 0)
+    below = sum(exp(k * log(rate) - rate - lgamma(k + 1)) for k in range(least))
+    return max(1.0 - below, 0.0)
