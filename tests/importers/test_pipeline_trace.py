@@ -1,6 +1,8 @@
 """Operation traces of pipeline jobs: a slow worker, a heavy stage and work that moves around are told apart."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -314,3 +316,30 @@ def test_a_damaged_file_is_an_error_or_a_trace(
     else:
         if trace is not None:
             report_of(trace)
+
+
+@pytest.mark.parametrize("word", ["x" * 30_000_000, "x" * 20_000, None, b"\xff"])
+def test_long_or_missing_words_are_not_written_out_for_every_row(tmp_path: Path, word: str | bytes | None):
+    found = table(rows(Job()))
+    kind = pa.binary() if isinstance(word, bytes) else pa.string()
+    words = pa.DictionaryArray.from_arrays(np.zeros(len(found), np.int8), pa.array([word or ""], kind))
+    if word is None:
+        words = pa.array([None] * len(found), kind)
+    changed = found.set_column(found.column_names.index("optype"), "optype", words)
+    pq.write_table(changed, tmp_path / "trace.parquet", compression="zstd")
+    assert (tmp_path / "trace.parquet").stat().st_size < 1_000_000
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from stallscope.errors import BadTrace\n"
+        "from stallscope.importers.pipeline_trace import IMPORTER\n"
+        "try: IMPORTER.read(Path(sys.argv[1]))\n"
+        "except BadTrace as error: print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0], error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "trace.parquet")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+    assert int(done.stdout.split()[0]) < 1 << 20  # KiB

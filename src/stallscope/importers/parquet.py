@@ -1,5 +1,6 @@
 """Reading Parquet files from outside: the wanted columns, checked, as numpy arrays."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ from stallscope.errors import BadInput, BadTrace
 
 MOST_ROWS = 50_000_000
 """A file of a few bytes can claim any number of rows; nobody reads one this long by importing it."""
+
+MOST_BYTES = 1 << 30
+"""... or unpack to any number of bytes: so many at most in one column."""
 
 
 def column_names(path: Path) -> set[str]:
@@ -29,27 +33,75 @@ def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MOST_ROWS) ->
     Raises BadTrace when the file is damaged or too long, or a column is missing, BadInput when pyarrow is not
     installed.
     """
+    return {name: _numpy(column) for name, column in _columns(path, wanted, (), most_rows).items()}
+
+
+def coded(
+    path: Path, name: str, *, most_rows: int = MOST_ROWS, most_bytes: int = 256
+) -> tuple[Any, list[str]]:
+    """A column of few different words: int64 (n,), the number of each row's word, and the words.
+
+    The words are never written out for every row, however long they are. Raises as table(), and BadTrace when a word
+    is longer than most_bytes, missing, or no text.
+    """
+    column = _columns(path, (name,), (name,), most_rows)[name]
+    if not hasattr(column.type, "value_type"):
+        raise BadTrace(f"{path}: column {name} holds no words")
+    combined = column.unify_dictionaries().combine_chunks()
+    words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= most_bytes else None
+    if words is None or combined.null_count or not all(isinstance(word, str) for word in words):
+        raise BadTrace(f"{path}: column {name} holds something else than short words")
+    return combined.indices.to_numpy(zero_copy_only=False).astype("int64"), words
+
+
+def _columns(
+    path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], most_rows: int
+) -> dict[str, Any]:
+    """The wanted columns as pyarrow has them."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise BadInput(f"reading {path.name} needs pyarrow: pip install 'stallscope[import]'") from error
     try:
-        with pq.ParquetFile(path) as file:
-            missing = [name for name in wanted if name not in file.schema_arrow.names]
-            if missing:
-                raise BadTrace(
-                    f"{path} has no column {', '.join(missing)}: is it a recording of the documented kind?"
-                )
-            if file.metadata.num_rows > most_rows:
-                raise BadTrace(
-                    f"{path} has {file.metadata.num_rows:,} rows, at most {most_rows:,} can be read"
-                )
+        with pq.ParquetFile(path, read_dictionary=list(as_codes)) as file:
+            _check(file, path, wanted, most_rows)
             found = file.read(columns=list(wanted))
-            return {name: _numpy(found.column(name)) for name in wanted}
+            return {name: found.column(name) for name in wanted}
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadTrace(f"{path} is no readable Parquet file ({reason[:200]}): copy it again") from error
+
+
+def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> None:
+    """Raises BadTrace for a file that lacks columns or would take much memory, before any row is read."""
+    missing = [name for name in wanted if name not in file.schema_arrow.names]
+    if missing:
+        raise BadTrace(
+            f"{path} has no column {', '.join(missing)}: is it a recording of the documented kind?"
+        )
+    told = file.metadata
+    if told.num_rows > most_rows:
+        raise BadTrace(f"{path} has {told.num_rows:,} rows, at most {most_rows:,} can be read")
+    groups = [told.row_group(i) for i in range(told.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    for name in wanted:
+        size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == name)
+        if size > MOST_BYTES:
+            raise BadTrace(
+                f"{path}: column {name} unpacks to {size:,} bytes, at most {MOST_BYTES:,} can be read"
+            )
+
+
+def _longest(words: Any) -> int:
+    """Bytes of the longest word of an array; the largest int for what is no text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return int(pc.max(pc.binary_length(words)).as_py() or 0)
+    except pa.ArrowException:
+        return sys.maxsize
 
 
 def _numpy(column: Any) -> Any:

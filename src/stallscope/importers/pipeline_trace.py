@@ -20,11 +20,13 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Trace
-from stallscope.importers.parquet import column_names, table
+from stallscope.importers.parquet import coded, column_names, table
 from stallscope.importers.registry import Importer
 
-_COLUMNS = ("step", "rank", "stage", "dp_rank", "optype", "start_ts", "duration", "seq_id")
+_NUMBERS = ("step", "rank", "stage", "dp_rank", "start_ts", "duration", "seq_id")
+_COLUMNS = (*_NUMBERS, "optype")
 _MOST_ROWS = 4_000_000
+_MOST_KINDS = 1000
 _MOST_SECONDS = 1e6  # of one step
 _OPS = (  # the first that the type's name holds
     ("reduce-scatter", Op.REDUCE_SCATTER),
@@ -96,15 +98,15 @@ def _read(path: Path) -> Trace:
 
 
 def _rows(file: Path) -> _Rows:
-    columns = table(file, _COLUMNS, most_rows=_MOST_ROWS)
+    columns = table(file, _NUMBERS, most_rows=_MOST_ROWS)
     if not len(columns["step"]):
         raise BadTrace(f"{file} holds no operations")
     step, rank, stage, replica, seq = (
         _integers(columns[name], name, file) for name in ("step", "rank", "stage", "dp_rank", "seq_id")
     )
     begin_s, length_s = (_seconds(columns[name], name, file) for name in ("start_ts", "duration"))
-    kinds, kind = np.unique(columns["optype"].astype(str), return_inverse=True)
-    if len(kinds) > 1000:
+    kind, kinds = coded(file, "optype", most_rows=_MOST_ROWS)
+    if len(kinds) > _MOST_KINDS:
         raise BadTrace(f"{file} has {len(kinds):,} types of operation: is it a pipeline trace?")
     steps, number = np.unique(step, return_inverse=True)
     begin_ns, end_ns = _on_one_axis(number, begin_s, begin_s + length_s, n_steps=len(steps))
@@ -116,11 +118,11 @@ def _rows(file: Path) -> _Rows:
         stage=stage,
         replica=replica,
         place=_places(rank, stage, replica, file),
-        kind=kind.astype(np.int64).reshape(-1),
+        kind=kind,
         begin_ns=begin_ns,
         end_ns=end_ns,
         seq=np.maximum(seq, 0),
-        kinds=tuple(str(name) for name in kinds),
+        kinds=tuple(kinds),
     )
     return rows.where(order)
 
