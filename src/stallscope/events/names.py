@@ -21,7 +21,7 @@ class Category(IntEnum):
     SLEEP = 3  # blocked in nanosleep, clock_nanosleep; poll and select without descriptors
     NET = 4  # blocked in poll, select, epoll_wait, recv*, send*
     CHILD = 5  # blocked until a child process woke it (data loader workers)
-    WAIT_GPU = 6  # inside a synchronise call or a copy to the host, with a collective enqueued since the last one
+    WAIT_GPU = 6  # in a synchronise call or a copy to the host, with a collective enqueued since the last
     DEVICE = 7  # inside a synchronise call without one: the rank's own device time, not a wait for others
     STOPPED = 8  # stopped or traced (state 4, 8), or frozen by its cgroup
     PREEMPTED = 9  # off the CPU while runnable, or woken and not yet running
