@@ -244,11 +244,12 @@ struct slot {
 	u64 off_run_delay;	/* and of its time in the run queue */
 	u64 own_base;		/* the process's account of the thread's state then */
 	u64 low_base[4];	/* the process's accounts of categories 1 to 4 then */
+	u64 hook_runtime;	/* the scheduler's account of its time on the CPU at its last traced call */
 	s32 waker_pid;
 	s32 waker_tid;
 	s32 by_pid;
 	u32 is_mending;		/* put_right() is at work; a tick may come in between */
-	u32 spare;
+	u32 is_idle;		/* parked, and makes no calls any more: it counts for nothing */
 	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
 	u8 off_flags;		/* enum off_cpu_flag */
 	u8 has_yielded;		/* it gave the CPU away by sched_yield */
@@ -276,8 +277,8 @@ struct process {
 	u32 n_launches;
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 176, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 176, "process");
+_Static_assert(sizeof(struct slot) == 184, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 184, "process");
 
 /* Counted per CPU, never silently lost. */
 enum counter {

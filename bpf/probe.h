@@ -21,6 +21,8 @@
 #define NO_SLOT N_SLOTS
 #define N_TRIES 16
 #define EVICT_AFTER_NS 50000000
+#define IDLE_AFTER_NS 1000000000ULL /* without a traced call ... */
+#define IDLE_SHARE 64 /* ... and on the CPU for less than this part of the time: a thread that does nothing here */
 #define MIN_STOLEN_NS 20000
 
 const volatile u8 cfg_record_all __weak = 0;
@@ -162,6 +164,8 @@ INLINE u32 most_active(u64 word)
 
 INLINE u32 state_of(const struct slot *s)
 {
+	if (s->is_idle && s->off && s->off <= CHILD)
+		return NONE;
 	if (s->off == STOPPED || (s->off == PREEMPTED && !(s->call && s->has_yielded)))
 		return s->off;
 	return s->call ? s->call : s->off ? s->off : ON_CPU;
@@ -468,6 +472,8 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 			if (s->off)
 				put_right(p, s, index, task);
 			s->last_hook_ns = now;
+			s->hook_runtime = task->se.sum_exec_runtime;
+			s->is_idle = 0;
 			*slot = s;
 			return true;
 		}
@@ -499,6 +505,8 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->has_yielded = s->has_base = 0;
 	s->woken_ns = s->off_ns = 0;
 	s->last_hook_ns = now;
+	s->hook_runtime = task->se.sum_exec_runtime;
+	s->is_idle = 0;
 	asm volatile("" ::: "memory"); /* the slot last: until then the scheduler's side leaves the thread alone */
 	t->slot = index;
 	*now_ns = now = settle(p, s, index, ON_CPU);

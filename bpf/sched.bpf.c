@@ -149,6 +149,17 @@ INLINE u32 why_off(struct task_struct *task, struct slot *s, bool preempt, u32 s
 	return category ? category : OTHER_OFF;
 }
 
+/* A thread that once made CUDA calls (NCCL's own threads do at start) and now only looks up from a poll now and then
+ * holds nobody up. The main thread is never idle, nor one that works between its calls. */
+INLINE bool is_idle(const struct slot *s, struct task_struct *task, u32 off, u64 now)
+{
+	u64 since = now - s->last_hook_ns;
+
+	if (off > CHILD || s->call || task->pid == task->tgid || since < IDLE_AFTER_NS)
+		return false;
+	return (task->se.sum_exec_runtime - s->hook_runtime) * IDLE_SHARE < since;
+}
+
 INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,
 		       struct task_struct *next, u32 state)
 {
@@ -163,6 +174,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 		s->blocked = off;
 	s->off = off;
 	s->off_category = off;
+	s->is_idle = is_idle(s, task, off, bpf_ktime_get_ns());
 	s->off_runtime = task->se.sum_exec_runtime;
 	if (bpf_core_field_exists(task->sched_info.run_delay))
 		s->off_run_delay = task->sched_info.run_delay;
@@ -180,6 +192,8 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 
 		if (e) {
 			e->category = off == PREEMPTED && s->call && s->has_yielded ? s->call : off;
+			if (s->is_idle)
+				e->category = NONE;
 			e->flags = s->off_flags;
 			e->syscall_nr = s->syscall_nr;
 			e->state = state;

@@ -21,8 +21,8 @@ from stallscope.events.layout import Array
 class LateStep:
     """A rank was late in a step by its own doing.
 
-    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: at the peak, against the
-    median of the others. excess_ns: its own self time beyond its peers'. n_rounds: rounds of the step it was
+    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the
+    peak, against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self time beyond its peers'. n_rounds: rounds of the step it was
     late in. is_held: it was not late to arrive, but kept the others waiting in a round under way.
     """
 
@@ -246,7 +246,7 @@ def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float) -> LateStep:
         step=int(table.step[i]),
         first_row=int(table.first_row[i]),
         peak_row=int(table.peak_row[i]),
-        late_ns=float(table.late_ns[i]),
+        late_ns=float(table.rise_ns[i]),
         excess_ns=float(table.excess_ns[i]),
         n_rounds=int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns).sum()),
     )

@@ -133,7 +133,7 @@ def _standstill(case: Case) -> list[Verdict]:
 
 def _alike(case: Case) -> list[Verdict]:
     """All ranks slow alike: said only when nothing else is."""
-    change = slowdown(case.line, case.judged, case.limits)
+    change = slowdown(case.line, case.judged, case.limits) if case.plan.has_steps.all() else None
     if change is None:
         return []
     on_host = change.host_share >= 0.5

@@ -1,8 +1,8 @@
 """Which ranks run the same program, and where its training steps begin.
 
 Ranks of one program are peers: their self times can be compared call by call. Stages of a pipeline run different
-programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls between them
-make the pattern. Where nothing repeats, a step is what lies between two waits.
+programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls or copies
+between them make the pattern, or the long intervals. Where nothing repeats, a step is what lies between two waits.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
 _MATCH = 0.9
+_LONG = 2.5  # intervals of so many medians are the gaps between the steps of jobs that run ahead
 _COMPARED_ROWS = 16_384
 
 
@@ -96,9 +97,12 @@ def _shares(line: Timeline, code: Array) -> Array:
 
 def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
     """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
-    synced = np.diff(line.rows["n_syncs"][rows].astype(np.int64), prepend=0) > 0
     sized, _ = numbered(signature[rows], line.rows["count"][rows])
-    for symbols in (sized, signature[rows], numbered(signature[rows], synced)[0]):
+    interval = line.interval_ns[rows]
+    between = [np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")]
+    between.append(interval > _LONG * np.median(interval))
+    marked = [numbered(signature[rows], mark)[0] for mark in between]
+    for symbols in (sized, signature[rows], *marked):
         period = repeat_length(symbols)
         if period > 1:
             return _counted(symbols, period, line.interval_ns[rows]), True

@@ -98,9 +98,10 @@ SLOT = np.dtype(
         ("on_ns", "<i8"),
         *((name, "<u8") for name in ("on_runtime", "off_runtime", "off_run_delay", "own_base")),
         ("low_base", "<u8", (4,)),
+        ("hook_runtime", "<u8"),
         *((name, "<i4") for name in ("waker_pid", "waker_tid", "by_pid")),
         ("is_mending", "<u4"),
-        ("spare", "<u4"),
+        ("is_idle", "<u4"),
         *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
         ("by_comm", "S16"),
     ]
