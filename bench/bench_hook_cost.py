@@ -34,7 +34,21 @@ def main() -> None:
 def built(folder: Path) -> tuple[Path, Path]:
     """The loop and the library that it calls."""
     library, loop = folder / "libnccl.so", folder / "hook_loop"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, LIBRARY_SOURCE], check=True)
+    # The real libraries' functions begin with a push, which a probe need not single-step: so must these.
+    subprocess.run(
+        [
+            "gcc",
+            "-O0",
+            "-fno-omit-frame-pointer",
+            "-fcf-protection=none",
+            "-shared",
+            "-fPIC",
+            "-o",
+            library,
+            LIBRARY_SOURCE,
+        ],
+        check=True,
+    )
     link = [f"-L{folder}", "-lnccl", f"-Wl,-rpath,{folder}"]
     subprocess.run(["gcc", "-O2", "-o", loop, FOLDER / "targets/hook_loop.c", *link], check=True)
     return loop, library
