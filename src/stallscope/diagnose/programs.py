@@ -99,7 +99,9 @@ def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
     """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
     sized, _ = numbered(signature[rows], line.rows["count"][rows])
     interval = line.interval_ns[rows]
-    between = [np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")]
+    between = [
+        np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")
+    ]
     between.append(interval > _LONG * np.median(interval))
     marked = [numbered(signature[rows], mark)[0] for mark in between]
     for symbols in (sized, signature[rows], *marked):
