@@ -87,4 +87,5 @@ def test_accounts_fill_the_time_while_many_threads_change_them(
     assert spent[is_whole].min() > -MS
     assert np.abs(arrivals["ledger_ns"]).max() < np.diff(arrivals["ts_ns"][[0, -1]])[0] + 1000 * MS
     assert found.losses["lost_change"] == 0
-    assert found.losses["lost_thread"] <= max(0, int(n_threads) + 1 - kernel.N_SLOTS)
+    n_all = int(n_threads) + 1  # each is counted once at most, also one that had a slot before
+    assert found.losses["lost_thread"] <= (n_all if n_all > kernel.N_SLOTS else 0)

@@ -21,9 +21,10 @@ from stallscope.events.layout import Array
 class LateStep:
     """A rank was late in a step by its own doing.
 
-    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the
-    peak, against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self time beyond its peers'. n_rounds: rounds of the step it was
-    late in. is_held: it was not late to arrive, but kept the others waiting in a round under way.
+    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the peak,
+    against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
+    time beyond its peers'. n_rounds: rounds of the step it was late in. is_held: it was not late to arrive, but
+    kept the others waiting in a round under way.
     """
 
     process: int

@@ -212,8 +212,8 @@ def _ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
 
 def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds) -> bool:
     gone, left = ended[one.missing] != UNKNOWN, ended[one.present] != UNKNOWN
-    if left.all():
-        return False  # the job is over; nobody waits any more
+    if left.all():  # the job is over: what counts is how long they had waited when the first of them ended
+        now_ns = min(now_ns, int(ended[one.present].min()))
     if gone.any():
         return bool(now_ns - max(one.since_ns, int(ended[one.missing][gone].max())) >= limits.dead_after_ns)
     return now_ns - one.since_ns >= patience_ns
