@@ -77,6 +77,17 @@ def test_the_end_of_a_job_is_quiet():
     assert report_of(replace(trace, collectives=trace.collectives[kept])).healthy
 
 
+@pytest.mark.parametrize(("waited_ns", "is_told"), [(LONG_NS, True), (LIMITS.hang_after_ns // 2, False)])
+def test_a_hang_whose_ranks_were_killed_in_the_end_is_told_if_they_had_waited_long(waited_ns, is_told):
+    trace = hung(Gone(2, 30, 1), quiet_ns=LONG_NS + 5000 * MS)
+    trace.processes["ended_ns"] = trace.collectives["ts_ns"].max() + waited_ns
+    trace.snapshots["alive"] = 0
+    report = report_of(trace)
+    assert [verdict.ranks for verdict in report.verdicts if verdict.kind == "hang"] == (
+        [[2]] if is_told else []
+    )
+
+
 def test_waits_are_followed_through_two_communicators():
     """Rank 3 is gone in its tensor group (2, 3); rank 2 waits there, and so 0 waits for 2 in (0, 2), 1 for 0."""
     tensor, data = Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True)

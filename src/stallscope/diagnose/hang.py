@@ -211,12 +211,18 @@ def _ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
 
 
 def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds) -> bool:
-    gone, left = ended[one.missing] != UNKNOWN, ended[one.present] != UNKNOWN
-    if left.all():  # the job is over: what counts is how long they had waited when the first of them ended
+    """Whether those present have waited long enough: for a rank that has ended a moment, else the patience.
+
+    When the job is over, what counts is how long they had waited when the first of them ended.
+    """
+    left = ended[one.present] != UNKNOWN
+    if left.all():
         now_ns = min(now_ns, int(ended[one.present].min()))
-    if gone.any():
-        return bool(now_ns - max(one.since_ns, int(ended[one.missing][gone].max())) >= limits.dead_after_ns)
-    return now_ns - one.since_ns >= patience_ns
+    if now_ns - one.since_ns >= patience_ns:
+        return True
+    gone = ended[one.missing]
+    gone = gone[(gone != UNKNOWN) & (gone < now_ns)]
+    return len(gone) > 0 and now_ns - max(one.since_ns, int(gone.max())) >= limits.dead_after_ns
 
 
 def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
