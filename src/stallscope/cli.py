@@ -60,10 +60,13 @@ def explain(
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="What to import: a recording folder.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A recording folder, flight-recorder dumps, or an operation trace (Parquet)."),
+    ],
     db: Annotated[Path, typer.Option("--db", help="The node trace to write; must not exist yet.")],
 ) -> None:
-    """Make a node trace from a recording."""
+    """Make a node trace from what others recorded."""
     from stallscope.importers import importer_for
     from stallscope.store import node
 
