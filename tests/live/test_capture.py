@@ -23,7 +23,7 @@ from stallscope.store import node
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 
 ROUNDS_A_STEP = N_BUCKETS + 1  # gradients, and the loss
-STEPS = 60
+STEPS = 150  # some seconds: who a process is is read once a second
 
 
 def steps(job: Job, rank: int) -> int:
