@@ -83,11 +83,7 @@ def _waited_for(
     line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, by_round: Array, round_start: Array
 ) -> Array:
     """Time each process that shares a late round of the step sat between its arrival and the late one's."""
-    own = np.arange(one.first_row, one.first_row + 1)
-    last = one.first_row
-    while last + 1 < len(line.rows) and line.process[last + 1] == one.process and last < one.peak_row:
-        last += 1
-    own = np.arange(one.first_row, last + 1)
+    own = np.arange(one.first_row, one.peak_row + 1)
     own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
     rows = [by_round[round_start[r] : round_start[r + 1]] for r in met.round[own].tolist()]
     counts = [len(part) for part in rows]

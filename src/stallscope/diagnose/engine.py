@@ -295,7 +295,7 @@ def _straggler(case: Case, processes: list[int], late: list[LateStep]) -> Verdic
 
 
 def _causes(case: Case, late: list[LateStep]) -> list[Explained]:
-    return explained(_excess(case, late))
+    return explained(_excess(case, late), case.limits.cause_share)
 
 
 def _excess(case: Case, late: list[LateStep]) -> Excess:

@@ -74,7 +74,7 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     if not found:
         return None
     ended = _ended_ns(line, clocks, trace)
-    patience = max(limits.hang_after_ns, limits.hang_gap_factor * _usual_gap_ns(line, arrival_ns))
+    patience = patience_ns(line, arrival_ns, limits)
     late = [
         one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
     ]
@@ -192,10 +192,13 @@ def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
     return out
 
 
-def _usual_gap_ns(line: Timeline, arrival_ns: Array) -> float:
-    """The usual longest silence between arrivals of one process: the 99th percentile of the gaps."""
+def patience_ns(line: Timeline, arrival_ns: Array, limits: Thresholds) -> float:
+    """How long a job may stand still before it hangs, by its usual longest silence: the 99th percentile of the gaps
+    between arrivals of one process.
+    """
     gaps = np.diff(arrival_ns)[~line.is_first[1:]]
-    return float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
+    usual_gap = float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
+    return max(limits.hang_after_ns, limits.hang_gap_factor * usual_gap)
 
 
 def _ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:

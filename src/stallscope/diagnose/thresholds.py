@@ -82,9 +82,6 @@ class Thresholds:
     imbalance_share: float = 0.15
     """A stage is called slow when the others wait for it this share of every step."""
 
-    same_program: float = 0.8
-    """Ranks run the same program when this share (Jaccard) of their pairs of successive calls is the same."""
-
     slowdown_factor: float = 1.5
     """All ranks alike are called slow when steps take so many times what they took before ..."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
+from stallscope.diagnose.hang import patience_ns
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -39,9 +40,7 @@ def wedged(
         return None
     last_row = np.append(np.flatnonzero(line.is_first)[1:], len(line.rows)) - 1
     since = int(clocks.arrival_ns[last_row].max())
-    gaps = np.diff(clocks.arrival_ns)[~line.is_first[1:]]
-    usual_gap = float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
-    if now_ns - since < max(limits.hang_after_ns, limits.hang_gap_factor * usual_gap):
+    if now_ns - since < patience_ns(line, clocks.arrival_ns, limits):
         return None
     odd = _out_of_order(line, plan)
     return Wedged(

@@ -91,11 +91,11 @@ def cause(name: str) -> Cause:
     return {one.name: one for one in causes()}[name]
 
 
-def explained(excess: Excess) -> list[Explained]:
+def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
     """The causes of an excess, largest first; those under 5 % are left out.
 
     A cause with a claim of its own comes before those that claim categories only, and takes its part from them.
-    What no cause explains is the cause "unknown".
+    What no cause explains is the cause "unknown", when the causes explain no more than cause_share of the whole.
     """
     left = np.maximum(excess.ledger_ns[:N_CATEGORIES], 0.0)
     left[Category.WAIT_GPU - 1] = 0.0
@@ -110,7 +110,7 @@ def explained(excess: Excess) -> list[Explained]:
             left[category - 1] *= 1 - wanted / available
         parts.append(Explained(one, wanted / whole, wanted, one.evidence(excess)))
     missing = 1.0 - sum(part.share for part in parts)
-    if missing >= 1 - 0.8:
+    if missing >= 1 - cause_share:
         unknown = cause("unknown")
         parts.append(Explained(unknown, missing, missing * whole, unknown.evidence(excess)))
     kept = [part for part in parts if part.share >= _LEAST_SHARE]
