@@ -70,5 +70,5 @@ $(STAMPS)/demo: $(STAMPS)/venv pyproject.toml
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
-	@$(PIP) install -e '.[import,dev]'
+	@$(PIP) install -e '.[dev]'
 	@touch $@ $(STAMPS)/demo

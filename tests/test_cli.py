@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import __version__
-from stallscope.cli import _duration_ns, app, main
+from stallscope.cli import app, main
+from stallscope.commands.options import duration_ns
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.store import node
 
@@ -157,7 +158,7 @@ def test_the_demo_explains_a_real_recording(run):
     ],
 )
 def test_durations(given, wanted_ns):
-    assert _duration_ns(given, "--since") == wanted_ns
+    assert duration_ns(given, "--since") == wanted_ns
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_durations(given, wanted_ns):
 )
 def test_durations_that_are_none(given):
     with pytest.raises(BadInput, match="--since"):
-        _duration_ns(given, "--since")
+        duration_ns(given, "--since")
 
 
 def test_since_that_is_no_duration(run, db):

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "hub": VOCABULARY | {"settings", "importers", "exporters", "store", "diagnose", "serve"},
     "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "agent"},
 }
-MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["commands"] = set(MAY_IMPORT)
+MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {"pyarrow": {"importers"}, "duckdb": {"hub"}, "pandas": set()}
 """Libraries that cost an agent its memory, and the parts that may use them."""

@@ -190,7 +190,7 @@ FAULTS: dict[str, Fault] = {
     "sleep": Fault("sleeps 290 ms every 14 steps", "host_sleep", 14, _sleep),
     "compute": Fault("computes 80 ms more on the CPU every 9 steps", "host_compute", 9, _compute),
     "cpu-hog": Fault("shares its CPU with other programs", "cpu_preemption", 0, is_outside=True),
-    "stop": Fault("is stopped for 300 ms every 1.5 s", "process_stopped", 0, is_outside=True),
+    "stop": Fault("is stopped for 300 ms every 1.1 to 1.9 s", "process_stopped", 0, is_outside=True),
     "disk": Fault("reads from disk for 120 ms every 7 steps", "block_io", 7, _disk),
     "lock": Fault("waits 150 ms for a lock every 8 steps", "lock_contention", 8, _lock),
     "sync": Fault("reads 500 values back from the GPU, one by one, each step", "excessive_sync", 1, _sync),

@@ -1,5 +1,6 @@
 """Faults that come from outside the rank: other programs on its CPU, signals, a slow server."""
 
+import itertools
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from stallscope.demo.plan import Plan, end_with_parent
 
 STARTS_AFTER_S = 2.0
 STOPPED_S = 0.3
-RUNNING_S = 1.2
+RUNNING_S = (0.8, 1.6, 1.1, 1.4)  # in turn: stops that came at one distance would look like every n steps
 N_HOGS = 3
 HOG_PRIORITY = 8  # of equals a rank that sleeps most of the time would take little notice
 
@@ -67,13 +68,14 @@ def disturbing(plan: Plan, pids: list[int], has_begun: threading.Event) -> Itera
 
 def _stop_and_continue(pid: int, is_over: threading.Event, intervals: list[Interval]) -> None:
     with suppress(ProcessLookupError):
-        while not is_over.is_set():
+        for running_s in itertools.cycle(RUNNING_S):
             begin_ns = time.monotonic_ns()
             os.kill(pid, signal.SIGSTOP)
             time.sleep(STOPPED_S)
             os.kill(pid, signal.SIGCONT)
             intervals.append((begin_ns, time.monotonic_ns()))
-            is_over.wait(RUNNING_S)
+            if is_over.wait(running_s):
+                return
 
 
 def _helper(*words: str, stdin: int | None = None) -> "subprocess.Popen[bytes]":

@@ -1,0 +1,40 @@
+"""What several commands take as options, and how its text becomes a value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.errors import BadInput
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.settings import Settings
+
+Db = Annotated[
+    Path | None, typer.Option("--db", help="The node trace (default: STALLSCOPE_DB or the settings).")
+]
+Price = Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Price of one GPU for one hour.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]
+
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def settings_from(flags: Mapping[str, object], path: Path | None) -> Settings:
+    """The settings in force. flags: by setting name, None where a flag was not given; path: the settings file."""
+    from stallscope.settings import effective
+
+    return effective(flags, os.environ, path).settings
+
+
+def duration_ns(text: str, option: str) -> int:
+    """Nanoseconds of "90s", "5m" and the like; a bare number is seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+    if not found or float(found[1]) <= 0:
+        raise BadInput(f"{option}: {text!r} is no duration; give for example 30s, 5m or 2h")
+    return int(float(found[1]) * _UNITS_S[found[2] or "s"] * 1e9)
