@@ -49,3 +49,37 @@ class CannotTrace(StallscopeError):
 
     exit_code = 5
     http_status = 503
+
+
+class NotAuthenticated(StallscopeError):
+    """No token, or one that is wrong, expired or revoked."""
+
+    exit_code = 6
+    http_status = 401
+
+
+class NotAllowed(StallscopeError):
+    """The token is good, and not for this."""
+
+    exit_code = 7
+    http_status = 403
+
+
+class TooMany(StallscopeError):
+    """More requests than a token may make; later they are answered again."""
+
+    exit_code = 8
+    http_status = 429
+
+
+class TooLarge(BadInput):
+    """A request beyond the limit in bytes."""
+
+    http_status = 413
+
+
+class Unreachable(StallscopeError):
+    """A hub does not answer, or not as a hub does."""
+
+    exit_code = 9
+    http_status = 502

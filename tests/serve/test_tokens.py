@@ -1,0 +1,145 @@
+"""Tokens: who is let in, who no longer, and what the file gives away."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
+from stallscope.serve.tokens import FILE_NAME, SCOPES, Identity, Tokens, bearer, token_in
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / FILE_NAME
+
+
+def test_a_token_lets_its_tenant_in_with_its_scopes(path: Path):
+    token = Tokens(path).create(["read", "ingest"], "team-a")
+    who = Tokens(path).identity(bearer(token))
+    assert who == Identity("team-a", frozenset({"ingest", "read"}), token.split("_")[1])
+    who.require("read")
+    with pytest.raises(NotAllowed, match="no scope 'sql'"):
+        who.require("sql")
+
+
+def test_a_running_hub_sees_what_another_process_changes(path: Path):
+    of_the_hub, of_the_command = Tokens(path), Tokens(path)
+    token = of_the_command.create(["read"], "a")
+    token_id = of_the_hub.identity(bearer(token)).token_id
+    of_the_command.revoke(token_id)
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        of_the_hub.identity(bearer(token))
+
+
+def test_a_token_ends_when_its_time_is_over(path: Path):
+    now = [1000.0]
+    tokens = Tokens(path, now_s=lambda: now[0])
+    token = tokens.create(["read"], "a", expires_in_s=60)
+    now[0] = 1059.0
+    assert tokens.identity(bearer(token)).tenant == "a"
+    now[0] = 1060.0
+    with pytest.raises(NotAuthenticated, match="is expired"):
+        tokens.identity(bearer(token))
+
+
+@pytest.mark.parametrize(
+    "spoil", [str.upper, lambda t: t[:-1], lambda t: t + "A", lambda t: "", lambda t: "Ω" * 5]
+)
+def test_anything_else_is_refused_and_never_repeated(path: Path, spoil):
+    tokens = Tokens(path)
+    token = tokens.create(["read"], "a")
+    with pytest.raises(NotAuthenticated) as refused:
+        tokens.identity(bearer(spoil(token)))
+    assert token.rpartition("_")[2] not in str(refused.value)
+    for header in (None, "", "Basic YTpi", token, f"Token {token}"):
+        with pytest.raises(NotAuthenticated):
+            tokens.identity(header)
+
+
+def test_a_right_id_with_another_secret_does_not_even_learn_that_it_is_expired(path: Path):
+    tokens = Tokens(path, now_s=lambda: 1000.0)
+    first, second = tokens.create(["read"], "a", expires_in_s=-1), tokens.create(["read"], "a")
+    mixed = f"sst_{first.split('_')[1]}_{second.split('_', 2)[2]}"
+    with pytest.raises(NotAuthenticated, match="unknown here"):
+        tokens.identity(bearer(mixed))
+
+
+def test_the_file_holds_no_token_and_is_for_its_owner_only(path: Path):
+    token = Tokens(path).create(SCOPES, "a")
+    assert token.split("_", 2)[2] not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_others_may_read_is_refused_with_what_to_do(path: Path):
+    Tokens(path).create(["read"], "a")
+    path.chmod(0o640)
+    with pytest.raises(StorageFailed, match="chmod 600"):
+        Tokens(path)
+
+
+def test_many_makers_at_once_lose_no_token(path: Path):
+    made: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(Tokens(path).create(["read"], "a"))) for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tokens = Tokens(path)
+    assert {tokens.identity(bearer(token)).token_id for token in made} == {e.id for e in tokens.listed()}
+    assert len(made) == 12
+    assert not list(path.parent.glob("*.part*"))
+
+
+def test_scopes_and_tenants_that_do_not_exist_are_refused(path: Path):
+    tokens = Tokens(path)
+    with pytest.raises(BadInput, match="no scope 'write'"):
+        tokens.create(["read", "write"], "a")
+    with pytest.raises(BadInput, match="needs a scope"):
+        tokens.create([" "], "a")
+    for tenant in ("", "A", "../b", "a" * 64):
+        with pytest.raises(BadInput, match="tenant"):
+            tokens.create(["read"], tenant)
+    with pytest.raises(NotFound, match="token list"):
+        tokens.revoke("nothere")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "tokens": [{}]}'])
+def test_a_damaged_file_is_an_error_and_not_an_open_door(path: Path, content: str):
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(StorageFailed, match="damaged"):
+        Tokens(path)
+
+
+def test_a_file_of_a_newer_version_is_refused(path: Path):
+    path.write_text(json.dumps({"format": 2, "tokens": []}))
+    path.chmod(0o600)
+    with pytest.raises(StorageFailed, match="newer"):
+        Tokens(path)
+
+
+def test_a_token_file_may_be_the_output_of_the_command(path: Path, tmp_path: Path):
+    token = Tokens(path).create(["ingest"], "a")
+    file = tmp_path / "token"
+    file.write_text(f"some words\n{token}\n\n")
+    assert token_in(file) == token
+    file.write_text("nothing\n")
+    with pytest.raises(BadInput, match="holds no token"):
+        token_in(file)
+    with pytest.raises(NotFound, match="--token-file"):
+        token_in(tmp_path / "absent")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
+    if os.geteuid() == 0:
+        folder = Path("/proc/nowhere")
+    else:
+        folder = tmp_path / "closed"
+        folder.mkdir(mode=0o500)
+    with pytest.raises(StorageFailed, match="cannot be read or written"):
+        Tokens(folder / FILE_NAME).create(["read"], "a")
