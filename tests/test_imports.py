@@ -14,16 +14,17 @@ VOCABULARY = {"errors", "events"}
 MAY_IMPORT = {
     "errors": set(),
     "settings": {"errors"},
+    "rates": {"errors"},
     "events": {"errors"},
     "capture": VOCABULARY | {"settings"},
     "importers": VOCABULARY,
     "exporters": VOCABULARY,
     "store": VOCABULARY,
     "diagnose": VOCABULARY,
-    "serve": VOCABULARY | {"settings", "store", "diagnose"},
+    "serve": VOCABULARY | {"settings", "rates", "store", "diagnose"},
     "synth": VOCABULARY,
-    "agent": VOCABULARY | {"settings", "capture", "store", "exporters", "diagnose", "serve"},
-    "hub": VOCABULARY | {"settings", "importers", "exporters", "store", "diagnose", "serve"},
+    "agent": VOCABULARY | {"settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
+    "hub": VOCABULARY | {"settings", "rates", "importers", "exporters", "store", "diagnose", "serve"},
     "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "agent"},
 }
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
