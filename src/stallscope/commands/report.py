@@ -23,9 +23,10 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings) -> None:
     from stallscope.diagnose.thresholds import Thresholds
     from stallscope.diagnose.verdict import as_json as report_json
 
-    if not len(trace.collectives):
+    if not len(trace.collectives) and not len(trace.calls) and not len(trace.spans):
         raise NotFound(
-            "there are no NCCL collectives in this trace, or in the part asked for: widen --since, or trace longer"
+            "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
+            "widen --since, or trace longer"
         )
     limits = replace(
         Thresholds(),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import text, told
+from stallscope.diagnose import single, text, told
 from stallscope.diagnose.blame import (
     Cells,
     LateStep,
@@ -78,6 +78,8 @@ def diagnose(
     usd_per_gpu_hour: price of a GPU hour; costs are in GPU seconds only where it is None.
     """
     limits = limits or Thresholds()
+    if single.is_single(trace):
+        return single.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = _case(trace, limits, usd_per_gpu_hour)
     odd = [
         _mismatch(case, one) for one in mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)

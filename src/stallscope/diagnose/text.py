@@ -8,6 +8,7 @@ def summary(verdict: Verdict) -> str:
     say = {
         "straggler": _straggler,
         "device": _device,
+        "process": _process,
         "hang": _hang,
         "mismatch": _mismatch,
         "imbalance": _imbalance,
@@ -20,7 +21,8 @@ def report(found: Report) -> str:
     """The whole report as plain text."""
     lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
     if found.healthy:
-        lines += ["", "Healthy: no rank drags the others."]
+        said = "no rank drags the others" if found.looked_at["n_rounds"] else "nothing keeps a GPU waiting"
+        lines += ["", f"Healthy: {said}."]
     for number, verdict in enumerate(found.verdicts, 1):
         lines += ["", *_block(verdict, number, len(found.verdicts))]
     for remark in found.benign:
@@ -46,7 +48,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     if verdict.since_ns is not None:
         until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
         rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
-    if verdict.late_ms and verdict.kind in ("straggler", "device"):
+    if verdict.late_ms and verdict.kind in ("straggler", "device", "process"):
         often = f"{_n(verdict.n_late_rounds, 'late round')}, {_n(verdict.n_incidents, 'incident')}"
         rows.append(
             ("late", f"{_ms(verdict.late_ms['median'])}, at most {_ms(verdict.late_ms['max'])}; {often}")
@@ -93,6 +95,21 @@ def _device(verdict: Verdict) -> str:
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
     why = f": it {verdict.causes[0].cause.title}" if verdict.causes else ""
     return f"The GPU of {_ranks(verdict.ranks)} is {late} slower per step {_how_often(verdict)}{why}."
+
+
+def _process(verdict: Verdict) -> str:
+    said = verdict.evidence
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    why = f", because it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    return (
+        f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
+        f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
+        f"where {_ms_of(said.get('step_ms_usual'))} is usual{why}."
+    )
+
+
+def _ms_of(value: object) -> str:
+    return _ms(value) if isinstance(value, float) else "some time"
 
 
 def _hang(verdict: Verdict) -> str:

@@ -82,6 +82,9 @@ class Thresholds:
     imbalance_share: float = 0.15
     """A stage is called slow when the others wait for it this share of every step."""
 
+    late_factor_alone: float = 3.0
+    """A process without peers is compared with its own better half: its steps differ by more than ranks do."""
+
     slowdown_factor: float = 1.5
     """All ranks alike are called slow when steps take so many times what they took before ..."""
 

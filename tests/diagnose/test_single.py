@@ -1,0 +1,133 @@
+"""Processes without peers: compared with their own better times, and quiet about what they wanted."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.single import outermost, steps_of
+from stallscope.events import layout
+from stallscope.events.names import Category, Op
+from stallscope.events.trace import Clock, Trace
+
+from .builders import EPOCH_NS, MS, START_NS
+from .reports import only, report_of
+
+PID = 7
+N_STEPS = 30
+STEP_NS = 60 * MS
+
+
+def lone(
+    pauses_ns: dict[int, int],
+    category: Category = Category.IO,
+    *,
+    alloc_ns: Sequence[int] = (),
+    workers_on_cpu: float | None = None,
+) -> Trace:
+    """A loop of copy, launch, synchronise; before a step it is off the CPU for so long, in the category."""
+    calls, off, now = [], [], START_NS
+    for step in range(N_STEPS):
+        if pause := pauses_ns.get(step, 0):
+            off.append((now, pause))
+            now += pause
+        if step < len(alloc_ns) and alloc_ns[step]:
+            calls.append((now, alloc_ns[step], Op.ALLOC))
+            now += alloc_ns[step]
+        for op, length in ((Op.COPY, 4 * MS), (Op.LAUNCH, MS // 10), (Op.SYNC, 50 * MS)):
+            calls.append((now, length, op))
+            now += length + MS
+    rows = layout.empty(layout.CALLS, len(calls))
+    for name, values in zip(("ts_ns", "duration_ns", "op"), zip(*calls, strict=True), strict=True):
+        rows[name] = values
+    rows["pid"] = rows["tid"] = PID
+    offcpu = layout.empty(layout.OFFCPU, len(off))
+    offcpu["pid"] = offcpu["tid"] = PID
+    offcpu["category"] = category
+    if off:
+        offcpu["ts_ns"], offcpu["duration_ns"] = np.array(off).T
+    processes = layout.empty(layout.PROCESSES, 1 if workers_on_cpu is None else 2)
+    processes["pid"], processes["comm"][0] = PID, b"python3"
+    snapshots = layout.empty(layout.SNAPSHOTS, 0 if workers_on_cpu is None else 2)
+    if workers_on_cpu is not None:
+        processes["pid"][1], processes["comm"][1] = PID + 1, b"pt_data_worker"
+        snapshots["pid"], snapshots["ts_ns"] = PID + 1, (START_NS, now)
+        whole = now - START_NS
+        snapshots["ledger_ns"][1, Category.ON_CPU - 1] = int(whole * workers_on_cpu)
+        snapshots["ledger_ns"][1, Category.OTHER_OFF - 1] = whole - int(whole * workers_on_cpu)
+    return Trace(
+        calls=rows,
+        offcpu=offcpu,
+        processes=processes,
+        snapshots=snapshots,
+        clocks=(Clock(0, START_NS, EPOCH_NS),),
+        ends_ns=(now,),
+    )
+
+
+def test_a_steady_loop_is_healthy():
+    report = report_of(lone({}))
+    assert report.healthy
+    assert report.looked_at["n_steps"] == N_STEPS - 1
+
+
+@pytest.mark.parametrize(
+    ("category", "cause"),
+    [
+        (Category.IO, "block_io"),
+        (Category.LOCK, "lock_contention"),
+        (Category.PREEMPTED, "cpu_preemption"),
+        (Category.CHILD, "input_starvation"),
+        (Category.STOPPED, "process_stopped"),
+    ],
+)
+def test_what_keeps_it_in_late_steps_is_named(category, cause):
+    verdict = only(report_of(lone(dict.fromkeys(range(12, 30, 3), 400 * MS), category), usd_per_gpu_hour=3.6))
+    assert (verdict.kind, verdict.causes[0].cause.name) == ("process", cause)
+    assert verdict.causes[0].share > 0.95
+    assert verdict.evidence["n_late_steps"] == 6
+    assert verdict.late_ms is not None
+    assert verdict.late_ms["median"] == pytest.approx(400, rel=0.02)
+    assert verdict.cost is not None
+    assert verdict.cost.gpu_seconds == pytest.approx(2.4, rel=0.02)
+    assert verdict.cost.usd == pytest.approx(0.0024, rel=0.02)
+
+
+def test_slow_allocations_are_named():
+    verdict = only(
+        report_of(lone({}, alloc_ns=[300 * MS if step % 5 == 4 else 0 for step in range(N_STEPS)]))
+    )
+    assert verdict.causes[0].cause.name == "cuda_alloc"
+
+
+@pytest.mark.parametrize("category", [Category.SLEEP, Category.NET, Category.OTHER_OFF])
+def test_a_process_that_waits_for_its_clients_is_idle_not_slow(category):
+    report = report_of(lone(dict.fromkeys(range(5, 30, 4), 900 * MS), category))
+    assert report.healthy
+    assert any("left its GPU alone" in str(remark["what"]) for remark in report.benign)
+
+
+def test_a_wait_while_the_loaders_work_is_for_the_input():
+    pauses = dict.fromkeys(range(10, 30), 900 * MS)
+    verdict = only(report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.9)))
+    assert verdict.causes[0].cause.name == "input_starvation"
+    assert verdict.causes[0].evidence["n_loader_workers"] == 1
+    assert report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.1)).healthy
+
+
+def test_two_late_steps_name_nothing():
+    assert report_of(lone({10: 400 * MS, 20: 400 * MS})).healthy
+
+
+def test_a_driver_call_inside_a_runtime_call_counts_once():
+    rows = layout.empty(layout.CALLS, 5)
+    rows["tid"] = 1, 1, 2, 1, 1
+    rows["ts_ns"] = 0, 10, 5, 200, 150
+    rows["duration_ns"] = 100, 80, 20, 5, 10
+    assert outermost(rows)["ts_ns"].tolist() == [0, 150, 200, 5]
+
+
+def test_a_steps_account_fills_it():
+    for steps in steps_of(lone({3: 500 * MS, 9: 70 * MS})):
+        assert np.allclose(steps.spent_ns.sum(axis=1), steps.length_ns)
+        assert (steps.spent_ns >= 0).all()
