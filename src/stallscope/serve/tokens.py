@@ -29,6 +29,7 @@ SCOPES = ("ingest", "read", "sql", "admin")
 FILE_NAME = "tokens.json"
 _FORMAT = 1
 _TOKEN = re.compile(r"sst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_SECRET = re.compile(r"(sst_[0-9a-f]{12}_)[A-Za-z0-9_-]+")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
@@ -169,6 +170,11 @@ class Tokens:
 def bearer(token: str) -> str:
     """The value of the Authorization header that carries a token."""
     return f"Bearer {token}"
+
+
+def redacted(text: str) -> str:
+    """The text with the secret of every token in it left out, fit for a log."""
+    return _SECRET.sub(r"\1***", text)
 
 
 def token_in(path: Path) -> str:

@@ -1,0 +1,271 @@
+"""The hub's HTTP application: which layers a request passes, and what is there without any tool.
+
+Layers are ASGI functions, outermost first: LAYERS is the list. Tools, SQL and MCP are routes that create_app()
+is given. After the bearer layer `request.state.identity` is the Identity (None on the open paths without a
+token); what a handler puts into `request.state.noted` stands in the audit line.
+"""
+
+import re
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stallscope import __version__
+from stallscope.errors import NotAuthenticated, StallscopeError, TooLarge, TooMany
+from stallscope.serve.answers import INTERNAL, error_body, refused
+from stallscope.serve.audit import AuditLog
+from stallscope.serve.tokens import Identity, Tokens
+
+API_VERSION = "1.0"
+OPEN_PATHS = frozenset({"/api/versions", "/api/v1/health"})
+"""What answers without a token. A token that is given there must be good all the same."""
+
+_MINUTE_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What the layers and the own routes need. capabilities, state: asked anew for each request."""
+
+    tokens: Tokens
+    audit: AuditLog
+    capabilities: Callable[[], Mapping[str, object]] = dict
+    state: Callable[[], Mapping[str, object]] = dict
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    requests_per_minute: int = 1200
+    max_body_bytes: int = 1 << 20
+
+
+Layer = Callable[[ASGIApp, House], ASGIApp]
+
+
+def create_app(
+    parts: Sequence[BaseRoute] = (),
+    *,
+    house: House,
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
+) -> ASGIApp:
+    """The application with these routes besides its own. lifespan: what must run while it is served."""
+    own = [
+        Route("/api/versions", _versions(house)),
+        Route("/api/v1/health", _health(house)),
+        Route("/metrics", _metrics(house)),
+    ]
+    inner = Starlette(
+        routes=[*own, *parts],
+        lifespan=lifespan,
+        exception_handlers={StallscopeError: _told, HTTPException: _told_by_starlette, Exception: _failed},
+    )
+    app: ASGIApp = inner
+    for layer in reversed(LAYERS):
+        app = layer(app, house)
+    return app
+
+
+def bearer(app: ASGIApp, house: House) -> ASGIApp:
+    """Who is it? Refusals go no further, so this layer writes them into the audit log itself."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["identity"] = None
+        header = _header(scope, b"authorization")
+        if header is not None or scope["path"] not in OPEN_PATHS:
+            try:
+                state["identity"] = house.tokens.identity(header)
+            except NotAuthenticated as error:
+                house.audit.info("refused", **_about(scope), status=error.http_status, reason=str(error))
+                await refused(error)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return asked
+
+
+def audit(app: ASGIApp, house: House) -> ASGIApp:
+    """One line for each request that the bearer layer let in, whatever came of it.
+
+    The query string is left out: people put there what they should not.
+    """
+    counted = Counter(
+        "stallscope_http_requests",
+        "Requests answered, by method and status.",
+        ["method", "status"],
+        registry=house.registry,
+    )
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        begin_s, status, n_bytes = time.monotonic(), 500, 0
+        noted: MutableMapping[str, object] = scope["state"].setdefault("noted", {})
+
+        async def sending(message: Message) -> None:
+            nonlocal status, n_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                n_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await app(scope, receive, sending)
+        except Exception:  # noqa: BLE001 (it has been answered by _failed; here it is written down)
+            noted["failed"] = traceback.format_exc()
+        finally:
+            ms = round((time.monotonic() - begin_s) * 1000, 3)
+            fields = {**noted, **_about(scope), "status": status, "ms": ms, "answer_bytes": n_bytes}
+            house.audit.info("request", **fields)
+            counted.labels(scope["method"], status).inc()
+
+    return asked
+
+
+def rate_limit(app: ASGIApp, house: House) -> ASGIApp:
+    """So many requests a minute for each token, or for each address where there is no token."""
+    per_minute = RateLimitItemPerMinute(house.requests_per_minute)
+    limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            who: Identity | None = scope["state"]["identity"]
+            key = who.token_id if who else f"address {_client(scope)}"
+            if not limiter.hit(per_minute, key):
+                reset_s = limiter.get_window_stats(per_minute, key).reset_time - time.time()
+                error = TooMany(f"more than {house.requests_per_minute} requests a minute: come again later")
+                answer = refused(error, retry_after_s=min(max(1, round(reset_s)), _MINUTE_S))
+                await answer(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return asked
+
+
+def body_limit(app: ASGIApp, house: House) -> ASGIApp:
+    """A body that is announced or turns out as too long is refused and not read to its end."""
+    limit = house.max_body_bytes
+    error = TooLarge(f"the request is larger than {limit:,} bytes: send less")
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        announced = _header(scope, b"content-length") or "0"
+        if not announced.isascii() or not announced.isdigit() or int(announced) > limit:
+            await refused(error)(scope, receive, send)
+            return
+        n_bytes = 0
+
+        async def receiving() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > limit:
+                raise error
+            return message
+
+        await app(scope, receiving, send)
+
+    return asked
+
+
+LAYERS: tuple[Layer, ...] = (bearer, audit, rate_limit, body_limit)
+"""What a request passes before its handler, in this order."""
+
+
+def _versions(house: House) -> Callable[[Request], Awaitable[Response]]:
+    async def versions(request: Request) -> Response:
+        told = {"stallscope": major_minor(__version__), "api": API_VERSION}
+        return JSONResponse({"versions": told, "capabilities": dict(house.capabilities())})
+
+    return versions
+
+
+def _health(house: House) -> Callable[[Request], Awaitable[Response]]:
+    async def health(request: Request) -> Response:
+        if request.state.identity is None:
+            return JSONResponse({"alive": True})
+        return JSONResponse({"alive": True, "version": __version__, **house.state()})
+
+    return health
+
+
+def _metrics(house: House) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(request: Request) -> Response:
+        request.state.identity.require("read")
+        return Response(generate_latest(house.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return metrics
+
+
+def major_minor(version: str) -> str:
+    """The first two numbers: the rest would tell a stranger which faults a hub has."""
+    return ".".join(re.findall(r"\d+", version)[:2])
+
+
+def _told(request: Request, error: Exception) -> Response:
+    if not isinstance(error, StallscopeError):
+        raise error
+    if error.http_status >= 500:
+        request.state.noted["failed"] = str(error)
+    return refused(error)
+
+
+def _told_by_starlette(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    kinds = {404: "not_found", 405: "wrong_method", 413: "too_large"}
+    messages = {
+        404: f"there is nothing at {request.url.path}; GET /api/v1/tools/list and /api/v1/openapi.json tell what is",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    body = error_body(
+        kinds.get(error.status_code, "bad_input"), messages.get(error.status_code, error.detail)
+    )
+    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """What nobody expected: its cause stays in the audit log."""
+    return JSONResponse(error_body(INTERNAL, "the hub could not answer; its audit log says why"), 500)
+
+
+def _about(scope: Scope) -> dict[str, Any]:
+    """What every line of the audit log says of a request."""
+    who: Identity | None = scope["state"]["identity"]
+    return {
+        "client": _client(scope),
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "tenant": who.tenant if who else None,
+        "token_id": who.token_id if who else None,
+    }
+
+
+def _client(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
