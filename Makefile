@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian keeps bpftool where only root looks.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench docs bpf clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -47,6 +47,9 @@ format: $(STAMPS)/dev ## write the code as ruff wants it
 bench: setup ## run the benchmarks; results go to bench/results
 	@for file in bench/bench_*.py; do echo "$$file"; $(PY) "$$file" || exit 1; done
 	@$(PY) docs/generate.py
+
+accuracy: $(STAMPS)/dev ## how often the diagnosis is right: docs/accuracy.md; ARGS="--only known" runs a part
+	@$(PY) bench/accuracy $(ARGS)
 
 docs: $(STAMPS)/dev ## write docs/reference and the README's blocks from the code
 	@$(PY) docs/generate.py

@@ -18,7 +18,10 @@ from stallscope.synth.schedule import Schedule
 
 @dataclass(frozen=True)
 class Answer:
-    """What a right diagnosis says of one fault; delay_ns is the mean injected delay of one incident."""
+    """What a right diagnosis says of one fault; delay_ns is the mean injected delay of one incident.
+
+    is_on_device: the hosts cannot tell whose it is. is_from_start: there is no time before it to compare with.
+    """
 
     kind: str
     ranks: tuple[int, ...]
@@ -26,6 +29,11 @@ class Answer:
     period_steps: int | None = None
     delay_ns: int = 0
     first_step: int = 0
+    is_on_device: bool = False
+
+    @property
+    def is_from_start(self) -> bool:
+        return self.first_step == 0
 
 
 class Fault(Protocol):

@@ -95,7 +95,7 @@ def _slow_node(job: Job, rng: np.random.Generator) -> tuple[Fault, ...]:
 def _slow_stage(job: Job, rng: np.random.Generator) -> tuple[Fault, ...]:
     ranks = job.ranks_of_stage(int(rng.integers(job.pp)))
     schedule = Schedule(first=0)
-    return (SlowDevice(ranks=ranks, factor=2.0, kind="slow_stage", cause="imbalance", schedule=schedule),)
+    return (SlowDevice(ranks=ranks, factor=3.0, kind="slow_stage", cause="imbalance", schedule=schedule),)
 
 
 def _all_slow(job: Job, rng: np.random.Generator) -> tuple[Fault, ...]:
@@ -135,7 +135,7 @@ def _mismatch(differs: str) -> Maker:
 FAULTS: dict[str, Maker] = {
     **{cause: _stall(cause) for cause in HOST_CAUSES},
     "launch_bound": lambda job, rng: (SlowLaunches(ranks=(_rank(job, rng),), factor=20.0),),
-    "gpu_slow": lambda job, rng: (SlowDevice(ranks=(_rank(job, rng),), factor=1.8),),
+    "gpu_slow": lambda job, rng: (SlowDevice(ranks=(_rank(job, rng),), factor=3.0),),
     "gpu_shared": lambda job, rng: (SharedDevice(ranks=(_rank(job, rng),)),),
     "slow_stage": _slow_stage,
     "slow_node": _slow_node,
@@ -165,7 +165,7 @@ def fits(shape: str, fault: str) -> bool:
         return job.pp > 1
     if fault == "slow_node":
         return job.n_nodes > 2
-    if fault == "gpu_slow":
+    if fault in ("gpu_slow", "gpu_shared"):
         return not job.sharded  # bound by their hosts: nobody waits for a device
     if fault == "crossed_order":
         return job.ep > 1 or job.grad_norm
@@ -187,10 +187,17 @@ def scenario(shape: str, fault: str, seed: int) -> Scenario:
     )
 
 
-def scene(shape: str, fault: str, seed: int) -> tuple[Trace, Truth]:
-    """Simulate one scenario of the catalogue."""
+ON_DEVICE = ("gpu_slow", "gpu_shared", "slow_stage", "moving_imbalance_on_device")
+"""Faults that only the GPUs' own times can pin on a rank."""
+
+
+def scene(
+    shape: str, fault: str, seed: int, *, has_gpu_times: bool = False, has_twin: bool = True
+) -> tuple[Trace, Truth]:
+    """Simulate one scenario of the catalogue; has_gpu_times: the capture has the GPUs' own times too."""
     made = scenario(shape, fault, seed)
-    return simulate(made.job, made.faults, seed=seed)
+    capture = Capture(has_gpu_times=has_gpu_times)
+    return simulate(made.job, made.faults, seed=seed, capture=capture, has_twin=has_twin)
 
 
 def healthy(seed: int) -> tuple[Trace, Truth]:

@@ -226,7 +226,15 @@ def _truth(run: _Run, twin: _Run | None, end_ns: int) -> Truth:
         lost = float(_waited_ns(run, end_ns)[victims].sum() - _waited_ns(twin, end_ns)[victims].sum()) / 1e9
         if not run.hosts.may_hang:
             slowdown = int(run.hosts.now.max() - twin.hosts.now.max())
-    return Truth(answers, tuple(run.n_incidents), lost, slowdown, run.clocks.offset_ns, run.clocks.drift)
+    return Truth(
+        answers,
+        tuple(run.n_incidents),
+        lost,
+        slowdown,
+        run.clocks.offset_ns,
+        run.clocks.drift,
+        run.agents.capture.has_gpu_times,
+    )
 
 
 def _waited_ns(run: _Run, end_ns: int) -> Array:

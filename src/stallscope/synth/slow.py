@@ -65,6 +65,7 @@ class SlowDevice:
             self.cause,
             self.schedule.period_steps,
             first_step=self.schedule.first,
+            is_on_device=True,
         )
 
 
@@ -93,7 +94,12 @@ class SharedDevice:
     def answer(self) -> Answer:
         """The ranks that share their GPU."""
         return Answer(
-            "device", self.ranks, "gpu_shared", delay_ns=self.delay_ns, first_step=self.schedule.first
+            "device",
+            self.ranks,
+            "gpu_shared",
+            delay_ns=self.delay_ns,
+            first_step=self.schedule.first,
+            is_on_device=True,
         )
 
 
@@ -124,4 +130,11 @@ class MovingImbalance:
 
     def answer(self) -> Answer:
         """Nobody in particular."""
-        return Answer("imbalance", (), "imbalance", delay_ns=self.delay_ns, first_step=self.schedule.first)
+        return Answer(
+            "imbalance",
+            (),
+            "imbalance",
+            delay_ns=self.delay_ns,
+            first_step=self.schedule.first,
+            is_on_device=not self.on_host,
+        )

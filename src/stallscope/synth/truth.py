@@ -1,6 +1,6 @@
 """The right answer for a simulated job, and what the fault cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stallscope.events.layout import Array
 from stallscope.synth.faults import Answer
@@ -13,6 +13,7 @@ class Truth:
     n_incidents: by answer. lost_gpu_seconds: what all ranks but the culprits waited longer than in the twin,
     the same job with the same scatter and no fault; -1 when no twin was run. slowdown_ns: how much later the
     job ended; -1 likewise, and for a hang. clock_offset_ns, clock_drift: by node, against true time.
+    has_gpu_times: the records hold the GPUs' own times.
     """
 
     answers: tuple[Answer, ...]
@@ -21,6 +22,17 @@ class Truth:
     slowdown_ns: int
     clock_offset_ns: Array
     clock_drift: Array
+    has_gpu_times: bool = False
+
+    @property
+    def knowable(self) -> tuple[Answer, ...]:
+        """The answers that the records can give: whose device is slow only the GPUs' own times can tell."""
+        return tuple(
+            replace(answer, kind="unknown_device", ranks=())
+            if answer.is_on_device and not self.has_gpu_times
+            else answer
+            for answer in self.answers
+        )
 
     @property
     def kind(self) -> str:

@@ -1,0 +1,95 @@
+"""How often the diagnosis is right: writes bench/results/accuracy.json and docs/accuracy.md.
+
+    python bench/accuracy [--only known,matrix,healthy,curve] [--shapes dp8,dp4-pp4] [--seeds N] [--healthy N]
+
+Parts that are not run keep their last numbers. With --shapes, --seeds or --healthy nothing is kept: it is a look.
+"""
+
+import json
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+
+import known  # noqa: E402
+import simulated  # noqa: E402
+from page import page  # noqa: E402
+from report import RESULTS, commit, machine  # noqa: E402
+
+from stallscope.synth.scenarios import SHAPES  # noqa: E402
+
+RESULT = RESULTS / "accuracy.json"
+PAGE = FOLDER.parents[1] / "docs" / "accuracy.md"
+
+
+def main() -> None:
+    """Run the parts that are asked for, and write what came out."""
+    asked = _asked()
+    parts = _parts(asked)
+    chosen = asked.only.split(",") if asked.only else list(parts)
+    if unknown := set(chosen) - set(parts):
+        sys.exit(f"accuracy: no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    is_look = bool(asked.shapes or asked.seeds or asked.healthy)
+    result = json.loads(RESULT.read_text()) if RESULT.exists() and not is_look else {}
+    for name in chosen:
+        begin = time.monotonic()
+        found = parts[name]()
+        result[name] = found | {
+            "took_s": round(time.monotonic() - begin),
+            "commit": commit(),
+            "date": time.strftime("%F"),
+        }
+        print(f"{name}: {result[name]['took_s']} s", file=sys.stderr)
+    if is_look:
+        print(json.dumps(result, indent=1))
+        return
+    result = {"benchmark": "accuracy", "machine": machine(), **result}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    PAGE.write_text(page(result))
+    print(_short(result))
+
+
+def _asked() -> Namespace:
+    parser = ArgumentParser(prog="accuracy", description=__doc__)
+    parser.add_argument("--only", default="", help="parts to run, with commas between")
+    parser.add_argument("--shapes", default="", help="shapes of the matrix, with commas between")
+    parser.add_argument("--seeds", type=int, default=0, help="seeds of the matrix")
+    parser.add_argument("--healthy", type=int, default=0, help="healthy jobs")
+    return parser.parse_args()
+
+
+def _parts(asked: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    shapes = asked.shapes.split(",") if asked.shapes else list(SHAPES)
+    return {
+        "known": lambda: {
+            "recordings": known.recordings(),
+            "public": known.public(),
+            "slowdowns": known.slowdowns(),
+        },
+        "matrix": lambda: simulated.matrix(shapes, n_seeds=asked.seeds or simulated.N_SEEDS),
+        "healthy": lambda: simulated.healthy(asked.healthy or simulated.N_HEALTHY),
+        "curve": simulated.curve,
+    }
+
+
+def _short(result: dict[str, Any]) -> str:
+    lines = []
+    if "matrix" in result:
+        found = result["matrix"]
+        lines.append(
+            f"{found['n']} simulated faults: culprit {found['culprit_right_percent']} %, "
+            f"cause {found['cause_right_percent']} %, {found['n_accused']} ranks accused wrongly"
+        )
+    if "healthy" in result:
+        found = result["healthy"]
+        lines.append(f"{found['n']} healthy jobs: {found['n_ranks_accused']} ranks accused")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
