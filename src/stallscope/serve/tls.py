@@ -1,0 +1,272 @@
+"""Certificates: checked before anything listens, read again when they change, never weaker than TLS 1.2.
+
+A certificate that is renewed (by certbot, by cert-manager) is used from the next connection on: the files are
+looked at on each handshake, at most once in REFRESH_S. One that is broken then is not taken: the old one goes
+on, and `trouble` says why.
+"""
+
+import datetime
+import ipaddress
+import os
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stallscope.errors import BadInput, StorageFailed
+
+if TYPE_CHECKING:  # each is wanted in one case only
+    import grpc
+    from cryptography import x509
+
+REFRESH_S = 1.0
+CERT_NAME = "hub.crt"
+KEY_NAME = "hub.key"
+_QUICK_DAYS = 365
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the certificate (chain) and its key are; client_ca: who signs the certificates of senders, if any must."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class Pems:
+    """What is in the files."""
+
+    cert: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+def checked(files: Files) -> Pems:
+    """What is in the files, when it can be used. Raises BadInput, with what is wrong in which file."""
+    _check_key_mode(files.key)
+    pems = Pems(
+        _content(files.cert, "--tls-cert"),
+        _content(files.key, "--tls-key"),
+        _content(files.client_ca, "--tls-client-ca") if files.client_ca else None,
+    )
+    _context(files)
+    return pems
+
+
+def _content(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{option}: {path} cannot be read ({error.strerror})") from error
+
+
+def _check_key_mode(path: Path) -> None:
+    """A key that others may read is no secret. Reading by the file's group is allowed, as packages set it up."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadInput(f"--tls-key: {path} cannot be read ({error.strerror})") from error
+    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise BadInput(
+            f"--tls-key: {path} can be used by others (mode {found.st_mode & 0o777:o}): chmod 600 {path}"
+        )
+
+
+def _context(files: Files) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_password(files.key))
+    except (ssl.SSLError, OSError) as error:
+        raise BadInput(
+            f"{files.cert} and {files.key} are no certificate with its key ({_reason(error)}): give PEM files"
+        ) from error
+    if files.client_ca:
+        try:
+            context.load_verify_locations(files.client_ca)
+        except (ssl.SSLError, OSError) as error:
+            raise BadInput(
+                f"--tls-client-ca: {files.client_ca} holds no certificate ({_reason(error)}): give a PEM file"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _no_password(key: Path) -> Callable[[], str]:
+    """OpenSSL would ask on the terminal."""
+
+    def refuse() -> str:
+        raise BadInput(f"--tls-key: {key} is locked with a password: give a key without one")
+
+    return refuse
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error)
+
+
+class Certificates:
+    """The certificate in force, for ASGI servers and gRPC. For any number of threads."""
+
+    def __init__(self, files: Files, clock_s: Callable[[], float] = time.monotonic):
+        """Raises BadInput when the files cannot be used."""
+        self.files = files
+        self.trouble = ""
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._seen = _seen(files)
+        self._next_s = clock_s() + REFRESH_S
+        self._pems = checked(files)
+        self._inner = _context(files)
+
+    def context(self) -> ssl.SSLContext:
+        """For a server: each handshake gets the certificate of its moment, clients' authorities included."""
+        front = _context(self.files)
+
+        def newest(
+            connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext
+        ) -> None:
+            self.refresh()
+            connection.context = self._inner
+
+        front.sni_callback = newest
+        return front
+
+    def grpc(self) -> "grpc.ServerCredentials":
+        """For a gRPC server; it asks on each handshake, too."""
+        import grpc
+
+        given: list[Pems] = []
+
+        def newest() -> "grpc.ServerCertificateConfiguration | None":
+            self.refresh()
+            if given and given[-1] is self._pems:
+                return None
+            given[:] = [self._pems]
+            return _grpc_configuration(self._pems)
+
+        first = newest()
+        return grpc.dynamic_ssl_server_credentials(
+            first, newest, require_client_authentication=self.files.client_ca is not None
+        )
+
+    def refresh(self) -> None:
+        """Take the files as they are now, if they have changed and can be used."""
+        with self._lock:
+            if self._clock_s() < self._next_s:
+                return
+            self._next_s = self._clock_s() + REFRESH_S
+            seen = _seen(self.files)
+            if seen == self._seen:
+                return
+            try:
+                pems, inner = checked(self.files), _context(self.files)
+            except BadInput as error:  # half written, perhaps: it is looked at again
+                self.trouble = str(error)
+                return
+            self._seen, self._pems, self._inner, self.trouble = seen, pems, inner, ""
+
+
+def _grpc_configuration(pems: Pems) -> "grpc.ServerCertificateConfiguration":
+    import grpc
+
+    return grpc.ssl_server_certificate_configuration(
+        [(pems.key, pems.cert)], root_certificates=pems.client_ca
+    )
+
+
+def _seen(files: Files) -> tuple[tuple[int, int, int], ...]:
+    """What tells one state of the files from another."""
+    found = []
+    for path in filter(None, (files.cert, files.key, files.client_ca)):
+        try:
+            now = path.stat()
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            found.append((now.st_ino, now.st_mtime_ns, now.st_size))
+    return tuple(found)
+
+
+def self_signed(folder: Path, names: Sequence[str]) -> Files:
+    """A certificate for these host names and addresses that signs itself; one that is there is kept.
+
+    Clients are given hub.crt as the authority to trust. Raises StorageFailed.
+    """
+    files = Files(folder / CERT_NAME, folder / KEY_NAME)
+    if files.cert.exists() and files.key.exists():
+        return files
+    key, cert = _made(names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(files.key, key, 0o600)
+        _write(files.cert, cert, 0o644)
+    except OSError as error:
+        raise StorageFailed(f"the certificate cannot be written into {folder} ({error.strerror})") from error
+    return files
+
+
+def _made(names: Sequence[str]) -> tuple[bytes, bytes]:
+    """Key and certificate in PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stallscope hub (made by quickstart)")])
+    now = datetime.datetime.now(datetime.UTC)
+    public = key.public_key()
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # other machines' clocks may be behind
+        .not_valid_after(now + datetime.timedelta(days=_QUICK_DAYS))
+        .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=True,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                crl_sign=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return secret, cert.public_bytes(serialization.Encoding.PEM)
+
+
+def _alternative(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
