@@ -91,6 +91,48 @@ class Settings:
             minimum=0,
         ),
     ] = None
+    hub: Annotated[
+        str, About("hub that the agent sends to, HOST:PORT of its OTLP over gRPC; empty: none", "--hub")
+    ] = ""
+    cluster: Annotated[
+        str, About("name of the cluster this machine belongs to, told to the hub", "--cluster")
+    ] = "default"
+    hub_token_file: Annotated[
+        Path | None, About("file with the token that lets the agent send", "--token-file")
+    ] = None
+    hub_ca_file: Annotated[
+        Path | None,
+        About("certificate of the authority that signed the hub's; without it the system's", "--ca-cert"),
+    ] = None
+    hub_spool_bytes: Annotated[
+        int,
+        About(
+            "what waits on disk for a hub that is away; beyond it the oldest is dropped and counted",
+            unit="bytes",
+            minimum=1_000_000,
+        ),
+    ] = 200_000_000
+    hub_db: Annotated[Path, About("the hub's folder: data, tokens, audit log; `hub --db`")] = Path(
+        "/var/lib/stallscope/hub"
+    )
+    hub_otlp_grpc: Annotated[
+        str, About("where the hub receives OTLP over gRPC, ADDR:PORT", "--otlp-grpc")
+    ] = ":4317"
+    hub_otlp_http: Annotated[
+        str, About("where the hub receives OTLP over HTTP, ADDR:PORT", "--otlp-http")
+    ] = ":4318"
+    hub_api: Annotated[str, About("where the hub answers, ADDR:PORT", "--api")] = ":8081"
+    hub_tls_cert: Annotated[
+        Path | None, About("the hub's certificate with its chain (PEM)", "--tls-cert")
+    ] = None
+    hub_tls_key: Annotated[Path | None, About("the key of that certificate (PEM)", "--tls-key")] = None
+    hub_tls_client_ca: Annotated[
+        Path | None,
+        About("authority whose certificates senders must show; without it none", "--tls-client-ca"),
+    ] = None
+    hub_requests_per_minute: Annotated[
+        int, About("requests that one token may make of the hub's API", unit="a minute", minimum=1)
+    ] = 1200
 
 
 @dataclass(frozen=True)
