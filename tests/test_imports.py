@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "importers": VOCABULARY,
     "exporters": VOCABULARY,
     "store": VOCABULARY,
+    "query": VOCABULARY | {"store", "importers"},
     "diagnose": VOCABULARY,
     "serve": VOCABULARY | {"settings", "rates", "store", "diagnose"},
     "synth": VOCABULARY,
@@ -30,7 +31,7 @@ MAY_IMPORT = {
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
-HEAVY = {"pyarrow": {"importers"}, "duckdb": {"hub"}, "pandas": set()}
+HEAVY = {"pyarrow": {"importers", "exporters"}, "duckdb": {"hub"}, "pandas": set()}
 """Libraries that cost an agent its memory, and the parts that may use them."""
 
 

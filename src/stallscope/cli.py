@@ -1,15 +1,18 @@
 """The command line: which words there are, and what becomes of an error."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import typer
 
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.import_ import import_
+from stallscope.commands.query import query
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
 from stallscope.errors import StallscopeError
@@ -23,6 +26,7 @@ app = typer.Typer(
 )
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
 app.command()(explain)
+app.command()(query)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)
@@ -31,8 +35,23 @@ app.command()(version)
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code, never a traceback."""
+    _write_all_of_it()
     with _one_line_errors():
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no surprise
+
+
+def _write_all_of_it() -> None:
+    """Put a buffer before standard output where PYTHONUNBUFFERED has taken it away.
+
+    Without one Python does not look how much of a write a pipe has taken: long output would lose its end.
+    """
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)
 
 
 @contextmanager
@@ -43,8 +62,18 @@ def _one_line_errors() -> Iterator[None]:
         print(f"stallscope: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone (a pager, head): what is left would raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _leave_without_reader()
+    except SystemExit as end:
+        # What click and rich make of it: an exit with 1.
+        if isinstance(end.__context__, BrokenPipeError):
+            _leave_without_reader()
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave_without_reader() -> NoReturn:
+    """The reader of our output has gone (a pager, head): end as a program does that SIGPIPE ends."""
+    # What is left in the buffer would raise again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)

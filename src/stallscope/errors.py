@@ -83,3 +83,42 @@ class Unreachable(StallscopeError):
 
     exit_code = 9
     http_status = 502
+
+
+class TookTooLong(StallscopeError):
+    """A question was given up at its time limit."""
+
+    exit_code = 10
+    http_status = 504
+
+
+class RefusedQuery(StallscopeError):
+    """SQL that does more than read the tables a tenant may read, or might."""
+
+    exit_code = 11
+    http_status = 403
+
+
+class OverLimits(StallscopeError):
+    """A query needed more memory, or a larger answer, than one query may have."""
+
+    exit_code = 12
+    http_status = 504
+
+
+class Busy(StallscopeError):
+    """All that could answer is at work; a little later it is free again."""
+
+    exit_code = 13
+    http_status = 503
+
+
+class Overloaded(StallscopeError):
+    """More arrives than can be committed; what was refused may be sent again after retry_after_s."""
+
+    exit_code = 14
+    http_status = 503
+
+    def __init__(self, message: str, retry_after_s: float = 1.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,75 @@
+"""`stallscope query`: SQL on a node trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.answer import Format, print_answer
+from stallscope.commands.options import AsJson, Db, SettingsFile, duration_ns, settings_from
+from stallscope.errors import BadInput
+
+_EXAMPLE = "SELECT op_name(op), count(*) FROM collectives GROUP BY 1"
+
+
+def query(
+    sql: Annotated[
+        str | None, typer.Argument(help="One SELECT; left out, or -: read from standard input.")
+    ] = None,
+    db: Db = None,
+    since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows at most; what is cut off is said.")] = 1000,
+    timeout: Annotated[str, typer.Option(help="When to give up: 10s, 2m.")] = "10s",
+    form: Annotated[Format, typer.Option("--format", help="How the rows are written.")] = Format.TABLE,
+    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write into this file.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="List the tables, columns and functions.")] = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Ask a trace in SQL (SQLite's); nothing can be changed."""
+    from stallscope.query import sql as engine
+
+    chosen = settings_from({"db": db}, settings)
+    form = Format.JSON if as_json else form
+    if schema:
+        _print_schema(chosen.db, form, out)
+        return
+    limits = engine.Limits(max_rows=limit, timeout_s=duration_ns(timeout, "--timeout") / 1e9)
+    since_ns = None if since is None else duration_ns(since, "--since")
+    print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, since_ns=since_ns), form, out=out)
+
+
+def _statement(given: str | None) -> str:
+    """The SQL given, or read from standard input."""
+    if given not in (None, "-"):
+        return str(given)
+    if sys.stdin.isatty():
+        raise BadInput(f'no SQL given: try `stallscope query "{_EXAMPLE}"`, or --schema')
+    return sys.stdin.read()
+
+
+def _print_schema(db: Path, form: Format, out: Path | None) -> None:
+    from stallscope.query import schema
+    from stallscope.query.sql import Answer
+    from stallscope.query.words import FUNCTIONS
+
+    found = schema.columns(db)
+    if form is not Format.TABLE or out is not None:
+        rows: list[tuple[object, ...]] = [(c.table, c.name, c.type, c.meaning) for c in found]
+        print_answer(Answer(("table", "column", "type", "meaning"), rows), form, out=out)
+        return
+    width = max(len(column.name) for column in found)
+    table = ""
+    for column in found:
+        if column.table != table:
+            blank = "\n" if table else ""
+            table = column.table
+            typer.echo(f"{blank}{table}: {schema.about(table)}")
+        typer.echo(f"  {column.name.ljust(width)}  {column.type.ljust(7)}  {column.meaning}".rstrip())
+    typer.echo("\nfunctions, beside those of SQLite:")
+    width = max(map(len, FUNCTIONS))
+    for name, meaning in FUNCTIONS.items():
+        typer.echo(f"  {name.ljust(width)}  {meaning}")

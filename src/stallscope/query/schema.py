@@ -1,0 +1,65 @@
+"""The tables and columns of a node trace in words."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stallscope.events.layout import TABLES, Field
+from stallscope.events.names import CATEGORY_NAMES
+from stallscope.store.node import reading
+
+_OTHERS = {
+    "schema_version": "Which layout of tables this is.",
+    "nodes": "The names of the machines, by number.",
+    "symbols": "The names of exported functions, by number.",
+    "clocks": "Readings of each node's monotonic clock against wall time, about one a second.",
+    "losses": "Records that were lost, by kind and CPU.",
+    "sessions": "Who wrote into the trace, from when to when, and what the events are.",
+    "stacks": "Call stacks, by number.",
+    "verdicts": "What was found, as JSON.",
+    "annotations": "Labels that the job gave: steps, epochs, phases.",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table; meaning is empty where its name says it all."""
+
+    table: str
+    name: str
+    type: str
+    meaning: str
+
+
+def columns(path: Path) -> list[Column]:
+    """The columns of every table in a trace, in order. Raises as store.node.reading()."""
+    with reading(path) as db:
+        tables = [
+            name
+            for (name,) in db.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+            )
+        ]
+        found = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+    return [
+        Column(table, row[1], row[2], _meanings(table).get(row[1], ""))
+        for table in tables
+        for row in found[table]
+    ]
+
+
+def about(table: str) -> str:
+    """What a row of the table is."""
+    told = {each.name: each.meaning for each in TABLES} | _OTHERS
+    return told.get(table, "")
+
+
+def _meanings(table: str) -> dict[str, str]:
+    fields = {field.name: field for each in TABLES if each.name == table for field in each.fields}
+    told = {name: field.meaning for name, field in fields.items() if name != "ledger_ns"}
+    if "ledger_ns" in fields:
+        told |= {f"{name}_ns": _ledger_meaning(name, fields["ledger_ns"]) for name in CATEGORY_NAMES}
+    return told
+
+
+def _ledger_meaning(category: str, field: Field) -> str:
+    return field.meaning.replace("in each category", f"in {category}").replace("sums", "sum")

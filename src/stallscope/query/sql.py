@@ -1,0 +1,175 @@
+"""A user's SQL on a node trace. The engine itself keeps it to reading: the file is opened read-only, an authorizer
+refuses every action that is not reading, and time, rows and the size of a value are limited.
+
+One function of the engine that runs for ever (a LIKE with many wildcards on a long text) is not stopped by the
+time limit, which counts the engine's steps: whoever answers for others runs this in a process that can be killed.
+"""
+
+import difflib
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.errors import BadInput, RefusedQuery, StallscopeError, TookTooLong
+from stallscope.events.layout import TABLES
+from stallscope.query.words import add_functions
+from stallscope.store.node import question, reading
+
+_STEPS_BETWEEN_LOOKS = 10_000
+_MAX_SQL_BYTES = 1_000_000
+_MAX_VALUE_BYTES = 10_000_000
+_MAX_LIKE_BYTES = 200
+_READING_PRAGMAS = ("table_info", "table_xinfo", "table_list")
+_REFUSED_FUNCTIONS = ("load_extension", "fts3_tokenizer", "sqlite_log")
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """max_rows: more are cut off, and the answer says so. timeout_s: then the question is given up."""
+
+    max_rows: int = 1000
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows of a statement, values as SQLite has them (int, float, str, bytes, None).
+
+    columns: no name comes twice. is_cut: there were more rows than the limit.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+    is_cut: bool = False
+
+
+@dataclass
+class _Gate:
+    """What the engine asks before it does something. refused: what it was not allowed to do."""
+
+    refused: list[str] = field(default_factory=list)
+
+    def __call__(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        if _is_reading(action, first, second):
+            return sqlite3.SQLITE_OK
+        self.refused.append(_WORDS.get(action, "an action that is not reading"))
+        return sqlite3.SQLITE_DENY
+
+
+_WORDS = {
+    sqlite3.SQLITE_INSERT: "INSERT",
+    sqlite3.SQLITE_UPDATE: "UPDATE",
+    sqlite3.SQLITE_DELETE: "DELETE",
+    sqlite3.SQLITE_ATTACH: "ATTACH",
+    sqlite3.SQLITE_PRAGMA: "PRAGMA",
+    sqlite3.SQLITE_TRANSACTION: "a transaction",
+    sqlite3.SQLITE_FUNCTION: "a function that reaches outside",
+}
+
+
+def ask(path: Path, statement: str, *, limits: Limits | None = None, since_ns: int | None = None) -> Answer:
+    """The rows of one statement that only reads, over the trace in a file.
+
+    since_ns: only events of the last so many ns before each node's newest. Raises BadInput for a statement that is
+    wrong, RefusedQuery for one that does more than read, TookTooLong, NotFound, BadTrace, NewerSchema.
+    """
+    limits = limits or Limits()
+    with reading(path) as db:
+        add_functions(db)
+        if since_ns is not None:
+            _shorten(db, since_ns)
+        gate = _Gate()
+        _limit(db)
+        db.set_authorizer(gate)
+        db.set_progress_handler(_deadline(limits.timeout_s), _STEPS_BETWEEN_LOOKS)
+        try:
+            cursor = db.execute(statement)
+            if cursor.description is None:
+                raise BadInput("there is no statement to answer: give one SELECT")
+            rows = cursor.fetchmany(limits.max_rows + 1)
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            if getattr(error, "sqlite_errorcode", None) in _DAMAGED:
+                raise
+            told = _told(error, gate, limits)
+            told = told if not isinstance(told, BadInput) else BadInput(f"{told}{_advice(db, str(error))}")
+            raise told from error
+    columns = tuple(each[0] for each in cursor.description)
+    return Answer(_unique(columns), rows[: limits.max_rows], is_cut=len(rows) > limits.max_rows)
+
+
+def _is_reading(action: int, first: str | None, second: str | None) -> bool:
+    if action == sqlite3.SQLITE_FUNCTION:
+        return second not in _REFUSED_FUNCTIONS
+    if action == sqlite3.SQLITE_PRAGMA:
+        return first in _READING_PRAGMAS
+    return action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
+
+
+def _limit(db: sqlite3.Connection) -> None:
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+    db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _MAX_SQL_BYTES)
+    db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MAX_LIKE_BYTES)
+
+
+def _deadline(timeout_s: float) -> Callable[[], int]:
+    """Says 1 once the time is over, which makes the engine stop."""
+    end_s = time.monotonic() + timeout_s
+    return lambda: int(time.monotonic() > end_s)
+
+
+def _shorten(db: sqlite3.Connection, since_ns: int) -> None:
+    """Let the names of the tables of events mean their last part only."""
+    latest = dict(db.execute(question("latest")))
+    each = [f"(node = {int(node)} AND ts_ns >= {int(newest) - since_ns})" for node, newest in latest.items()]
+    for table in TABLES:
+        if each and not any(column.name == "ended_ns" for column in table.fields):
+            db.execute(
+                f"CREATE TEMP VIEW {table.name} AS SELECT * FROM main.{table.name} WHERE {' OR '.join(each)}"
+            )
+
+
+def _told(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return TookTooLong(
+            f"the query took longer than {limits.timeout_s:g} s: ask for less (WHERE, --since), or give it more "
+            "time (--timeout)"
+        )
+    if gate.refused:
+        return RefusedQuery(f"a query may only read, and this one wants {gate.refused[0]}: give one SELECT")
+    if code == sqlite3.SQLITE_TOOBIG:
+        return BadInput(f"the query makes a value of more than {_MAX_VALUE_BYTES:,} bytes: ask for less")
+    if "one statement" in str(error):
+        return BadInput("there is more than one statement: give one SELECT")
+    return BadInput(f"SQL: {error}")
+
+
+def _advice(db: sqlite3.Connection, message: str) -> str:
+    """What to do about a name that does not exist: the closest one that does."""
+    missing = re.match(r"no such (table|column): (?:\w+\.)?(\w+)$", message)
+    if not missing:
+        return "" if "near" not in message else "; `stallscope query --schema` lists tables and columns"
+    db.set_authorizer(None)
+    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    known = tables
+    if missing[1] == "column":
+        known = [row[1] for table in tables for row in db.execute(f"PRAGMA table_info({table})")]
+    close = difflib.get_close_matches(missing[2], known, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"; {meant}`stallscope query --schema` lists tables and columns"
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, with a number behind those that have come before."""
+    out: list[str] = []
+    for name in names:
+        number, new = 2, name
+        while new in out:
+            new, number = f"{name}_{number}", number + 1
+        out.append(new)
+    return tuple(out)
