@@ -80,6 +80,24 @@ def test_ranks_are_those_of_the_job_or_the_order_of_appearance():
     assert timeline(trace).rank.tolist() == [0, 1, 2, 3]
 
 
+def test_ranks_that_no_launcher_told_are_those_in_the_communicator_of_all():
+    trace = dp_trace()
+    trace.processes["rank"] = -1
+    trace.collectives["comm_rank"] = np.array([2, 0, 3, 1])[trace.collectives["comm_rank"]]
+    assert timeline(trace).rank.tolist() == [2, 0, 3, 1]
+    trace.processes["rank"] = [2, -1, -1, 1]
+    assert timeline(trace).rank.tolist() == [2, 0, 3, 1]
+    trace.processes["rank"] = 0
+    assert timeline(trace).rank.tolist() == [2, 0, 3, 1]
+
+
+def test_a_communicator_of_some_ranks_numbers_nobody():
+    pairs = Call(((2, 3), (0, 1)))
+    trace = trace_of(Job((pairs,), n_steps=3))
+    trace.processes["rank"] = -1
+    assert timeline(trace).rank.tolist() == [0, 1, 2, 3]
+
+
 def test_equal_process_numbers_on_two_hosts_are_two_processes():
     trace = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0))
     trace.collectives["pid"] = np.where(trace.collectives["pid"] % 2, 7, 8)

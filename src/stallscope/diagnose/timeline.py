@@ -180,12 +180,44 @@ def _roles(rows: Array, process: Array, comm_of_hash: Array) -> Array:
 
 
 def _ranks(trace: Trace, node: Array, pid: Array) -> Array:
+    """The job's own numbers of the processes: int64 (p,).
+
+    As their launcher told them; where it did not tell all (processes that a parent forked, say), as they are
+    numbered in the largest communicator that all are in, when that contradicts nothing told; else in order.
+    """
     told = {
         (int(row["node"]), int(row["pid"])): int(row["rank"])
         for row in trace.processes
         if row["rank"] != UNKNOWN
     }
-    ranks = [told.get((int(n), int(p)), UNKNOWN) for n, p in zip(node, pid, strict=True)]
-    if UNKNOWN in ranks or len(set(ranks)) < len(ranks):
-        return np.arange(len(ranks))
-    return np.array(ranks, np.int64)
+    who = list(zip(node.tolist(), pid.tolist(), strict=True))
+    ranks = np.array([told.get(one, UNKNOWN) for one in who], np.int64)
+    is_known = ranks != UNKNOWN
+    has_twins = len(np.unique(ranks[is_known])) < is_known.sum()
+    if is_known.all() and not has_twins:
+        return ranks
+    numbered_in = _ranks_in_largest(trace, who)
+    if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
+        return numbered_in
+    return np.arange(len(ranks))
+
+
+def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]]) -> Array | None:
+    """Each process's rank in the largest communicator that all of them are in; None without such a one."""
+    columns = ["node", "pid", "comm_hash", "comm_rank", "nranks"]
+    rows = trace.collectives
+    number, n = numbered(rows["node"], rows["pid"], rows["comm_hash"])
+    one_of_each = np.zeros(n, np.int64)
+    one_of_each[number] = np.arange(len(rows))
+    seen = np.concatenate([trace.communicators[columns], rows[columns][one_of_each]])
+    seen = seen[(seen["comm_hash"] != 0) & (seen["comm_rank"] != UNKNOWN)]
+    for nranks in np.unique(seen["nranks"])[::-1].tolist():
+        if nranks < len(who):
+            return None
+        for comm_hash in np.unique(seen["comm_hash"][seen["nranks"] == nranks]).tolist():
+            here = seen[(seen["comm_hash"] == comm_hash) & (seen["nranks"] == nranks)]
+            rank_of = {(int(row["node"]), int(row["pid"])): int(row["comm_rank"]) for row in here}
+            found = [rank_of.get(one, UNKNOWN) for one in who]
+            if UNKNOWN not in found and len(set(found)) == len(found):
+                return np.array(found, np.int64)
+    return None
