@@ -1,0 +1,89 @@
+"""What all steps of the diagnosis share: the arrays that a trace becomes before anybody is looked for."""
+
+from dataclasses import dataclass
+
+from stallscope.diagnose.blame import Cells, Pace, cells, judged, pace
+from stallscope.diagnose.clocks import Clocks, aligned
+from stallscope.diagnose.excess import excess_ns, held_ns
+from stallscope.diagnose.programs import Programs, programs
+from stallscope.diagnose.rounds import Rounds, rounds
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline, timeline
+from stallscope.events.layout import Array
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace, put in order. table: all steps; judged: those that are not warm-up."""
+
+    trace: Trace
+    line: Timeline
+    clocks: Clocks
+    plan: Programs
+    met: Rounds
+    table: Cells
+    judged: Cells
+    pace: Pace
+    limits: Thresholds
+    usd_per_gpu_hour: float | None
+
+    @property
+    def arrival_ns(self) -> Array:
+        """Arrivals of all rows on one clock, that of the first node."""
+        return self.clocks.arrival_ns
+
+    @property
+    def first_node(self) -> int:
+        """The node whose clock arrival_ns are on."""
+        return int(self.line.node.min())
+
+    @property
+    def step_ns(self) -> float:
+        """The usual step."""
+        return self.pace.step_ns
+
+    @property
+    def observed_ns(self) -> float:
+        """From the first arrival to the last."""
+        if not len(self.line.rows):
+            return 0.0
+        return float(self.arrival_ns.max() - self.arrival_ns.min())
+
+    @property
+    def now_ns(self) -> int:
+        """The last moment any node's capture ran, on the common clock."""
+        tied = self.clocks.offsets
+        ends = [
+            self.clocks.common_ns(node, end)
+            for node, end in enumerate(self.trace.ends_ns)
+            if end >= 0 and node in tied
+        ]
+        return max([*ends, int(self.arrival_ns.max(initial=0))])
+
+    def who(self, process: int) -> tuple[int, int]:
+        """What names a process beyond this case: node and pid."""
+        return int(self.line.node[process]), int(self.line.pid[process])
+
+
+def case_of(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
+    """The case of a trace. usd_per_gpu_hour: None where no price is known."""
+    line = timeline(trace)
+    clocks = aligned(line)
+    plan = programs(line)
+    met = rounds(line, clocks, limits)
+    excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
+    table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))
+    counted = judged(table, line, limits)
+    return Case(
+        trace=trace,
+        line=line,
+        clocks=clocks,
+        plan=plan,
+        met=met,
+        table=table,
+        judged=counted,
+        pace=pace(line, counted, limits),
+        limits=limits,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+    )

@@ -1,0 +1,187 @@
+"""Verdicts on late steps: a rank that is slow itself, a slow GPU, delays that move around, one long delay.
+
+Each is made from summed delays (see delays), which may be those of one trace, or of a stream whose rows are gone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose.case import Case
+from stallscope.diagnose.causes import Explained, explained
+from stallscope.diagnose.causes.registry import cause
+from stallscope.diagnose.delays import Delays, Who, n_incidents, total
+from stallscope.diagnose.device import SlowDevice
+from stallscope.diagnose.period import period_steps
+from stallscope.diagnose.verdict import CostSaid, Verdict
+from stallscope.events.names import CollectiveFlag
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How much was looked at in all: judged steps, time, and by communicator its rounds."""
+
+    n_steps: int
+    observed_ns: float
+    n_rounds: Mapping[int, int]
+
+
+def seen(case: Case) -> Seen:
+    """What a case shows."""
+    comm_of_round = np.zeros(case.met.n_rounds, np.int64)
+    comm_of_round[case.met.round] = case.line.comm
+    n_rounds: dict[int, int] = {}
+    for comm, n in zip(case.line.comm_hash.tolist(), np.bincount(comm_of_round).tolist(), strict=False):
+        n_rounds[comm] = max(n_rounds.get(comm, 0), n)  # point-to-point pairs share their communicator
+    return Seen(
+        n_steps=len(np.unique(case.judged.step)),
+        observed_ns=case.observed_ns,
+        n_rounds=n_rounds,
+    )
+
+
+def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *, looked_at: Seen) -> Verdict:
+    """The verdict on ranks that are late by their own doing, together where there are several.
+
+    delays: by process, of these at least. What they cost is told of the first: they hold up the same steps.
+    """
+    own, whole = delays[processes[0]], total(delays[process] for process in processes)
+    parts = explained(whole.excess, case.limits.cause_share)
+    lost = {who: ns for who, ns in own.lost_ns.items() if who not in {case.who(p) for p in processes}}
+    return replace(
+        _where(case, processes, whole, looked_at=looked_at),
+        kind="straggler",
+        period_steps=period_steps(own.steps, own.sizes_ns),
+        n_incidents=own.n_incidents,
+        causes=parts,
+        confidence=_confidence(case, own, parts),
+        victims=_victims(case, lost),
+        cost=cost_said(
+            case,
+            sum(lost.values()) / 1e9,
+            is_lower_bound=own.is_lower_bound,
+            observed_ns=looked_at.observed_ns,
+        ),
+        advice=parts[0].cause.advice(parts[0].evidence) if parts else [],
+        evidence=_steps_said(case, own.n_late, looked_at)
+        | ({"is_whole_node": True} if len(processes) > 1 else {}),
+    )
+
+
+def once(case: Case, process: int, delays: Delays, *, looked_at: Seen) -> Verdict:
+    """The verdict on a single long delay."""
+    verdict = straggler(case, [process], {process: delays}, looked_at=looked_at)
+    evidence = verdict.evidence | {"is_one_off": True}
+    return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
+
+
+def device(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Seen) -> Verdict:
+    """The verdict on a slow GPU. delays: see device_delays."""
+    why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
+    values = delays.sizes_ns / 1e6
+    evidence: dict[str, object] = {
+        "seen_by": slow.seen_by,
+        "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
+    }
+    part = Explained(why, 1.0, delays.excess.total_ns, evidence)
+    return replace(
+        _where(case, [process], delays, looked_at=looked_at),
+        kind="device",
+        n_incidents=delays.n_incidents,
+        causes=[part],
+        confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
+        victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
+        cost=cost_said(
+            case, sum(delays.lost_ns.values()) / 1e9, is_lower_bound=True, observed_ns=looked_at.observed_ns
+        ),
+        advice=why.advice(evidence),
+        evidence=_steps_said(case, delays.n_late, looked_at),
+    )
+
+
+def moving(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
+    """The verdict on delays that no rank owns. delays: of all that were late."""
+    rank_of = {case.who(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
+    return replace(
+        _where(case, [], delays, looked_at=looked_at),
+        kind="imbalance",
+        n_incidents=n_incidents(delays.steps),
+        causes=explained(delays.excess, case.limits.cause_share),
+        confidence=0.8,
+        cost=cost_said(
+            case, sum(delays.lost_ns.values()) / 1e9, is_lower_bound=True, observed_ns=looked_at.observed_ns
+        ),
+        advice=[
+            "No machine is bad: the late rank changes. Even out the work per step, or let all ranks pause together."
+        ],
+        evidence={
+            "late_steps_by_rank": {rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
+            "moves": True,
+            "n_steps": looked_at.n_steps,
+            "n_late_steps": len(np.unique(delays.steps)),
+            "step_ms": round(case.step_ns / 1e6, 3),
+        },
+    )
+
+
+def cost_said(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns: float) -> CostSaid:
+    """GPU seconds with their price, and that by the hour of the time observed."""
+    price, hours = case.usd_per_gpu_hour, observed_ns / 3.6e12
+    usd = None if price is None else round(gpu_seconds / 3600 * price, 4)
+    return CostSaid(
+        gpu_seconds=round(gpu_seconds, 3),
+        usd=usd,
+        usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
+        is_lower_bound=is_lower_bound,
+    )
+
+
+def _where(case: Case, processes: list[int], delays: Delays, *, looked_at: Seen) -> Verdict:
+    """The place and time part of a verdict."""
+    _, first, last = delays.rounds[delays.comm_hash]
+    late_ms = np.array([one.late_ns for one in delays.late]) / 1e6
+    return Verdict(
+        kind="",
+        summary="",
+        ranks=[int(case.line.rank[process]) for process in processes],
+        nodes=sorted({case.trace.nodes[int(case.line.node[process])] for process in processes}),
+        comm_hash=f"{delays.comm_hash:016x}",
+        first_round=first,
+        last_round=last,
+        n_late_rounds=delays.n_rounds,
+        n_rounds=looked_at.n_rounds.get(delays.comm_hash, 0),
+        late_ms={
+            "median": round(float(np.median(late_ms)), 3),
+            "max": round(delays.max_late_ns / 1e6, 3),
+        },
+        since_ns=delays.since_ns,
+        until_ns=delays.until_ns,
+    )
+
+
+def _victims(case: Case, lost_ns: Mapping[Who, float]) -> list[int]:
+    rank_of = {case.who(process): int(rank) for process, rank in enumerate(case.line.rank)}
+    least = 0.1 * max(max(lost_ns.values(), default=0.0), 1.0)
+    return sorted(rank_of[who] for who, ns in lost_ns.items() if ns > least and who in rank_of)
+
+
+def _confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
+    """How sure the name is: it grows with the recurrence, and falls with what is uncertain in the records."""
+    agreement = float(np.median([min(one.excess_ns / max(one.late_ns, 1.0), 1.0) for one in delays.late]))
+    sure = (1 - 0.5**delays.n_late) * (0.5 + 0.5 * agreement)
+    if sum(case.trace.lost.values()):
+        sure *= 0.9
+    if bool((case.line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any()):
+        sure *= 0.95
+    if not parts or parts[0].cause.name == "unknown":
+        sure *= 0.9
+    return round(min(sure, 0.99), 3)
+
+
+def _steps_said(case: Case, n_late: int, looked_at: Seen) -> dict[str, object]:
+    return {
+        "n_late_steps": n_late,
+        "n_steps": looked_at.n_steps,
+        "step_ms": round(case.step_ns / 1e6, 3),
+    }
