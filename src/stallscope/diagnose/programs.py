@@ -102,12 +102,15 @@ def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
     between = [
         np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")
     ]
-    between.append(interval > _LONG * np.median(interval))
+    if not between[0].mean() >= _MATCH:  # else every call is a step: long ones are delays, not gaps between steps
+        between.append(interval > _LONG * np.median(interval))
     marked = [numbered(signature[rows], mark)[0] for mark in between]
     for symbols in (sized, signature[rows], *marked):
         period = repeat_length(symbols)
         if period > 1:
             return _counted(symbols, period, line.interval_ns[rows]), True
+    if between[0].mean() >= _MATCH:
+        return np.arange(len(rows)), True
     waited = line.wait_ns[rows] > 0
     if waited.sum() >= _MIN_REPEATS:
         return np.cumsum(waited) - 1, False
