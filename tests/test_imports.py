@@ -20,18 +20,27 @@ MAY_IMPORT = {
     "importers": VOCABULARY,
     "exporters": VOCABULARY,
     "store": VOCABULARY,
+    "store.hub": VOCABULARY | {"store"},
+    "receive": VOCABULARY | {"store", "store.hub"},
+    "standing": VOCABULARY | {"store", "store.hub", "diagnose"},
     "query": VOCABULARY | {"store", "importers"},
     "diagnose": VOCABULARY,
-    "serve": VOCABULARY | {"settings", "rates", "store", "diagnose"},
+    "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose"},
     "synth": VOCABULARY,
     "agent": VOCABULARY | {"settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
-    "hub": VOCABULARY | {"settings", "rates", "importers", "exporters", "store", "diagnose", "serve"},
-    "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "agent"},
+    "hub": VOCABULARY
+    | {"settings", "rates", "importers", "exporters", "store", "store.hub", "receive", "standing", "diagnose"}
+    | {"serve"},
+    "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "synth", "agent"},
 }
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
-HEAVY = {"pyarrow": {"importers", "exporters"}, "duckdb": {"hub"}, "pandas": set()}
+HEAVY = {
+    "pyarrow": {"importers", "exporters", "store.hub", "receive", "standing"},
+    "duckdb": {"hub", "store.hub"},
+    "pandas": set(),
+}
 """Libraries that cost an agent its memory, and the parts that may use them."""
 
 
@@ -45,8 +54,12 @@ def dotted(path: Path) -> str:
 
 
 def part(module: str) -> str:
-    """The part of the house a module is in: its first name below the package, "" for the package itself."""
-    return (*module.split("."), "")[1]
+    """The part of the house a module is in: its first name below the package, "" for the package itself.
+
+    The hub's store is a part of its own, since the agent has the rest of `store` and must not load this.
+    """
+    names = module.split(".")
+    return "store.hub" if names[1:3] == ["store", "hub"] else (*names, "")[1]
 
 
 def imported(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:

@@ -1,0 +1,122 @@
+"""The hot end in memory: committed rows that are not sealed yet, for questions and for the sealer.
+
+The journal on disk holds the same rows; this copy is what questions see, so that none of them touches the file
+that the writer commits to.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stallscope.store.hub.journal import Segment
+
+_MOST_ROWS_OF_A_PIECE = 65_536
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows committed up to last_us, after those of the piece before."""
+
+    first_us: int
+    last_us: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one tenant has at one moment: sealed files and hot rows by table, nothing twice and nothing missing.
+
+    version grows with every change of the hot rows.
+    """
+
+    segments: Mapping[str, tuple[Segment, ...]]
+    hot: Mapping[str, pa.Table]
+    version: int
+
+
+@dataclass
+class _Tenant:
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
+    version: int = 0
+
+
+class Hot:
+    """Hot rows and the list of sealed files, changed together. For any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tenants: dict[str, _Tenant] = {}
+
+    def add(self, tenant: str, table: str, rows: pa.Table, *, received_us: int) -> None:
+        """Rows that have just been committed."""
+        with self._lock:
+            mine = self._tenants.setdefault(tenant, _Tenant())
+            pieces = mine.pieces.setdefault(table, [])
+            pieces.append(Piece(received_us, received_us, rows))
+            while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1]):
+                last = pieces.pop()
+                pieces[-1] = _joined(pieces[-1], last)
+            mine.version += 1
+
+    def sealed(self, tenant: str, table: str, until_us: int, *, segment: Segment) -> None:
+        """Rows received up to until_us are in a file now."""
+        with self._lock:
+            mine = self._tenants.setdefault(tenant, _Tenant())
+            mine.pieces[table] = [p for p in mine.pieces.get(table, []) if p.last_us > until_us]
+            mine.segments[table] = (*mine.segments.get(table, ()), segment)
+            mine.version += 1
+
+    def replaced(
+        self, tenant: str, table: str, gone: tuple[Segment, ...], *, new: tuple[Segment, ...]
+    ) -> None:
+        """Files went (expired or merged) and others took their place."""
+        with self._lock:
+            mine = self._tenants.setdefault(tenant, _Tenant())
+            left_out = {segment.path for segment in gone}
+            left = [s for s in mine.segments.get(table, ()) if s.path not in left_out]
+            mine.segments[table] = tuple(sorted([*left, *new], key=lambda s: (s.sealed_us, s.path)))
+            mine.version += 1
+
+    def snapshot(self, tenant: str) -> Snapshot:
+        """What the tenant has now."""
+        with self._lock:
+            mine = self._tenants.get(tenant, _Tenant())
+            pieces = {table: tuple(found) for table, found in mine.pieces.items() if found}
+            segments = dict(mine.segments)
+            version = mine.version
+        hot = {table: pa.concat_tables([p.rows for p in found]) for table, found in pieces.items()}
+        return Snapshot(segments, hot, version)
+
+    def pieces(self, tenant: str, table: str) -> tuple[Piece, ...]:
+        """The hot rows of a table, oldest first."""
+        with self._lock:
+            return tuple(self._tenants.get(tenant, _Tenant()).pieces.get(table, ()))
+
+    def sizes(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Rows, and received_us of the oldest, by tenant and table."""
+        with self._lock:
+            return {
+                (tenant, table): (sum(len(p.rows) for p in pieces), pieces[0].first_us)
+                for tenant, mine in self._tenants.items()
+                for table, pieces in mine.pieces.items()
+                if pieces
+            }
+
+    def tenants(self) -> list[str]:
+        """Who has anything here."""
+        with self._lock:
+            return sorted(self._tenants)
+
+
+def _belong_together(before: Piece, last: Piece) -> bool:
+    """Pieces of like size are joined, so that there are few and each row is copied a few times only."""
+    total = len(before.rows) + len(last.rows)
+    return total <= _MOST_ROWS_OF_A_PIECE and len(before.rows) <= 2 * len(last.rows)
+
+
+def _joined(before: Piece, last: Piece) -> Piece:
+    rows = pa.concat_tables([before.rows, last.rows]).combine_chunks()
+    return Piece(before.first_us, last.last_us, rows)

@@ -1,0 +1,270 @@
+"""The hub's file: a DuckDB database that only this process has open.
+
+What arrives is kept as Arrow batches (IPC, LZ4) in the table `journal` until it is sealed, not row by row: see
+docs/decisions/hub-journal.md. In the same transactions: the ids of the batches, the list of sealed segments, and
+the small tables of the hub (schema.KEPT).
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from stallscope.errors import NewerSchema, StorageFailed
+from stallscope.store.hub import schema
+from stallscope.store.hub.migrations import MIGRATIONS
+
+FILE_NAME = "hub.duckdb"
+LOCK_NAME = "hub.lock"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A sealed Parquet file. path: relative to the hub's folder. Times in ns since 1970, None where no row has one."""
+
+    tenant: str
+    table: str
+    path: str
+    n_rows: int
+    n_bytes: int
+    min_ts_ns: int | None
+    max_ts_ns: int | None
+    sealed_us: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Rows of one table that were committed together. received_us: us since 1970, unique for each commit."""
+
+    received_us: int
+    tenant: str
+    table: str
+    rows: pa.Table
+
+
+class Journal:
+    """The open file. Only the writer's thread calls it, after open()."""
+
+    def __init__(self, folder: Path, connection: duckdb.DuckDBPyConnection, lock: int):
+        self.folder = folder
+        self._db = connection
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, *, memory_limit: str = "1GB", threads: int = 1) -> "Journal":
+        """Open the hub's file, made if missing. Raises StorageFailed, NewerSchema."""
+        lock = _locked(folder)
+        path = folder / FILE_NAME
+        try:
+            # Checkpoints are made at quiet moments; a small threshold would stop ingest for up to a second.
+            db = duckdb.connect(
+                str(path),
+                config={
+                    "checkpoint_threshold": "4GB",
+                    "memory_limit": memory_limit,
+                    "threads": threads,
+                    "autoinstall_known_extensions": False,
+                    "autoload_known_extensions": False,
+                    "enable_external_access": False,
+                },
+            )
+        except duckdb.Error as error:
+            os.close(lock)
+            raise StorageFailed(
+                f"cannot open {path}: {_line(error)}; check free space and permissions, or restore a copy"
+            ) from error
+        journal = cls(folder, db, lock)
+        try:
+            _migrate(db, path)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def close(self) -> None:
+        """Close the file; the lock goes with it."""
+        self._db.close()
+        os.close(self._lock)
+
+    @contextmanager
+    def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """All or nothing: on an error nothing of it is stored. Raises StorageFailed."""
+        with _storage(self.folder):
+            self._db.begin()
+            try:
+                yield self._db
+                self._db.commit()
+            except BaseException:
+                _roll_back(self._db)
+                raise
+
+    def commit(
+        self,
+        received_us: int,
+        entries: Sequence[Entry],
+        *,
+        batch_ids: Iterable[tuple[str, str]],
+        kept: Mapping[str, Sequence[pa.Table]] | None = None,
+    ) -> None:
+        """Store rows and the (tenant, batch id) they came with, together; kept: rows of schema.KEPT, replaced by key.
+
+        When this returns they are on disk. Raises StorageFailed; then nothing of them is stored.
+        """
+        with self.transaction() as db:
+            for entry in entries:
+                db.execute(
+                    "INSERT INTO journal VALUES (?, ?, ?, ?, ?)",
+                    [received_us, entry.tenant, entry.table, len(entry.rows), packed(entry.rows)],
+                )
+            tenants: dict[str, list[str]] = {}
+            for tenant, batch_id in batch_ids:
+                tenants.setdefault(tenant, []).append(batch_id)
+            for tenant, ids in tenants.items():
+                db.execute(
+                    "INSERT INTO batches SELECT ?, unnest(?::VARCHAR[]), ?", [tenant, ids, received_us]
+                )
+            for name, pieces in (kept or {}).items():
+                for rows in pieces:
+                    replace(db, name, rows)
+
+    def entries(self) -> Iterator[Entry]:
+        """What is not sealed yet, oldest first."""
+        found = self._db.execute(
+            "SELECT received_us, tenant, table_name, ipc FROM journal ORDER BY received_us"
+        )
+        while rows := found.fetchmany(64):
+            for received_us, tenant, table, ipc in rows:
+                yield Entry(received_us, tenant, table, unpacked(ipc))
+
+    def batch_ids(self) -> list[tuple[str, str, int]]:
+        """(tenant, batch id, received_us) of remembered batches, oldest first."""
+        return self._db.execute(
+            "SELECT tenant, batch_id, received_us FROM batches ORDER BY received_us"
+        ).fetchall()
+
+    def forget_batches(self, before_us: int) -> None:
+        """Forget ids of batches received before that moment."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM batches WHERE received_us < ?", [before_us])
+
+    def segments(self) -> list[Segment]:
+        """The sealed files that hold rows now."""
+        rows = self._db.execute(
+            "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
+            " ORDER BY sealed_us, path"
+        ).fetchall()
+        return [Segment(*row) for row in rows]
+
+    def kept(self, name: str) -> pa.Table:
+        """All rows of a table that the hub keeps itself."""
+        return self._db.sql(f"SELECT * FROM {name}").to_arrow_table()
+
+    def latest_us(self) -> int:
+        """The newest received_us there is, 0 for an empty hub."""
+        row = self._db.execute(
+            "SELECT greatest(COALESCE((SELECT max(received_us) FROM journal), 0),"
+            " COALESCE((SELECT max(received_us) FROM batches), 0),"
+            " COALESCE((SELECT max(sealed_us) FROM segments), 0))"
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        try:
+            return (self.folder / f"{FILE_NAME}.wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def checkpoint(self) -> None:
+        """Bring the write-ahead log into the file. Raises StorageFailed."""
+        with _storage(self.folder):
+            self._db.execute("CHECKPOINT")
+
+
+def replace(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Put rows into a kept table; those of the same key go."""
+    key = schema.TABLES[name].key
+    db.register("incoming", rows)
+    try:
+        same = " AND ".join(f"{name}.{column} IS NOT DISTINCT FROM incoming.{column}" for column in key)
+        db.execute(f"DELETE FROM {name} USING incoming WHERE {same}")
+        db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
+    finally:
+        db.unregister("incoming")
+
+
+def packed(rows: pa.Table) -> bytes:
+    """Rows as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(ipc: bytes) -> pa.Table:
+    """The rows of an Arrow IPC stream."""
+    with pa.ipc.open_stream(ipc) as reader:
+        return reader.read_all()
+
+
+def _locked(folder: Path) -> int:
+    """The hub's lock, held until the file descriptor is closed, however the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageFailed(f"cannot use {folder}: {error.strerror}; choose another --db") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise StorageFailed(f"another stallscope hub uses {folder}: end it, or choose another --db") from None
+    return lock
+
+
+def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Bring the file to this version's schema, step by step, each in its transaction."""
+    try:
+        db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
+        row = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchone()
+        found = int(row[0]) if row else 0
+        if found > schema.SCHEMA_VERSION:
+            raise NewerSchema(
+                f"{path} was written by a newer stallscope (schema {found}, this one knows"
+                f" {schema.SCHEMA_VERSION}): upgrade stallscope"
+            )
+        for version in range(found + 1, schema.SCHEMA_VERSION + 1):
+            db.begin()
+            for statement in MIGRATIONS[version]:
+                db.execute(statement)
+            db.execute("INSERT INTO schema_version VALUES (?, ?)", [version, time.time_ns() // 1000])
+            db.commit()
+    except duckdb.Error as error:
+        raise StorageFailed(f"cannot prepare {path}: {_line(error)}; restore a copy of it") from error
+
+
+def _roll_back(db: duckdb.DuckDBPyConnection) -> None:
+    try:
+        db.rollback()
+    except duckdb.TransactionException:
+        return  # a failed commit has already ended it
+
+
+@contextmanager
+def _storage(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, OSError) as error:
+        raise StorageFailed(
+            f"cannot write {folder}: {_line(error)}; what was acknowledged is unharmed: check free space"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

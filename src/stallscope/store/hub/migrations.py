@@ -1,0 +1,20 @@
+"""The steps from one schema of the hub's file to the next. A step that was released never changes.
+
+Each may be run again without harm: a crash between a step and its entry in the ledger repeats it.
+"""
+
+from stallscope.store.hub import schema
+
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    1: (
+        "CREATE TABLE IF NOT EXISTS journal"
+        " (received_us BIGINT, tenant VARCHAR, table_name VARCHAR, n_rows BIGINT, ipc BLOB)",
+        "CREATE TABLE IF NOT EXISTS batches (tenant VARCHAR, batch_id VARCHAR, received_us BIGINT)",
+        "CREATE TABLE IF NOT EXISTS segments (tenant VARCHAR, table_name VARCHAR, path VARCHAR, n_rows BIGINT,"
+        " n_bytes BIGINT, min_ts_ns BIGINT, max_ts_ns BIGINT, sealed_us BIGINT)",
+        "CREATE TABLE IF NOT EXISTS round_medians"
+        " (tenant VARCHAR, cluster_id VARCHAR, comm_hash VARCHAR, seq BIGINT, median_ns BIGINT, sealed_us BIGINT)",
+        *(schema.create_statement(table) for table in schema.KEPT.values()),
+    ),
+}
+"""Statements by the version they lead to."""

@@ -1,0 +1,108 @@
+"""The machines that have sent something: kept in memory, written with the commits, at most every few seconds each."""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.store.hub import schema
+from stallscope.store.hub.journal import Entry
+
+WRITTEN_EVERY_US = 5_000_000
+_TOLD = ("gpu_model", "provider", "n_gpus", "agent")
+_MOST_NODES = 100_000
+"""Names come from senders: so many machines are listed at most; the rows of others are stored all the same."""
+
+Key = tuple[str, str, str]
+
+
+@dataclass
+class _Node:
+    first_us: int
+    last_us: int
+    written_us: int
+    told: dict[str, object]
+
+
+class Nodes:
+    """Machines by tenant, cluster and name."""
+
+    def __init__(self, stored: pa.Table):
+        """stored: the rows of the table `nodes`."""
+        self._lock = threading.Lock()
+        self._nodes: dict[Key, _Node] = {}
+        stored = stored.set_column(
+            stored.column_names.index("first_seen"), "first_seen", stored["first_seen"].cast(pa.int64())
+        )
+        stored = stored.set_column(
+            stored.column_names.index("last_seen"), "last_seen", stored["last_seen"].cast(pa.int64())
+        )
+        for row in stored.to_pylist():
+            told = {name: row[name] for name in _TOLD if row[name] is not None}
+            key = (row["tenant"], row["cluster_id"] or "", row["node_id"] or "")
+            self._nodes[key] = _Node(row["first_seen"], row["last_seen"], row["last_seen"], told)
+
+    def heard_of(
+        self, entries: Iterable[Entry], told: Iterable[tuple[str, pa.Table]], received_us: int
+    ) -> pa.Table | None:
+        """Note who sent what is about to be committed, and what they say of themselves (tenant, rows of `nodes`).
+
+        Returns the rows of `nodes` to write with it, if any.
+        """
+        changed: set[Key] = set()
+        with self._lock:
+            for tenant, rows in told:
+                for row in rows.to_pylist():
+                    known = {name: row[name] for name in _TOLD if row[name] is not None}
+                    changed |= self._note(
+                        (tenant, row["cluster_id"] or "", row["node_id"] or ""), known, received_us
+                    )
+            for entry in entries:
+                for cluster, node in _senders(entry.rows):
+                    changed |= self._note((entry.tenant, cluster, node), {}, received_us)
+            return self._rows(changed) if changed else None
+
+    def _note(self, key: Key, told: dict[str, object], received_us: int) -> set[Key]:
+        known = self._nodes.get(key)
+        if known is None:
+            if len(self._nodes) < _MOST_NODES:
+                self._nodes[key] = _Node(received_us, received_us, received_us, dict(told))
+                return {key}
+            return set()
+        known.last_us = received_us
+        is_news = any(known.told.get(name) != value for name, value in told.items())
+        if not is_news and received_us - known.written_us < WRITTEN_EVERY_US:
+            return set()
+        known.told |= told
+        known.written_us = received_us
+        return {key}
+
+    def rows(self) -> pa.Table:
+        """All machines, as rows of the table `nodes`."""
+        with self._lock:
+            return self._rows(self._nodes)
+
+    def _rows(self, keys: Iterable[Key]) -> pa.Table:
+        rows = [
+            {
+                "tenant": key[0],
+                "cluster_id": key[1],
+                "node_id": key[2],
+                "first_seen": self._nodes[key].first_us,
+                "last_seen": self._nodes[key].last_us,
+                **self._nodes[key].told,
+            }
+            for key in sorted(keys)
+        ]
+        return pa.Table.from_pylist(rows, schema=schema.arrow_schema(schema.NODES))
+
+
+def _senders(rows: pa.Table) -> list[tuple[str, str]]:
+    """The different (cluster, node) of some rows; rows that name no node count for none."""
+    few = rows.select(["cluster_id", "node_id"])
+    if len(few) and all(pc.min(c).as_py() == pc.max(c).as_py() and not c.null_count for c in few.columns):
+        few = few.slice(0, 1)
+    pairs = few.group_by(["cluster_id", "node_id"]).aggregate([]).to_pylist()
+    return [(pair["cluster_id"] or "", pair["node_id"]) for pair in pairs if pair["node_id"]]

@@ -1,0 +1,144 @@
+"""The hub's store as the other parts see it: append batches, ask named questions, get a tenant's files and hot rows."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from importlib.resources import files
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from stallscope.errors import BadInput, NotFound
+from stallscope.store.hub import schema, views
+from stallscope.store.hub.hot import Hot, Snapshot
+from stallscope.store.hub.journal import Journal
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.nodes import Nodes
+from stallscope.store.hub.writer import Batch, Counters, Listener, Receipt, Writer, completed
+
+__all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
+
+
+class HubStore:
+    """An open store. For any number of threads; close() it."""
+
+    def __init__(self, folder: Path, journal: Journal, limits: Limits):
+        self.folder = folder
+        self._journal, self._limits = journal, limits
+        self._hot = Hot()
+        self._load()
+        self._writer = Writer(journal, self._hot, nodes=Nodes(journal.kept("nodes")), limits=limits)
+        self._reader = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": limits.reader_memory,
+                "threads": limits.reader_threads,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            },
+        )
+
+    @classmethod
+    def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
+        """Open the store in a folder, made if missing. Raises StorageFailed (in use, unwritable), NewerSchema."""
+        journal = Journal.open(folder)
+        try:
+            return cls(folder, journal, limits or Limits())
+        except BaseException:
+            journal.close()
+            raise
+
+    def _load(self) -> None:
+        for segment in self._journal.segments():
+            self._hot.replaced(segment.tenant, segment.table, (), new=(segment,))
+        for entry in self._journal.entries():
+            rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
+            self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us)
+
+    def append(self, batch: Batch) -> "Future[Receipt]":
+        """Store a batch, all or nothing; the future resolves once it is on disk.
+
+        Raises BadInput when rows do not fit their table, Overloaded when too much waits already.
+        """
+        return self._writer.submit(batch)
+
+    def ask(self, question: str, *, tenant: str, params: Mapping[str, object]) -> pa.Table:
+        """The answer to a named question (a file in store/sql/hub/), over what the tenant has now.
+
+        Raises NotFound for a question that does not exist, BadInput for missing or wrong parameters.
+        """
+        sql = question_text(question)
+        snapshot = self.snapshot(tenant)
+        with self._reader.cursor() as db:
+            db.execute("SET TimeZone = 'UTC'")
+            hot = {}
+            for name, rows in snapshot.hot.items():
+                hot[name] = f"hot_{name}"
+                db.register(hot[name], rows)
+            paths = {
+                name: [str(self.folder / s.path) for s in found] for name, found in snapshot.segments.items()
+            }
+            for statement in views.statements(paths, hot):
+                db.execute(statement)
+            try:
+                return db.sql(sql, params=dict(params)).to_arrow_table()
+            except (
+                duckdb.InvalidInputException,
+                duckdb.ConversionException,
+                duckdb.BinderException,
+            ) as error:
+                raise BadInput(f"question {question}: {str(error).splitlines()[0]}") from error
+
+    def snapshot(self, tenant: str) -> Snapshot:
+        """The tenant's sealed files and hot rows at one moment: nothing twice, nothing missing."""
+        found = self._hot.snapshot(tenant)
+        kept = {name: _of_tenant(self._writer.kept(name), tenant) for name in schema.KEPT}
+        return Snapshot(found.segments, {**found.hot, **kept}, found.version)
+
+    def segments(self, tenant: str) -> list[Path]:
+        """The tenant's sealed Parquet files; the folder a file is in is named for its table."""
+        found = self._hot.snapshot(tenant).segments
+        return [self.folder / segment.path for of_table in found.values() for segment in of_table]
+
+    def hot_tail(self, tenant: str, *, max_rows: int) -> dict[str, pa.Table]:
+        """Rows that are in no file yet, by table; newest first where a table has more than max_rows."""
+        return {name: _newest(rows, max_rows) for name, rows in self.snapshot(tenant).hot.items()}
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call the listener with each committed batch, in the writer's thread; it must not block."""
+        self._writer.subscribe(listener)
+
+    @property
+    def counters(self) -> Counters:
+        """Numbers since the start."""
+        return self._writer.counters
+
+    def queued(self) -> tuple[int, int]:
+        """Rows and bytes that wait to be committed."""
+        return self._writer.queued()
+
+    def close(self) -> None:
+        """Commit what waits and close the file."""
+        self._writer.close()
+        self._reader.close()
+        self._journal.close()
+
+
+def question_text(name: str) -> str:
+    """The SQL of a named question. Raises NotFound."""
+    found = files("stallscope.store").joinpath("sql", "hub", f"{name}.sql")
+    if not name.isidentifier() or not found.is_file():
+        raise NotFound(f"there is no question {name!r}")
+    return found.read_text()
+
+
+def _of_tenant(rows: pa.Table, tenant: str) -> pa.Table:
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.equal(rows["tenant"], tenant))
+
+
+def _newest(rows: pa.Table, max_rows: int) -> pa.Table:
+    if len(rows) <= max_rows:
+        return rows
+    return rows.slice(len(rows) - max_rows).take(pa.array(range(max_rows - 1, -1, -1)))

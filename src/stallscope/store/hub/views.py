@@ -1,0 +1,84 @@
+"""A tenant's tables as views over sealed Parquet files and hot rows: for questions, and for the SQL workers.
+
+Each table of schema.TABLES is a view of its name, also where nothing has arrived. `events` shows every record:
+its own rows, and those of the tables in _ALSO_EVENTS in the same columns.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from stallscope.store.hub import schema
+
+_ALSO_EVENTS: dict[str, dict[str, str]] = {
+    "collectives": {"name": "COALESCE(name, op)"},
+    "calls": {"name": "'call'", "value_text": "symbol"},
+    "offcpu": {"name": "'offcpu'", "op": "category", "value_text": "by_comm"},
+    "snapshots": {"name": "'snapshot'", "op": "category"},
+    "communicators": {"name": "'communicator'", "rank": "CAST(comm_rank AS INTEGER)"},
+    "processes": {"name": "'process'", "value_text": "comm"},
+    "spans": {"name": "COALESCE(label, op)"},
+    "node_metrics": {},
+    "losses": {"name": "'lost'", "value_text": "kind", "value_double": "CAST(n_lost AS DOUBLE)"},
+}
+"""Tables whose rows `events` shows, and what stands in columns that they have under another name, or not at all."""
+
+STORED_EVENTS = "stored_events"
+"""The rows of the table `events` alone."""
+
+
+def statements(
+    files: Mapping[str, Sequence[str]], hot: Mapping[str, str], *, is_temporary: bool = True
+) -> list[str]:
+    """CREATE VIEW statements, in order, for an empty DuckDB connection.
+
+    files: paths of sealed files by table. hot: by table, the name under which its hot rows are known there.
+    """
+    create = "CREATE OR REPLACE TEMP VIEW" if is_temporary else "CREATE OR REPLACE VIEW"
+    out = []
+    for table in schema.TABLES.values():
+        view = STORED_EVENTS if table.name == "events" else table.name
+        out.append(f"{create} {view} AS {_rows(table, files.get(table.name, ()), hot.get(table.name))}")
+    also = [
+        _as_events(name, instead) for name, instead in _ALSO_EVENTS.items() if files.get(name) or name in hot
+    ]
+    names = ", ".join(column.name for column in schema.EVENT_COLUMNS)
+    parts = [f"SELECT {names} FROM {STORED_EVENTS}", *also]
+    out.append(f"{create} events AS {' UNION ALL '.join(parts)}")
+    return out
+
+
+def _rows(table: schema.HubTable, files: Sequence[str], hot: str | None) -> str:
+    columns = ", ".join(table.names)
+    parts = []
+    if files:
+        listed = ", ".join(quoted(path) for path in files)
+        parts.append(f"SELECT {columns} FROM read_parquet([{listed}])")
+    if hot:
+        parts.append(f"SELECT {columns} FROM {hot}")
+    if not parts:
+        nulls = ", ".join(f"CAST(NULL AS {column.sql_type}) AS {column.name}" for column in table.columns)
+        parts.append(f"SELECT {nulls} WHERE false")
+    return " UNION ALL ".join(parts)
+
+
+def _as_events(name: str, instead: Mapping[str, str]) -> str:
+    there = set(schema.TABLES[name].names)
+    columns = [_event_column(column, there, instead) for column in schema.EVENT_COLUMNS]
+    return f"SELECT {', '.join(columns)} FROM {name}"
+
+
+def _event_column(column: schema.Column, there: set[str], instead: Mapping[str, str]) -> str:
+    if column.name in instead:
+        return f"{instead[column.name]} AS {column.name}"
+    if column.name not in there:
+        return f"CAST(NULL AS {column.sql_type}) AS {column.name}"
+    # The same fact may be kept wider in a table of its own (nranks); a view has one type for it.
+    return (
+        f"TRY_CAST({column.name} AS {column.sql_type}) AS {column.name}"
+        if column.kind == "int32"
+        else column.name
+    )
+
+
+def quoted(text: str) -> str:
+    """A SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"

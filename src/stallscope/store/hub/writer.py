@@ -1,0 +1,333 @@
+"""The one thread that writes the hub's file: it commits what has gathered, many batches in one transaction.
+
+A batch's future resolves after the commit that holds it. A batch id that was seen before is answered without
+being stored again. When more waits than the limits allow, a batch is refused at once.
+"""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
+from stallscope.store.hub import schema
+from stallscope.store.hub.hot import Hot
+from stallscope.store.hub.journal import Entry, Journal
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.nodes import Nodes
+
+Listener = Callable[["Batch"], None]
+_IDLE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a sender wants stored, all or nothing. batch_id: empty where a retry cannot be recognised.
+
+    tables: rows by table name, with columns of store/hub/schema.py; what is missing becomes NULL.
+    """
+
+    batch_id: str
+    tenant: str
+    tables: Mapping[str, pa.Table]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in all tables."""
+        return sum(len(rows) for rows in self.tables.values())
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A batch is on disk. is_duplicate: it was there already, and nothing was added."""
+
+    n_rows: int
+    is_duplicate: bool
+    received_us: int
+
+
+@dataclass
+class Counters:
+    """Numbers since the start, for /metrics; only the writer's thread changes all but refused."""
+
+    batches: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    failed: int = 0
+    commits: int = 0
+    commit_s: float = 0.0
+    longest_hold_s: float = 0.0
+    listener_failures: int = 0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    batch: Batch
+    n_bytes: int
+    future: "Future[Receipt]"
+
+
+@dataclass
+class _Queue:
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    jobs: deque[tuple[Callable[[], Any], "Future[Any]"]] = field(default_factory=deque)
+    n_rows: int = 0
+    n_bytes: int = 0
+    is_closed: bool = False
+
+
+class Writer:
+    """The queue and its thread."""
+
+    def __init__(self, journal: Journal, hot: Hot, *, nodes: Nodes, limits: Limits):
+        self.counters = Counters()
+        self._journal, self._hot, self._nodes, self._limits = journal, hot, nodes, limits
+        self._changed = threading.Condition()
+        self._queue = _Queue()
+        self._listeners: list[Listener] = []
+        self._kept = {name: journal.kept(name) for name in schema.KEPT if name != "nodes"}
+        self._seen: OrderedDict[tuple[str, str], int] = OrderedDict(
+            ((tenant, batch_id), received_us) for tenant, batch_id, received_us in journal.batch_ids()
+        )
+        self._last_us = journal.latest_us()
+        self._quiet_since_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="hub-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch) -> "Future[Receipt]":
+        """Queue a batch. Raises Overloaded when too much waits, BadInput when its rows do not fit."""
+        batch = Batch(
+            batch.batch_id,
+            batch.tenant,
+            {name: schema.conformed(name, rows) for name, rows in batch.tables.items() if len(rows)},
+        )
+        n_rows, n_bytes = batch.n_rows, sum(rows.nbytes for rows in batch.tables.values())
+        if n_bytes > self._limits.max_queue_bytes:
+            raise BadInput(f"a batch of {n_bytes:,} bytes is too large: send smaller ones")
+        future: Future[Receipt] = Future()
+        with self._changed:
+            queue = self._queue
+            if queue.is_closed:
+                raise Overloaded("the hub is stopping; send again later", 5.0)
+            if queue.waiting and (
+                queue.n_rows + n_rows > self._limits.max_queue_rows
+                or queue.n_bytes + n_bytes > self._limits.max_queue_bytes
+            ):
+                self.counters.refused += 1
+                raise Overloaded(
+                    f"{queue.n_rows:,} rows wait to be stored; send again in {self._limits.retry_after_s:g} s",
+                    self._limits.retry_after_s,
+                )
+            queue.waiting.append(_Waiting(batch, n_bytes, future))
+            queue.n_rows += n_rows
+            queue.n_bytes += n_bytes
+            self._changed.notify()
+        return future
+
+    def call(self, job: Callable[[], Any]) -> "Future[Any]":
+        """Run something in the writer's thread, between two commits."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._queue.is_closed:
+                future.set_exception(StorageFailed("the hub is stopping"))
+                return future
+            self._queue.jobs.append((job, future))
+            self._changed.notify()
+        return future
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call the listener with every committed batch, in the writer's thread; it must not block."""
+        self._listeners.append(listener)
+
+    def queued(self) -> tuple[int, int]:
+        """Rows and bytes that wait."""
+        with self._changed:
+            return self._queue.n_rows, self._queue.n_bytes
+
+    def quiet_s(self) -> float:
+        """For how long nothing has arrived."""
+        return time.monotonic() - self._quiet_since_s
+
+    def kept(self, name: str) -> pa.Table:
+        """All rows of a table that the hub keeps itself, of all tenants."""
+        return self._nodes.rows() if name == "nodes" else self._kept[name]
+
+    def close(self) -> None:
+        """Commit what waits, then end the thread."""
+        with self._changed:
+            self._queue.is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work, timeout=_IDLE_S)
+                group = self._taken()
+                jobs = list(self._queue.jobs)
+                self._queue.jobs.clear()
+                is_done = self._queue.is_closed and not group and not self._queue.waiting and not jobs
+            begin_s = time.monotonic()
+            if group:
+                self._commit(group)
+                self._quiet_since_s = time.monotonic()
+            for job, future in jobs:
+                _fulfil(future, job)
+            self.counters.longest_hold_s = max(self.counters.longest_hold_s, time.monotonic() - begin_s)
+            if is_done:
+                return
+
+    def _has_work(self) -> bool:
+        return bool(self._queue.waiting or self._queue.jobs or self._queue.is_closed)
+
+    def _taken(self) -> list[_Waiting]:
+        """The batches of the next transaction."""
+        queue, n_rows = self._queue, 0
+        group: list[_Waiting] = []
+        while queue.waiting and (
+            not group or n_rows + queue.waiting[0].batch.n_rows <= self._limits.group_rows
+        ):
+            one = queue.waiting.popleft()
+            group.append(one)
+            n_rows += one.batch.n_rows
+            queue.n_bytes -= one.n_bytes
+        queue.n_rows -= n_rows
+        return group
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        """Commit all batches together; if that fails, each alone, so that one cannot fail the others."""
+        try:
+            self._commit_together(group)
+        except StallscopeError as error:
+            if len(group) == 1:
+                self.counters.failed += 1
+                group[0].future.set_exception(error)
+                return
+            for one in group:
+                self._commit([one])
+
+    def _commit_together(self, group: list[_Waiting]) -> None:
+        begin_s = time.monotonic()
+        received_us = max(time.time_ns() // 1000, self._last_us + 1)
+        fresh, known = self._split(group)
+        entries = _entries([one.batch for one in fresh], received_us)
+        kept = _kept_rows([one.batch for one in fresh])
+        told = [(one.batch.tenant, one.batch.tables["nodes"]) for one in fresh if "nodes" in one.batch.tables]
+        changed = self._nodes.heard_of(entries, told, received_us)
+        if changed is not None:
+            kept["nodes"] = [changed]
+        if fresh:
+            ids = [(one.batch.tenant, one.batch.batch_id) for one in fresh if one.batch.batch_id]
+            self._journal.commit(received_us, entries, batch_ids=ids, kept=kept)
+            self._last_us = received_us
+            self._seen.update((key, received_us) for key in ids)
+            self._publish(entries, kept, received_us)
+        for one in fresh:
+            one.future.set_result(Receipt(one.batch.n_rows, False, received_us))
+        for one, when_us in known:
+            one.future.set_result(Receipt(one.batch.n_rows, True, when_us or received_us))
+        counters = self.counters
+        counters.batches += len(fresh)
+        counters.rows += sum(one.batch.n_rows for one in fresh)
+        counters.duplicates += len(known)
+        counters.commits += 1
+        counters.commit_s += time.monotonic() - begin_s
+        self._tell([one.batch for one in fresh])
+
+    def _split(self, group: list[_Waiting]) -> tuple[list[_Waiting], list[tuple[_Waiting, int]]]:
+        """Batches that are new, and those whose id is known, with when it was committed (0: now)."""
+        fresh, known, now = [], [], set()
+        for one in group:
+            key = (one.batch.tenant, one.batch.batch_id)
+            if one.batch.batch_id and (key in self._seen or key in now):
+                known.append((one, self._seen.get(key, 0)))
+            else:
+                fresh.append(one)
+                now.add(key)
+        return fresh, known
+
+    def _publish(self, entries: list[Entry], kept: Mapping[str, list[pa.Table]], received_us: int) -> None:
+        for entry in entries:
+            rows = completed(entry.table, entry.rows, entry.tenant, received_us=received_us)
+            self._hot.add(entry.tenant, entry.table, rows, received_us=received_us)
+        for name in kept:
+            if name != "nodes":
+                self._kept[name] = self._journal.kept(name)
+
+    def _tell(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            for listener in self._listeners:
+                try:
+                    listener(batch)
+                except Exception:  # noqa: BLE001 (what listens must not stop what writes; it is counted)
+                    self.counters.listener_failures += 1
+
+    def forget_batches(self, before_us: int) -> None:
+        """Forget old batch ids, in the writer's thread."""
+        n_old = 0
+        for received_us in self._seen.values():
+            if received_us >= before_us:
+                break
+            n_old += 1
+        if n_old:
+            self._journal.forget_batches(before_us)
+            for _ in range(n_old):
+                self._seen.popitem(last=False)
+
+
+def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> pa.Table:
+    """The rows with all columns of the table: those the hub gives itself, too."""
+    wanted = schema.arrow_schema(schema.TABLES[table])
+    given = {
+        "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(rows)),
+        "received_at": pa.repeat(pa.scalar(received_us, pa.int64()), len(rows)).cast(
+            pa.timestamp("us", "UTC")
+        ),
+    }
+    there = set(rows.column_names)
+    arrays = [
+        given[f.name]
+        if f.name in given
+        else rows.column(f.name)
+        if f.name in there
+        else pa.nulls(len(rows), f.type)
+        for f in wanted
+    ]
+    return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def _entries(batches: list[Batch], received_us: int) -> list[Entry]:
+    """The rows that senders fill, one entry for each tenant and table."""
+    found: dict[tuple[str, str], list[pa.Table]] = {}
+    for batch in batches:
+        for name, rows in batch.tables.items():
+            if name in schema.SENT:
+                found.setdefault((batch.tenant, name), []).append(rows)
+    return [
+        Entry(received_us, tenant, name, pa.concat_tables(rows).combine_chunks())
+        for (tenant, name), rows in found.items()
+    ]
+
+
+def _kept_rows(batches: list[Batch]) -> dict[str, list[pa.Table]]:
+    """Rows for the tables that the hub keeps itself, complete, in the order they came."""
+    found: dict[str, list[pa.Table]] = {}
+    for batch in batches:
+        for name, rows in batch.tables.items():
+            if name in schema.KEPT and name != "nodes":
+                full = completed(name, rows, batch.tenant, received_us=time.time_ns() // 1000)
+                found.setdefault(name, []).append(full)
+    return found
+
+
+def _fulfil(future: "Future[Any]", job: Callable[[], Any]) -> None:
+    try:
+        future.set_result(job())
+    except Exception as error:  # noqa: BLE001 (whoever asked for it gets it)
+        future.set_exception(error)
