@@ -63,13 +63,10 @@ def _per_step(line: Timeline, table: Cells, value: Array, steps: Array) -> Array
 
 
 def _change(values: Array, n_least: int) -> int:
-    """Where to cut a sequence so that the two parts differ most, against their spread."""
-    best, best_score = n_least, -1.0
+    """Where to cut a sequence so that the values lie closest to the medians of the two parts."""
     ranked = np.log(np.maximum(values, 1.0))
-    for cut in range(n_least, len(values) - n_least + 1):
-        score = (
-            abs(float(np.median(ranked[cut:]) - np.median(ranked[:cut]))) * min(cut, len(values) - cut) ** 0.5
-        )
-        if score > best_score:
-            best, best_score = cut, score
-    return best
+
+    def apart(cut: int) -> float:
+        return sum(float(np.abs(part - np.median(part)).sum()) for part in (ranked[:cut], ranked[cut:]))
+
+    return min(range(n_least, len(values) - n_least + 1), key=apart)
