@@ -8,5 +8,6 @@ job        one rank: the loop
 faults     what can be made to go wrong, by the rank itself
 outside    what is done to a rank by others: signals, programs on its CPU, a slow server
 live       starts a job, disturbs it, ends it
+scenarios  the stories `stallscope demo` tells, for real or made up
 traced     the same with the agent beside it: the live demo
 """

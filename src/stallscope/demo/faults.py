@@ -32,23 +32,31 @@ N_SYNCS = 500
 N_ALLOCATIONS = 16
 ALLOCATION_BYTES = 512 * MIB
 COPY_BYTES = 192 * MIB
+COLD_S = 0.15
+COLD_STEPS = 7
 DISK_FILE_BYTES = 64 * MIB
 DISK_BLOCK_BYTES = 4 * MIB
 
 
 class Fault(NamedTuple):
-    """One entry. every_steps: it is due in each such step, 0 for once; cause: the diagnosis that is right."""
+    """One entry. every_steps: it is due in each such step, 0 for once; cause: the diagnosis that is right.
+
+    n_steps: it is over after so many steps; 0: never.
+    """
 
     meaning: str
     cause: str
     every_steps: int
     prepare: Callable[[Gpu, Plan], Disturb] | None = None
     is_outside: bool = False
+    n_steps: int = 0
 
 
 def is_due(fault: Fault, plan: Plan, step: int) -> bool:
     """Whether a fault from inside strikes in this step."""
     if not fault.prepare or step < plan.first_step:
+        return False
+    if fault.n_steps and step >= plan.first_step + fault.n_steps:
         return False
     if not fault.every_steps:
         return step == plan.first_step
@@ -163,6 +171,16 @@ def _copy(gpu: Gpu, plan: Plan) -> Disturb:
     return lambda step: gpu.call("cudaMemcpy", target, source, COPY_BYTES, HOST_TO_DEVICE)
 
 
+def _cold(gpu: Gpu, plan: Plan) -> Disturb:
+    """What first steps do where nothing is in a cache yet: they load code and take memory from the GPU."""
+
+    def disturb(step: int) -> None:
+        gpu.new("cudaMalloc", MIB)
+        burn(COLD_S)
+
+    return disturb
+
+
 def _net(gpu: Gpu, plan: Plan) -> Disturb:
     connection = socket.create_connection(("127.0.0.1", plan.answer_port))
 
@@ -198,5 +216,9 @@ FAULTS: dict[str, Fault] = {
     "copy": Fault("copies 192 MiB of pageable memory to the GPU each step", "host_device_copy", 1, _copy),
     "net": Fault("waits 130 ms for an answer over TCP every 10 steps", "network_wait", 10, _net),
     "input": Fault("waits 150 ms for its data loader every 10 steps", "input_starvation", 10, _input),
+    "cold": Fault(
+        "has 150 ms more to do than the others in its first 7 steps", "", 1, _cold, n_steps=COLD_STEPS
+    ),
+    "gpu-steal": Fault("shares its GPU with another program", "gpu_shared", 0, is_outside=True),
     "hang": Fault("sleeps and never enters another collective", "missing_rank", 0, _hang),
 }

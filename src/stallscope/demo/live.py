@@ -80,6 +80,7 @@ def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0) -> Plan:
         fault=scenario,
         victim=2 if ranks > 2 else 1,
         loader=scenario == "input",
+        first_step=0 if scenario == "cold" else Plan.first_step,
     )
 
 
@@ -93,6 +94,8 @@ def started(plan: Plan, folder: Path | None = None) -> Iterator[Job]:
         folder = folder or Path(stack.enter_context(_scratch()))
         plan = replace(plan, answer_port=stack.enter_context(outside.answers(plan)))
         plan.write(folder)
+        turns = folder / outside.TURNS_FILE
+        turns.write_bytes(bytes(8 * outside.MAX_DEVICES))
         stack.callback(_remove_segments, folder.name)
         processes: list[subprocess.Popen[str]] = []
         stack.callback(_end, processes)
@@ -100,7 +103,7 @@ def started(plan: Plan, folder: Path | None = None) -> Iterator[Job]:
         _await_ready(processes, folder)
         job = Job(plan, folder, tuple(processes), threading.Event())
         outside.place(plan, job.pids)
-        with outside.disturbing(plan, job.pids, job.has_begun) as intervals_ns:
+        with outside.disturbing(plan, job.pids, job.has_begun, turns=turns) as intervals_ns:
             yield job
         _write_truth(job, intervals_ns)
 
@@ -125,6 +128,7 @@ def _start_rank(folder: Path, rank: int) -> subprocess.Popen[str]:
             text=True,
             env=os.environ
             | {
+                "EMULATED_GPU_TURNS": str(folder / outside.TURNS_FILE),
                 "EMULATED_NCCL_NAME": folder.name,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 "RANK": str(rank),

@@ -1,6 +1,7 @@
 """Faults that come from outside the rank: other programs on its CPU, signals, a slow server."""
 
 import itertools
+import mmap
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from stallscope.demo.faults import ANSWER_S
 from stallscope.demo.plan import Plan, end_with_parent
@@ -18,6 +20,10 @@ STARTS_AFTER_S = 2.0
 STOPPED_S = 0.3
 RUNNING_S = (0.8, 1.6, 1.1, 1.4)  # in turn: stops that came at one distance would look like every n steps
 N_HOGS = 3
+TURNS_MS = (4.0, 14.0, 7.0, 17.0, 5.0, 11.0)  # by turns of varying length, as a program that serves requests
+OWN_MS = 5.0
+TURNS_FILE = "gpu_turns"
+MAX_DEVICES = 64  # as in emulated/device.h
 HOG_PRIORITY = 8  # of equals a rank that sleeps most of the time would take little notice
 
 Interval = tuple[int, int]
@@ -36,15 +42,19 @@ def place(plan: Plan, pids: list[int]) -> None:
 
 
 @contextmanager
-def disturbing(plan: Plan, pids: list[int], has_begun: threading.Event) -> Iterator[list[Interval]]:
+def disturbing(
+    plan: Plan, pids: list[int], has_begun: threading.Event, *, turns: Path
+) -> Iterator[list[Interval]]:
     """Disturbs the victim from a thread, some time after has_begun is set.
 
-    Fills the list it gives with intervals (begin, end; monotonic ns).
+    turns: the file that says to whom the emulated GPUs belong. Fills the list it gives with intervals (begin,
+    end; monotonic ns).
     """
     intervals: list[Interval] = []
     disturbs: dict[str, Callable[[int, threading.Event, list[Interval]], None]] = {
         "stop": _stop_and_continue,
         "cpu-hog": _crowd,
+        "gpu-steal": lambda _, is_over, intervals: _use_gpu(turns, plan.victim, is_over, intervals=intervals),
     }
     if plan.fault not in disturbs:
         yield intervals
@@ -97,6 +107,18 @@ def _crowd(pid: int, is_over: threading.Event, intervals: list[Interval]) -> Non
         for _ in range(N_HOGS):
             stack.callback(_end, _helper("hog", cpus))
         is_over.wait()
+    intervals.append((begin_ns, time.monotonic_ns()))
+
+
+def _use_gpu(turns: Path, device: int, is_over: threading.Event, *, intervals: list[Interval]) -> None:
+    """Takes an emulated GPU by turns, as another process on it would."""
+    with turns.open("r+b") as file, mmap.mmap(file.fileno(), 0) as until:
+        begin_ns = time.monotonic_ns()
+        for turn_ms in itertools.cycle(TURNS_MS):
+            end_ns = time.monotonic_ns() + int(turn_ms * 1e6)
+            until[device * 8 : device * 8 + 8] = end_ns.to_bytes(8, sys.byteorder)
+            if is_over.wait((turn_ms + OWN_MS) / 1e3):
+                break
     intervals.append((begin_ns, time.monotonic_ns()))
 
 

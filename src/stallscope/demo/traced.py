@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from stallscope.demo import build, live
@@ -51,11 +52,23 @@ def described(plan: Plan) -> str:
 
 @contextmanager
 def run(
-    scenario: str, *, ranks: int = 4, seconds: float | None = None, say: Callable[[str], None] = _tell
+    scenario: str,
+    *,
+    ranks: int = 4,
+    seconds: float | None = None,
+    first_step: int | None = None,
+    say: Callable[[str], None] = _tell,
 ) -> Iterator[Trace]:
     """Runs a scenario under the agent and gives what was traced; see trace_job. Nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="stallscope-demo-") as folder:
-        db = trace_job(scenario, ranks=ranks, seconds=seconds, trace_db=Path(folder) / "trace.db", say=say)
+        db = trace_job(
+            scenario,
+            ranks=ranks,
+            seconds=seconds,
+            first_step=first_step,
+            trace_db=Path(folder) / "trace.db",
+            say=say,
+        )
         yield node.read(db)
 
 
@@ -64,18 +77,22 @@ def trace_job(
     *,
     ranks: int = 4,
     seconds: float | None = None,
+    first_step: int | None = None,
     trace_db: Path,
     say: Callable[[str], None] = lambda line: None,
     command: Sequence[str] = COMMAND,
 ) -> Path:
     """Runs a scenario under the agent and returns the node trace.
 
-    say takes each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario,
-    CannotTrace when the agent does not attach or fails, NotFound without a C compiler.
+    first_step: no fault before it; None: as the fault has it. say takes each line of the agent. command starts
+    stallscope. Raises BadInput for an unknown scenario, CannotTrace when the agent does not attach or fails,
+    NotFound without a C compiler.
     """
     if seconds is None:
         seconds = HANG_SECONDS if scenario == "hang" else SECONDS
     plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
+    if first_step is not None:
+        plan = replace(plan, first_step=first_step)
     say(f"a job on emulated GPUs, {seconds:.0f} s: {described(plan)}")
     with (
         _ended_by_sigterm(),

@@ -1,13 +1,16 @@
 /* Streams and their threads: see device.h. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "device.h"
@@ -39,6 +42,7 @@ static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams;
 static struct stream *defaults[MAX_DEVICES];
 static int owner_fd = -1; /* readable once the process has ended */
+static const _Atomic int64_t *turns; /* see foreign_turns; NULL: nobody shares the devices */
 
 void counter_set(struct counter *counter, uint64_t value)
 {
@@ -127,10 +131,34 @@ void emulated_end_with_owner(void)
 		syscall(SYS_exit_group, 0);
 }
 
+/*
+ * A device that other processes use too works by turns. $EMULATED_GPU_TURNS names a file of one int64 a device:
+ * until when (monotonic ns) it belongs to somebody else.
+ */
+static const _Atomic int64_t *foreign_turns(void)
+{
+	const char *path = getenv("EMULATED_GPU_TURNS");
+	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	void *turns = MAP_FAILED;
+
+	if (fd >= 0) {
+		turns = mmap(NULL, MAX_DEVICES * sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);
+		close(fd);
+	}
+	return turns == MAP_FAILED ? NULL : turns;
+}
+
+static int64_t ours_from(int device, int64_t begin)
+{
+	int64_t until = turns ? turns[device] : 0;
+
+	return until > begin ? until : begin;
+}
+
 void stream_execute(struct stream *stream, const struct work *work)
 {
 	int64_t begin = stream->free_ns > work->enqueued_ns ? stream->free_ns : work->enqueued_ns;
-	int64_t end = begin + work->busy_ns;
+	int64_t end = (work->busy_ns ? ours_from(stream->device, begin) : begin) + work->busy_ns;
 
 	if (end > now_ns())
 		sleep_until(end);
@@ -216,8 +244,10 @@ static struct stream *start(int device)
 
 	if (!stream)
 		return NULL;
-	if (owner_fd < 0)
+	if (owner_fd < 0) {
 		owner_fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+		turns = foreign_turns();
+	}
 	if (owner_fd < 0)
 		abort();
 	stream->device = device;

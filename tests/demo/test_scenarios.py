@@ -1,0 +1,84 @@
+"""Every scenario of the demo is answered rightly, and says what to learn from it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stallscope.cli import app
+from stallscope.demo import faults, scenarios
+from stallscope.demo.scenarios import SCENARIOS, Scenario
+from stallscope.errors import BadInput
+
+RIGHT = {
+    "incident": ("straggler", [2], "block_io"),
+    "memcpy-bottleneck": ("straggler", [2], "host_device_copy"),
+    "periodic-spike": ("straggler", [2], "host_sleep"),
+    "cpu-contention": ("straggler", [2], "cpu_preemption"),
+    "gpu-steal": ("device", [2], "gpu_shared"),
+    "straggler": ("straggler", [2], "input_starvation"),
+    "hang": ("hang", [2], "missing_rank"),
+}
+
+
+def told(*words: str) -> Result:
+    return CliRunner().invoke(app, ["demo", *words])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_a_made_up_scenario_has_the_right_answer(scenario: Scenario):
+    report = json.loads(told(scenario.name, "--no-bpf", "--json").stdout)
+    if scenario.name not in RIGHT:
+        assert report["healthy"]
+        assert "warm-up" in report["benign"][0]["what"]
+        return
+    (verdict,) = report["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["causes"][0]["cause"]) == RIGHT[scenario.name]
+
+
+def test_the_live_fault_has_the_cause_of_the_made_up_one():
+    for scenario in SCENARIOS:
+        assert faults.FAULTS[scenario.fault].cause == RIGHT.get(scenario.name, ("", [], ""))[2]
+
+
+def test_all_are_told_one_after_the_other_with_what_to_learn():
+    said = told("all", "--no-bpf").stdout
+    assert [line.split()[1].rstrip(":") for line in said.splitlines() if line.startswith("== ")] == [
+        scenario.name for scenario in SCENARIOS
+    ]
+    assert said.count("What to learn from it:") == len(SCENARIOS)
+    for scenario in SCENARIOS:
+        assert all(line in said for line in scenario.learn)
+
+
+def test_the_list_names_each():
+    assert [line.split()[0] for line in told("list").stdout.splitlines()] == [s.name for s in SCENARIOS]
+    assert [row["name"] for row in json.loads(told("list", "--json").stdout)] == [s.name for s in SCENARIOS]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("slep",), "no scenario 'slep'.*incident.*sleep"),
+        (("--no-bpf",), "name one"),
+        (("hang", "--no-bpf", "--live"), "exclude"),
+        (("net", "--no-bpf"), "cannot be made up"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], says: str):
+    with pytest.raises(BadInput, match=says):
+        CliRunner().invoke(app, ["demo", *words], catch_exceptions=False)
+
+
+def test_a_fault_is_a_scenario_too():
+    assert scenarios.named("sleep").fault == "sleep"
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+@pytest.mark.flaky(reruns=1)
+def test_a_gpu_that_somebody_uses_makes_the_whole_job_slow_and_names_nobody():
+    found = told("gpu-steal", "--live", "--json")
+    (verdict,) = json.loads(found.stdout)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("inconclusive", [])
+    assert "device or fabric" in verdict["abstained_because"]
