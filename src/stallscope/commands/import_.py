@@ -11,7 +11,7 @@ import typer
 def import_(
     path: Annotated[
         Path,
-        typer.Argument(help="A recording folder, flight-recorder dumps, or an operation trace (Parquet)."),
+        typer.Argument(help="A file, or a folder with one file per rank; its kind is seen from its content."),
     ],
     db: Annotated[Path, typer.Option("--db", help="The node trace to write; must not exist yet.")],
 ) -> None:

@@ -1,9 +1,7 @@
 """One file of torch.profiler (Kineto): what is kept of its events. Chrome trace JSON, plain or gzip."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import Any
 
 from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN
+from stallscope.importers.texts import head_of, text_of
 
-_HEAD_BYTES = 1 << 16
 _MOST_BYTES = 400 << 20  # of one file, unpacked
 _MOST_EVENTS = 5_000_000
 _WORDS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"', b'"schemaVersion"')
@@ -46,21 +44,13 @@ def looks_like_a_profile(file: Path) -> bool:
     """Whether a file is a torch.profiler trace, by its first bytes."""
     if not re.search(r"\.json(\.gz)?$", file.name):
         return False
-    try:
-        with _opened(file) as stream:
-            head = stream.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return False
+    head = head_of(file)
     return head.lstrip()[:1] == b"{" and sum(word in head for word in _WORDS) >= 2
-
-
-def _opened(file: Path) -> Any:
-    return gzip.open(file) if file.name.endswith(".gz") else file.open("rb")
 
 
 def profile_of(file: Path) -> Profile:
     """One file, read. Raises BadTrace."""
-    text = _text(file)
+    text = text_of(file, _MOST_BYTES)
     found = re.search(r'"traceEvents"\s*:\s*\[', text)
     if not found:
         raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
@@ -76,17 +66,6 @@ def profile_of(file: Path) -> Profile:
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise BadTrace(f"{file} is damaged ({str(error)[:120]}): copy it again") from error
     return profile
-
-
-def _text(file: Path) -> str:
-    try:
-        with _opened(file) as stream:
-            raw = stream.read(_MOST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
-    if len(raw) > _MOST_BYTES:
-        raise BadTrace(f"{file} is larger than {_MOST_BYTES >> 20} MiB unpacked: profile fewer steps")
-    return str(raw, "utf-8", "replace")
 
 
 def _events(text: str, at: int, file: Path) -> Iterator[dict[str, Any]]:

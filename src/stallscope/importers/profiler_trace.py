@@ -25,6 +25,7 @@ from stallscope.events.trace import Clock, Trace
 from stallscope.importers.node_database import op_of
 from stallscope.importers.profiler_file import Profile, looks_like_a_profile, profile_of, whole
 from stallscope.importers.registry import Importer
+from stallscope.importers.texts import files_of
 
 _LONG_NS = 1_000_000
 _OPS = {
@@ -77,11 +78,7 @@ def _sniff(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    try:
-        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    except OSError:
-        return []
-    return [file for file in files if looks_like_a_profile(file)]
+    return [file for file in files_of(path) if looks_like_a_profile(file)]
 
 
 def _read(path: Path) -> Trace:

@@ -1,0 +1,201 @@
+"""Logs of NCCL's Inspector plugin: one JSON object a line for each collective of a communicator, a file per process.
+
+What is exact in them is how long each rank was inside a collective. All ranks leave a synchronising one together, so
+the rank that was inside for the shortest time entered last: arrivals are laid backwards from a common end, and no
+clock of a host matters. The end is when the collective was logged, which orders rounds but is late by the plugin's
+dump interval. Where a rank spent the time between two collectives is not told (other_off).
+The format, v4.0, is described in the plugin's README (NVIDIA/nccl, ext-profiler/inspector).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stallscope.errors import BadTrace
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, CollectiveFlag, Op
+from stallscope.events.trace import Clock, Trace
+from stallscope.importers.registry import Importer
+from stallscope.importers.texts import files_of, head_of, text_of
+
+_MOST_BYTES = 400 << 20
+_MOST_ROWS = 3_000_000
+_WORDS = (b'"inspector_output_format_version"', b'"coll_perf"')
+_OPS = {
+    "AllReduce": Op.ALL_REDUCE,
+    "AllGather": Op.ALL_GATHER,
+    "ReduceScatter": Op.REDUCE_SCATTER,
+    "Broadcast": Op.BROADCAST,
+    "Reduce": Op.REDUCE,
+}
+_COLUMNS = [
+    *(("process", "i8"), ("comm", "u8"), ("rank", "i8"), ("nranks", "i8"), ("seq", "i8")),
+    *(("op", "i8"), ("count_bytes", "i8"), ("inside_ns", "i8"), ("logged_ns", "i8")),
+]
+_MOST_NS = 2**61
+
+
+@dataclass(frozen=True)
+class _Logs:
+    """rows: one per collective and rank, columns as above. processes: host and pid, by number."""
+
+    rows: Array
+    processes: list[tuple[str, int]]
+
+
+def _sniff(path: Path) -> bool:
+    return any(_looks_like_a_log(file) for file in files_of(path))
+
+
+def _looks_like_a_log(file: Path) -> bool:
+    head = head_of(file)
+    return head.lstrip()[:1] == b"{" and all(word in head for word in _WORDS)
+
+
+def _read(path: Path) -> Trace:
+    logs = _logs([file for file in files_of(path) if _looks_like_a_log(file)])
+    rows = logs.rows
+    hosts = sorted({host for host, _ in logs.processes})
+    node = np.array([hosts.index(host) for host, _ in logs.processes])[rows["process"]]
+    pid = np.array([pid for _, pid in logs.processes])[rows["process"]]
+    end_ns = _ends(rows)
+    collectives = layout.empty(layout.COLLECTIVES, len(rows))
+    collectives["ts_ns"] = collectives["gpu_start_ns"] = end_ns - rows["inside_ns"]
+    collectives["gpu_end_ns"] = end_ns
+    collectives["node"], collectives["pid"], collectives["tid"] = node, pid, pid
+    collectives["comm_hash"], collectives["comm_rank"] = rows["comm"], rows["rank"]
+    for name in ("nranks", "seq", "op", "count_bytes"):
+        collectives[name] = rows[name]
+    collectives["flags"] = CollectiveFlag.NO_SYSCALLS
+    _add_ledger(collectives, rows["process"])
+    last = int(end_ns.max())
+    return Trace(
+        collectives=collectives[np.argsort(collectives["ts_ns"], kind="stable")],
+        communicators=_communicators(collectives),
+        processes=_processes(logs, rows, hosts),
+        nodes=tuple(hosts),
+        clocks=tuple(Clock(i, last, last) for i in range(len(hosts))),
+        ends_ns=(last,) * len(hosts),
+        source=f"NCCL Inspector logs of {len(logs.processes)} processes",
+    )
+
+
+def _logs(files: list[Path]) -> _Logs:
+    numbers: dict[tuple[str, int], int] = {}
+    found: list[tuple[int, ...]] = []
+    for file in files:
+        for line_number, told in _objects(file):
+            try:
+                row = _row(told, numbers)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+                raise BadTrace(
+                    f"{file}: object {line_number} is no Inspector record ({error}): copy the file again"
+                ) from error
+            if row:
+                found.append(row)
+        if len(found) > _MOST_ROWS:
+            raise BadTrace(f"{file}: more than {_MOST_ROWS:,} collectives: record a shorter time")
+    if not found:
+        raise BadTrace(f"{files[0]} holds no collectives: was NCCL_INSPECTOR_ENABLE set?")
+    rows = np.array(found, dtype=_COLUMNS)
+    order = np.lexsort((rows["seq"], rows["comm"], rows["process"]))
+    return _Logs(rows[order], list(numbers))
+
+
+def _objects(file: Path) -> Any:
+    """The JSON objects of a file one by one; an unfinished last one is what a killed job leaves."""
+    text, at, number = text_of(file, _MOST_BYTES), 0, 0
+    decoder, space = json.JSONDecoder(), re.compile(r"\s*")
+    while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        number += 1
+        try:
+            told, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            if number > 1 and "\n" not in text[at:].strip():
+                return
+            raise BadTrace(f"{file}: object {number} is damaged ({error}): copy the file again") from error
+        yield number, told
+
+
+def _row(told: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int, ...] | None:
+    header, about, perf = told["header"], told["metadata"], told.get("coll_perf")
+    if perf is None or perf["coll"] not in _OPS:
+        return None
+    who = str(about["hostname"])[:256], int(about["pid"])
+    logged_ns = int(about["dump_timestamp_us"]) * 1000
+    inside_ns = int(perf["coll_exec_time_us"]) * 1000
+    numbers_told = (
+        int(header["rank"]),
+        int(header["n_ranks"]),
+        int(perf["coll_sn"]),
+        int(perf["coll_msg_size_bytes"]),
+    )
+    if not (0 <= inside_ns < logged_ns < _MOST_NS and min(numbers_told) >= 0 and 0 <= who[1] < 2**32):
+        raise ValueError("a number is out of range")
+    rank, nranks, seq, n_bytes = numbers_told
+    if rank >= nranks or nranks >= 2**31 or seq >= 2**62:
+        raise ValueError(f"rank {rank} of {nranks}")
+    process = numbers.setdefault(who, len(numbers))
+    comm = int(str(header["id"]), 16) & (2**64 - 1)
+    return process, comm, rank, nranks, seq, int(_OPS[perf["coll"]]), n_bytes, inside_ns, logged_ns
+
+
+def _ends(rows: Array) -> Array:
+    """The common end of each round, ns, for every row: as logged first, but after the round before it."""
+    out = np.zeros(len(rows), np.int64)
+    for comm in np.unique(rows["comm"]):
+        mine = np.flatnonzero(rows["comm"] == comm)
+        _, round_ = np.unique(rows["seq"][mine], return_inverse=True)
+        logged = np.full(round_.max() + 1, _MOST_NS, np.int64)
+        np.minimum.at(logged, round_, rows["logged_ns"][mine])
+        inside = np.zeros(len(logged), np.int64)
+        np.maximum.at(inside, round_, rows["inside_ns"][mine])
+        # end[i] = max(logged[i], end[i-1] + inside[i]), as a running maximum
+        done = np.cumsum(inside)
+        out[mine] = (np.maximum.accumulate(logged - done) + done)[round_]
+    return out
+
+
+def _add_ledger(collectives: Array, process: Array) -> None:
+    """Inside a collective a process waits; what it does between two is not known."""
+    for number in np.unique(process):
+        mine = np.flatnonzero(process == number)
+        mine = mine[np.argsort(collectives["ts_ns"][mine], kind="stable")]
+        begin, end = collectives["ts_ns"][mine], collectives["gpu_end_ns"][mine]
+        free = np.maximum(begin - np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]]), 0)
+        other = np.cumsum(free)
+        ledger = np.zeros((len(mine), collectives["ledger_ns"].shape[1]), np.int64)
+        ledger[:, Category.OTHER_OFF - 1] = other
+        ledger[:, Category.WAIT_GPU - 1] = begin - begin[0] - other
+        collectives["ledger_ns"][mine] = ledger
+        collectives["n_syncs"][mine] = np.arange(len(mine))
+        collectives["wait_enter_ns"][mine[1:]], collectives["wait_leave_ns"][mine[1:]] = begin[:-1], end[:-1]
+
+
+def _communicators(collectives: Array) -> Array:
+    _, first = np.unique(collectives[["node", "pid", "comm_hash"]], return_index=True)
+    rows = layout.empty(layout.COMMUNICATORS, len(first))
+    for name in ("ts_ns", "node", "pid", "comm_hash", "comm_rank", "nranks"):
+        rows[name] = collectives[name][first]
+    return rows
+
+
+def _processes(logs: _Logs, rows: Array, hosts: list[str]) -> Array:
+    """The rank in the job is that in the largest communicator."""
+    out = layout.empty(layout.PROCESSES, len(logs.processes))
+    size = int(rows["nranks"].max())
+    widest = rows[rows["nranks"] == size]
+    widest = widest[widest["comm"] == widest["comm"][0]]
+    ranks = dict(zip(widest["process"].tolist(), widest["rank"].tolist(), strict=True))
+    for number, (row, (host, pid)) in enumerate(zip(out, logs.processes, strict=True)):
+        row["node"], row["pid"], row["nranks"] = hosts.index(host), pid, size
+        row["rank"] = ranks.get(number, UNKNOWN)
+    return out
+
+
+IMPORTER = Importer("NCCL Inspector log (JSON)", _sniff, _read)

@@ -1,0 +1,65 @@
+"""JSON from outside with any value anywhere: an importer gives a trace or one clear line."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stallscope.errors import BadTrace
+from stallscope.importers import importer_for
+
+from .test_inspector_log import START_US, record
+from .test_profiler_trace import profiles
+from .test_ras_status import answer
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.just([]),
+    st.just({}),
+    st.just([[[]]]),
+)
+
+
+def places(told: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where values stand in nested JSON; of long lists the first few."""
+    items = told.items() if isinstance(told, dict) else enumerate(told[:6]) if isinstance(told, list) else ()
+    return [place for key, value in items for place in [(*path, key), *places(value, (*path, key))]]
+
+
+def with_value(told: Any, place: tuple[Any, ...], value: Any) -> Any:
+    changed = json.loads(json.dumps(told))
+    inner = changed
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return changed
+
+
+SEEDS = {
+    "profile": (profiles({})[0], ".pt.trace.json"),
+    "ras": (answer({0: 3, 1: 4, 2: 4}, "2026-06-19 06:51:10", {3: "dead"}), ".json"),
+    "inspector": (record(0, 1, 10, START_US), ".log"),
+}
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), value=VALUES)
+def test_any_value_anywhere(tmp_path: Path, kind: str, seed: int, value: Any):
+    told, ending = SEEDS[kind]
+    place = random.Random(seed).choice(places(told))
+    file = tmp_path / f"hostile{ending}"
+    file.write_text(json.dumps(with_value(told, place, value)))
+    try:
+        importer_for(file).read(file)
+    except BadTrace as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
