@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "events": {"errors"},
     "capture": VOCABULARY | {"settings"},
     "importers": VOCABULARY,
-    "exporters": VOCABULARY,
+    "exporters": VOCABULARY | {"diagnose"},
     "store": VOCABULARY,
     "store.hub": VOCABULARY | {"store"},
     "receive": VOCABULARY | {"store", "store.hub"},
@@ -38,7 +38,7 @@ MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {
     "pyarrow": {"importers", "exporters", "store.hub", "receive", "standing"},
-    "duckdb": {"hub", "store.hub"},
+    "duckdb": {"serve", "hub", "store.hub"},
     "pandas": set(),
 }
 """Libraries that cost an agent its memory, and the parts that may use them."""

@@ -11,6 +11,7 @@ import typer
 
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
+from stallscope.commands.export import export
 from stallscope.commands.import_ import import_
 from stallscope.commands.query import query
 from stallscope.commands.trace import trace
@@ -27,6 +28,7 @@ app = typer.Typer(
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
 app.command()(explain)
 app.command()(query)
+app.command()(export)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)

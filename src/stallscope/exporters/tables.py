@@ -1,10 +1,15 @@
-"""Rows as Parquet, for whatever reads that."""
+"""Rows as Parquet and CSV, for whatever reads that."""
 
+import csv
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stallscope.errors import BadInput
+
+_BATCH_ROWS = 50_000
 
 
 def parquet_bytes(columns: Mapping[str, Sequence[object]]) -> bytes:
@@ -42,3 +47,50 @@ def _column(pa: Any, values: Sequence[object]) -> Any:
     if len(known) == 1:
         return pa.array(values)
     return pa.array([value if value is None else str(value) for value in values], pa.string())
+
+
+def write_table(path: Path, columns: Mapping[str, str], rows: Iterable[tuple[object, ...]]) -> int:
+    """Rows as a CSV or Parquet file, by the name's ending. Returns how many. Raises BadInput without pyarrow.
+
+    columns: SQL type by name, INTEGER or TEXT. The memory needed does not grow with the rows.
+    """
+    batches = _batches(rows)
+    return (_write_parquet if path.suffix == ".parquet" else _write_csv)(path, columns, batches)
+
+
+def _batches(rows: Iterable[tuple[object, ...]]) -> Iterator[list[tuple[object, ...]]]:
+    source = iter(rows)
+    while batch := list(itertools.islice(source, _BATCH_ROWS)):
+        yield batch
+
+
+def _write_csv(path: Path, columns: Mapping[str, str], batches: Iterator[list[tuple[object, ...]]]) -> int:
+    n_rows = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for batch in batches:
+            writer.writerows(batch)
+            n_rows += len(batch)
+    return n_rows
+
+
+def _write_parquet(
+    path: Path, columns: Mapping[str, str], batches: Iterator[list[tuple[object, ...]]]
+) -> int:
+    pa = arrow()
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [(name, pa.string() if kind == "TEXT" else pa.int64()) for name, kind in columns.items()]
+    )
+    n_rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
+            arrays = [
+                pa.array(values, kind)
+                for values, kind in zip(zip(*batch, strict=True), schema.types, strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=schema))
+            n_rows += len(batch)
+    return n_rows

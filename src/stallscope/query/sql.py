@@ -9,7 +9,7 @@ import difflib
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,9 @@ _MAX_VALUE_BYTES = 10_000_000
 _MAX_LIKE_BYTES = 200
 _READING_PRAGMAS = ("table_info", "table_xinfo", "table_list")
 _REFUSED_FUNCTIONS = ("load_extension", "fts3_tokenizer", "sqlite_log")
+_TABLES = (
+    "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -99,6 +102,21 @@ def ask(path: Path, statement: str, *, limits: Limits | None = None, since_ns: i
             raise told from error
     columns = tuple(each[0] for each in cursor.description)
     return Answer(_unique(columns), rows[: limits.max_rows], is_cut=len(rows) > limits.max_rows)
+
+
+def rows_by_table(
+    path: Path, since_ns: int | None = None
+) -> Iterator[tuple[str, dict[str, str], Iterable[tuple[object, ...]]]]:
+    """Every table of a trace: name, SQL type by column, rows (to be read before the next table).
+
+    since_ns: as in ask(). Raises NotFound, BadTrace, NewerSchema.
+    """
+    with reading(path) as db:
+        if since_ns is not None:
+            _shorten(db, since_ns)
+        for (table,) in db.execute(_TABLES).fetchall():
+            columns = {row[1]: row[2] for row in db.execute(f"PRAGMA main.table_info({table})")}
+            yield table, columns, db.execute(f"SELECT * FROM {table} ORDER BY 1")
 
 
 def _is_reading(action: int, first: str | None, second: str | None) -> bool:

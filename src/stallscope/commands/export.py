@@ -1,0 +1,113 @@
+"""`stallscope export`: a trace for other tools' viewers and readers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_from
+from stallscope.errors import StorageFailed
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.settings import Settings
+
+
+class ExportFormat(StrEnum):
+    """What a trace can be written as."""
+
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+_ENDINGS = {ExportFormat.PERFETTO: ".pftrace", ExportFormat.CHROME: ".json"}
+
+
+def export(
+    form: Annotated[
+        ExportFormat, typer.Option("--format", help="A timeline (perfetto, chrome) or the tables.")
+    ] = ExportFormat.PERFETTO,
+    db: Db = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file; for tables the folder. Default: the trace's name, here."),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Write a trace for ui.perfetto.dev, chrome://tracing, or as tables."""
+    chosen = settings_from({"db": db}, settings)
+    since_ns = None if since is None else duration_ns(since, "--since")
+    if form in _ENDINGS:
+        target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
+        _write_timeline(chosen, form, target, since_ns=since_ns)
+        typer.echo(f"{target}: {target.stat().st_size:,} bytes; open it in https://ui.perfetto.dev", err=True)
+        return
+    folder = out or Path(f"{chosen.db.stem}-{form}")
+    for path, n_rows in _write_tables(chosen.db, form, folder, since_ns=since_ns):
+        typer.echo(f"{path}: {n_rows:,} row{'' if n_rows == 1 else 's'}", err=True)
+
+
+def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, *, since_ns: int | None) -> None:
+    from stallscope.commands.report import diagnosed
+    from stallscope.exporters.chrome import chrome_json
+    from stallscope.exporters.perfetto import perfetto_bytes
+    from stallscope.exporters.telling import story
+    from stallscope.store import node
+
+    trace = node.read(chosen.db, since_ns)
+    told = story(trace, diagnosed(trace, chosen))
+    parts: Iterable[bytes] = (
+        perfetto_bytes(told)
+        if form is ExportFormat.PERFETTO
+        else (text.encode() for text in chrome_json(told))
+    )
+    with _replacing(target) as part, part.open("wb") as file:
+        file.writelines(parts)
+
+
+def _write_tables(
+    db: Path, form: ExportFormat, folder: Path, *, since_ns: int | None
+) -> Iterator[tuple[Path, int]]:
+    """Every table as a file of the folder. Yields each with its number of rows."""
+    from stallscope.exporters.tables import write_table
+    from stallscope.query.sql import rows_by_table
+
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for table, columns, rows in rows_by_table(db, since_ns):
+        path = folder / f"{table}.{form}"
+        with _replacing(path) as part:
+            n_rows = write_table(part, columns, rows)
+        yield path, n_rows
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new file to write, which takes the place of `target` when it is complete. Raises StorageFailed."""
+    with _writing(target):
+        fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=target.parent)
+        os.close(fd)
+        part = Path(name)
+        try:
+            yield part
+            part.chmod(0o644)
+            part.rename(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --out") from error

@@ -1,0 +1,73 @@
+"""Arrows from a culprit's late arrival to the moments at which those that waited for it were released."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.verdict import Verdict
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.exporters.scene import Scene
+
+_LEAST_LATE_NS = 1_000_000
+"""Below this an arrow says nothing: the ranks of a healthy job differ by as much."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The finished waits of one process, sorted, on the common clock: int64 (n,) each."""
+
+    enter_ns: Array
+    leave_ns: Array
+
+    def around(self, at_ns: int) -> int:
+        """The number of the wait that a moment lies in; -1 for none."""
+        i = int(np.searchsorted(self.leave_ns, at_ns, side="left"))
+        return i if i < len(self.leave_ns) and self.enter_ns[i] <= at_ns else UNKNOWN
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """Numbers of arrows, from 1. from_row: by row of the timeline; to_wait: by (process, number of the wait)."""
+
+    from_row: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    to_wait: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+
+def waits(scene: Scene, process: int) -> Waits:
+    """The waits that the arrivals of a process tell of."""
+    rows = scene.line.rows[scene.line.process == process]
+    pairs = np.unique(rows[rows["wait_leave_ns"] > 0][["wait_enter_ns", "wait_leave_ns"]])
+    node = int(scene.line.node[process])
+    enter, leave = (scene.common_ns(node, pairs[name]) for name in ("wait_enter_ns", "wait_leave_ns"))
+    known = (pairs["wait_enter_ns"] > 0) & (leave >= enter)
+    order = np.argsort(leave[known], kind="stable")
+    return Waits(enter[known][order], leave[known][order])
+
+
+def arrows(scene: Scene, verdicts: list[Verdict]) -> Arrows:
+    """The arrows of the late rounds of the ranks that the verdicts name. A wait gets one, from whom it ended by."""
+    line, met = scene.line, scene.met
+    ranks = {
+        rank for verdict in verdicts if verdict.kind in ("straggler", "device") for rank in verdict.ranks
+    }
+    culprits = np.flatnonzero(np.isin(line.rank, sorted(ranks)))
+    arrival_ns = scene.clocks.arrival_ns
+    late = np.isin(line.process, culprits) & (np.nan_to_num(met.late_ns) >= _LEAST_LATE_NS)
+    late &= arrival_ns == met.last_ns[met.round]
+    by_round = np.argsort(met.round, kind="stable")
+    start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
+    of_process = {process: waits(scene, process) for process in range(line.n_processes)}
+    from_row: defaultdict[int, list[int]] = defaultdict(list)
+    to_wait: dict[tuple[int, int], tuple[int, ...]] = {}
+    for row in sorted(np.flatnonzero(late).tolist(), key=lambda row: (int(arrival_ns[row]), row)):
+        others = by_round[start[met.round[row]] : start[met.round[row] + 1]]
+        for process in line.process[others].tolist():
+            wait = (
+                of_process[process].around(int(arrival_ns[row])) if process != line.process[row] else UNKNOWN
+            )
+            if wait != UNKNOWN and (process, wait) not in to_wait:
+                number = len(to_wait) + 1
+                from_row[row].append(number)
+                to_wait[process, wait] = (number,)
+    return Arrows({row: tuple(numbers) for row, numbers in from_row.items()}, to_wait)

@@ -1,0 +1,125 @@
+"""What all tracks of a timeline share: who there is, one clock for all nodes, and the rounds that they met in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose.clocks import Clocks, aligned
+from stallscope.diagnose.rounds import Rounds, rounds
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import Timeline, timeline
+from stallscope.events.layout import TABLES, UNKNOWN, Array
+from stallscope.events.trace import Clock, Trace
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the trace. row: its number in the timeline, -1 without collectives."""
+
+    node: int
+    pid: int
+    rank: int
+    comm: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """trace, line, met: the events and what belongs together. begin_ns, end_ns: of everything, on the common clock.
+
+    shift_ns: by node, for a node whose clock the job could not tie: what wall times say.
+    """
+
+    trace: Trace
+    line: Timeline
+    clocks: Clocks
+    met: Rounds
+    processes: tuple[Process, ...]
+    shift_ns: Mapping[int, int]
+    begin_ns: int
+    end_ns: int
+
+    def common_ns(self, node: int, ts_ns: Array) -> Array:
+        """Times of a node's clock on that of the first node: int64."""
+        ts = ts_ns.astype(np.int64)
+        offset = self.clocks.offsets.get(node)
+        if offset is None:
+            return ts - self.shift_ns.get(node, 0)
+        return ts - np.rint(offset.ns(ts)).astype(np.int64)
+
+    def from_wall_ns(self, wall_ns: int) -> int:
+        """A wall time on the common clock, by the nearest reading of the first node that has one."""
+        readings = [clock for clock in self.trace.clocks if clock.node == self.first_node]
+        if not readings:
+            return self.begin_ns
+        nearest = min(readings, key=lambda clock: abs(clock.wall_ns - wall_ns))
+        return wall_ns - nearest.wall_ns + nearest.monotonic_ns
+
+    @property
+    def first_node(self) -> int:
+        """The node whose clock is the common one."""
+        return int(self.line.node.min(initial=0)) if self.line.n_processes else 0
+
+
+def scene(trace: Trace) -> Scene:
+    """The scene of a trace."""
+    line = timeline(trace)
+    clocks = aligned(line)
+    first = int(line.node.min()) if line.n_processes else 0
+    known = _shifts(trace.clocks, first)
+    bare = Scene(
+        trace, line, clocks, rounds(line, clocks, Thresholds()), _processes(trace, line), known, 0, 0
+    )
+    begin_ns, end_ns = _span(bare)
+    return replace(bare, begin_ns=begin_ns, end_ns=end_ns)
+
+
+def _shifts(readings: tuple[Clock, ...], first: int) -> dict[int, int]:
+    """How far each node's monotonic clock is ahead of the first one's, if their wall clocks are right."""
+    base = {reading.node: reading.monotonic_ns - reading.wall_ns for reading in reversed(readings)}
+    return {node: value - base[first] for node, value in base.items()} if first in base else {}
+
+
+def _processes(trace: Trace, line: Timeline) -> tuple[Process, ...]:
+    """Every process that any record names, by node, rank and pid."""
+    rows = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
+    told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
+    named = {key for table in TABLES for key in _keys(getattr(trace, table.name))} | rows.keys() | told.keys()
+    found = []
+    for node, pid in named:
+        row = rows.get((node, pid), UNKNOWN)
+        rank = int(line.rank[row]) if row >= 0 else UNKNOWN
+        own = told.get((node, pid))
+        if rank == UNKNOWN and own is not None:
+            rank = int(own["rank"])
+        comm = own["comm"].decode("utf-8", "replace") if own is not None else ""
+        found.append(Process(node, pid, rank, comm, row))
+    return tuple(sorted(found, key=lambda one: (one.node, one.rank if one.rank >= 0 else 1 << 40, one.pid)))
+
+
+def _keys(rows: Array) -> set[tuple[int, int]]:
+    pairs = np.unique(rows[["node", "pid"]])
+    return {(int(node), int(pid)) for node, pid in pairs.tolist()}
+
+
+def _span(bare: Scene) -> tuple[int, int]:
+    """First and last moment of any record or of the capture."""
+    first, last = [], []
+    for table in TABLES:
+        rows = getattr(bare.trace, table.name)
+        for node in np.unique(rows["node"]).tolist():
+            own = rows[rows["node"] == node]
+            begin = bare.common_ns(node, own["ts_ns"])
+            length = (
+                own["duration_ns"]
+                if "duration_ns" in (own.dtype.names or ())
+                else np.zeros(len(own), np.int64)
+            )
+            if table.name != "processes":  # a process may be older than the capture by far
+                first.append(int(begin.min()))
+            last.append(int((begin + np.maximum(length, 0)).max()))
+    for node, end_ns in enumerate(bare.trace.ends_ns):
+        if end_ns >= 0:
+            last.append(int(bare.common_ns(node, np.array([end_ns]))[0]))
+    return min(first, default=0), max(last, default=0)

@@ -1,0 +1,279 @@
+"""Timelines: what is in them is what is in the trace, and other tools' formats hold it."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallscope.diagnose.engine import diagnose
+from stallscope.events import layout
+from stallscope.events.names import Category, Op
+from stallscope.events.trace import Trace
+from stallscope.exporters.chrome import chrome_json
+from stallscope.exporters.lanes import laned
+from stallscope.exporters.perfetto import perfetto_bytes
+from stallscope.exporters.story import Slice, Story
+from stallscope.exporters.telling import story
+
+from ..diagnose.builders import MS, Gone, dp_trace, every
+
+pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+
+
+@pytest.fixture(scope="module")
+def late() -> Trace:
+    """Rank 2 sleeps 50 ms every 7 steps."""
+    return dp_trace(every(2, 7, 50 * MS))
+
+
+def told(trace: Trace) -> Story:
+    return story(trace, diagnose(trace))
+
+
+@dataclass
+class Read:
+    """A Perfetto file as a reader takes it apart. slices: (begin, end, name, told) by path of the track."""
+
+    slices: dict[tuple[str, ...], list[tuple[int, int, str, dict[str, object]]]]
+    counters: dict[tuple[str, ...], list[tuple[int, float]]]
+    arrows: dict[int, list[tuple[tuple[str, ...], int]]]
+    clocks: dict[int, int]
+
+
+def read(data: bytes) -> Read:
+    """Follows the rules of the format; fails on events out of order and slices that are not closed."""
+    packets = pb.Trace.FromString(data).packet
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in packets if p.HasField("track_descriptor")}
+    names, arguments = {}, {}
+    found = Read(defaultdict(list), defaultdict(list), defaultdict(list), {})
+    begun: dict[int, list[int]] = defaultdict(list)
+    last: dict[int, int] = defaultdict(int)
+    assert packets[0].sequence_flags == pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+    found.clocks = {clock.clock_id: clock.timestamp for clock in packets[0].clock_snapshot.clocks}
+
+    def path(uuid: int) -> tuple[str, ...]:
+        parent = tracks[uuid].parent_uuid
+        return (*(path(parent) if parent else ()), tracks[uuid].name)
+
+    for packet in packets:
+        names |= {entry.iid: entry.name for entry in packet.interned_data.event_names}
+        arguments |= {entry.iid: entry.name for entry in packet.interned_data.debug_annotation_names}
+        if not packet.HasField("track_event"):
+            continue
+        event, at = packet.track_event, packet.timestamp
+        assert at >= last[event.track_uuid]
+        last[event.track_uuid] = at
+        where = path(event.track_uuid)
+        for arrow in event.flow_ids:
+            found.arrows[arrow].insert(0, (where, at))
+        for arrow in event.terminating_flow_ids:
+            found.arrows[arrow].append((where, at))
+        if event.type == event.TYPE_COUNTER:
+            assert tracks[event.track_uuid].HasField("counter")
+            found.counters[where].append((at, event.double_counter_value))
+        elif event.type == event.TYPE_SLICE_END:
+            begin = begun[event.track_uuid].pop()
+            found.slices[where][begin] = (
+                *found.slices[where][begin][:1],
+                at,
+                *found.slices[where][begin][2:],
+            )
+        else:
+            values = {
+                arguments[a.name_iid]: getattr(a, a.WhichOneof("value")) for a in event.debug_annotations
+            }
+            if event.type == event.TYPE_SLICE_BEGIN:
+                begun[event.track_uuid].append(len(found.slices[where]))
+            found.slices[where].append((at, at, names[event.name_iid], values))
+    assert not any(begun.values())
+    return found
+
+
+def test_every_arrival_is_a_slice_in_the_track_of_its_process(late):
+    found = read(b"".join(perfetto_bytes(told(late))))
+    for rank in range(4):
+        own = late.collectives[late.collectives["pid"] == 1000 + rank]
+        drawn = [
+            one
+            for path, slices in found.slices.items()
+            for one in slices
+            if path[:2] == ("host-a", f"rank {rank}: pid {1000 + rank}")
+            and path[2].startswith("communicator")
+        ]
+        assert [begin for begin, *_ in drawn] == own["ts_ns"].tolist()
+        assert [values["round"] for *_, values in drawn] == own["seq"].tolist()
+        assert {name for _, _, name, _ in drawn} == {"all_reduce"}
+
+
+def test_a_collective_lasts_until_its_last_rank_has_come(late):
+    rows = late.collectives
+    last = {seq: rows["ts_ns"][rows["seq"] == seq].max() for seq in np.unique(rows["seq"]).tolist()}
+    found = read(b"".join(perfetto_bytes(told(late))))
+    for path, slices in found.slices.items():
+        for begin, end, _, values in slices:
+            if path[-1].startswith("communicator"):
+                following = [b for b, *_ in slices if b > begin]
+                assert end == max(min([last[values["round"]], *following[:1]]), begin)
+
+
+def test_an_arrow_leads_from_the_late_arrival_to_each_release(late):
+    found = read(b"".join(perfetto_bytes(told(late))))
+    assert found.arrows
+    for ends in found.arrows.values():
+        (source, at), (target, released) = ends
+        assert source[1].startswith("rank 2")
+        assert not target[1].startswith("rank 2")
+        assert target[-1] == "waits"
+        assert released >= at
+    n_delays = len(every(2, 7, 50 * MS))
+    assert len(found.arrows) == 3 * n_delays
+
+
+def test_the_verdict_is_a_slice_over_its_time(late):
+    report = diagnose(late)
+    found = read(b"".join(perfetto_bytes(story(late, report))))
+    ((begin, end, name, values),) = found.slices["verdicts",]
+    assert name == "straggler rank 2"
+    assert values["summary"] == report.verdicts[0].summary
+    assert end - begin == report.verdicts[0].until_ns - report.verdicts[0].since_ns
+    wall = found.clocks[1] + begin - found.clocks[3]
+    assert wall == report.verdicts[0].since_ns
+
+
+def test_the_same_trace_gives_the_same_bytes(late):
+    assert b"".join(perfetto_bytes(told(late))) == b"".join(perfetto_bytes(told(late)))
+    assert "".join(chrome_json(told(late))) == "".join(chrome_json(told(late)))
+
+
+def with_records(trace: Trace) -> Trace:
+    """A call that lasted, one that is open, and an interval off the CPU, on process 1000."""
+    begin = int(trace.collectives["ts_ns"].min())
+    calls, away = layout.empty(layout.CALLS, 2), layout.empty(layout.OFFCPU, 1)
+    calls["ts_ns"], calls["duration_ns"] = (begin + 10 * MS, begin + 40 * MS), (5 * MS, -1)
+    calls["pid"] = calls["tid"] = away["pid"] = away["tid"] = 1000
+    calls["op"], calls["symbol"] = (Op.ALLOC, Op.SYNC), (1, 0)
+    away["ts_ns"], away["duration_ns"], away["category"] = begin + 20 * MS, 3 * MS, Category.PREEMPTED
+    away["by_pid"], away["by_comm"] = 77, b"hog"
+    return replace(trace, calls=calls, offcpu=away, symbols=("", "cudaMalloc"))
+
+
+def test_calls_and_time_off_the_cpu_lie_on_their_thread(late):
+    trace = with_records(late)
+    begin = int(trace.collectives["ts_ns"].min())
+    found = read(b"".join(perfetto_bytes(told(trace))))
+    thread = ("host-a", "rank 0: pid 1000", "thread 1000")
+    finished, still_open = found.slices[thread]
+    assert finished[:3] == (begin + 10 * MS, begin + 15 * MS, "cudaMalloc")
+    assert still_open[2:] == ("sync", {"is_open": True})
+    assert still_open[1] == trace.ends_ns[0]
+    away = found.slices[(*thread[:2], "thread 1000 off CPU")]
+    assert away == [(begin + 20 * MS, begin + 23 * MS, "preempted", {"cpu_went_to": "hog 77"})]
+
+
+def test_counters_follow_the_ledger(late):
+    before, after = late.snapshots[:1].copy(), late.snapshots[:1].copy()
+    before["ts_ns"], after["ts_ns"] = 10**9, 2 * 10**9
+    after["ledger_ns"][0, Category.ON_CPU - 1] = before["ledger_ns"][0, Category.ON_CPU - 1] + 250 * MS
+    before["n_collectives"], after["n_collectives"] = 10, 30
+    found = read(b"".join(perfetto_bytes(told(replace(late, snapshots=np.concatenate([before, after]))))))
+    own = ("host-a", "rank 0: pid 1000")
+    assert found.counters[(*own, "on_cpu")] == [(2 * 10**9, 25.0)]
+    assert found.counters[(*own, "collectives")] == [(10**9, 10.0), (2 * 10**9, 30.0)]
+
+
+def test_nodes_with_the_same_process_numbers_stay_apart_and_share_a_clock():
+    job = {"n_ranks": 4, "node": (0, 0, 1, 1), "offset_ns": (0, 80 * MS)}
+    trace = dp_trace(every(2, 7, 50 * MS), **job)
+    for name in ("collectives", "processes", "snapshots"):
+        getattr(trace, name)["pid"] = 1000 + getattr(trace, name)["pid"] % 2
+    found = read(b"".join(perfetto_bytes(told(trace))))
+    paths = {path[:2] for path in found.slices if len(path) > 2}
+    assert paths == {(f"host-{'ab'[rank // 2]}", f"rank {rank}: pid {1000 + rank % 2}") for rank in range(4)}
+    first = [slices[0][0] for path, slices in sorted(found.slices.items()) if path[-1].startswith("comm")]
+    assert max(first) - min(first) < 5 * MS
+
+
+def test_a_rank_that_hangs_leaves_the_others_waiting_to_the_end():
+    trace = dp_trace(gone=(Gone(1, 30),), quiet_ns=60_000 * MS)
+    found = read(b"".join(perfetto_bytes(told(trace))))
+    ends = {
+        path[1][:6]: slices[-1][1]
+        for path, slices in found.slices.items()
+        if path[-1].startswith("communicator")
+    }
+    assert {rank for rank, end in ends.items() if end == trace.ends_ns[0]} >= {"rank 0", "rank 2", "rank 3"}
+
+
+def test_an_empty_trace_is_drawn_too():
+    assert told(dp_trace(n_steps=0)).tracks
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=40))
+def test_overlapping_slices_are_all_drawn_and_nest_on_every_line(spans):
+    lines = laned([Slice(at, took, "x") for at, took in spans])
+    assert sorted((one.ts_ns, one.duration_ns) for line in lines for one in line) == sorted(spans)
+    for line in lines:
+        for i, a in enumerate(line):
+            for b in line[i + 1 :]:
+                a_end, b_end = a.ts_ns + a.duration_ns, b.ts_ns + b.duration_ns
+                assert a.ts_ns <= b.ts_ns
+                assert b.ts_ns >= a_end or b_end <= a_end
+
+
+NUMBER = {"type": "number", "minimum": 0}
+EVENT = {
+    "M": {
+        "name": {"enum": ["process_name", "thread_name", "process_sort_index"]},
+        "args": {"type": "object"},
+    },
+    "X": {"name": {"type": "string"}, "ts": NUMBER, "dur": NUMBER, "args": {"type": "object"}},
+    "C": {"name": {"type": "string"}, "ts": NUMBER, "args": {"additionalProperties": NUMBER}},
+    "s": {"id": {"type": "integer"}, "ts": NUMBER, "cat": {"type": "string"}, "name": {"type": "string"}},
+    "f": {"id": {"type": "integer"}, "ts": NUMBER, "cat": {"type": "string"}, "bp": {"const": "e"}},
+}
+"""The Trace Event Format, as far as it is used: what each phase must have."""
+SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "traceEvents": {
+            "items": {
+                "required": ["ph", "pid", "tid"],
+                "properties": {
+                    "ph": {"enum": list(EVENT)},
+                    "pid": {"type": "integer"},
+                    "tid": {"type": "integer"},
+                },
+                "allOf": [
+                    {
+                        "if": {"properties": {"ph": {"const": phase}}},
+                        "then": {"required": list(wanted), "properties": wanted},
+                    }
+                    for phase, wanted in EVENT.items()
+                ],
+            }
+        },
+    },
+}
+
+
+def test_the_chrome_file_is_as_the_format_wants_it(late):
+    trace = with_records(late)
+    events = json.loads("".join(chrome_json(told(trace))))
+    jsonschema.validate(events, SCHEMA)
+    by_phase = defaultdict(list)
+    for event in events["traceEvents"]:
+        by_phase[event["ph"]].append(event)
+    assert {e["id"] for e in by_phase["s"]} == {e["id"] for e in by_phase["f"]} != set()
+    arrivals = sorted(e["ts"] for e in by_phase["X"] if e["name"] == "all_reduce")
+    assert arrivals == sorted((trace.collectives["ts_ns"] / 1000).tolist())
+    names = {e["args"]["name"] for e in by_phase["M"] if e["name"] == "process_name"}
+    assert names == {"verdicts", "host-a", *(f"host-a rank {rank}: pid {1000 + rank}" for rank in range(4))}
+    drawn = {(e["pid"], e["tid"]) for e in by_phase["X"]}
+    assert drawn == {(e["pid"], e["tid"]) for e in by_phase["M"] if e["name"] == "thread_name"}
