@@ -7,7 +7,7 @@ import pytest
 
 from stallscope.diagnose.blame import (
     LateStep,
-    _beyond_chance,
+    beyond_chance,
     _poisson_tail,
     _rate_of_quiet,
     one_offs,
@@ -219,6 +219,6 @@ def test_the_chance_of_so_many_is_that_of_the_poisson_law(least, rate):
 
 
 def test_long_traces_are_judged_too():
-    assert not _beyond_chance(1000, [1000] * 7, LIMITS.chance)
-    assert _beyond_chance(2000, [1000] * 7, LIMITS.chance)
-    assert not _beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
+    assert not beyond_chance(1000, [1000] * 7, LIMITS.chance)
+    assert beyond_chance(2000, [1000] * 7, LIMITS.chance)
+    assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)

@@ -302,7 +302,7 @@ def recurring(
         )
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
-        if n_own >= enough and _beyond_chance(n_own, np.delete(counts, candidate).tolist(), limits.chance):
+        if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate).tolist(), limits.chance):
             named[candidate] = [late for late in left if late.process == candidate]
     return named
 
@@ -340,7 +340,7 @@ def _is_one_off(late: LateStep, found: list[LateStep], limits: Thresholds) -> bo
     return len(alike) < limits.min_late_steps
 
 
-def _beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
+def beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
     """Whether so many late steps of one rank among the others' are more than chance, if all ranks were alike.
 
     Against all the others (binomial), or against the quieter three quarters of them (Poisson, stricter), which

@@ -1,25 +1,24 @@
-"""Slowness on the GPU, which the host does not see: from the times collectives start and end there.
+"""Slowness on the GPU, which the host does not see: from the times collectives start and end there (see gpu_time).
 
-Between the end of one collective and the start of the next a GPU does its own work. Both are times of its own
-clock, so no other clock is needed. Time it only waited for the host to enqueue is taken off; for that the host's
-arrivals are put on the GPU's clock by the shortest delay seen nearby between enqueue and start.
+What a rank's host spent longer than its peers' within the calls delays the starts too; that is the host's doing, and
+taken off.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep, Pace
+from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
 from stallscope.diagnose.clocks import Clocks, releases
+from stallscope.diagnose.gpu_time import GpuTime
 from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import Array
 from stallscope.events.names import CollectiveFlag
 
-_NEARBY_ROWS = 32  # GPU clocks drift by milliseconds in minutes: the mapping is made anew all along
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
 
 
@@ -34,60 +33,84 @@ class SlowDevice:
     seen_by: str
 
 
-def device_excess_ns(line: Timeline, plan: Programs) -> Array:
-    """Own device time before each collective beyond the peers' median: float64 (n,), 0 where unknown."""
-    rows = line.rows
-    known = (rows["gpu_start_ns"] != UNKNOWN) & (rows["gpu_end_ns"] != UNKNOWN)
-    usable = line.is_whole & known & np.concatenate([[False], known[:-1]])[: len(known)]
-    out = np.zeros(len(rows))
-    picked = np.flatnonzero(usable)
-    if not len(picked):
-        return out
-    enqueued = rows["ts_ns"] + _host_to_gpu_ns(line, known)
-    began = np.maximum(rows["gpu_end_ns"][picked - 1], enqueued[picked])
-    own = np.maximum(rows["gpu_start_ns"][picked] - began, 0)
-    out[picked] = own - median_of_others(plan.key[picked], own, plan.member[line.process[picked]])
-    return np.nan_to_num(out, nan=0.0)
+@dataclass(frozen=True)
+class DeviceExcess:
+    """by_cell_ns: float64 (c,), device time of a process in a step beyond its peers'. error_ns: float64 (p,)."""
+
+    by_cell_ns: Array
+    error_ns: Array
 
 
-def _host_to_gpu_ns(line: Timeline, known: Array) -> Array:
-    """What to add to a host time to get the GPU's, near each row: the least delay from enqueue to start."""
-    delay = np.where(known, line.rows["gpu_start_ns"] - line.rows["ts_ns"], np.iinfo(np.int64).max)
-    out = delay.copy()
-    for process in range(line.n_processes):
-        mine = np.flatnonzero(line.process == process)
-        blocks = np.arange(len(mine)) // _NEARBY_ROWS
-        least = np.full(int(blocks.max(initial=0)) + 3, np.iinfo(np.int64).max)
-        np.minimum.at(least, blocks + 1, delay[mine])
-        out[mine] = np.minimum(np.minimum(least[blocks], least[blocks + 1]), least[blocks + 2])
-    return out
+def device_excess(
+    line: Timeline, plan: Programs, table: Cells, times: GpuTime, *, host_excess_ns: Array
+) -> DeviceExcess:
+    """Own device time in each step beyond the peers' median, less what the host explains.
+
+    host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
+    """
+    picked = np.flatnonzero(times.known)
+    more = np.zeros(len(line.rows))
+    own = times.own_ns[picked]
+    theirs = median_of_others(plan.key[picked], own, plan.member[line.process[picked]])
+    more[picked] = np.nan_to_num(own - theirs, nan=0.0)
+    # A call's own host time lies in the interval after its arrival.
+    of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
+    by_host = np.maximum(_sums(table, of_host), 0.0)
+    return DeviceExcess(np.maximum(_sums(table, more) - by_host, 0.0), times.error_ns)
+
+
+def _sums(table: Cells, value: Array) -> Array:
+    total = np.concatenate([[0.0], np.cumsum(value)])
+    sums: Array = total[table.end_row] - total[table.first_row]
+    return sums
+
+
+def late_devices(
+    table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, found: list[LateStep]
+) -> list[LateStep]:
+    """The steps in which a GPU worked longer than its peers'; those that the host explains are left out."""
+    least = least_device_ns(usual, limits)
+    needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
+    explained = {(late.process, late.step) for late in found}
+    return [
+        _late(table, i, float(more.by_cell_ns[i]))
+        for i in np.flatnonzero(more.by_cell_ns >= needed).tolist()
+        if (int(table.process[i]), int(table.step[i])) not in explained
+    ]
+
+
+def least_device_ns(usual: Pace, limits: Thresholds) -> float:
+    """From which excess on a GPU is late in a step."""
+    return max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
 
 
 def slow_devices(
-    table: Cells, excess: Array, *, usual: Pace, limits: Thresholds, found: list[LateStep]
+    table: Cells, more: DeviceExcess, late: list[LateStep], *, limits: Thresholds, found: list[LateStep]
 ) -> dict[int, SlowDevice]:
-    """Processes whose GPU is slower than its peers' in most steps; steps the host explains are left out."""
-    if not excess.any() or not len(table.step):
-        return {}
-    total = np.concatenate([[0], np.cumsum(excess)])
-    sums = total[table.end_row] - total[table.first_row]
-    least = max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
-    explained = {(late.process, late.step) for late in found}
+    """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
+
+    late: see late_devices(). found: late steps of the hosts, which say nothing of the GPU.
+    """
+    explained = {(one.process, one.step) for one in found}
+    counts = np.bincount([one.process for one in late], minlength=len(more.error_ns))
     slow: dict[int, SlowDevice] = {}
-    for process in np.unique(table.process).tolist():
+    for process in np.flatnonzero(counts >= limits.min_late_steps).tolist():
         cells = np.flatnonzero(table.process == process)
         cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
-        over = cells[sums[cells] >= least]
-        run = _longest_slow_run(sums[cells] >= least)
-        if len(over) < limits.min_late_steps or run is None:
+        by_step = {one.step: one for one in late if one.process == process}
+        is_late = np.array([int(step) in by_step for step in table.step[cells]])
+        run = _longest_slow_run(is_late)
+        if run is None or not beyond_chance(
+            int(counts[process]), np.delete(counts, process).tolist(), limits.chance
+        ):
             continue
-        during = cells[run[0] : run[1]]
-        if np.mean(sums[during] >= least) < limits.steady_share or len(during) < 2 * limits.min_late_steps:
+        during = slice(*run)
+        if is_late[during].mean() < limits.steady_share or run[1] - run[0] < 2 * limits.min_late_steps:
             continue
-        late = [_late(table, int(i), float(sums[i])) for i in during[sums[during] >= least]]
-        values = sums[during]
+        values = more.by_cell_ns[cells[during]]
         is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
-        slow[process] = SlowDevice(late, is_irregular, "start and end of collectives on the GPUs")
+        kept = [by_step[int(step)] for step in table.step[cells[during]] if int(step) in by_step]
+        slow[process] = SlowDevice(kept, is_irregular, "start and end of collectives on the GPUs")
     return slow
 
 

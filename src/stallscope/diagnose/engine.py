@@ -11,10 +11,11 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.delays import delays_by_process, device_delays, total
-from stallscope.diagnose.device import SlowDevice, device_excess_ns, released_late, slow_devices
+from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage
 from stallscope.diagnose.late_verdicts import Seen, cost_said
+from stallscope.diagnose.on_device import on_device
 from stallscope.diagnose.slowdown import slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
@@ -27,7 +28,7 @@ class Findings:
     """What a case shows, before it is put in words.
 
     odd: verdicts on rounds entered differently. late: all late steps. named: those of each rank to name. device: slow
-    GPUs by process. stage: a stage with more work. uneven: late steps that no rank owns.
+    GPUs by process. stage: a stage with more work. uneven: late steps that no rank owns; is_on_device: of the GPUs.
     """
 
     case: Case
@@ -37,6 +38,7 @@ class Findings:
     device: dict[int, SlowDevice]
     stage: SlowStage | None
     uneven: Moving | None
+    is_on_device: bool = False
 
 
 def diagnose(
@@ -60,16 +62,18 @@ def findings(case: Case) -> Findings:
     line, table, limits = case.line, case.judged, case.limits
     found = late_steps(line, case.met, table, usual=case.pace, limits=limits)
     named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits)
-    device = _slow_devices(case, found)
-    unexplained = [late for late in found if late.process not in device]
+    gpus = on_device(case, found)
+    unexplained = [late for late in found if late.process not in gpus.slow]
+    uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
         odd=_mismatches(case),
         late=found,
         named=named,
-        device=device,
-        stage=slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits),
-        uneven=moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits),
+        device=gpus.slow,
+        stage=slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits) or gpus.stage,
+        uneven=uneven or gpus.uneven,
+        is_on_device=uneven is None,
     )
 
 
@@ -87,7 +91,7 @@ def report(found: Findings) -> Report:
             if p not in named
         ),
         *([stage_verdict(case, found.stage)] if found.stage else []),
-        *([_moving(case, found.uneven, looked_at)] if found.uneven else []),
+        *([_moving(found, found.uneven, looked_at)] if found.uneven else []),
     ]
     once, benign = _once(case, one_offs(found.late, case.limits), looked_at)
     verdicts += once
@@ -104,16 +108,6 @@ def report(found: Findings) -> Report:
 def _mismatches(case: Case) -> list[Verdict]:
     found = mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)
     return [_mismatch(case, one) for one in found]
-
-
-def _slow_devices(case: Case, found: list[LateStep]) -> dict[int, SlowDevice]:
-    """GPUs that are slow by their own times; without such times, by when their ranks are released."""
-    excess = device_excess_ns(case.line, case.plan)
-    if excess.any():
-        return slow_devices(case.judged, excess, usual=case.pace, limits=case.limits, found=found)
-    return released_late(
-        case.line, case.judged, case.met, clocks=case.clocks, step_ns=case.step_ns, limits=case.limits
-    )
 
 
 def standstill(case: Case) -> list[Verdict]:
@@ -261,9 +255,16 @@ def stage_verdict(case: Case, stage: SlowStage) -> Verdict:
     )
 
 
-def _moving(case: Case, uneven: Moving, looked_at: Seen) -> Verdict:
-    delays = delays_by_process(case, uneven.late)
-    return late_verdicts.moving(case, total(delays.values()), looked_at=looked_at)
+def _moving(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
+    case = found.case
+    if not found.is_on_device:
+        delays = delays_by_process(case, uneven.late)
+        return late_verdicts.moving(case, total(delays.values()), looked_at=looked_at)
+    by_process: dict[int, list[LateStep]] = {}
+    for late in uneven.late:
+        by_process.setdefault(late.process, []).append(late)
+    parts = [device_delays(case, process, mine) for process, mine in by_process.items()]
+    return late_verdicts.moving_on_devices(case, total(parts), looked_at=looked_at)
 
 
 def _once(

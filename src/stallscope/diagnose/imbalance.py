@@ -34,13 +34,24 @@ class Moving:
 
 
 def slow_stage(
-    line: Timeline, plan: Programs, table: Cells, *, step_ns: float, limits: Thresholds
+    line: Timeline,
+    plan: Programs,
+    table: Cells,
+    *,
+    step_ns: float,
+    limits: Thresholds,
+    wait_ns: Array | None = None,
+    own_ns: Array | None = None,
 ) -> SlowStage | None:
-    """The program whose ranks keep all others waiting, when there are several programs."""
+    """The program whose ranks keep all others waiting, when there are several programs.
+
+    wait_ns, own_ns: (n,) by row, how long it waited and worked: those of the hosts, unless those of the GPUs are given.
+    """
     numbers = np.unique(plan.program)
     if len(numbers) < 2 or step_ns <= 0:
         return None
-    waits, own = _per_step(line, table, line.wait_ns), _per_step(line, table, line.self_ns)
+    waits = _per_step(line, table, line.wait_ns if wait_ns is None else wait_ns)
+    own = _per_step(line, table, line.self_ns if own_ns is None else own_ns)
     wait = {int(k): float(np.nanmedian(waits[plan.program == k])) for k in numbers}
     self_time = {int(k): float(np.nanmedian(own[plan.program == k])) for k in numbers}
     slow = max(self_time, key=lambda number: self_time[number])

@@ -125,6 +125,12 @@ def moving(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
     )
 
 
+def moving_on_devices(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
+    """The verdict on delays of GPUs that no GPU owns: what their hosts did has no part in it."""
+    verdict = moving(case, delays, looked_at=looked_at)
+    return replace(verdict, causes=[], evidence=verdict.evidence | {"on": "the GPUs"})
+
+
 def cost_said(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns: float) -> CostSaid:
     """GPU seconds with their price, and that by the hour of the time observed."""
     price, hours = case.usd_per_gpu_hour, observed_ns / 3.6e12

@@ -104,9 +104,9 @@ class Machine:
         note(_without(arrived, plan.early(at), mismatch))
 
     def _arrive(self, made: Instruction, step: int, seq: Array, cost: Array) -> Arrivals:
-        """Enter a call: note the accounts, count it, spend its cost."""
+        """Enter a call, after what of its cost comes before: note the accounts, count it, spend the cost."""
         hosts, ranks = self.hosts, made.ranks
-        ts_ns = hosts.now[ranks].copy()
+        ts_ns = hosts.now[ranks] + (cost * made.before).astype(np.int64)
         hosts.now[ranks] += cost
         ready = np.maximum(hosts.now[ranks], hosts.compute[ranks])
         arrived = Arrivals(

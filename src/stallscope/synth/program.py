@@ -37,7 +37,8 @@ class Instruction:
     """One instruction; host_ns and device_ns are base costs.
 
     after_comm: the compute stream waits for the communication stream first. holds: the compute stream waits
-    for this collective. towards: +1 or -1, the neighbouring stage of a send or receive.
+    for this collective. before: share of its host time that lies before the call (hooks, views of tensors).
+    towards: +1 or -1, the neighbouring stage of a send or receive.
     """
 
     kind: Kind
@@ -53,6 +54,7 @@ class Instruction:
     count: int = 0
     datatype: Datatype = Datatype.BFLOAT16
     holds: bool = False
+    before: float = 0.0
     towards: int = 0
 
     @property
@@ -86,8 +88,10 @@ class Writer:
         """A collective of n_bytes per rank over every group of the family in the slice."""
         device_ns = self._transfer_ns(family, op, n_bytes)
         is_sharding = op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) and self.job.sharded
-        host_ns = self.timing.enqueue_ns + (self.timing.sharded_ns if is_sharding else 0)
+        before_ns = self.timing.sharded_ns if is_sharding else 0
+        host_ns = self.timing.enqueue_ns + before_ns
         made = Instruction(Kind.COLLECTIVE, ranks, phase, host_ns, device_ns, launches=1, holds=holds)
+        made = replace(made, before=before_ns / host_ns if before_ns else 0.0)
         return replace(made, family=family, op=op, count=max(n_bytes // 2, 1))
 
     def hop(self, kind: Kind, stage: int, phase: Phase, towards: int) -> Instruction:
