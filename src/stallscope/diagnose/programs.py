@@ -99,17 +99,21 @@ def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
     """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
     sized, _ = numbered(signature[rows], line.rows["count"][rows])
     interval = line.interval_ns[rows]
-    between = [
+    synced, copied = (
         np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")
-    ]
-    if not between[0].mean() >= _MATCH:  # else every call is a step: long ones are delays, not gaps between steps
-        between.append(interval > _LONG * np.median(interval))
-    marked = [numbered(signature[rows], mark)[0] for mark in between]
-    for symbols in (sized, signature[rows], *marked):
-        period = repeat_length(symbols)
-        if period > 1:
-            return _counted(symbols, period, line.interval_ns[rows]), True
-    if between[0].mean() >= _MATCH:
+    )
+    is_step_per_call = synced.mean() >= _MATCH  # then long intervals are delays, not gaps between steps
+    choices: list[tuple[Array, ...]] = [(sized,), (signature[rows],), (synced, copied)]
+    if not is_step_per_call:
+        choices.append((interval > _LONG * np.median(interval),))
+    for marks in choices:
+        symbols = [numbered(signature[rows], mark)[0] for mark in marks]
+        # A job that runs ahead waits every so many steps, but copies its input in each: the shorter one is the step.
+        periods = [(period, i) for i, one in enumerate(symbols) if (period := repeat_length(one)) > 1]
+        if periods:
+            period, shortest = min(periods)
+            return _counted(symbols[shortest], period, line.interval_ns[rows]), True
+    if is_step_per_call:
         return np.arange(len(rows)), True
     waited = line.wait_ns[rows] > 0
     if waited.sum() >= _MIN_REPEATS:
