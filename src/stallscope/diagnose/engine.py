@@ -12,6 +12,7 @@ from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.delays import delays_by_process, device_delays, total
 from stallscope.diagnose.device import SlowDevice
+from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage
 from stallscope.diagnose.late_verdicts import Seen, cost_said
@@ -49,6 +50,11 @@ def diagnose(
     usd_per_gpu_hour: price of a GPU hour; costs are in GPU seconds only where it is None.
     """
     limits = limits or Thresholds()
+    return with_failures(trace, _report(trace, limits, usd_per_gpu_hour))
+
+
+def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
+    """The report by what the source tells: calls only, work and completion, or arrivals with ledgers."""
     if single.is_single(trace):
         return single.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
@@ -99,7 +105,7 @@ def report(found: Findings) -> Report:
         verdicts = alike(case)
     return Report(
         source=case.trace.source,
-        looked_at=_looked_at(case),
+        looked_at=counted(case),
         verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
         benign=benign + _warm_up(case),
     )
@@ -189,7 +195,7 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
     )
 
 
-def _looked_at(case: Case) -> dict[str, object]:
+def counted(case: Case) -> dict[str, object]:
     return {
         "n_ranks": case.line.n_processes,
         "n_nodes": len(np.unique(case.line.node)),

@@ -9,6 +9,7 @@ def summary(verdict: Verdict) -> str:
         "straggler": _straggler,
         "device": _device,
         "process": _process,
+        "failure": _failure,
         "hang": _hang,
         "mismatch": _mismatch,
         "imbalance": _imbalance,
@@ -105,6 +106,17 @@ def _process(verdict: Verdict) -> str:
         f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
         f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
         f"where {_ms_of(said.get('step_ms_usual'))} is usual{why}."
+    )
+
+
+def _failure(verdict: Verdict) -> str:
+    said = verdict.evidence
+    who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    first = " first" if verdict.victims or said.get("also_failed_later") else ""
+    return (
+        f"{who}{where} failed{first}: it {verdict.causes[0].cause.title} "
+        f"(error {said.get('error')}, {said.get('said')}, in {said.get('function') or 'a CUDA call'})."
     )
 
 

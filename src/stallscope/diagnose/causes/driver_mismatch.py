@@ -1,0 +1,23 @@
+"""The driver, its services and the CUDA version of the program do not fit together."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return {}
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Install a driver new enough for the CUDA in the job's image, or its forward-compatibility package.",
+        "Compare nvidia-smi and the image with a healthy host; with NVSwitch look at nvidia-fabricmanager.",
+    ]
+
+
+CAUSE = Cause(
+    name="driver_mismatch",
+    title="found a driver that does not fit its CUDA",
+    categories=(),
+    evidence=_evidence,
+    advice=_advice,
+)

@@ -1,0 +1,23 @@
+"""The rank's GPU has no memory left for what it asks for."""
+
+from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return {}
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Compare its peak with the other ranks' (torch.cuda.memory_summary); lower the batch or shard more.",
+        "If much is reserved but not allocated, it is fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    ]
+
+
+CAUSE = Cause(
+    name="out_of_memory",
+    title="ran out of GPU memory",
+    categories=(),
+    evidence=_evidence,
+    advice=_advice,
+)

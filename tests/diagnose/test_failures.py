@@ -1,0 +1,65 @@
+"""CUDA errors: the first rank that failed is named, what was survived is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.failures import CODES, OUT_OF_MEMORY
+from stallscope.events import layout
+from stallscope.events.layout import Array
+from stallscope.events.names import Op
+from stallscope.events.trace import Trace
+
+from .builders import MS, dp_trace
+from .reports import only, report_of
+
+
+def failing(trace: Trace, rank: int, code: int, *, at: float = 1.0, op: Op = Op.SYNC) -> Array:
+    """One failing call of a rank, at a share of the trace."""
+    process = trace.processes[trace.processes["rank"] == rank][0]
+    times = trace.collectives["ts_ns"]
+    row = layout.empty(layout.CALLS, 1)
+    row["ts_ns"] = times.min() + int(at * (times.max() - times.min())) + 5 * MS
+    row["duration_ns"], row["op"], row["result"], row["symbol"] = MS, op, code, 1
+    row["node"], row["pid"], row["tid"] = process["node"], process["pid"], process["pid"]
+    row["count_bytes"] = 1 << 30
+    return row
+
+
+def with_calls(trace: Trace, *rows: Array) -> Trace:
+    return replace(trace, calls=np.concatenate([trace.calls, *rows]), symbols=("", "cudaStreamSynchronize"))
+
+
+@pytest.mark.parametrize("code", sorted(set(CODES) - {OUT_OF_MEMORY}))
+def test_the_rank_that_failed_first_is_named_with_the_error(code):
+    healthy = dp_trace()
+    trace = with_calls(healthy, failing(healthy, 3, 719, at=1.5), failing(healthy, 2, code))
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("failure", [2], [3])
+    assert verdict.causes[0].cause.name == CODES[code][0]
+    assert CODES[code][1] in verdict.summary
+
+
+def test_memory_that_was_refused_for_good_is_told():
+    healthy = dp_trace()
+    verdict = only(report_of(with_calls(healthy, failing(healthy, 1, OUT_OF_MEMORY, op=Op.ALLOC))))
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "out_of_memory")
+    assert verdict.evidence["asked_bytes"] == 1 << 30
+
+
+def test_memory_that_was_given_in_the_end_is_no_alarm():
+    healthy = dp_trace()
+    refused = failing(healthy, 1, OUT_OF_MEMORY, at=0.2, op=Op.ALLOC)
+    given = refused.copy()
+    given["ts_ns"] += 20 * MS
+    given["result"] = 0
+    report = report_of(with_calls(healthy, refused, given))
+    assert report.healthy
+    assert any("refused GPU memory" in str(remark["what"]) for remark in report.benign)
+
+
+@pytest.mark.parametrize("code", [0, 600, 4, 709, -1])
+def test_what_is_no_failure_is_not_told(code):
+    healthy = dp_trace()
+    assert report_of(with_calls(healthy, failing(healthy, 1, code))).healthy
