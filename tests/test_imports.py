@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "receive": VOCABULARY | {"store", "store.hub"},
     "standing": VOCABULARY | {"store", "store.hub", "diagnose"},
     "query": VOCABULARY | {"store", "importers"},
+    "check": VOCABULARY | {"settings", "capture", "store"},
     "diagnose": VOCABULARY,
     "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose"},
     "synth": VOCABULARY,
@@ -37,7 +38,7 @@ MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {
-    "pyarrow": {"importers", "exporters", "store.hub", "receive", "standing"},
+    "pyarrow": {"serve", "importers", "exporters", "store.hub", "receive", "standing"},
     "duckdb": {"serve", "hub", "store.hub"},
     "pandas": set(),
 }

@@ -1,0 +1,264 @@
+"""Does a text do no more than read a tenant's tables?
+
+The engine's own parser says: it must see exactly one SELECT (or a plain EXPLAIN of one), and every node of the
+syntax tree that it serializes must be of a known kind, every table, table function and function on the list. A
+statement of type SELECT may still write (a CTE with INSERT, a table function such as checkpoint()): only the tree
+shows it. This runs in the worker, because a text made for it can bring the parser down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stallscope.errors import BadInput, RefusedQuery
+from stallscope.serve.sql.names import Names
+
+if TYPE_CHECKING:  # loading the engine here would load it in every process that serves
+    import duckdb
+
+MAX_SQL_BYTES = 64_000
+MAX_NODES = 5_000
+MAX_BRACKETS = 200
+MAX_MADE = 10_000
+"""Characters or elements that a function may be told to make."""
+
+_TREE = "SELECT json_serialize_sql($1::VARCHAR, skip_null := true, skip_empty := true)"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A text that may run. tables: those it reads. parameters: names of its $parameters."""
+
+    sql: str
+    tables: frozenset[str]
+    parameters: frozenset[str]
+
+
+@dataclass
+class _Walk:
+    """What a walk through the tree has seen so far. aliases: names that the text itself gives."""
+
+    names: Names
+    aliases: frozenset[str]
+    tables: set[str] = field(default_factory=set)
+    n_nodes: int = 0
+
+
+def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -> Admitted:
+    """The text, if it may run. Raises RefusedQuery with the reason, BadInput where it is no SQL."""
+    _check_text(sql)
+    kind, parameters = _only_statement(sql, connection)
+    query = sql
+    if kind == "EXPLAIN":
+        query = _explained(sql)
+        kind, parameters = _only_statement(query, connection, within="EXPLAIN")
+    if kind == "MULTI":
+        raise RefusedQuery("a PIVOT needs its values here: PIVOT events ON op IN ('a', 'b') USING ...")
+    if kind != "SELECT":
+        raise RefusedQuery(f"{_said(kind)} is not allowed here: one SELECT, or EXPLAIN of one, is")
+    walk = _walked(_tree(query, connection), names)
+    return Admitted(sql, frozenset(walk.tables), parameters)
+
+
+def _check_text(sql: str) -> None:
+    """What is checked before the parser sees the text; deep nesting would end the process."""
+    if not sql.strip():
+        raise BadInput("the SQL is empty: give one SELECT")
+    if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
+        raise RefusedQuery(f"the SQL is longer than {MAX_SQL_BYTES:,} bytes: ask for less at once")
+    if not sql.isprintable() and any(_is_odd(character) for character in sql):
+        raise RefusedQuery("the SQL holds a character that is not printed: leave it out")
+    depth = deepest = 0
+    for character in sql:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    if deepest > MAX_BRACKETS:
+        raise RefusedQuery(f"more than {MAX_BRACKETS} brackets inside each other: write it flatter")
+
+
+def _is_odd(character: str) -> bool:
+    return not character.isprintable() and character not in "\t\n\r\f\v" and not character.isspace()
+
+
+def _only_statement(
+    sql: str, connection: duckdb.DuckDBPyConnection, *, within: str = ""
+) -> tuple[str, frozenset[str]]:
+    """The type of the one statement and its parameters."""
+    import duckdb
+
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        if within:
+            raise RefusedQuery(
+                "only a plain EXPLAIN of a SELECT is allowed: without ANALYZE and options"
+            ) from None
+        raise BadInput(f"this is no SQL: {_first_line(error)}") from None
+    if len(statements) != 1:
+        raise RefusedQuery(f"there are {len(statements)} statements: give exactly one SELECT")
+    return statements[0].type.name, frozenset(statements[0].named_parameters)
+
+
+def _explained(sql: str) -> str:
+    """What stands behind the word EXPLAIN, found by the engine's own tokens."""
+    import duckdb
+
+    text = sql.encode()
+    starts = [at for at, kind in duckdb.tokenize(sql) if kind != duckdb.token_type.comment]
+    begin = starts[0] + len("EXPLAIN")
+    if text[starts[0] : begin].upper() != b"EXPLAIN":
+        raise RefusedQuery("only a plain EXPLAIN of a SELECT is allowed")
+    return text[begin:].decode()
+
+
+def _tree(query: str, connection: duckdb.DuckDBPyConnection) -> Any:
+    found = connection.execute(_TREE, [query]).fetchone()
+    try:
+        tree: dict[str, Any] = json.loads(found[0]) if found else {"error": True}
+    except RecursionError:
+        raise RefusedQuery("the SQL is nested too deeply: write it flatter") from None
+    if tree.get("error") or len(tree["statements"]) != 1:
+        raise RefusedQuery("this statement is more than a plain SELECT")
+    return tree["statements"][0]
+
+
+def _walked(tree: Any, names: Names) -> _Walk:
+    try:
+        walk = _Walk(names, frozenset(_aliases(tree)))
+        _visit(tree, walk, frozenset())
+    except RecursionError:
+        raise RefusedQuery("the SQL is nested too deeply: write it flatter") from None
+    return walk
+
+
+def _aliases(node: Any) -> set[str]:
+    """Every name that the text itself gives to a column or a table."""
+    if isinstance(node, list):
+        return set().union(*(_aliases(each) for each in node)) if node else set()
+    if not isinstance(node, dict):
+        return set()
+    found = {str(node["alias"]).lower()} if "alias" in node else set()
+    for key in ("column_name_alias", "aliases"):
+        found |= {str(name).lower() for name in node.get(key) or () if isinstance(name, str)}
+    return found.union(*(_aliases(value) for value in node.values()))
+
+
+def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
+    """Check a part of the tree. ctes: the common table expressions that can be named here."""
+    if isinstance(node, list):
+        for each in node:
+            _visit(each, walk, ctes)
+        return
+    if not isinstance(node, dict):
+        return
+    walk.n_nodes += 1
+    if walk.n_nodes > MAX_NODES:
+        raise RefusedQuery(f"the SQL has more than {MAX_NODES:,} parts: ask for less at once")
+    _check_kind(node, walk.names)
+    if "cte_map" in node:
+        ctes = _with_ctes(node, walk, ctes)
+    if node.get("type") == "BASE_TABLE":
+        _check_table(node, walk, ctes)
+    elif node.get("type") == "TABLE_FUNCTION":
+        _check_table_function(node["function"], walk, ctes)
+    elif node.get("type") == "SHOW_REF" and not node.get("query"):
+        raise RefusedQuery("SHOW is not allowed; DESCRIBE events tells its columns")
+    elif "function_name" in node:
+        _check_function(node, walk.names)
+    elif node.get("type") == "COLUMN_REF":
+        _check_column(node, walk)
+    for key, value in node.items():
+        if key != "cte_map" and not (key == "function" and node.get("type") == "TABLE_FUNCTION"):
+            _visit(value, walk, ctes)
+
+
+def _check_kind(node: Mapping[str, Any], names: Names) -> None:
+    """A node says by `class` that it is an expression, else by `type` what it is."""
+    kind, known = node.get("class", node.get("type")), names.node_kinds
+    if "class" in node:
+        known = names.expressions
+    if isinstance(kind, str) and kind not in known:
+        raise RefusedQuery(f"{_said(kind)} is not allowed here: only reading is")
+    if "function_name" in node and node.get("class") not in ("FUNCTION", "WINDOW"):
+        raise RefusedQuery(f"{node['function_name']} is not allowed here")
+    if node.get("at_clause"):
+        raise RefusedQuery("AT is not allowed: there is one version of each table")
+
+
+def _with_ctes(node: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> frozenset[str]:
+    """Check the node's common table expressions; each sees those before it, a recursive one sees itself."""
+    for entry in node["cte_map"].get("map") or ():
+        name, body = str(entry["key"]).lower(), entry["value"]
+        query = body.get("query_node") or body.get("query", {}).get("node") or {}
+        sees_itself = query.get("type") == "RECURSIVE_CTE_NODE"
+        _visit(body, walk, ctes | {name} if sees_itself else ctes)
+        ctes = ctes | {name}
+    return ctes
+
+
+def _check_table(node: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> None:
+    path = tuple(str(part).lower() for part in node["qualified_name"]["path"])
+    if path[-1] in ctes and path[:-1] in ((), ("recurring",)):
+        return
+    if path[-1] not in walk.names.tables or path[:-1] not in ((), ("main",)):
+        there = ", ".join(sorted(walk.names.tables))
+        raise RefusedQuery(f"there is no table {'.'.join(path)[:80]!r} to be read here; there are {there}")
+    walk.tables.add(path[-1])
+
+
+def _check_table_function(function: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> None:
+    path = [str(part).lower() for part in function["qualified_name"]["path"]]
+    if path[-1] not in walk.names.table_functions or len(path) != 1:
+        raise RefusedQuery(
+            f"{'.'.join(path)[:80]} is not allowed in FROM; {', '.join(sorted(walk.names.table_functions))} are"
+        )
+    for key, value in function.items():
+        if key != "function_name":
+            _visit(value, walk, ctes)
+
+
+def _check_function(node: Mapping[str, Any], names: Names) -> None:
+    """A function by its name, whatever stands before it: `x.lower()` is lower(x)."""
+    path = [str(part).lower() for part in node.get("qualified_name", {}).get("path", [node["function_name"]])]
+    name = path[-1]
+    if name != str(node["function_name"]).lower() or len(path) > 2:
+        raise RefusedQuery(f"{'.'.join(path)[:80]} is not allowed: call functions by their name alone")
+    if name in names.sized and not _is_small(node):
+        raise RefusedQuery(f"{name} needs its length as a number, at most {MAX_MADE:,}")
+    if name in names.functions:
+        return
+    reason = names.refused.get(name) or (
+        "is made for the engine's own use"
+        if name.startswith(names.refused_prefixes)
+        else "is not on the list"
+    )
+    raise RefusedQuery(f"the function {name[:80]} is not allowed: it {reason}")
+
+
+def _is_small(node: Mapping[str, Any]) -> bool:
+    arguments = [each.get("expression", {}) for each in node.get("arguments", ())]
+    literal = arguments[1].get("literal", {}) if len(arguments) > 1 else {"kind": "INTEGER", "text": "0"}
+    digits = str(literal.get("text", ""))
+    return (
+        literal.get("kind") == "INTEGER" and digits.isdigit() and len(digits) < 7 and int(digits) <= MAX_MADE
+    )
+
+
+def _check_column(node: Mapping[str, Any], walk: _Walk) -> None:
+    path = [str(part).lower() for part in node["column_names"]]
+    if len(path) == 1 and path[0] in walk.names.session_words and path[0] not in walk.aliases:
+        raise RefusedQuery(f"{path[0]} is not allowed: it tells about the session")
+
+
+def _said(kind: str) -> str:
+    return kind.replace("_", " ").lower()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["unknown"])[0][:300]

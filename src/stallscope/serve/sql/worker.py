@@ -1,0 +1,171 @@
+"""The process that runs one query at a time, and may be killed at any moment.
+
+It has no secrets in its environment, cannot write a file, has a bounded address space and CPU time, and opens a
+new in-memory engine for each query that reads the tenant's segments only. It is started by workers.py as
+`python -m stallscope.serve.sql.worker LIMITS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from stallscope.errors import BadInput, OverLimits, RefusedQuery, StallscopeError, StorageFailed
+from stallscope.serve.sql import frames
+from stallscope.serve.sql.gate import Admitted, admitted
+from stallscope.serve.sql.names import Names, allowed
+from stallscope.serve.sql.values import rows_within
+from stallscope.store.hub import views
+
+if TYPE_CHECKING:  # loaded in main(), when the limits hold
+    import duckdb
+
+_KINDS = {each.__name__: each for each in (BadInput, RefusedQuery, OverLimits, StorageFailed)}
+"""Errors that a worker may answer with."""
+
+_ROWS_AT_ONCE = 256
+
+
+def main() -> None:
+    """Answer queries from standard input until it ends."""
+    limits = json.loads(sys.argv[1])
+    _confine(limits)
+    import duckdb
+    import pyarrow  # noqa: F401 (now, so that the first query does not wait for it)
+
+    parser, names = duckdb.connect(":memory:", config={"threads": "1"}), allowed()
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    frames.send(answers, {"ready": True})
+    while True:
+        try:
+            asked, _ = frames.receive(requests)
+        except EOFError:
+            return
+        _bound_cpu(float(asked["timeout_s"]))
+        try:
+            _answer(asked, requests, answers, parser=parser, names=names, limits=limits)
+        except StallscopeError as error:
+            frames.send(answers, {"error": type(error).__name__, "message": str(error)})
+
+
+def error_from(answer: dict[str, Any]) -> StallscopeError:
+    """The error that a worker's answer tells."""
+    return _KINDS[answer["error"]](answer["message"])
+
+
+def _confine(limits: dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (limits["address_bytes"], limits["address_bytes"]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(15)
+
+
+def _bound_cpu(timeout_s: float) -> None:
+    """The kernel ends this process should the hub have gone before it could."""
+    used = time.process_time()
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used + timeout_s) + 2, hard))
+
+
+def _answer(
+    asked: dict[str, Any],
+    requests: BinaryIO,
+    answers: BinaryIO,
+    *,
+    parser: duckdb.DuckDBPyConnection,
+    names: Names,
+    limits: dict[str, Any],
+) -> None:
+    """One query in two steps: which tables does it read? Then, with their data, its rows."""
+    query = admitted(asked["sql"], parser, names=names)
+    _check_parameters(query, asked["params"])
+    frames.send(answers, {"tables": sorted(query.tables)})
+    data, blobs = frames.receive(requests)
+    connection = _engine(data, blobs, limits=limits)
+    try:
+        frames.send(answers, _rows(query, connection, asked=asked, limits=limits))
+    finally:
+        connection.close()
+
+
+def _check_parameters(query: Admitted, given: dict[str, Any]) -> None:
+    unnamed = sorted(name for name in query.parameters if not name.isidentifier())
+    if unnamed:
+        raise BadInput("write parameters as $name and give their values by name")
+    if missing := sorted(query.parameters - set(given)):
+        raise BadInput(f"params: no value for ${missing[0]}")
+    if unknown := sorted(set(given) - query.parameters):
+        raise BadInput(f"params: the SQL has no ${unknown[0]}")
+
+
+def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+    """A new engine with the tenant's tables as views.
+
+    data: {"folder": "" for none, "sealed": {table: [paths]}, "hot": [tables]}; blobs: the hot rows of those tables.
+    """
+    import duckdb
+    import pyarrow as pa
+
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "threads": "1",
+            "memory_limit": f"{limits['memory_bytes']}B",
+            "temp_directory": "",
+            "autoload_known_extensions": "false",
+            "autoinstall_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "python_enable_replacements": "false",
+        },
+    )
+    hot = {}
+    for table, blob in zip(data["hot"], blobs, strict=True):
+        hot[table] = f"hot_{table}"
+        connection.register(hot[table], pa.ipc.open_stream(blob).read_all())
+    for statement in views.statements(data["sealed"], hot, is_temporary=False):
+        connection.execute(statement)
+    connection.execute("SET TimeZone = 'UTC'")
+    if data["folder"]:
+        connection.execute(f"SET allowed_directories = [{_quoted(data['folder'])}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _rows(
+    query: Admitted, connection: duckdb.DuckDBPyConnection, *, asked: dict[str, Any], limits: dict[str, Any]
+) -> dict[str, Any]:
+    """The answer's frame. A segment that retention removed meanwhile is told as such: the hub asks once more."""
+    import duckdb
+
+    try:
+        connection.execute(query.sql, asked["params"] or None)
+        columns = [column[0] for column in connection.description or ()]
+        chunks = iter(lambda: connection.fetchmany(_ROWS_AT_ONCE), [])
+        rows, is_cut = rows_within(chunks, max_rows=asked["max_rows"], max_bytes=limits["answer_bytes"])
+    except (duckdb.OutOfMemoryException, MemoryError):
+        raise OverLimits(
+            f"the query needs more memory than one may have ({limits['memory_bytes'] // 1_000_000:,} MB):"
+            " look at a shorter time, or aggregate"
+        ) from None
+    except duckdb.PermissionException as error:
+        raise RefusedQuery(_told(error)) from None
+    except duckdb.IOException:
+        return {"gone": True}
+    except duckdb.Error as error:
+        raise BadInput(_told(error)) from None
+    return {"columns": columns, "rows": rows, "truncated": is_cut}
+
+
+def _told(error: Exception) -> str:
+    """The engine's own words, without the excerpt of the text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(line for line in lines if not line.startswith(("LINE ", "^")))[:500]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Runs a tenant's SQL in processes of its own: bounded in time, rows, bytes and memory, and killed at the deadline.
+
+No thread and no setting of the engine bounds a query surely (a single function call can run for minutes, and
+allocates what it likes); a signal to a process does. A worker that was killed is replaced at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stallscope.errors import Busy, OverLimits, RefusedQuery, StorageFailed, TookTooLong
+from stallscope.serve.sql import frames
+from stallscope.serve.sql.worker import error_from
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_START_S = 20.0
+_SOURCES = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryLimits:
+    """What one query may have. timeout_s: then it is killed. answer_bytes: of its rows as JSON.
+
+    memory_bytes: the engine's own limit. address_bytes: what the kernel gives the whole process; a fresh one needs
+    about 0.7 GB of it. patience_s: how long a query waits for a free worker. max_hot_rows: of rows that are not yet
+    sealed, by table, the newest. n_queries: then a worker is replaced, so that nothing piles up in it.
+    """
+
+    timeout_s: float = 10.0
+    max_rows: int = 1_000
+    answer_bytes: int = 4_000_000
+    memory_bytes: int = 512_000_000
+    address_bytes: int = 2_500_000_000
+    patience_s: float = 5.0
+    max_hot_rows: int = 200_000
+    n_queries: int = 200
+
+
+@dataclass(frozen=True)
+class Rows:
+    """columns: names, which may repeat. truncated: there are more rows than were asked for, or than fit."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A tenant's data as a query sees it: the folder it may read, by table the sealed files in it, and hot rows."""
+
+    folder: Path | None
+    sealed: Mapping[str, Sequence[Path]]
+    hot: Mapping[str, pa.Table]
+
+
+class Data(Protocol):
+    """Where a query's data comes from."""
+
+    def __call__(self, tenant: str, tables: frozenset[str], /) -> Sources:
+        """These tables of a tenant, of one moment: no row twice and none missing."""
+
+
+class Workers:
+    """A few worker processes, each for one query at a time. For any number of threads."""
+
+    def __init__(self, data: Data, *, n: int = 2, limits: QueryLimits | None = None):
+        self.limits = limits or QueryLimits()
+        self._data = data
+        self._idle: queue.Queue[_Worker | None] = queue.Queue()
+        self._all: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._by_tenant: dict[str, int] = {}
+        self._n = n
+        for _ in range(n):
+            self._idle.put(None)  # a place; its process starts with the first query
+
+    def query(
+        self, sql: str, *, tenant: str, params: Mapping[str, Any] | None = None, max_rows: int | None = None
+    ) -> Rows:
+        """The rows of a tenant's query.
+
+        params: values of $name. max_rows: never more than the limit. Raises BadInput for wrong SQL, RefusedQuery,
+        TookTooLong, OverLimits, Busy.
+        """
+        deadline_s = time.monotonic() + self.limits.timeout_s
+        asked = {
+            "sql": sql,
+            "params": dict(params or {}),
+            "max_rows": min(max_rows or self.limits.max_rows, self.limits.max_rows),
+            "timeout_s": self.limits.timeout_s,
+        }
+        worker = self._taken(tenant)
+        try:
+            answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
+            if answer.get("gone"):  # retention removed a file between our look and the worker's
+                answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
+        finally:
+            self._give_back(worker, tenant)
+        if answer.get("gone"):
+            raise StorageFailed("a segment could not be read; the hub's log and its disk may say why")
+        return Rows(answer["columns"], answer["rows"], answer["truncated"])
+
+    def start(self) -> None:
+        """Start all processes now, so that the first queries do not wait for them."""
+        taken = [self._taken(f" start {i}") for i in range(self._n)]
+        for i, worker in enumerate(taken):
+            self._give_back(worker, f" start {i}")
+
+    def close(self) -> None:
+        """End all processes. Queries that run end with an error."""
+        with self._lock:
+            self._is_closed = True
+            workers, self._all = self._all, set()
+        for worker in workers:
+            worker.kill()
+
+    def _taken(self, tenant: str) -> _Worker:
+        """A live worker; one tenant never has all of them."""
+        with self._lock:
+            if self._by_tenant.get(tenant, 0) >= max(1, self._n - 1):
+                raise Busy(
+                    "your tenant's queries keep all workers busy that it may have: ask again in a moment"
+                )
+            self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + 1
+        place: _Worker | None = None
+        try:
+            place = self._idle.get(timeout=self.limits.patience_s)
+            return self._alive(place)
+        except queue.Empty:
+            self._leave(tenant)
+            raise Busy("all SQL workers are busy: ask again in a moment") from None
+        except BaseException:
+            self._leave(tenant)
+            self._idle.put(None)
+            raise
+
+    def _alive(self, place: _Worker | None) -> _Worker:
+        if place and place.is_fit(self.limits):
+            return place
+        if place:
+            self._forget(place)
+        worker = _Worker(self.limits)
+        with self._lock:
+            if self._is_closed:
+                worker.kill()
+                raise Busy("the hub is going down")
+            self._all.add(worker)
+        return worker
+
+    def _give_back(self, worker: _Worker, tenant: str) -> None:
+        if not worker.is_fit(self.limits):
+            self._forget(worker)
+            self._idle.put(None)
+        else:
+            self._idle.put(worker)
+        self._leave(tenant)
+
+    def _forget(self, worker: _Worker) -> None:
+        worker.kill()
+        with self._lock:
+            self._all.discard(worker)
+
+    def _leave(self, tenant: str) -> None:
+        with self._lock:
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
+
+    def _answer(
+        self, worker: _Worker, asked: dict[str, Any], *, tenant: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """The worker's answer frame. Kills the worker where it does not answer in time or breaks."""
+        try:
+            admitted = worker.exchange(asked, (), deadline_s=deadline_s)
+        except _Broken:
+            raise RefusedQuery("the SQL brought its parser down: write it simpler") from None
+        if "error" in admitted:
+            raise error_from(admitted)
+        sources = self._data(tenant, frozenset(admitted["tables"]))
+        header = {
+            "folder": str(sources.folder or ""),
+            "sealed": {name: [str(path) for path in paths] for name, paths in sources.sealed.items()},
+            "hot": list(sources.hot),
+        }
+        try:
+            blobs = [_stream(rows) for rows in sources.hot.values()]
+            answer = worker.exchange(header, blobs, deadline_s=deadline_s)
+        except _Broken:
+            raise OverLimits("the query needed more memory than one may have: ask for less") from None
+        if "error" in answer:
+            raise error_from(answer)
+        return answer
+
+
+class _Broken(Exception):
+    """The worker has ended by itself."""
+
+
+class _Worker:
+    """One process and its pipes."""
+
+    def __init__(self, limits: QueryLimits):
+        self._n_answered = 0
+        self._is_dead = False
+        self._limits = limits
+        self._process = subprocess.Popen(
+            [sys.executable, "-s", "-m", "stallscope.serve.sql.worker", json.dumps(asdict(limits))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONPATH": str(_SOURCES), "LANG": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,
+        )
+        os.set_blocking(self._fd_in, False)
+        os.set_blocking(self._fd_out, False)
+        try:
+            self._received(time.monotonic() + _START_S)
+        except (_Broken, TookTooLong):
+            self.kill()
+            raise StorageFailed("a worker for SQL could not be started; is there memory left?") from None
+
+    @property
+    def _fd_in(self) -> int:
+        assert self._process.stdin
+        return self._process.stdin.fileno()
+
+    @property
+    def _fd_out(self) -> int:
+        assert self._process.stdout
+        return self._process.stdout.fileno()
+
+    def is_fit(self, limits: QueryLimits) -> bool:
+        """Whether it can take one more query."""
+        return not self._is_dead and self._process.poll() is None and self._n_answered < limits.n_queries
+
+    def exchange(self, header: Mapping[str, Any], blobs: Any, *, deadline_s: float) -> dict[str, Any]:
+        """Send a frame and wait for the answer. Raises TookTooLong and _Broken, and has killed the process then."""
+        try:
+            self._send(frames.packed(header, blobs), deadline_s)
+            answer = self._received(deadline_s)
+        except BaseException:
+            self.kill()
+            raise
+        self._n_answered += 1
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self._is_dead = True
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                try:
+                    pipe.close()
+                except OSError:  # what was not read by the dead process
+                    continue
+
+    def _send(self, parts: list[bytes], deadline_s: float) -> None:
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                self._wait([], [self._fd_in], deadline_s)
+                try:
+                    left = left[os.write(self._fd_in, left[: 1 << 20]) :]
+                except BrokenPipeError:
+                    raise _Broken from None
+
+    def _received(self, deadline_s: float) -> dict[str, Any]:
+        return frames.unpacked(lambda n: self._read(n, deadline_s))
+
+    def _read(self, n_bytes: int, deadline_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < n_bytes:
+            self._wait([self._fd_out], [], deadline_s)
+            more = os.read(self._fd_out, min(n_bytes - len(data), 1 << 20))
+            if not more:
+                raise _Broken
+            data += more
+        return bytes(data)
+
+    def _wait(self, to_read: list[int], to_write: list[int], deadline_s: float) -> None:
+        left_s = deadline_s - time.monotonic()
+        poll = select.poll()
+        for fd in to_read:
+            poll.register(fd, select.POLLIN)
+        for fd in to_write:
+            poll.register(fd, select.POLLOUT)
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise TookTooLong(
+                f"the query took longer than {self._limits.timeout_s:g} s and was stopped: look at a shorter time,"
+                " or aggregate"
+            )
+
+
+def _stream(table: pa.Table) -> bytes:
+    """The rows as an Arrow stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
