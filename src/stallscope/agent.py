@@ -33,6 +33,7 @@ from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
+from stallscope.exporters.outputs import Outputs, outputs
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
@@ -49,7 +50,7 @@ class Options:
 
     pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
     record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
-    ledger with.
+    ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
     """
 
     db: Path
@@ -58,6 +59,8 @@ class Options:
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
     record_all: bool = False
+    prometheus: str = ""
+    otlp: str = ""
 
 
 def raw_path(db: Path) -> Path:
@@ -84,17 +87,26 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             status.note(f"the trace of before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
+        told = stack.enter_context(
+            outputs(prometheus=options.prometheus, otlp=options.otlp, node=options.node, say=status.note)
+        )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
-        _run(options, probes, store, status=status, stop=stop)
+        _run(options, probes, store, told=told, status=status, stop=stop)
 
 
 def _run(
-    options: Options, probes: Program, store: NodeTrace, *, status: StatusLine, stop: threading.Event
+    options: Options,
+    probes: Program,
+    store: NodeTrace,
+    *,
+    told: Outputs | None,
+    status: StatusLine,
+    stop: threading.Event,
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off."""
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
     attaching = Attaching(discovery, probes.attach)
-    scribe = _Scribe(options, probes, store)
+    scribe = _Scribe(options, probes, store, told=told)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
     followed: set[int] = set()
@@ -122,11 +134,11 @@ def _run(
 class _Scribe:
     """Writes into the trace what has come since the last time, about once a second."""
 
-    def __init__(self, options: Options, probes: Program, store: NodeTrace):
+    def __init__(self, options: Options, probes: Program, store: NodeTrace, *, told: Outputs | None):
         self.tally = Tally()
         self.next_ns = 0
         self.collector = Collector(probes.arrivals.drain, probes.events.drain)
-        self._options, self._probes, self._store = options, probes, store
+        self._options, self._probes, self._store, self._told = options, probes, store, told
         self._node = store.node(options.node)
         self._session = store.session(
             self._node, _SOURCE, started_ns=time.monotonic_ns(), facts=facts(probes.mode)
@@ -154,6 +166,8 @@ class _Scribe:
         self._store.clock(clock.reading(self._node), is_synchronised=clock.is_synchronised())
         self._store.end_session(self._session, now_ns)
         self._store.commit()
+        if self._told:
+            self._told.second(n_processes=self.tally.n_processes)
         if now_ns >= self._next_prune_ns:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
             self._store.prune(self._options.max_db_bytes)
@@ -190,11 +204,16 @@ class _Scribe:
     def _keep_losses(self, now_ns: int) -> None:
         new = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
         self._store.lost(self._node, now_ns, new)
+        if self._told:
+            for kind, _, n in new:
+                self._told.lost(kind, n)
         self.tally.n_lost = self._losses.n_lost
 
     def _append(self, table: Table, rows: Array) -> None:
         if len(rows):
             self._store.append(table, rows)
+            if self._told:
+                self._told.take(table, rows)
             self.tally.n_records += len(rows)
 
     def _symbols(self, numbers: Array) -> Array:

@@ -22,6 +22,12 @@ def trace(
     record_all: Annotated[
         bool, typer.Option("--record-all", help="Keep every raw event (much data).")
     ] = False,
+    prometheus: Annotated[
+        str, typer.Option(help="Serve metrics for Prometheus at this address: 0.0.0.0:9464.")
+    ] = "",
+    otlp: Annotated[
+        str, typer.Option(help="Send metrics and incidents by OTLP: http://HOST:4318, grpc://HOST:4317.")
+    ] = "",
     settings: SettingsFile = None,
 ) -> None:
     """Trace the GPU jobs of this machine with eBPF until Ctrl-C (root)."""
@@ -36,5 +42,7 @@ def trace(
             pids=tuple(pid or ()),
             duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
             record_all=record_all,
+            prometheus=prometheus,
+            otlp=otlp,
         )
     )

@@ -1,0 +1,146 @@
+"""From the rows that the agent keeps to the metrics of the node."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array, Table
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Op
+from stallscope.exporters import metric_table as table_of
+from stallscope.exporters.meter import Meter
+
+_KEPT_ROUNDS = 4096
+"""Rounds that are not complete yet; older ones are given up: a rank died, or a record was lost."""
+
+_COUNTED = {"n_syncs": "sync", "n_allocs": "alloc", "n_copies": "copy", "n_launches": "launch"}
+
+
+@dataclass
+class Counting:
+    """What must be remembered between two batches: running sums by process, open rounds."""
+
+    meter: Meter
+    _rank: dict[int, str] = field(default_factory=dict)
+    _calls: dict[int, Array] = field(default_factory=dict)
+    _ledger: dict[int, Array] = field(default_factory=dict)
+    _waited: dict[int, int] = field(default_factory=dict)
+    _open: Array = field(default_factory=lambda: np.zeros(0, layout.dtype(layout.COLLECTIVES)))
+    _members: dict[int, set[int]] = field(default_factory=dict)
+
+    def take(self, table: Table, rows: Array) -> None:
+        """Count the rows of one batch."""
+        self.meter.add(table_of.RECORDS, len(rows), table.name)
+        counts: dict[str, Callable[[Array], None]] = {
+            "processes": self._named,
+            "collectives": self._collectives,
+            "calls": self._slow_calls,
+            "snapshots": self._states,
+        }
+        if len(rows) and table.name in counts:
+            counts[table.name](rows)
+
+    def n_processes(self, n: int) -> None:
+        """How many processes are traced now."""
+        self.meter.set(table_of.PROCESSES, n)
+
+    def lost(self, kind: str, n: int) -> None:
+        """Records that were lost."""
+        self.meter.add(table_of.LOST, n, kind)
+
+    def incident(self, *, kind: str, cause: str, was_opened: bool) -> None:
+        """An incident was opened or closed."""
+        if was_opened:
+            self.meter.add(table_of.INCIDENTS, 1, kind, cause)
+        self.meter.add(table_of.INCIDENTS_OPEN, 1 if was_opened else -1, kind, cause)
+
+    def _named(self, rows: Array) -> None:
+        for row in rows:
+            if row["rank"] != UNKNOWN:
+                self._rank[int(row["pid"])] = str(row["rank"])
+
+    def rank_of(self, pid: int) -> str:
+        """The rank as text; `unknown` where no launcher and no communicator told it."""
+        return self._rank.get(pid, "unknown")
+
+    def _collectives(self, rows: Array) -> None:
+        self._rank_by_communicator(rows)
+        for pid in np.unique(rows["pid"]).tolist():
+            mine = rows[rows["pid"] == pid]
+            rank = self.rank_of(pid)
+            for op in np.unique(mine["op"]).tolist():
+                n = int((mine["op"] == op).sum())
+                self.meter.add(table_of.COLLECTIVE_CALLS, n, rank, Op(op).name.lower())
+            self._waits(pid, mine, rank)
+            self._sums(pid, mine, rank)
+        for op in np.unique(rows["op"]).tolist():
+            sizes = rows["count_bytes"][(rows["op"] == op) & (rows["count_bytes"] != UNKNOWN)]
+            self.meter.observe(table_of.COLLECTIVE_SIZE, sizes, Op(op).name.lower())
+        self._lateness(rows)
+
+    def _rank_by_communicator(self, rows: Array) -> None:
+        """Where no launcher told the rank it is that in the first communicator seen: the job's, as a rule."""
+        known = rows[rows["comm_rank"] != UNKNOWN]
+        pids, first = np.unique(known["pid"], return_index=True)
+        for pid, row in zip(pids.tolist(), known[first], strict=True):
+            self._rank.setdefault(pid, str(row["comm_rank"]))
+
+    def _waits(self, pid: int, rows: Array, rank: str) -> None:
+        """Each wait once: several arrivals may follow it before the next."""
+        leave = rows["wait_leave_ns"]
+        is_new = (leave != UNKNOWN) & (rows["wait_enter_ns"] != UNKNOWN) & (leave > self._waited.get(pid, -1))
+        fresh = rows[is_new]
+        _, first = np.unique(fresh["wait_leave_ns"], return_index=True)
+        took = fresh["wait_leave_ns"][first] - fresh["wait_enter_ns"][first]
+        self.meter.observe(table_of.COLLECTIVE_WAIT, took / 1e9, rank)
+        if len(fresh):
+            self._waited[pid] = int(fresh["wait_leave_ns"].max())
+
+    def _sums(self, pid: int, rows: Array, rank: str) -> None:
+        """Running sums of the process, kept by the kernel: their growth is what happened."""
+        newest = rows[int(np.argmax(rows["ts_ns"]))]
+        total = np.array([int(newest[name]) for name in _COUNTED])
+        grown = np.maximum(total - self._calls.get(pid, np.zeros_like(total)), 0)
+        for name, n in zip(_COUNTED.values(), grown.tolist(), strict=True):
+            if n:
+                self.meter.add(table_of.CUDA_CALLS, n, rank, name)
+        self._calls[pid] = np.maximum(total, self._calls.get(pid, total))
+
+    def _lateness(self, rows: Array) -> None:
+        """Of rounds in which every rank of this node has arrived; the others wait for the next batch."""
+        rounds = rows[(rows["seq"] != UNKNOWN) & ~np.isin(rows["op"], P2P_OPS)]
+        for comm, pid in set(zip(rounds["comm_hash"].tolist(), rounds["pid"].tolist(), strict=True)):
+            self._members.setdefault(comm, set()).add(pid)
+        waiting = np.concatenate([self._open, rounds])
+        if not len(waiting):
+            return
+        key = np.stack([waiting["comm_hash"], waiting["seq"].astype(np.uint64)], axis=1)
+        _, which, n = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+        which = which.reshape(-1)
+        n_members = np.array([len(self._members[comm]) for comm in waiting["comm_hash"].tolist()])
+        is_complete = (n[which] >= n_members) & (n_members > 1)
+        first = np.full(len(n), np.iinfo(np.int64).max)
+        np.minimum.at(first, which, waiting["ts_ns"])
+        late = (waiting["ts_ns"] - first[which]) / 1e9
+        for pid in np.unique(waiting["pid"][is_complete]).tolist():
+            mine = is_complete & (waiting["pid"] == pid)
+            self.meter.observe(table_of.COLLECTIVE_LATENESS, late[mine], self.rank_of(pid))
+        self._open = waiting[~is_complete & (n_members > 1)][-_KEPT_ROUNDS:]
+
+    def _slow_calls(self, rows: Array) -> None:
+        done = rows[rows["duration_ns"] != UNKNOWN]
+        for pid, op in set(zip(done["pid"].tolist(), done["op"].tolist(), strict=True)):
+            took = done["duration_ns"][(done["pid"] == pid) & (done["op"] == op)]
+            self.meter.observe(table_of.CUDA_SLOW_CALL, took / 1e9, self.rank_of(pid), Op(op).name.lower())
+
+    def _states(self, rows: Array) -> None:
+        """The ledger's growth since the last snapshot of each process."""
+        for pid in np.unique(rows["pid"]).tolist():
+            mine = rows[rows["pid"] == pid]
+            ledger = mine["ledger_ns"][int(np.argmax(mine["ts_ns"]))]
+            grown = np.maximum(ledger - self._ledger.get(pid, np.zeros_like(ledger)), 0)
+            for name, ns in zip(CATEGORY_NAMES, grown.tolist(), strict=True):
+                if ns:
+                    self.meter.add(table_of.LEDGER_TIME, ns / 1e9, self.rank_of(pid), name)
+            self._ledger[pid] = np.maximum(ledger, self._ledger.get(pid, ledger))

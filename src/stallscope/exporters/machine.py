@@ -1,0 +1,150 @@
+"""What the machine itself tells: CPU, memory, disks, network from /proc, GPUs from NVML where there is a driver.
+
+NVML: nvmlDeviceGet* of NVIDIA's management library (nvidia-ml-py, extra `gpu`). What a GPU does not tell (a
+partition, an old driver) is left out, never 0.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stallscope.exporters import metric_table as table_of
+from stallscope.exporters.meter import Meter, Values
+from stallscope.exporters.metric_table import Metric
+
+_CPU_MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
+"""Columns of /proc/stat (proc_stat(5)) as the conventions call them; irq and softirq are both interrupts."""
+
+_SECTOR_BYTES = 512
+"""Of /proc/diskstats, whatever the device's own size is."""
+
+_VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md")
+
+THROTTLE_REASONS = {
+    0x4: "power_cap",
+    0x8: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "software_thermal",
+    0x40: "hardware_thermal",
+    0x80: "hardware_power_brake",
+}
+"""nvmlClocksEventReason* bits that hold a clock down; idle and application settings are no throttling."""
+
+
+def read_machine(meter: Meter, proc: Path = Path("/proc")) -> None:
+    """Read /proc once. A file that is missing leaves its metrics out."""
+    for read in (_cpu, _memory, _disks, _network):
+        try:
+            read(meter, proc)
+        except (OSError, ValueError, IndexError):
+            continue
+
+
+def boot_wall_ns(proc: Path = Path("/proc")) -> int:
+    """When the machine was started; 0 where it does not say."""
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+    except OSError:
+        return 0
+    told = [line.split()[1] for line in lines if line.startswith("btime ")]
+    return int(told[0]) * 10**9 if told else 0
+
+
+def _cpu(meter: Meter, proc: Path) -> None:
+    ticks = (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
+    total: dict[str, float] = {}
+    for mode, value in zip(_CPU_MODES, ticks, strict=False):
+        total[mode] = total.get(mode, 0.0) + int(value) / os.sysconf("SC_CLK_TCK")
+    for mode, seconds in total.items():
+        meter.set(table_of.CPU_TIME, seconds, mode)
+
+
+def _memory(meter: Meter, proc: Path) -> None:
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+    states = {"free": kib["MemFree"], "buffers": kib["Buffers"], "cached": kib["Cached"]}
+    states["used"] = kib["MemTotal"] - sum(states.values())
+    for state, value in states.items():
+        meter.set(table_of.MEMORY_USAGE, value * 1024, state)
+    meter.set(table_of.MEMORY_LIMIT, kib["MemTotal"] * 1024)
+
+
+def _disks(meter: Meter, proc: Path) -> None:
+    """Whole disks only: what is written to a partition is written to its disk."""
+    rows = [line.split() for line in (proc / "diskstats").read_text().splitlines()]
+    names = {words[2] for words in rows}
+    for words in rows:
+        name = words[2]
+        is_part = any(name != other and name.startswith(other) for other in names)
+        if is_part or name.startswith(_VIRTUAL_DISKS):
+            continue
+        meter.set(table_of.DISK_IO, int(words[5]) * _SECTOR_BYTES, name, "read")
+        meter.set(table_of.DISK_IO, int(words[9]) * _SECTOR_BYTES, name, "write")
+
+
+def _network(meter: Meter, proc: Path) -> None:
+    for line in (proc / "net/dev").read_text().splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        words = counts.split()
+        meter.set(table_of.NETWORK_IO, int(words[0]), name.strip(), "receive")
+        meter.set(table_of.NETWORK_IO, int(words[8]), name.strip(), "transmit")
+
+
+@contextmanager
+def gpus() -> Iterator[Any]:
+    """The NVML module, ready; None where it or a driver is missing."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_gpus(meter: Meter, nvml: Any) -> None:
+    """Read every GPU once. nvml: the module that gpus() gives."""
+    found: dict[Metric, dict[Values, float]] = {}
+    for i in range(nvml.nvmlDeviceGetCount()):
+        device = nvml.nvmlDeviceGetHandleByIndex(i)
+        who = (_text(nvml.nvmlDeviceGetUUID(device)), _text(nvml.nvmlDeviceGetName(device)), "NVIDIA")
+        for metric, values, number in _gpu(nvml, device):
+            found.setdefault(metric, {})[(*who, *values)] = number
+    for metric, numbers in found.items():
+        meter.replace(metric, numbers)
+
+
+def _gpu(nvml: Any, device: Any) -> Iterator[tuple[Metric, Values, float]]:
+    def asked(question: Callable[..., Any], *words: Any) -> Any:
+        try:
+            return question(device, *words)
+        except nvml.NVMLError:
+            return None
+
+    if (use := asked(nvml.nvmlDeviceGetUtilizationRates)) is not None:
+        yield table_of.GPU_UTILIZATION, (), use.gpu / 100
+    if (memory := asked(nvml.nvmlDeviceGetMemoryInfo)) is not None:
+        yield table_of.GPU_MEMORY_USAGE, (), memory.used
+        yield table_of.GPU_MEMORY_LIMIT, (), memory.total
+    if (degrees := asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)) is not None:
+        yield table_of.TEMPERATURE, ("gpu",), degrees
+    if (milliwatts := asked(nvml.nvmlDeviceGetPowerUsage)) is not None:
+        yield table_of.POWER, ("gpu",), milliwatts / 1000
+    if (mhz := asked(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)) is not None:
+        yield table_of.GPU_CLOCK, (), mhz * 1e6
+    if (reasons := asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)) is not None:
+        for bit, name in THROTTLE_REASONS.items():
+            yield table_of.GPU_THROTTLED, (name,), float(bool(reasons & bit))
+
+
+def _text(told: Any) -> str:
+    return told.decode() if isinstance(told, bytes) else str(told)

@@ -1,0 +1,143 @@
+"""The current value of every metric: written by the agent's loop, read by the exporters' threads.
+
+Counters and histograms only grow from the start of the agent on, which `start_wall_ns` says; a reader sees a
+restart by it. The number of series of one metric is bounded: what comes beyond goes into one more series.
+"""
+
+import bisect
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.events.layout import Array
+from stallscope.exporters.metric_table import Kind, Metric
+
+MAX_SERIES = 512
+"""Of one metric. Ranks of a node times operations are a fraction of it; a leak of names is not."""
+
+OVERFLOW = "otel.metric.overflow"
+"""The attribute of the series for what is beyond, as the OpenTelemetry SDK has it."""
+
+Values = tuple[str, ...]
+
+
+@dataclass
+class Histogram:
+    """Counts by bucket, one more than there are bounds, and the sum of all values."""
+
+    counts: list[int]
+    total: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of numbers. values: of the metric's attributes; None: what was beyond the bound."""
+
+    values: Values | None
+    number: float = 0.0
+    histogram: Histogram | None = None
+
+
+@dataclass
+class Meter:
+    """All metrics. Numbers that are not finite are dropped: no backend agrees with another on them.
+
+    boot_wall_ns: since when the counters of the machine itself grow; 0 unknown.
+    """
+
+    start_wall_ns: int
+    boot_wall_ns: int = 0
+    _numbers: dict[str, dict[Values | None, float]] = field(default_factory=dict)
+    _histograms: dict[str, dict[Values | None, Histogram]] = field(default_factory=dict)
+    _metrics: dict[str, Metric] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, metric: Metric, by: float, *values: str) -> None:
+        """Let a counter grow. Raises ValueError where it would shrink."""
+        if by < 0 and metric.kind is Kind.COUNTER:
+            raise ValueError(f"{metric.name} cannot shrink")
+        with self._lock:
+            numbers = self._numbers.setdefault(metric.name, {})
+            key = self._key(metric, values, numbers)
+            if math.isfinite(by):
+                numbers[key] = numbers.get(key, 0.0) + by
+
+    def set(self, metric: Metric, value: float, *values: str) -> None:
+        """The value as it is now; for a counter, its new total."""
+        with self._lock:
+            numbers = self._numbers.setdefault(metric.name, {})
+            key = self._key(metric, values, numbers)
+            if math.isfinite(value):
+                numbers[key] = value
+
+    def replace(self, metric: Metric, numbers: dict[Values, float]) -> None:
+        """All series of a gauge: what is not named is gone."""
+        with self._lock:
+            self._metrics[metric.name] = metric
+            finite = {values: number for values, number in numbers.items() if math.isfinite(number)}
+            self._numbers[metric.name] = dict(list(finite.items())[:MAX_SERIES])
+
+    def observe(self, metric: Metric, found: Array, *values: str) -> None:
+        """Put values, in the metric's unit, into its buckets: each into the first whose bound is not below it."""
+        found = np.asarray(found, np.float64)
+        found = found[np.isfinite(found)]
+        if not len(found):
+            return
+        places = np.searchsorted(metric.bounds, found, side="left")
+        counts = np.bincount(places, minlength=len(metric.bounds) + 1).tolist()
+        with self._lock:
+            known = self._histograms.setdefault(metric.name, {})
+            key = self._key(metric, values, known)
+            one = known.setdefault(key, Histogram([0] * (len(metric.bounds) + 1)))
+            one.counts = [a + b for a, b in zip(one.counts, counts, strict=True)]
+            one.total += float(found.sum())
+
+    def since_wall_ns(self, metric: Metric) -> int:
+        """Since when a counter counts."""
+        is_of_machine = metric.name.startswith("system.") and self.boot_wall_ns > 0
+        return self.boot_wall_ns if is_of_machine else self.start_wall_ns
+
+    def read(self) -> list[tuple[Metric, list[Series]]]:
+        """Everything as it is now, by metric, in the order of first use."""
+        with self._lock:
+            return [(metric, self._series(name)) for name, metric in self._metrics.items()]
+
+    def _series(self, name: str) -> list[Series]:
+        numbers = [Series(values, number) for values, number in self._numbers.get(name, {}).items()]
+        histograms = self._histograms.get(name, {}).items()
+        return numbers + [
+            Series(values, histogram=Histogram(list(one.counts), one.total)) for values, one in histograms
+        ]
+
+    def _key(
+        self,
+        metric: Metric,
+        values: Values,
+        known: dict[Values | None, float] | dict[Values | None, Histogram],
+    ) -> Values | None:
+        if len(values) != len(metric.attributes):
+            raise ValueError(f"{metric.name} has the attributes {metric.attributes}, not {values}")
+        self._metrics[metric.name] = metric
+        return values if values in known or len(known) < MAX_SERIES else None
+
+
+def quantile(histogram: Histogram, bounds: Sequence[float], q: float) -> float:
+    """The q-quantile by linear interpolation in its bucket, as Prometheus' histogram_quantile; nan when empty."""
+    if not histogram.n:
+        return math.nan
+    wanted = q * histogram.n
+    sums = np.cumsum(histogram.counts).tolist()
+    place = bisect.bisect_left(sums, wanted)
+    if place >= len(bounds):
+        return bounds[-1]
+    low = bounds[place - 1] if place else 0.0
+    before = sums[place - 1] if place else 0
+    return low + (bounds[place] - low) * (wanted - before) / histogram.counts[place]

@@ -1,0 +1,184 @@
+"""The metrics of a node: one table, from which OTLP, Prometheus and the documentation follow.
+
+Names and units are those of OpenTelemetry's semantic conventions (hw.*, system.*, semconv 1.41) where they
+exist; gpu.cuda.*, nccl.* and stallscope.* are ours. Units are UCUM.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What a number means, and so its type in OTLP: monotonic sum, sum, gauge, histogram."""
+
+    COUNTER = "counter"
+    UP_DOWN = "up-down counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric(NamedTuple):
+    """One entry. attributes: names, in order. bounds: upper edges of a histogram's buckets, in its unit."""
+
+    name: str
+    kind: Kind
+    unit: str
+    attributes: tuple[str, ...]
+    meaning: str
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name by Prometheus' rules: underscores, the unit in words, `_total` for counters."""
+        words = self.name.replace(".", "_")
+        unit = PROMETHEUS_UNITS.get(self.unit, "")
+        if unit and not words.endswith(f"_{unit}"):
+            words += f"_{unit}"
+        return words + "_total" if self.kind is Kind.COUNTER else words
+
+
+PROMETHEUS_UNITS = {
+    "s": "seconds",
+    "By": "bytes",
+    "1": "ratio",
+    "Cel": "celsius",
+    "W": "watts",
+    "Hz": "hertz",
+}
+"""Words for units; a unit in braces is a remark and has none."""
+
+SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+BYTES = tuple(float(4**n) for n in range(3, 17))
+
+COLLECTIVE_CALLS = Metric(
+    "nccl.collective.calls",
+    Kind.COUNTER,
+    "{call}",
+    ("nccl.rank", "nccl.operation"),
+    "collectives entered",
+)
+COLLECTIVE_SIZE = Metric(
+    "nccl.collective.size",
+    Kind.HISTOGRAM,
+    "By",
+    ("nccl.operation",),
+    "bytes of each collective",
+    BYTES,
+)
+COLLECTIVE_WAIT = Metric(
+    "nccl.collective.wait.duration",
+    Kind.HISTOGRAM,
+    "s",
+    ("nccl.rank",),
+    "how long each wait for the GPU with a collective enqueued took: a rank that waits less than its peers "
+    "makes them wait",
+    SECONDS,
+)
+COLLECTIVE_LATENESS = Metric(
+    "nccl.collective.lateness",
+    Kind.HISTOGRAM,
+    "s",
+    ("nccl.rank",),
+    "how long after the first rank of this node each rank entered a round",
+    SECONDS,
+)
+CUDA_CALLS = Metric(
+    "gpu.cuda.calls",
+    Kind.COUNTER,
+    "{call}",
+    ("nccl.rank", "gpu.cuda.class"),
+    "CUDA calls by class; launches only while they are counted",
+)
+CUDA_SLOW_CALL = Metric(
+    "gpu.cuda.slow_call.duration",
+    Kind.HISTOGRAM,
+    "s",
+    ("nccl.rank", "gpu.cuda.class"),
+    "duration of the calls worth a record of their own: the slow ones",
+    SECONDS,
+)
+LEDGER_TIME = Metric(
+    "gpu.process.time",
+    Kind.COUNTER,
+    "s",
+    ("nccl.rank", "stallscope.category"),
+    "where the GPU threads of the process spent their time, by category of the ledger",
+)
+PROCESSES = Metric("stallscope.processes", Kind.UP_DOWN, "{process}", (), "GPU processes that are traced now")
+RECORDS = Metric("stallscope.records", Kind.COUNTER, "{record}", ("stallscope.table",), "records kept")
+LOST = Metric(
+    "stallscope.records.lost", Kind.COUNTER, "{record}", ("stallscope.loss",), "records lost, by kind"
+)
+INCIDENTS = Metric(
+    "stallscope.incidents",
+    Kind.COUNTER,
+    "{incident}",
+    ("stallscope.verdict.kind", "stallscope.cause"),
+    "incidents that were opened",
+)
+INCIDENTS_OPEN = Metric(
+    "stallscope.incidents.open",
+    Kind.UP_DOWN,
+    "{incident}",
+    ("stallscope.verdict.kind", "stallscope.cause"),
+    "incidents that are open now",
+)
+
+CPU_TIME = Metric("system.cpu.time", Kind.COUNTER, "s", ("cpu.mode",), "CPU time of the machine, by mode")
+MEMORY_USAGE = Metric(
+    "system.memory.usage", Kind.UP_DOWN, "By", ("system.memory.state",), "memory of the machine, by state"
+)
+MEMORY_LIMIT = Metric("system.memory.limit", Kind.UP_DOWN, "By", (), "memory of the machine")
+DISK_IO = Metric(
+    "system.disk.io", Kind.COUNTER, "By", ("system.device", "disk.io.direction"), "bytes read and written"
+)
+NETWORK_IO = Metric(
+    "system.network.io",
+    Kind.COUNTER,
+    "By",
+    ("network.interface.name", "network.io.direction"),
+    "bytes received and sent",
+)
+_GPU = ("hw.id", "hw.name", "hw.vendor")
+GPU_UTILIZATION = Metric(
+    "hw.gpu.utilization", Kind.GAUGE, "1", _GPU, "share of the last second in which a kernel ran on the GPU"
+)
+GPU_MEMORY_USAGE = Metric("hw.gpu.memory.usage", Kind.UP_DOWN, "By", _GPU, "GPU memory in use")
+GPU_MEMORY_LIMIT = Metric("hw.gpu.memory.limit", Kind.UP_DOWN, "By", _GPU, "GPU memory there is")
+TEMPERATURE = Metric("hw.temperature", Kind.GAUGE, "Cel", (*_GPU, "hw.type"), "temperature of the GPU")
+POWER = Metric("hw.power", Kind.GAUGE, "W", (*_GPU, "hw.type"), "power the GPU draws")
+GPU_CLOCK = Metric("gpu.clock.frequency", Kind.GAUGE, "Hz", _GPU, "clock of the streaming multiprocessors")
+GPU_THROTTLED = Metric(
+    "gpu.clock.throttled",
+    Kind.GAUGE,
+    "1",
+    (*_GPU, "gpu.clock.throttle_reason"),
+    "1 while the clock is held down for this reason",
+)
+
+METRICS = (
+    COLLECTIVE_CALLS,
+    COLLECTIVE_SIZE,
+    COLLECTIVE_WAIT,
+    COLLECTIVE_LATENESS,
+    CUDA_CALLS,
+    CUDA_SLOW_CALL,
+    LEDGER_TIME,
+    PROCESSES,
+    RECORDS,
+    LOST,
+    INCIDENTS,
+    INCIDENTS_OPEN,
+    CPU_TIME,
+    MEMORY_USAGE,
+    MEMORY_LIMIT,
+    DISK_IO,
+    NETWORK_IO,
+    GPU_UTILIZATION,
+    GPU_MEMORY_USAGE,
+    GPU_MEMORY_LIMIT,
+    TEMPERATURE,
+    POWER,
+    GPU_CLOCK,
+    GPU_THROTTLED,
+)

@@ -1,0 +1,105 @@
+"""Sends the metrics of a node and its incidents by OTLP, from a thread of its own.
+
+Metrics are cumulative, so that only the newest are worth sending: what could not be sent is not kept. Incidents
+wait, at most MAX_WAITING of them.
+"""
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stallscope.errors import BadInput
+from stallscope.exporters.meter import Meter
+from stallscope.exporters.otlp_wire import Wire, wire
+
+EVERY_S = 10.0
+MAX_WAITING = 1000
+FIRST_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+_INCIDENTS_AT_ONCE = 100
+
+
+class Sending:
+    """A thread that sends every `every_s` seconds, later when the receiver asks for time, and once at the end."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        to: Wire,
+        *,
+        node: str,
+        every_s: float = EVERY_S,
+        wall_ns: Callable[[], int] = time.time_ns,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        from stallscope.exporters import otlp_messages
+
+        self._messages = otlp_messages
+        self._meter, self._wire, self._every_s, self._wall_ns, self._say = meter, to, every_s, wall_ns, say
+        self._who = otlp_messages.resource(node)
+        self._waiting: deque[object] = deque(maxlen=MAX_WAITING)
+        self._is_over = threading.Event()
+        self._n_failures = 0
+        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
+        self._thread.start()
+
+    def incident(self, incident: object) -> None:
+        """An otlp_messages.Incident to be sent with the next metrics; of too many the oldest are lost."""
+        self._waiting.append(incident)
+
+    def close(self) -> None:
+        """Send once more, and end."""
+        self._is_over.set()
+        self._thread.join()
+        self._wire.close()
+
+    def _run(self) -> None:
+        pause_s = self._every_s
+        while not self._is_over.wait(pause_s):
+            pause_s = self._turn()
+        self._turn()
+
+    def _turn(self) -> float:
+        """Send what there is; returns for how many seconds to wait."""
+        request = self._messages.metrics_request(self._meter, self._who, now_ns=self._wall_ns())
+        answer = self._wire.send("metrics", request.SerializeToString())
+        if answer.is_taken and self._waiting:
+            batch = list(self._waiting)[:_INCIDENTS_AT_ONCE]
+            spans = self._messages.spans_request(batch, self._who)  # type: ignore[arg-type]
+            answer = self._wire.send("traces", spans.SerializeToString())
+            if answer.is_taken or not answer.may_retry:
+                for _ in batch:
+                    self._waiting.popleft()
+        if answer.is_taken:
+            if self._n_failures:
+                self._say("the OTLP receiver is back")
+            self._n_failures = 0
+            return self._every_s
+        if not self._n_failures:
+            self._say(f"the OTLP receiver takes nothing: {answer.reason}; it is asked again")
+        self._n_failures += 1
+        if answer.retry_after_s is not None:
+            return answer.retry_after_s
+        doubled_s = min(FIRST_RETRY_S * 2 ** min(self._n_failures - 1, 10), MAX_RETRY_S)
+        return doubled_s * (1 - random.random() / 2)
+
+
+@contextmanager
+def sending(
+    meter: Meter, url: str, *, node: str, say: Callable[[str], None] = lambda text: None
+) -> Iterator[Sending]:
+    """Sends inside the with block, and once at its end. Raises BadInput."""
+    try:
+        import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401
+    except ImportError:
+        raise BadInput(
+            "--otlp needs the package opentelemetry-proto: pip install 'stallscope[export]'"
+        ) from None
+    sender = Sending(meter, wire(url), node=node, say=say)
+    try:
+        yield sender
+    finally:
+        sender.close()

@@ -1,0 +1,148 @@
+"""The metrics of a node, and incidents as spans, as OTLP messages (opentelemetry-proto 1.x)."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.metrics.v1 import metrics_pb2
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from stallscope import __version__
+from stallscope.exporters.meter import OVERFLOW, Meter, Series
+from stallscope.exporters.metric_table import Kind, Metric
+
+_CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
+
+Value = str | int | float | bool | Sequence[str] | Sequence[int]
+
+
+class Incident(NamedTuple):
+    """An incident that is over, for a span. Times are wall-clock ns; attributes by name."""
+
+    incident_id: str
+    name: str
+    begin_ns: int
+    end_ns: int
+    summary: str
+    attributes: Mapping[str, Value]
+
+
+def resource(node: str, cluster: str = "") -> Resource:
+    """Who speaks: the agent of one node."""
+    told: dict[str, Value] = {
+        "service.name": "stallscope",
+        "service.version": __version__,
+        "service.instance.id": node,
+        "host.name": node,
+    }
+    if cluster:
+        told["k8s.cluster.name"] = cluster
+    return Resource(attributes=_attributes(told))
+
+
+def metrics_request(meter: Meter, who: Resource, *, now_ns: int) -> ExportMetricsServiceRequest:
+    """All metrics as they are now. Sums and histograms are cumulative since they began: repeating harms nothing."""
+    request = ExportMetricsServiceRequest()
+    of_resource = request.resource_metrics.add(resource=who)
+    scope = of_resource.scope_metrics.add(scope=_scope())
+    for metric, series in meter.read():
+        scope.metrics.append(_metric(metric, series, meter.since_wall_ns(metric), now_ns=now_ns))
+    return request
+
+
+def spans_request(incidents: Iterable[Incident], who: Resource) -> ExportTraceServiceRequest:
+    """Incidents as spans. The ids follow from the incident's: the same one sent twice is one."""
+    request = ExportTraceServiceRequest()
+    of_resource = request.resource_spans.add(resource=who)
+    scope = of_resource.scope_spans.add(scope=_scope())
+    for incident in incidents:
+        scope.spans.append(
+            Span(
+                trace_id=_digest("trace", incident.incident_id, 16),
+                span_id=_digest("span", incident.incident_id, 8),
+                name=incident.name,
+                kind=Span.SPAN_KIND_INTERNAL,
+                start_time_unix_nano=incident.begin_ns,
+                end_time_unix_nano=max(incident.end_ns, incident.begin_ns),
+                attributes=_attributes(incident.attributes),
+                status=Status(code=Status.STATUS_CODE_ERROR, message=incident.summary),
+            )
+        )
+    return request
+
+
+def _digest(what: str, incident_id: str, n_bytes: int) -> bytes:
+    return hashlib.sha256(f"stallscope {what} {incident_id}".encode()).digest()[:n_bytes]
+
+
+def _scope() -> InstrumentationScope:
+    return InstrumentationScope(name="stallscope", version=__version__)
+
+
+def _metric(metric: Metric, series: list[Series], since_ns: int, *, now_ns: int) -> metrics_pb2.Metric:
+    out = metrics_pb2.Metric(name=metric.name, description=metric.meaning, unit=metric.unit)
+    if metric.kind is Kind.HISTOGRAM:
+        out.histogram.aggregation_temporality = _CUMULATIVE
+        out.histogram.data_points.extend(
+            _histogram_point(metric, one, since_ns, now_ns=now_ns) for one in series
+        )
+    elif metric.kind is Kind.GAUGE:
+        out.gauge.data_points.extend(_number_point(metric, one, 0, now_ns=now_ns) for one in series)
+    else:
+        out.sum.aggregation_temporality = _CUMULATIVE
+        out.sum.is_monotonic = metric.kind is Kind.COUNTER
+        out.sum.data_points.extend(_number_point(metric, one, since_ns, now_ns=now_ns) for one in series)
+    return out
+
+
+def _number_point(metric: Metric, one: Series, since_ns: int, *, now_ns: int) -> metrics_pb2.NumberDataPoint:
+    """Counts and bytes are whole numbers; all else is not."""
+    point = metrics_pb2.NumberDataPoint(
+        attributes=_labels(metric, one), start_time_unix_nano=since_ns, time_unix_nano=now_ns
+    )
+    if metric.unit.startswith("{") or metric.unit == "By":
+        point.as_int = round(one.number)
+    else:
+        point.as_double = one.number
+    return point
+
+
+def _histogram_point(
+    metric: Metric, one: Series, since_ns: int, *, now_ns: int
+) -> metrics_pb2.HistogramDataPoint:
+    counts, total = (one.histogram.counts, one.histogram.total) if one.histogram else ([], 0.0)
+    return metrics_pb2.HistogramDataPoint(
+        attributes=_labels(metric, one),
+        start_time_unix_nano=since_ns,
+        time_unix_nano=now_ns,
+        count=sum(counts),
+        sum=total,
+        bucket_counts=counts,
+        explicit_bounds=metric.bounds,
+    )
+
+
+def _labels(metric: Metric, one: Series) -> list[KeyValue]:
+    if one.values is None:
+        return _attributes({OVERFLOW: True})
+    return _attributes(dict(zip(metric.attributes, one.values, strict=True)))
+
+
+def _attributes(values: Mapping[str, Value]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_any(value)) for key, value in values.items()]
+
+
+def _any(value: Value) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    return AnyValue(array_value=ArrayValue(values=[_any(one) for one in value]))

@@ -1,0 +1,163 @@
+"""Ways to an OTLP receiver: HTTP with protobuf, and gRPC; compressed with gzip.
+
+What may be tried again, and when, is as the OTLP specification says: over HTTP 429, 502, 503 and 504 with
+Retry-After; over gRPC UNAVAILABLE and its like, and RESOURCE_EXHAUSTED with RetryInfo.
+"""
+
+import gzip
+import http.client
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from stallscope.errors import BadInput
+
+TIMEOUT_S = 10.0
+_LATER_STATUS = (429, 502, 503, 504)
+_LATER_CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
+_PATHS = {"metrics": "/v1/metrics", "traces": "/v1/traces"}
+_METHODS = {
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+}
+
+
+class Answer(NamedTuple):
+    """How an attempt ended. may_retry: it may be tried again; retry_after_s: not before, if it was told."""
+
+    is_taken: bool
+    may_retry: bool = False
+    retry_after_s: float | None = None
+    reason: str = ""
+
+
+class Wire(Protocol):
+    """A way to a receiver."""
+
+    def send(self, signal: str, message: bytes) -> Answer:
+        """Send one message; signal: metrics or traces. Never raises for what a network can do."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
+    """The way to a URL: http, https, grpc or grpcs. Headers come from OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
+        raise BadInput(
+            f"--otlp {url!r}: give http://HOST:4318, https://HOST:4318, grpc://HOST:4317 or grpcs://HOST:4317"
+        )
+    headers = headers_from(environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    if parts.scheme.startswith("grpc"):
+        return _Grpc(f"{parts.hostname}:{parts.port or 4317}", parts.scheme == "grpcs", headers=headers)
+    return _Http(
+        parts.hostname, parts.port or 4318, is_tls=parts.scheme == "https", path=parts.path, headers=headers
+    )
+
+
+def headers_from(text: str) -> dict[str, str]:
+    """Headers of "name=value,name=value", percent-encoded as the OTLP exporters take them."""
+    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {unquote(name).strip().lower(): unquote(value).strip() for name, _, value in pairs}
+
+
+class _Http:
+    def __init__(self, host: str, port: int, *, is_tls: bool, path: str, headers: Mapping[str, str]):
+        self._host, self._port, self._is_tls, self._path = host, port, is_tls, path.rstrip("/")
+        self._headers = {
+            "content-type": "application/x-protobuf",
+            "content-encoding": "gzip",
+            "user-agent": "stallscope",
+            **headers,
+        }
+
+    def send(self, signal: str, message: bytes) -> Answer:
+        """One request on a connection of its own: there is one every ten seconds."""
+        connection = self._connection()
+        try:
+            connection.request("POST", self._path + _PATHS[signal], gzip.compress(message, 6), self._headers)
+            response = connection.getresponse()
+            response.read()
+        except (OSError, http.client.HTTPException) as error:
+            return Answer(False, may_retry=True, reason=str(error) or type(error).__name__)
+        finally:
+            connection.close()
+        if response.status < 300:
+            return Answer(True)
+        reason = f"HTTP {response.status} {response.reason}"
+        return Answer(
+            False, response.status in _LATER_STATUS, _seconds(response.getheader("Retry-After")), reason
+        )
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._is_tls:
+            return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _seconds(text: str | None) -> float | None:
+    """Of a Retry-After in seconds; a date is not asked for by OTLP."""
+    return float(text) if text and text.isdecimal() else None
+
+
+class _Grpc:
+    def __init__(self, target: str, is_tls: bool, *, headers: Mapping[str, str]):
+        try:
+            import grpc
+        except ImportError:
+            raise BadInput(
+                "--otlp grpc:// needs the package grpcio: pip install 'stallscope[export]'"
+            ) from None
+        self._grpc = grpc
+        credentials = grpc.ssl_channel_credentials() if is_tls else None
+        self._channel = (
+            grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
+        )
+        self._metadata = tuple(headers.items())
+
+    def send(self, signal: str, message: bytes) -> Answer:
+        """One call; its answer is not looked into: what was taken in part is not to be sent again."""
+        call = self._channel.unary_unary(_METHODS[signal])
+        try:
+            call(
+                message,
+                timeout=TIMEOUT_S,
+                metadata=self._metadata,
+                compression=self._grpc.Compression.Gzip,
+            )
+        except self._grpc.RpcError as error:
+            return _grpc_answer(error)
+        return Answer(True)
+
+    def close(self) -> None:
+        """End the channel."""
+        self._channel.close()
+
+
+def _grpc_answer(error: Any) -> Answer:
+    code, after_s = error.code().name, _retry_info_s(error.trailing_metadata())
+    may_retry = code in _LATER_CODES or (code == "RESOURCE_EXHAUSTED" and after_s is not None)
+    return Answer(False, may_retry, after_s, f"{code} {error.details() or ''}".strip())
+
+
+def _retry_info_s(metadata: Any) -> float | None:
+    """The delay of a google.rpc.RetryInfo in the status details, if there is one."""
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    for name, value in metadata or ():
+        if name != "grpc-status-details-bin":
+            continue
+        for detail in Status.FromString(value).details:
+            found = RetryInfo()
+            if detail.Unpack(found):
+                return found.retry_delay.ToTimedelta().total_seconds()
+    return None

@@ -1,0 +1,68 @@
+"""What the agent tells others about its machine while it runs: Prometheus, OTLP. Nothing where neither is asked for."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from stallscope.events.layout import Array, Table
+from stallscope.exporters import machine
+from stallscope.exporters.counting import Counting
+from stallscope.exporters.meter import Meter
+from stallscope.exporters.otlp import Sending
+
+_MACHINE_EVERY_S = 5.0
+
+
+@dataclass
+class Outputs:
+    """Takes what the agent keeps. All methods are quick and never wait for a network."""
+
+    counting: Counting
+    nvml: Any
+    otlp: Sending | None
+    _next_machine_s: float = 0.0
+
+    def take(self, table: Table, rows: Array) -> None:
+        """Rows that are kept."""
+        self.counting.take(table, rows)
+
+    def lost(self, kind: str, n: int) -> None:
+        """Records that were lost."""
+        self.counting.lost(kind, n)
+
+    def second(self, *, n_processes: int) -> None:
+        """To be called about once a second."""
+        self.counting.n_processes(n_processes)
+        if time.monotonic() < self._next_machine_s:
+            return
+        self._next_machine_s = time.monotonic() + _MACHINE_EVERY_S
+        machine.read_machine(self.counting.meter)
+        if self.nvml:
+            machine.read_gpus(self.counting.meter, self.nvml)
+
+
+@contextmanager
+def outputs(*, prometheus: str, otlp: str, node: str, say: Callable[[str], None]) -> Iterator[Outputs | None]:
+    """The outputs that are asked for; None without any. prometheus: an address; otlp: a URL; empty: not.
+
+    Raises BadInput for an address or URL that cannot be, or a package that is missing.
+    """
+    if not prometheus and not otlp:
+        yield None
+        return
+    meter = Meter(start_wall_ns=time.time_ns(), boot_wall_ns=machine.boot_wall_ns())
+    with ExitStack() as stack:
+        if prometheus:
+            from stallscope.exporters.prometheus import serving
+
+            port = stack.enter_context(serving(meter, prometheus, node=node))
+            say(f"metrics at http://{prometheus.rpartition(':')[0] or '127.0.0.1'}:{port}/metrics")
+        sender = None
+        if otlp:
+            from stallscope.exporters.otlp import sending
+
+            sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
+            say(f"metrics and incidents go to {otlp}")
+        yield Outputs(Counting(meter), stack.enter_context(machine.gpus()), sender)

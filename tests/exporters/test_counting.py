@@ -1,0 +1,83 @@
+"""From rows to metrics: every count is that of the rows, whatever batches they come in."""
+
+import numpy as np
+import pytest
+
+from stallscope.events import layout
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Op
+from stallscope.events.trace import Trace
+from stallscope.exporters.counting import Counting
+from stallscope.exporters.meter import Meter
+from stallscope.synth import HostStall, Job, Schedule, simulate
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    fault = HostStall(
+        cause="host_sleep", ranks=(2,), delay_ns=50_000_000, schedule=Schedule(first=10, every=2)
+    )
+    return simulate(Job(dp=4, ranks_per_node=4, steps=30), [fault], seed=1, has_twin=False)[0]
+
+
+def counted(trace: Trace, n_batches: int) -> dict[str, dict]:
+    """The metrics after the rows came in so many batches, by time: name -> values -> series."""
+    counting = Counting(Meter(0))
+    counting.take(layout.PROCESSES, trace.processes)
+    rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
+    for part in np.array_split(rows, n_batches):
+        counting.take(layout.COLLECTIVES, part)
+    counting.take(layout.SNAPSHOTS, trace.snapshots)
+    return {m.name: {one.values: one for one in series} for m, series in counting.meter.read()}
+
+
+@pytest.mark.parametrize("n_batches", [1, 7])
+def test_collectives_are_counted_by_rank_and_operation(trace: Trace, n_batches: int):
+    found = counted(trace, n_batches)["nccl.collective.calls"]
+    rank_of = dict(zip(trace.processes["pid"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    for (rank, op), one in found.items():
+        pids = [pid for pid, r in rank_of.items() if str(r) == rank]
+        rows = trace.collectives
+        assert one.number == int((np.isin(rows["pid"], pids) & (rows["op"] == Op[op.upper()])).sum())
+    assert sum(one.number for one in found.values()) == len(trace.collectives)
+
+
+def test_batches_make_no_difference(trace: Trace):
+    whole, parts = counted(trace, 1), counted(trace, 9)
+    for name in ("nccl.collective.lateness", "nccl.collective.wait.duration", "gpu.cuda.calls"):
+        for values, one in whole[name].items():
+            other = parts[name][values]
+            assert (one.number, one.histogram and one.histogram.counts) == (
+                other.number,
+                other.histogram and other.histogram.counts,
+            )
+
+
+def test_the_late_rank_is_late_and_waits_least(trace: Trace):
+    found = counted(trace, 5)
+    late = {
+        values[0]: one.histogram.total / one.histogram.n
+        for values, one in found["nccl.collective.lateness"].items()
+    }
+    waits = {values[0]: one.histogram.total for values, one in found["nccl.collective.wait.duration"].items()}
+    assert max(late, key=late.get) == "2"
+    assert min(waits, key=waits.get) == "2"
+    n_rounds = sum(one.histogram.n for one in found["nccl.collective.lateness"].values())
+    assert n_rounds == int((~np.isin(trace.collectives["op"], P2P_OPS)).sum())
+
+
+def test_the_ledger_is_told_in_seconds(trace: Trace):
+    found = counted(trace, 1)["gpu.process.time"]
+    newest = {}
+    for row in np.sort(trace.snapshots, order="ts_ns"):
+        newest[int(row["pid"])] = row["ledger_ns"]
+    total = np.sum(list(newest.values()), axis=0) / 1e9
+    for name, seconds in zip(CATEGORY_NAMES, total.tolist(), strict=True):
+        told = sum(one.number for values, one in found.items() if values[1] == name)
+        assert told == pytest.approx(seconds)
+
+
+def test_a_process_whose_rank_nobody_told_has_that_of_its_communicator(trace: Trace):
+    counting = Counting(Meter(0))
+    counting.take(layout.COLLECTIVES, trace.collectives)
+    (series,) = [s for m, s in counting.meter.read() if m.name == "nccl.collective.wait.duration"]
+    assert {one.values for one in series} == {("0",), ("1",), ("2",), ("3",)}

@@ -1,0 +1,89 @@
+"""Values of metrics: what grows, what is bounded, and quantiles that are right."""
+
+import math
+
+import numpy as np
+import pytest
+
+from stallscope.exporters import metric_table
+from stallscope.exporters.meter import MAX_SERIES, Meter, quantile
+from stallscope.exporters.metric_table import (
+    COLLECTIVE_CALLS,
+    COLLECTIVE_WAIT,
+    GPU_UTILIZATION,
+    METRICS,
+    Kind,
+)
+
+
+def only(meter: Meter):
+    ((_, series),) = meter.read()
+    return series
+
+
+def test_a_counter_adds_up_and_never_shrinks():
+    meter = Meter(0)
+    meter.add(COLLECTIVE_CALLS, 2, "0", "all_reduce")
+    meter.add(COLLECTIVE_CALLS, 3, "0", "all_reduce")
+    assert [one.number for one in only(meter)] == [5]
+    with pytest.raises(ValueError, match="shrink"):
+        meter.add(COLLECTIVE_CALLS, -1, "0", "all_reduce")
+
+
+def test_what_is_no_number_is_dropped():
+    meter = Meter(0)
+    meter.add(COLLECTIVE_CALLS, math.nan, "0", "all_reduce")
+    meter.set(GPU_UTILIZATION, math.inf, "id", "name", "NVIDIA")
+    meter.observe(COLLECTIVE_WAIT, np.array([math.nan, math.inf]), "0")
+    assert not any(series for _, series in meter.read())
+
+
+def test_series_without_end_end_in_one():
+    meter = Meter(0)
+    for i in range(MAX_SERIES + 50):
+        meter.add(COLLECTIVE_CALLS, 1, str(i), "all_reduce")
+    series = only(meter)
+    assert len(series) == MAX_SERIES + 1
+    assert [one.number for one in series if one.values is None] == [50]
+
+
+def test_values_on_a_bound_belong_to_its_bucket():
+    meter = Meter(0)
+    bounds = COLLECTIVE_WAIT.bounds
+    meter.observe(COLLECTIVE_WAIT, np.array([bounds[0], bounds[0] * 1.01, bounds[-1] * 2]), "0")
+    (one,) = only(meter)
+    assert one.histogram.counts == [1, 1, *[0] * (len(bounds) - 2), 1]
+    assert one.histogram.total == pytest.approx(bounds[0] * 2.01 + bounds[-1] * 2)
+
+
+@pytest.mark.parametrize("q", [0.5, 0.95, 0.99])
+def test_a_quantile_is_that_of_the_values_within_a_bucket(q: float):
+    values = np.random.default_rng(1).lognormal(-6, 1.5, 20_000)
+    meter = Meter(0)
+    meter.observe(COLLECTIVE_WAIT, values, "0")
+    (one,) = only(meter)
+    found, right = quantile(one.histogram, COLLECTIVE_WAIT.bounds, q), float(np.quantile(values, q))
+    place = np.searchsorted(COLLECTIVE_WAIT.bounds, right)
+    assert COLLECTIVE_WAIT.bounds[place - 1] <= found <= COLLECTIVE_WAIT.bounds[place]
+
+
+def test_the_table_is_sound():
+    assert (
+        len({metric.name for metric in METRICS}) == len({m.prometheus_name for m in METRICS}) == len(METRICS)
+    )
+    for metric in METRICS:
+        assert bool(metric.bounds) == (metric.kind is Kind.HISTOGRAM)
+        assert list(metric.bounds) == sorted(set(metric.bounds))
+        assert metric.meaning
+        assert metric.prometheus_name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    listed = {one for one in vars(metric_table).values() if isinstance(one, metric_table.Metric)}
+    assert listed == set(METRICS)
+
+
+def test_names_that_claim_to_be_standard_are():
+    hw = pytest.importorskip("opentelemetry.semconv._incubating.metrics.hw_metrics")
+    system = pytest.importorskip("opentelemetry.semconv._incubating.metrics.system_metrics")
+    standard = {value for module in (hw, system) for value in vars(module).values() if isinstance(value, str)}
+    for metric in METRICS:
+        if metric.name.startswith(("hw.", "system.")):
+            assert metric.name in standard

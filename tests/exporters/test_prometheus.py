@@ -1,0 +1,138 @@
+"""The metrics as Prometheus sees them: by its client library's parser, and by a real Prometheus."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from stallscope.errors import BadInput
+from stallscope.exporters import metric_table as table_of
+from stallscope.exporters.meter import MAX_SERIES, Meter
+from stallscope.exporters.prometheus import host_and_port, serving
+
+WAITS_S = np.array([0.002, 0.002, 0.02, 0.5, 99.0])
+
+
+@pytest.fixture
+def meter() -> Meter:
+    made = Meter(0)
+    made.add(table_of.COLLECTIVE_CALLS, 7, "2", "all_reduce")
+    made.set(table_of.MEMORY_USAGE, 4096, "used")
+    made.observe(table_of.COLLECTIVE_WAIT, WAITS_S, "2")
+    return made
+
+
+@pytest.fixture
+def port(meter: Meter) -> Iterator[int]:
+    with serving(meter, "127.0.0.1:0", node="host-a") as port:
+        yield port
+
+
+def scraped(port: int) -> dict[str, object]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(request) as response:
+        text = response.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_types_units_and_labels(port: int):
+    found = scraped(port)
+    calls = found["nccl_collective_calls"]
+    assert calls.type == "counter"
+    (sample,) = calls.samples
+    assert (sample.name, sample.value) == ("nccl_collective_calls_total", 7)
+    assert sample.labels == {"nccl_rank": "2", "nccl_operation": "all_reduce", "node": "host-a"}
+    assert found["system_memory_usage_bytes"].type == "gauge"
+    wait = found["nccl_collective_wait_duration_seconds"]
+    assert wait.type == "histogram"
+    values = {(s.name.rpartition("_")[2], s.labels.get("le")): s.value for s in wait.samples}
+    assert (values["count", None], values["sum", None]) == (5, pytest.approx(WAITS_S.sum()))
+    assert (values["bucket", "0.003"], values["bucket", "0.03"], values["bucket", "+Inf"]) == (2, 3, 5)
+
+
+def test_labels_are_bounded(meter: Meter, port: int):
+    for i in range(3 * MAX_SERIES):
+        meter.add(table_of.RECORDS, 1, f"table {i}")
+    assert len(scraped(port)["stallscope_records"].samples) == MAX_SERIES + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        (":9464", ("0.0.0.0", 9464)),
+        ("9464", ("127.0.0.1", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_addresses(given: str, wanted: tuple[str, int]):
+    assert host_and_port(given) == wanted
+
+
+def test_an_address_that_is_none_or_taken_is_refused(meter: Meter, port: int):
+    with pytest.raises(BadInput, match="no address"):
+        host_and_port("host")
+    with pytest.raises(BadInput, match="choose another"), serving(meter, f"127.0.0.1:{port}", node="b"):
+        pass
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def prometheus(port: int, tmp_path: Path) -> Iterator[str]:
+    program = shutil.which("prometheus")
+    if not program:
+        pytest.skip("no prometheus to scrape with (Debian package prometheus)")
+    target = {"job_name": "node", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [target]}
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    at = f"127.0.0.1:{free_port()}"
+    words = [
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address={at}",
+    ]
+    with subprocess.Popen([program, *words], stderr=subprocess.DEVNULL) as running:
+        try:
+            yield f"http://{at}"
+        finally:
+            running.terminate()
+
+
+def asked(prometheus: str, query: str) -> list[dict]:
+    url = f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as response:
+                if found := json.load(response)["data"]["result"]:
+                    return found
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"Prometheus knows nothing of {query}")
+
+
+def test_a_real_prometheus_scrapes_them_and_computes_with_them(prometheus: str):
+    (one,) = asked(prometheus, "nccl_collective_calls_total")
+    assert (one["metric"]["nccl_rank"], one["value"][1]) == ("2", "7")
+    (one,) = asked(
+        prometheus, "histogram_quantile(0.5, sum by (le) (nccl_collective_wait_duration_seconds_bucket))"
+    )
+    assert 0.01 < float(one["value"][1]) <= 0.03
+    (one,) = asked(prometheus, 'up{job="node"}')
+    assert one["value"][1] == "1"
