@@ -234,7 +234,8 @@ SELECT ts AT TIME ZONE 'Europe/Berlin' FROM events
 SELECT rank::VARCHAR, TRY_CAST(op AS INTEGER), CAST(rank AS DECIMAL(10, 2)) FROM events
 SELECT printf('%d', 1), format('{}', 1), lpad('1', 5, '0'), repeat('#', 10)
 SELECT op.upper(), [1, 2, 3].list_sum(), 'a' || 'b', [1, 2][1], [1, 2, 3][1:2] FROM events
-SELECT list_transform([1, 2], lambda x: x + 1), list_filter([1], lambda x: x > 0), list_reduce([1, 2], lambda a, b: a + b)
+SELECT list_transform([1, 2], lambda x: x + 1), list_filter([1], lambda x: x > 0)
+SELECT list_reduce([1, 2], lambda a, b: a + b)
 SELECT GROUPING(op), count(*) FROM events GROUP BY ROLLUP (op)
 SELECT max_by(op, duration_ns), arg_min(op, ts), first(op), mode(op), entropy(op) FROM events
 SELECT * FROM events e SEMI JOIN nodes n USING (node_id)

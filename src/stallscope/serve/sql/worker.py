@@ -130,7 +130,7 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
         connection.execute(statement)
     connection.execute("SET TimeZone = 'UTC'")
     if data["folder"]:
-        connection.execute(f"SET allowed_directories = [{_quoted(data['folder'])}]")
+        connection.execute(f"SET allowed_directories = [{views.quoted(data['folder'])}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
