@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from stallscope.commands.check import check
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.export import export
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
+app.command()(check)
 app.command()(explain)
 app.command()(query)
 app.command()(export)

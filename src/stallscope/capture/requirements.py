@@ -38,11 +38,11 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
     """Raises CannotTrace, naming the first thing that is missing and what to do."""
     if machine not in _ARCHITECTURES:
         raise CannotTrace(f"cannot trace on {machine}: only {' and '.join(_ARCHITECTURES)} are supported")
-    missing = missing_capabilities(_effective(proc))
+    missing = missing_capabilities(effective(proc))
     if missing:
         wanted = ", ".join(f"{capability.name} (to {capability.purpose})" for capability in missing)
-        raise CannotTrace(f"not allowed to trace: {wanted} missing; {_remedy(proc)}")
-    if _pid_namespace(proc) not in ("", _FIRST_PID_NAMESPACE):
+        raise CannotTrace(f"not allowed to trace: {wanted} missing; {remedy(proc)}")
+    if has_own_pids(proc):
         raise CannotTrace(
             "cannot trace from a container with process numbers of its own: the kernel tells the machine's; "
             "start it with --pid=host (Kubernetes: hostPID: true)"
@@ -69,8 +69,14 @@ def missing_capabilities(effective: int) -> list[_Capability]:
     return [capability for capability in _NEEDED if capability.bit not in held]
 
 
-def _effective(proc: Path) -> int:
+def effective(proc: Path = Path("/proc")) -> int:
+    """The capabilities of this process, as a bit mask."""
     return int(_status(proc, "CapEff"), 16)
+
+
+def has_own_pids(proc: Path = Path("/proc")) -> bool:
+    """Whether this process is in a container whose process numbers are not the machine's."""
+    return _pid_namespace(proc) not in ("", _FIRST_PID_NAMESPACE)
 
 
 def _pid_namespace(proc: Path) -> str:
@@ -80,10 +86,11 @@ def _pid_namespace(proc: Path) -> str:
         return ""
 
 
-def _remedy(proc: Path) -> str:
+def remedy(proc: Path = Path("/proc"), command: str = "stallscope trace") -> str:
+    """What to do about missing capabilities."""
     if int(_status(proc, "Uid")) == 0:
         return "you are root, but confined: give the container --privileged, or these capabilities"
-    return "run it as root: sudo stallscope trace"
+    return f"run it as root: sudo {command}"
 
 
 def _status(proc: Path, name: str) -> str:

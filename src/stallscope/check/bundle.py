@@ -1,0 +1,183 @@
+"""A file for support: what check found, the machine, the settings, and what is in the trace; never what the job is.
+
+No command lines and no environment values are read. Host and user names are replaced unless they are asked for.
+"""
+
+import gzip
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stallscope import __version__
+from stallscope.check.gpus import driver_version
+from stallscope.errors import StallscopeError, StorageFailed
+from stallscope.settings import Effective
+from stallscope.store.node import reading
+
+_PACKAGES = (
+    "numpy",
+    "typer",
+    "rich",
+    "pyyaml",
+    "pyarrow",
+    "duckdb",
+    "mcp",
+    "perfetto",
+    "grpcio",
+    "nvidia-ml-py",
+)
+_XID = re.compile(r"NVRM: (?:Xid|GPU at)")
+_MOST_LINES = 200
+
+
+def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_names: bool = False) -> list[str]:
+    """Write the bundle (tar.gz), readable by its owner only; the same facts give the same bytes.
+
+    answer: what readiness.as_json() gives. Returns the names of the files in it. Raises StorageFailed.
+    """
+    contents = {
+        "check.json": answer,
+        "machine.json": _machine(),
+        "settings.json": {
+            name: {"value": str(getattr(chosen.settings, name)), "from": origin}
+            for name, origin in sorted(chosen.origins.items())
+        },
+        "trace.json": _trace(chosen.settings.db),
+        "xid.json": _xid(),
+    }
+    words = [] if with_names else names(chosen)
+    texts = {
+        name: redacted(json.dumps(told, indent=1), words, with_names=with_names)
+        for name, told in contents.items()
+    }
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(_packed(texts))
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --bundle") from error
+    return list(texts)
+
+
+def names(chosen: Effective) -> list[str]:
+    """The names of machines that may stand in the texts, the longest first."""
+    hub = chosen.settings.hub.rpartition(":")[0]
+    found = {platform.node(), platform.node().partition(".")[0], chosen.settings.node, hub}
+    with suppress(StallscopeError), reading(chosen.settings.db) as db:
+        found |= {name for (name,) in db.execute("SELECT name FROM nodes")}
+    return sorted(found - {"", "localhost"}, key=lambda name: (-len(name), name))
+
+
+def redacted(text: str, hosts: Iterable[str], *, with_names: bool = False) -> str:
+    """The text with names of hosts and users, and addresses, replaced; each by the same word wherever it stands."""
+    if with_names:
+        return text
+    for number, name in enumerate(hosts, 1):
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", f"host-{number}", text)
+    text = re.sub(r"/home/[^/\s\"]+", "/home/user", text)
+    text = re.sub(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])", "address", text)
+    return re.sub(r"[\w.+-]+@[\w-]+\.[\w.-]+", "mail-address", text)
+
+
+def _machine(proc: Path = Path("/proc")) -> dict[str, Any]:
+    return {
+        "stallscope": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "n_cpus": os.cpu_count(),
+        "memory_kb": _first_number(proc / "meminfo"),
+        "driver": driver_version(proc),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _first_number(path: Path) -> int | None:
+    try:
+        found = re.search(r"\d+", path.read_text())
+    except OSError:
+        return None
+    return int(found[0]) if found else None
+
+
+def _trace(db: Path) -> dict[str, Any]:
+    """How many rows of what, since when, what was lost; or why that cannot be told."""
+    try:
+        with reading(db) as connection:
+            tables = [
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1"
+                )
+            ]
+            sessions = connection.execute("SELECT started_ns, ended_ns, source, version, facts FROM sessions")
+            return {
+                "bytes": db.stat().st_size,
+                "rows": {
+                    name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables
+                },
+                "sessions": [
+                    {"started_ns": a, "ended_ns": b, "source": c, "version": d, "facts": _without_boot(e)}
+                    for a, b, c, d, e in sessions
+                ],
+                "lost": dict(connection.execute("SELECT kind, SUM(n_lost) FROM losses GROUP BY kind")),
+            }
+    except StallscopeError as error:
+        return {"error": str(error)}
+
+
+def _without_boot(facts: str) -> dict[str, Any]:
+    """The facts but the number of the boot, by which a machine can be known again."""
+    return {name: value for name, value in json.loads(facts).items() if name != "boot_id"}
+
+
+def _xid(log: Path = Path("/dev/kmsg")) -> list[str]:
+    """What the NVIDIA driver has reported as errors; nothing where the kernel's log may not be read."""
+    lines: list[str] = []
+    try:
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return lines
+    try:
+        while True:
+            line = os.read(fd, 8192).decode(errors="replace")
+            if not line:
+                break
+            if _XID.search(line):
+                lines.append(line.partition(";")[2].strip())
+    except BlockingIOError:
+        pass
+    except OSError:
+        lines.append("the kernel's log was cut off here")
+    finally:
+        os.close(fd)
+    return lines[-_MOST_LINES:]
+
+
+def _packed(texts: Mapping[str, str]) -> bytes:
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as tar,
+    ):
+        for name, text in texts.items():
+            data = text.encode()
+            entry = tarfile.TarInfo(f"stallscope/{name}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return out.getvalue()

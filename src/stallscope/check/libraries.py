@@ -1,0 +1,85 @@
+"""The NCCL and CUDA libraries in running processes, and the Python that runs there."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from stallscope.capture import elf, operations
+from stallscope.capture.discovery import Discovery, Library, functions
+from stallscope.capture.elf import NotElf
+from stallscope.check.finding import Finding, passed, warned
+
+_PYTHON = re.compile(r"python(\d\.\d+)")
+
+
+def findings(proc: Path = Path("/proc"), *, ignored: frozenset[int] = frozenset()) -> Iterator[Finding]:
+    """Each library file that is in use, and the versions of Python in the processes that use GPU libraries.
+
+    ignored: processes that are left out, our own first of all.
+    """
+    discovery = Discovery(proc=proc, ignored=ignored)
+    found = discovery.scan(0)
+    users = discovery.gpu_processes()
+    if not found:
+        yield warned("libraries", "no process has NCCL or CUDA loaded now", "start the job, and check again")
+    for library in found:
+        yield _library(proc, library)
+    yield from _pythons(proc, users)
+
+
+def _library(proc: Path, library: Library) -> Finding:
+    where = _where(proc, library)
+    subject = Path(library.name).name
+    try:
+        with elf.opened(library.path) as image:
+            n_found = len(functions(image, operations.names(), is_static=library.is_static))
+    except (OSError, NotElf) as error:
+        return warned(subject, f"{where}: {error}", "its calls are not seen: run check as root")
+    if not n_found:
+        return warned(
+            subject, f"{where}: none of the functions to trace", "another version, or stripped of names"
+        )
+    return passed(subject, f"{where}: {n_found} functions to trace")
+
+
+def _where(proc: Path, library: Library) -> str:
+    """Who uses it, and what kind of place it is in."""
+    kinds = [
+        "linked into the program" if library.is_static else "",
+        "in a container" if _is_in_container(proc, library.pid) else "",
+        "in a virtual environment" if "/site-packages/" in library.name else "",
+    ]
+    told = ", ".join(kind for kind in kinds if kind)
+    return f"process {library.pid}{f' ({told})' if told else ''}"
+
+
+def _is_in_container(proc: Path, pid: int) -> bool:
+    """Does the process have another root of the file system than the first process?"""
+    try:
+        return (proc / str(pid) / "ns/mnt").readlink() != (proc / "1/ns/mnt").readlink()
+    except OSError:
+        return False
+
+
+def _pythons(proc: Path, pids: tuple[int, ...]) -> Iterator[Finding]:
+    versions: Counter[str] = Counter()
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for pid in pids:
+        version = python_version(proc, pid)
+        if version:
+            versions[version] += 1
+            names[version].add(str(pid))
+    for version, n in sorted(versions.items()):
+        yield passed("Python", f"{version} in {n} {'process' if n == 1 else 'processes'} that use a GPU")
+
+
+def python_version(proc: Path, pid: int) -> str:
+    """The version of the interpreter that a process runs, as "3.11"; empty where there is none."""
+    try:
+        maps = (proc / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        return ""
+    files = {line.split(None, 5)[5] for line in maps.splitlines() if line.count("/")}
+    found = [_PYTHON.search(Path(name).name) for name in sorted(files)]
+    return next((match[1] for match in found if match), "")

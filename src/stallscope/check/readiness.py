@@ -1,0 +1,31 @@
+"""The list of what is looked at, and the answer to all of it."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stallscope.check import clock, gpus, hub, kernel, libraries, storage
+from stallscope.check.finding import Finding, State
+from stallscope.settings import Settings
+
+
+def findings(settings: Settings, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator[Finding]:
+    """Every line, as soon as it is known."""
+    yield from kernel.findings(proc, sys)
+    yield from gpus.findings(proc)
+    yield from libraries.findings(proc, ignored=frozenset({os.getpid()}))
+    yield from clock.findings()
+    yield from storage.findings(settings.db, settings.max_db_bytes)
+    yield from hub.findings(settings.hub, settings.hub_ca_file, settings.hub_token_file)
+
+
+def as_json(found: list[Finding]) -> dict[str, Any]:
+    """The answer as data; ready: nothing fails."""
+    return {"ready": is_ready(found), "checks": [asdict(one) for one in found]}
+
+
+def is_ready(found: list[Finding]) -> bool:
+    """Whether nothing fails."""
+    return all(one.state is not State.FAIL for one in found)

@@ -1,0 +1,67 @@
+"""`stallscope check`: is this machine ready?"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.commands.options import AsJson, Db, SettingsFile
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.check.finding import Finding
+
+
+def check(
+    db: Db = None,
+    hub: Annotated[str | None, typer.Option("--hub", help="A hub that must answer, HOST:PORT.")] = None,
+    as_json: AsJson = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Write what support needs into this file (tar.gz).")
+    ] = None,
+    with_host_names: Annotated[
+        bool, typer.Option("--with-host-names", help="Leave names of hosts and users in the bundle.")
+    ] = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Say whether this machine is ready to be traced; ends with 5 when something fails."""
+    from stallscope.check import bundle as bundling
+    from stallscope.check import readiness
+    from stallscope.settings import effective
+
+    chosen = effective({"db": db, "hub": hub}, os.environ, settings)
+    found = []
+    show = None if as_json else _Lines()
+    for one in readiness.findings(chosen.settings):
+        found.append(one)
+        if show is not None:
+            show(one)
+    answer = readiness.as_json(found)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    if bundle is not None:
+        files = bundling.write(bundle, answer, chosen, with_names=with_host_names)
+        typer.echo(f"{bundle}: {', '.join(files)}; look at it before you send it", err=True)
+    if not readiness.is_ready(found):
+        raise typer.Exit(5)
+
+
+class _Lines:
+    """Prints each finding as it comes, in colour on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def __call__(self, one: Finding) -> None:
+        from rich.text import Text
+
+        style = {"pass": "green", "warn": "yellow", "fail": "bold red"}[one.state]
+        line = Text.assemble((f"{one.state.value}  ", style), f"{one.subject:<14}  ", one.found)
+        self._console.print(line)
+        if one.advice:
+            self._console.print(Text(f"{'':22}do: {one.advice}"))
