@@ -48,7 +48,7 @@ def slow_stage(
     wait_ns, own_ns: (n,) by row, how long it waited and worked: those of the hosts, unless those of the GPUs are given.
     """
     numbers = np.unique(plan.program)
-    if len(numbers) < 2 or step_ns <= 0:
+    if len(numbers) < 2 or step_ns <= 0 or len(np.unique(plan.program[table.process])) < len(numbers):
         return None
     waits = _per_step(line, table, line.wait_ns if wait_ns is None else wait_ns)
     own = _per_step(line, table, line.self_ns if own_ns is None else own_ns)

@@ -1,0 +1,19 @@
+"""The diagnosis of events that keep arriving: verdicts open, are updated, and close.
+
+stream     the whole: batches go in, changes come out
+nodes      the nodes of a stream: numbers, clocks, how far each was heard
+members    which processes belong to one job
+rows       the latest rows of a job, and which of them are complete
+watch      a cheap look at each arriving row: is it worth a diagnosis now?
+job        one job: when to look, and what is kept
+look       one diagnosis of a job's rows, together with what is kept of the past
+history    late steps whose rows are gone
+standing   hangs, told by time going by
+incidents  verdicts over time
+"""
+
+from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.rows import Retention
+from stallscope.diagnose.stream.stream import Stream
+
+__all__ = ["Change", "Retention", "Stream"]

@@ -1,0 +1,127 @@
+"""What is kept of a job whose rows are gone: late steps in sums, how much was looked at, incidents that are over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.blame import LateStep
+from stallscope.diagnose.delays import MOST_KEPT, Delays, total
+from stallscope.diagnose.stream.members import Who
+from stallscope.diagnose.verdict import Verdict
+
+LEAST_QUIET_STEPS = 20
+_QUIET_GAPS = 4
+_FAR_GAPS = 8
+_MOST_OVER = 64
+
+
+@dataclass
+class Track:
+    """Delays of one process: of incidents that are over, and since. over_ns: where the last one ended, on its clock.
+    once: long ones that happened once, as far as was known when their rows went.
+    """
+
+    over: Delays | None = None
+    since: Delays | None = None
+    once: list[Delays] = field(default_factory=list)
+    over_ns: int = -(1 << 62)
+
+    @property
+    def all(self) -> list[Delays]:
+        """Those of incidents, as far as there are any."""
+        return [part for part in (self.over, self.since) if part is not None]
+
+    def recurred(self, once: set[int]) -> list[Delays]:
+        """Long delays that have come again since. once: the steps of those that have not."""
+        return [part for part in self.once if part.late[0].step not in once]
+
+    def add(self, delays: Delays, *, is_over: bool) -> None:
+        """Take delays whose rows are going."""
+        if is_over:
+            self.over = total([*([self.over] if self.over else []), delays])
+            return
+        if self.since is not None and is_far(int(self.since.late[-1].step), delays.steps):
+            self.end()
+        self.since = total([*([self.since] if self.since else []), delays])
+
+    def end(self) -> None:
+        """What is kept belongs to an incident that is over."""
+        if self.since is not None:
+            self.over, self.since = total(self.all), None
+
+
+@dataclass
+class Tracks:
+    """The tracks of a job's processes, as far as they were ever late."""
+
+    of: dict[Who, Track] = field(default_factory=dict)
+
+    def track(self, who: Who) -> Track:
+        """The track of a process, an empty one at first."""
+        return self.of.setdefault(who, Track())
+
+    def late(self, number: Mapping[Who, int]) -> list[LateStep]:
+        """The latest late steps of all, with the processes numbered as in a case; those not in it beyond."""
+        beyond = len(number)
+        found = []
+        for who, track in self.of.items():
+            process = number.get(who, -1)
+            kept = [*track.all, *track.once]
+            if process < 0 and kept:
+                process, beyond = beyond, beyond + 1
+            found += [_of(one, process) for part in kept for one in part.late]
+        found.sort(key=lambda one: one.step)
+        return found[-MOST_KEPT:]
+
+
+@dataclass
+class History:
+    """settled_ns: by process, up to where on its clock late steps are in the tracks. first_step, first_seq: where
+    counting began, the latter by communicator. gone_ns: time observed before the rows that are left.
+    """
+
+    late: Tracks = field(default_factory=Tracks)
+    device: Tracks = field(default_factory=Tracks)
+    settled_ns: dict[Who, int] = field(default_factory=dict)
+    is_trimmed: bool = False
+    first_step: int = 0
+    next_step: int = 0
+    first_seq: dict[int, int] = field(default_factory=dict)
+    gone_ns: float = 0.0
+    stage: list[Verdict] = field(default_factory=list)
+    over: list[Verdict] = field(default_factory=list)
+
+    def is_settled(self, who: Who, ts_ns: int) -> bool:
+        """Whether late steps of a process at a moment of its clock are in the tracks."""
+        return ts_ns <= self.settled_ns.get(who, -(1 << 62))
+
+    def add_over(self, verdict: Verdict) -> None:
+        """Keep the verdict of an incident that is over and stands in no track."""
+        self.over = [*self.over, verdict][-_MOST_OVER:]
+
+
+def quiet_steps(steps: np.ndarray) -> int:
+    """After how many steps on time a rank that was late in these is over it.
+
+    Several times the usual distance of its delays, so that chance seldom makes one that goes on look over; but no
+    fewer than about as many as a rank needs to be named.
+    """
+    gaps = np.diff(np.unique(steps))
+    return (
+        max(LEAST_QUIET_STEPS, _QUIET_GAPS * round(float(np.median(gaps))))
+        if len(gaps)
+        else LEAST_QUIET_STEPS
+    )
+
+
+def is_far(before: int, steps: np.ndarray) -> bool:
+    """Whether late steps are so long after an earlier one that they are another matter."""
+    gaps = np.diff(np.unique(steps))
+    if not len(gaps):
+        return False
+    return int(steps[0]) - before > max(LEAST_QUIET_STEPS, _FAR_GAPS * float(np.median(gaps)))
+
+
+def _of(one: LateStep, process: int) -> LateStep:
+    return LateStep(process, one.step, -1, -1, one.late_ns, one.excess_ns, one.n_rounds, one.is_held)

@@ -1,0 +1,322 @@
+"""One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stallscope.diagnose import engine, single, told
+from stallscope.diagnose.case import case_of
+from stallscope.diagnose.delays import delays_by_process, device_delays
+from stallscope.diagnose.stream import sightings
+from stallscope.diagnose.stream.history import History, Tracks
+from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Sighted, worded
+from stallscope.diagnose.stream.look import Look, look
+from stallscope.diagnose.stream.members import Who
+from stallscope.diagnose.stream.nodes import Nodes
+from stallscope.diagnose.stream.rows import Retention, Rows, complete
+from stallscope.diagnose.stream.standing import Silence, hangs, usual_patience_ns
+from stallscope.diagnose.stream.watch import Watch
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.verdict import Report
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.trace import Trace
+
+_FIXED_ROWS = 10_000  # a look costs as much as so many rows, however few there are
+_BURST = 4  # looks that may follow each other at once, after quiet times
+_EVERY = 8  # without anything odd a job is looked at when an eighth of its rows is new
+_LEAST_ROWS = 12  # of each process: fewer show no pattern
+_HOLD_STEPS = 8  # the newest steps may still look different with what follows them
+_MOST_ONCE = 8  # long delays of a rank that happened once
+_JUDGED_STEPS = 8  # before so many were judged nothing is known of what is usual
+
+
+@dataclass
+class Job:
+    """name: tells it from others, in the ids of incidents. lost: records lost on its nodes, by kind."""
+
+    name: str
+    limits: Thresholds
+    retention: Retention
+    usd_per_gpu_hour: float | None
+    rows: Rows = field(default_factory=Rows)
+    history: History = field(default_factory=History)
+    incidents: Incidents = field(default_factory=Incidents)
+    lost: dict[str, int] = field(default_factory=dict)
+    members: set[Who] = field(default_factory=set)
+    heard_at_ns: int = 0
+    ended_at_ns: int | None = None
+    source: str = ""
+    symbols: tuple[str, ...] = ("",)
+    n_looks: int = 0
+    n_rows_looked_at: int = 0
+    _newest_ns: dict[Who, int] = field(default_factory=dict)
+    _allowance: float = float(_BURST * _FIXED_ROWS)
+    _n_since: int = 0
+    _rows_a_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(least_ns=float(self.limits.min_late_ns), enough=self.limits.min_late_steps)
+        self.silence = Silence(patience_ns=float(self.limits.hang_after_ns))
+
+    def add(self, tables: dict[str, Array], at_ns: int) -> None:
+        """Take rows of this job."""
+        self.heard_at_ns = at_ns
+        for name, rows in tables.items():
+            if len(rows):
+                self.rows.add(name, rows)
+        arrived = tables["collectives"]
+        if len(arrived):
+            self.ended_at_ns = None
+            self.watch.add(arrived)
+            self._n_since += len(arrived)
+            self._allowance += self.retention.looks * len(arrived)
+
+    def absorb(self, other: "Job") -> list[Change]:
+        """Take over a job that has turned out to be part of this one."""
+        other.rows.fold()
+        for name, rows in other.rows.tables.items():
+            if len(rows):
+                self.rows.add(name, rows)
+        self.watch.add(other.rows.tables["collectives"])
+        self._n_since += other.rows.n
+        self._allowance = max(self._allowance, other._allowance)
+        for mine, theirs in (
+            (self.history.late, other.history.late),
+            (self.history.device, other.history.device),
+        ):
+            mine.of.update(theirs.of)
+        self.history.settled_ns.update(other.history.settled_ns)
+        self.history.is_trimmed |= other.history.is_trimmed
+        self.history.over += other.history.over
+        self.incidents.open += other.incidents.open
+        self.members |= other.members
+        for kind, n in other.lost.items():
+            self.lost[kind] = self.lost.get(kind, 0) + n
+        return []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a look is worth its cost now, and within what this job may cost."""
+        n = self.rows.n
+        if not self._n_since or n < _LEAST_ROWS * max(len(self.members), 1):
+            return False
+        is_worth = self.watch.is_due or self._n_since * _EVERY >= n
+        return is_worth and self._allowance >= n + _FIXED_ROWS
+
+    def look(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:
+        """Diagnose what is complete; drop what is old. is_last: nothing will come any more."""
+        self.rows.fold()
+        n = self.rows.n
+        burst = float(_BURST * (n + _FIXED_ROWS))
+        self._allowance = min(self._allowance, burst) - (0 if is_last else n + _FIXED_ROWS)
+        self._n_since, self.n_looks = 0, self.n_looks + 1
+        self.n_rows_looked_at += n
+        rows = self.rows.tables["collectives"]
+        usable = np.ones(n, bool) if is_last else complete(rows, self.retention.lag_ns)
+        trace = self.trace(nodes, at_ns, usable)
+        if not usable.any() or told.is_told(trace) or single.is_single(trace):
+            return self._told(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
+        seen = look(
+            trace,
+            self.rows.step[usable],
+            self.history,
+            limits=self.limits,
+            usd_per_gpu_hour=self.usd_per_gpu_hour,
+        )
+        self.rows.step[usable] = seen.step_of_row
+        self._noted(seen)
+        n_judged = seen.looked_at.n_steps
+        shown = (
+            sightings.sightings(seen, self.history, self.incidents, is_last=is_last)
+            if is_last or n_judged >= _JUDGED_STEPS
+            else []
+        )
+        changes = self._changed(shown, seen.step, at_ns, is_last=is_last)
+        self._trim(seen, usable, most_rows)
+        return changes
+
+    def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
+        """Look for a hang, if enough time went by without calls."""
+        last = self.watch.last_ns()
+        if not last:
+            return []
+        ended = self._ended(nodes)
+        silent = [nodes.now_ns(who[0], at_ns) - ns for who, ns in last.items() if who not in ended]
+        patient = not self.silence.is_due(silent, is_one_gone=bool(ended), limits=self.limits)
+        if patient and not is_last:
+            return []
+        if any(one.sighted.sort.startswith("mismatch") for one in self.incidents.open):
+            return []
+        self.rows.fold()
+        trace = self.trace(nodes, at_ns)
+        if told.is_told(trace):
+            return []
+        case = case_of(trace, self.limits, self.usd_per_gpu_hour)
+        self.silence.patience_ns = usual_patience_ns(case)
+        self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
+        found = [
+            Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0, True) for verdict in hangs(case)
+        ]
+        return self._changed(found, self.history.next_step, at_ns, is_last=is_last) if found else []
+
+    def trace(self, nodes: Nodes, at_ns: int, usable: Array | None = None) -> Trace:
+        """The rows that are left as a trace."""
+        tables: dict[str, Any] = dict(self.rows.tables)
+        if usable is not None and not usable.all():
+            tables["collectives"] = tables["collectives"][usable]
+        mine = {who[0] for who in self.members}
+        return Trace(
+            **tables,
+            nodes=nodes.names,
+            symbols=self.symbols,
+            clocks=nodes.clocks(mine),
+            lost=dict(self.lost),
+            ends_ns=tuple(
+                nodes.now_ns(node, at_ns) if node in mine else UNKNOWN for node in range(len(nodes.names))
+            ),
+            source=self.source,
+        )
+
+    def report(self, nodes: Nodes, at_ns: int) -> Report:
+        """What is known of the job: of all of it, where its rows are still there."""
+        self.rows.fold()
+        trace = self.trace(nodes, at_ns)
+        if not self.history.is_trimmed or told.is_told(trace):
+            return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
+        seen = look(
+            trace,
+            self.rows.step,
+            self.history,
+            limits=self.limits,
+            usd_per_gpu_hour=self.usd_per_gpu_hour,
+        )
+        verdicts = sightings.report(seen, self.history, standstill=engine.standstill(seen.case))
+        looked_at = engine.counted(seen.case) | {
+            "n_rounds": sum(seen.looked_at.n_rounds.values()),
+            "n_steps": seen.looked_at.n_steps,
+            "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
+        }
+        return Report(source=self.source, looked_at=looked_at, verdicts=verdicts)
+
+    def has_ended(self, nodes: Nodes) -> bool:
+        """Whether all its processes have ended, as far as their nodes were heard."""
+        return bool(self.members) and self._ended(nodes) >= self.members
+
+    def end(self, at_ns: int, reason: str) -> list[Change]:
+        """Close all incidents."""
+        return self.incidents.end(at_ns, reason, self._close)
+
+    def _ended(self, nodes: Nodes) -> set[Who]:
+        self.rows.fold()
+        known = self.rows.tables["processes"]
+        rows = zip(*(known[name].tolist() for name in ("node", "pid", "ended_ns")), strict=True)
+        return {
+            (node, pid) for node, pid, ended in rows if ended != UNKNOWN and ended <= nodes.heard_ns(node)
+        }
+
+    def _noted(self, seen: Look) -> None:
+        """What the next look and the cheap one go by."""
+        case, history = seen.case, self.history
+        line = case.line
+        last_row = np.append(np.flatnonzero(line.is_first)[1:], len(line.rows)) - 1
+        for process, row in enumerate(last_row.tolist()):
+            self._newest_ns[case.who(process)] = int(line.rows["ts_ns"][row])
+        history.next_step = seen.step + 1
+        n_steps = len(np.unique(seen.step_of_row))
+        self._rows_a_step = len(line.rows) / max(n_steps, 1)
+        self.silence.patience_ns = usual_patience_ns(case)
+        self.watch.looked(step_ns=case.step_ns, least_ns=self.limits.source_share * case.pace.least_ns)
+
+    def _told(self, trace: Trace, at_ns: int, *, is_last: bool) -> list[Change]:
+        """Sources that keep no ledger tell what is wrong themselves; the whole of what is left is judged."""
+        found = engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour).verdicts
+        shown = [
+            Sighted(f"{one.kind} {one.ranks}", frozenset(), one, -1, 0, one.kind == "hang") for one in found
+        ]
+        self.history.next_step += 1
+        return self._changed(shown, self.history.next_step, at_ns, is_last=is_last)
+
+    def _changed(self, shown: list[Sighted], step: int, at_ns: int, *, is_last: bool) -> list[Change]:
+        return self.incidents.seen(
+            shown, step=step, at_ns=at_ns, is_last=is_last, closing=self._close, job=self.name
+        )
+
+    def _close(self, incident: Incident, reason: str) -> None:
+        """The delays of an incident that is over are not those of the next one."""
+        sort, history = incident.sighted.sort, self.history
+        if sort == sightings.MOVES:
+            taken = {
+                who
+                for one in self.incidents.open
+                if one.sighted.sort == sightings.RANK
+                for who in one.sighted.who
+            }
+            self._end_tracks(history.late, set(self._newest_ns) - taken)
+        if sort == sightings.RANK:
+            self._end_tracks(history.late, set(incident.sighted.who))
+            self._end_tracks(history.device, set(incident.sighted.who))
+        history.add_over(incident.sighted.verdict)
+
+    def _end_tracks(self, tracks: Tracks, processes: set[Who]) -> None:
+        for who in processes:
+            track = tracks.track(who)
+            track.end()
+            track.over_ns = self._newest_ns.get(who, track.over_ns)
+
+    def _trim(self, seen: Look, usable: Array, most_rows: int) -> None:
+        """Settle what is old, and drop its rows."""
+        kept = self.retention
+        wanted = max(kept.least_rows, min(kept.most_rows, int(kept.n_steps * self._rows_a_step)))
+        if self.rows.n <= min(wanted, most_rows):
+            return
+        case, history = seen.case, self.history
+        arrival = case.arrival_ns
+        cut = float(np.partition(arrival, len(arrival) // 2)[len(arrival) // 2])
+        until = max(cut, float(arrival.max()) - _HOLD_STEPS * case.step_ns)
+        if not history.is_trimmed:
+            history.is_trimmed = True
+            history.first_step = int(seen.found.case.judged.step.min(initial=0))
+            first = np.full(len(case.line.comm_hash), np.iinfo(np.int64).max)
+            np.minimum.at(first, case.line.comm, case.line.rows["seq"])
+            for comm, seq in zip(case.line.comm_hash.tolist(), first.tolist(), strict=True):
+                history.first_seq[comm] = min(seq, history.first_seq.get(comm, seq))
+        self._settle(seen, until)
+        gone = np.zeros(len(usable), bool)
+        gone[np.flatnonzero(usable)[arrival < cut]] = True
+        history.gone_ns += float(arrival[arrival >= cut].min()) - float(arrival.min())
+        self.rows.keep(~gone, most_side_rows=max(min(wanted, most_rows), 1))
+
+    def _settle(self, seen: Look, until: float) -> None:
+        """Put late steps up to a moment on the common clock into the history."""
+        case, history = seen.case, self.history
+        late = [one for mine in seen.live.values() for one in mine if case.arrival_ns[one.peak_row] <= until]
+        for one in [one for one in late if (one.process, one.step) in seen.once]:
+            track = history.late.track(case.who(one.process))
+            track.once = [*track.once, delays_by_process(case, [one])[one.process]][-_MOST_ONCE:]
+        late = [one for one in late if (one.process, one.step) not in seen.once]
+        for is_over in (True, False):
+            part = [
+                one
+                for one in late
+                if (seen.ts_ns(one) <= history.late.track(case.who(one.process)).over_ns) == is_over
+            ]
+            for process, delays in delays_by_process(case, part).items():
+                history.late.track(case.who(process)).add(delays, is_over=is_over)
+        for process, mine in seen.device.items():
+            track = history.device.track(case.who(process))
+            old = [one for one in mine if case.arrival_ns[one.peak_row] <= until]
+            for is_over in (True, False):
+                part = [one for one in old if (seen.ts_ns(one) <= track.over_ns) == is_over]
+                if part:
+                    track.add(device_delays(case, process, part), is_over=is_over)
+        for process, ts in _latest_before(case.line.process, case.arrival_ns, until, case.line.rows["ts_ns"]):
+            history.settled_ns[case.who(process)] = ts
+
+
+def _latest_before(process: Array, arrival_ns: Array, until: float, ts_ns: Array) -> list[tuple[int, int]]:
+    """The own time of each process's last row up to a moment on the common clock."""
+    old = arrival_ns <= until
+    newest = np.full(int(process.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(newest, process[old], ts_ns[old])
+    return [(p, int(ts)) for p, ts in enumerate(newest.tolist()) if ts > np.iinfo(np.int64).min]

@@ -1,0 +1,192 @@
+"""One diagnosis of a job's rows, together with what is kept of its past: the same steps as for a whole trace."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose import engine, late_verdicts
+from stallscope.diagnose.blame import LateStep, one_offs, recurring
+from stallscope.diagnose.case import Case, case_of
+from stallscope.diagnose.delays import Delays, delays_by_process, device_delays, total
+from stallscope.diagnose.imbalance import moving
+from stallscope.diagnose.late_verdicts import Seen
+from stallscope.diagnose.stream.history import History, Tracks
+from stallscope.diagnose.stream.members import Who
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.verdict import Verdict
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Look:
+    """found: steps are the stream's; what is named takes the past into account. step_of_row: the stream's, by row.
+    live: late steps that are not in the history yet, by process; device: the same of slow GPUs. once: (process, step)
+    of long delays that happened once. step: the newest.
+    """
+
+    found: engine.Findings
+    step_of_row: Array
+    live: dict[int, list[LateStep]]
+    device: dict[int, list[LateStep]]
+    once: frozenset[tuple[int, int]]
+    step: int
+    looked_at: Seen
+
+    @property
+    def case(self) -> Case:
+        return self.found.case
+
+    @property
+    def late(self) -> list[LateStep]:
+        """All late steps in the rows."""
+        return self.found.late
+
+    def ts_ns(self, late: LateStep) -> int:
+        """When a late step of these rows peaked, on its node's clock."""
+        return int(self.case.line.rows["ts_ns"][late.peak_row])
+
+
+def look(
+    trace: Trace, known: Array, history: History, *, limits: Thresholds, usd_per_gpu_hour: float | None
+) -> Look:
+    """Diagnose the rows that are left, and name ranks with the past in mind.
+
+    trace: collectives sorted by node, pid, time. known: the stream's step of each, UNKNOWN where it has none yet.
+    """
+    case = case_of(trace, limits, usd_per_gpu_hour)
+    found = engine.findings(case)
+    shift = _shift(case.plan.step, known, history)
+    found = replace(
+        found,
+        late=_moved(found.late, shift),
+        device={p: replace(one, late=_moved(one.late, shift)) for p, one in found.device.items()},
+    )
+    live = _unsettled(case, found.late, history)
+    everything = [*history.late.late(_numbers(case)), *live]
+    found = replace(found, named=_named(case, found, everything, history))
+    unexplained = [one for one in found.late if one.process not in found.device]
+    found = replace(
+        found,
+        uneven=moving(
+            case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
+        ),
+    )
+    steps = np.where(case.plan.step >= 0, case.plan.step + shift, UNKNOWN)
+    return Look(
+        found=found,
+        step_of_row=steps,
+        live=_grouped(live),
+        device={p: _unsettled(case, one.late, history) for p, one in found.device.items()},
+        once=frozenset((one.process, one.step) for one in one_offs(everything, limits)),
+        step=int(steps.max(initial=0)),
+        looked_at=_seen(case, steps, history),
+    )
+
+
+def parts(
+    seen: Look, tracks: Tracks, live: dict[int, list[LateStep]], *, only_since: bool
+) -> dict[int, tuple[list[Delays], list[LateStep]]]:
+    """By process of the case: what its track holds, and its late steps that are still in the rows.
+
+    only_since: without what belongs to incidents that are over.
+    """
+    case = seen.case
+    out: dict[int, tuple[list[Delays], list[LateStep]]] = {}
+    for process in range(case.line.n_processes):
+        track = tracks.of.get(case.who(process))
+        mine = live.get(process, [])
+        if track is None:
+            kept: list[Delays] = []
+        elif only_since:
+            kept = [track.since] if track.since else []
+            mine = [one for one in mine if seen.ts_ns(one) > track.over_ns]
+        else:
+            kept = track.all
+        mine = [one for one in mine if (process, one.step) not in seen.once]
+        again = track.recurred({step for p, step in seen.once if p == process}) if track else []
+        if kept or mine or again:
+            out[process] = [*again, *kept], mine
+    return out
+
+
+def summed(
+    seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], processes: Iterable[int]
+) -> dict[int, Delays]:
+    """The delays of some processes, those kept and those still in the rows together."""
+    chosen = [process for process in processes if process in held]
+    fresh = delays_by_process(seen.case, [one for process in chosen for one in held[process][1]])
+    return {p: total([*held[p][0], *([fresh[p]] if p in fresh else [])]) for p in chosen}
+
+
+def summed_device(
+    seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], process: int
+) -> Delays | None:
+    """The same for a slow GPU."""
+    kept, late = held.get(process, ([], []))
+    found = [*kept, *([device_delays(seen.case, process, late)] if late else [])]
+    return total(found) if found else None
+
+
+def verdict_of_ranks(seen: Look, group: list[int], delays: dict[int, Delays]) -> Verdict:
+    """The verdict on ranks that are late by their own doing."""
+    return late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
+
+
+def _shift(step: Array, known: Array, history: History) -> int:
+    """What to add to the steps of these rows to get the stream's. Before anything is gone they begin with 0."""
+    if not history.is_trimmed:
+        return 0
+    both = (step >= 0) & (known >= 0)
+    if not both.any():
+        return history.next_step
+    return int(np.median(known[both] - step[both]))
+
+
+def _moved(late: list[LateStep], shift: int) -> list[LateStep]:
+    return [replace(one, step=one.step + shift) for one in late] if shift else late
+
+
+def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[LateStep]:
+    ts_ns = case.line.rows["ts_ns"]
+    return [one for one in late if not history.is_settled(case.who(one.process), int(ts_ns[one.peak_row]))]
+
+
+def _numbers(case: Case) -> dict[Who, int]:
+    return {case.who(process): process for process in range(case.line.n_processes)}
+
+
+def _named(
+    case: Case, found: engine.Findings, everything: list[LateStep], history: History
+) -> dict[int, list[LateStep]]:
+    """The processes to name, by their late steps of all time."""
+    if not history.late.of:
+        return found.named
+    n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
+    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=case.limits)
+    return {process: late for process, late in named.items() if process < case.line.n_processes}
+
+
+def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:
+    out: dict[int, list[LateStep]] = {}
+    for one in late:
+        out.setdefault(one.process, []).append(one)
+    return out
+
+
+def _seen(case: Case, steps: Array, history: History) -> Seen:
+    here = late_verdicts.seen(case)
+    if not history.is_trimmed:
+        return here
+    rows = case.line.rows
+    last = np.full(len(case.line.comm_hash), UNKNOWN)
+    np.maximum.at(last, case.line.comm, rows["seq"])
+    n_rounds = dict(here.n_rounds)
+    for comm, seq in zip(case.line.comm_hash.tolist(), last.tolist(), strict=True):
+        n_rounds[comm] = max(n_rounds.get(comm, 0), seq - history.first_seq.get(comm, seq) + 1)
+    return Seen(
+        n_steps=int(steps.max(initial=0)) - history.first_step + 1,
+        observed_ns=history.gone_ns + here.observed_ns,
+        n_rounds=n_rounds,
+    )

@@ -1,0 +1,96 @@
+"""The nodes of a stream: their numbers, readings of their clocks, and how far each was heard."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stallscope.events.layout import TABLES, UNKNOWN, Array
+from stallscope.events.trace import Clock, Trace
+
+_MOST_READINGS = 8  # of a node's clock: the first ones kept thinly, the latest ones closely
+_TIMES = ("ts_ns", "ended_ns")
+
+
+class Nodes:
+    """Nodes by name; numbers in order of appearance. All times are of the nodes' own monotonic clocks."""
+
+    def __init__(self) -> None:
+        self._number: dict[str, int] = {}
+        self._clocks: dict[int, list[Clock]] = {}
+        self._heard_ns: dict[int, int] = {}
+        self._heard_at_ns: dict[int, int] = {}
+        self._has_ends: set[int] = set()
+
+    def taken(self, batch: Trace, at_ns: int) -> Trace:
+        """The batch with the stream's node numbers; its clocks and ends are noted. at_ns: when it came."""
+        number = np.array([self._number.setdefault(name, len(self._number)) for name in batch.nodes])
+        for clock in batch.clocks:
+            self._note_clock(replace(clock, node=int(number[clock.node])))
+        for node, end_ns in enumerate(batch.ends_ns):
+            if end_ns != UNKNOWN:
+                self._has_ends.add(int(number[node]))
+                self._note(int(number[node]), end_ns, at_ns)
+        tables: dict[str, Any] = {
+            table.name: _renumbered(getattr(batch, table.name), number) for table in TABLES
+        }
+        for name, rows in tables.items():
+            if name not in ("processes", "communicators") and len(rows):
+                self._note_rows(rows, at_ns)
+        return replace(batch, **tables, nodes=self.names, clocks=(), ends_ns=())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, by number."""
+        return tuple(self._number)
+
+    def numbered(self, names: tuple[str, ...]) -> set[int]:
+        """The numbers of some nodes."""
+        return {self._number[name] for name in names}
+
+    def clocks(self, nodes: set[int]) -> tuple[Clock, ...]:
+        """Readings of these nodes' clocks."""
+        return tuple(clock for node in sorted(nodes) for clock in self._clocks.get(node, ()))
+
+    def heard_ns(self, node: int) -> int:
+        """The latest moment of a node that anything was heard of; UNKNOWN before."""
+        return self._heard_ns.get(node, UNKNOWN)
+
+    def now_ns(self, node: int, at_ns: int) -> int:
+        """What a node's clock shows at a moment of the stream's, as far as the node was heard.
+
+        Where the source tells how far it looked, no more is believed: a silent agent proves nothing. Where it does
+        not, time goes on by itself.
+        """
+        heard = self.heard_ns(node)
+        if heard == UNKNOWN or node in self._has_ends:
+            return heard
+        return heard + max(at_ns - self._heard_at_ns[node], 0)
+
+    def _note(self, node: int, heard_ns: int, at_ns: int) -> None:
+        if heard_ns > self._heard_ns.get(node, UNKNOWN):
+            self._heard_ns[node], self._heard_at_ns[node] = heard_ns, at_ns
+
+    def _note_rows(self, rows: Array, at_ns: int) -> None:
+        latest = np.full(int(rows["node"].max()) + 1, UNKNOWN)
+        np.maximum.at(latest, rows["node"], rows["ts_ns"])
+        for node in np.flatnonzero(latest != UNKNOWN).tolist():
+            self._note(node, int(latest[node]), at_ns)
+
+    def _note_clock(self, clock: Clock) -> None:
+        kept = self._clocks.setdefault(clock.node, [])
+        if clock in kept:
+            return
+        kept.append(clock)
+        kept.sort(key=lambda one: one.monotonic_ns)
+        if len(kept) > _MOST_READINGS:
+            gaps = [kept[i + 1].monotonic_ns - kept[i - 1].monotonic_ns for i in range(1, len(kept) - 1)]
+            del kept[1 + gaps.index(min(gaps))]
+
+
+def _renumbered(rows: Array, number: Array) -> Array:
+    if not len(rows) or (number == np.arange(len(number))).all():
+        return rows
+    rows = rows.copy()
+    rows["node"] = number[rows["node"]]
+    return rows

@@ -1,0 +1,147 @@
+"""The latest rows of one job, and which of them are complete.
+
+Nodes send at different moments. A rank's arrivals are usable up to the first round that some member has not told of
+yet, for then only is known who came last. A member that stays silent is waited for for some seconds of the others'
+time, no longer.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.groups import numbered
+from stallscope.events import layout
+from stallscope.events.layout import TABLES, UNKNOWN, Array
+from stallscope.events.names import P2P_OPS, CollectiveFlag
+
+_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans")
+_KEPT = ("processes", "communicators")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much of the past is kept as rows.
+
+    n_steps: of a job, at least half and at most all of so many. least_rows: but no fewer than half of so many rows of
+    a small job. most_rows: and no more of a large one. all_rows: of all jobs together. lag_ns: how long a node that
+    is behind is waited for. looks: how often a row is looked at, at most.
+    """
+
+    n_steps: int = 128
+    least_rows: int = 1 << 15
+    most_rows: int = 1 << 20
+    all_rows: int = 1 << 22
+    lag_ns: int = 10_000_000_000
+    looks: int = 16
+
+
+@dataclass
+class Rows:
+    """The rows of one job. step: number of the training step of each collective in the stream, UNKNOWN before it was
+    looked at; parallel to collectives, which are sorted by node, pid and time.
+    """
+
+    tables: dict[str, Array] = field(default_factory=lambda: {t.name: layout.empty(t) for t in TABLES})
+    step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    new: dict[str, list[Array]] = field(default_factory=dict)
+    n_new: int = 0
+
+    @property
+    def n(self) -> int:
+        """Collectives, those that have just come included."""
+        return len(self.step) + self.n_new
+
+    @property
+    def n_all(self) -> int:
+        """Rows of all tables."""
+        waiting = sum(len(part) for parts in self.new.values() for part in parts)
+        return sum(len(rows) for rows in self.tables.values()) + waiting
+
+    def add(self, name: str, rows: Array) -> None:
+        """Take rows of a table; they are put in order when they are needed."""
+        self.new.setdefault(name, []).append(rows)
+        self.n_new += len(rows) if name == "collectives" else 0
+
+    def fold(self) -> None:
+        """Put what has come in order."""
+        if not self.new:
+            return
+        for name, parts in self.new.items():
+            rows = np.concatenate([self.tables[name], *parts])
+            if name == "collectives":
+                order = np.lexsort((rows["ts_ns"], rows["pid"], rows["node"]))
+                self.step = np.concatenate([self.step, np.full(len(rows) - len(self.step), UNKNOWN)])[order]
+                rows = rows[order]
+            elif name in _KEPT:
+                rows = _latest(rows, name)
+            self.tables[name] = rows
+        self.new, self.n_new = {}, 0
+
+    def keep(self, kept: Array, *, most_side_rows: int) -> None:
+        """Drop collectives that are not kept, and what other tables tell of the time before each process's first."""
+        rows = self.tables["collectives"][kept]
+        self.tables["collectives"], self.step = rows, self.step[kept]
+        who, first = np.unique(_who(rows), return_index=True)
+        for name in _SIDE_TABLES:
+            side = self.tables[name]
+            if not len(side) or not len(who):
+                continue
+            place = np.minimum(np.searchsorted(who, _who(side)), len(who) - 1)
+            begin = np.where(who[place] == _who(side), rows["ts_ns"][first][place], 0)
+            self.tables[name] = side[side["ts_ns"] >= begin][-most_side_rows:]
+
+
+def complete(rows: Array, lag_ns: int) -> Array:
+    """Which rows of a job are usable: bool (n,).
+
+    rows: COLLECTIVES sorted by node, pid, time.
+    """
+    n = len(rows)
+    process, n_processes = numbered(rows["node"], rows["pid"])
+    newest = np.full(n_processes, np.iinfo(np.int64).min)
+    np.maximum.at(newest, process, rows["ts_ns"])
+    age = newest[process] - rows["ts_ns"]
+    counted = ~np.isin(rows["op"], P2P_OPS) & (rows["seq"] != UNKNOWN) & (rows["comm_hash"] != 0)
+    comm, n_comms = numbered(rows["comm_hash"])
+    late = np.zeros(n_comms, bool)
+    late[comm[(rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0]] = True  # they count from another round on
+    counted &= ~late[comm]
+    here = np.flatnonzero(counted)
+    pair, n_pairs = numbered(comm[here], process[here])
+    last, comm_of_pair = np.full(n_pairs, UNKNOWN), np.zeros(n_pairs, np.int64)
+    np.maximum.at(last, pair, rows["seq"][here])
+    comm_of_pair[pair] = comm[here]
+    reached = np.full(n_comms, np.iinfo(np.int64).max)
+    np.minimum.at(reached, comm_of_pair, last)
+    size, span = np.zeros(n_comms, np.int64), np.zeros(n_comms, np.int64)
+    np.maximum.at(size, comm[here], rows["nranks"][here])
+    np.maximum.at(span, comm[here], age[here])
+    lacks = np.bincount(comm_of_pair, minlength=n_comms) < size
+    reached[lacks & (span < lag_ns)] = UNKNOWN
+    is_open = counted & (rows["seq"] > reached[comm]) & (age < lag_ns)
+    first_open = np.full(n_processes, n)
+    np.minimum.at(first_open, process[is_open], np.flatnonzero(is_open))
+    usable: Array = np.arange(n) < first_open[process]
+    return usable
+
+
+def _latest(rows: Array, name: str) -> Array:
+    """One row of each process, or of each membership: the last one, with what earlier ones knew."""
+    columns = ("node", "pid") if name == "processes" else ("node", "pid", "comm_hash")
+    number, n = numbered(*(rows[column] for column in columns))
+    if n == len(rows):
+        return rows
+    out = np.zeros(n, rows.dtype)
+    out[number] = rows
+    for field_ in rows.dtype.names or ():
+        if rows.dtype[field_].kind != "i":
+            continue
+        known = rows[field_] != UNKNOWN
+        best = np.full(n, UNKNOWN, rows.dtype[field_])
+        best[number[known]] = rows[field_][known]
+        out[field_] = best
+    return out
+
+
+def _who(rows: Array) -> Array:
+    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)

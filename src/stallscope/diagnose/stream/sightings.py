@@ -1,0 +1,173 @@
+"""What a look shows, verdict by verdict, each with what tells whether it is an incident that is open already."""
+
+from dataclasses import replace
+
+from stallscope.diagnose import engine, late_verdicts
+from stallscope.diagnose.delays import Delays, delays_by_process, total
+from stallscope.diagnose.stream import look as looks
+from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
+from stallscope.diagnose.stream.incidents import Incidents, Sighted, worded
+from stallscope.diagnose.stream.look import Look
+from stallscope.diagnose.stream.members import Who
+from stallscope.diagnose.verdict import Verdict
+
+RANK, MOVES, STAGE, SLOW, HANG = "rank", "moves", "stage", "slow", "hang"
+_STILL_SLOW = 0.8  # of the growth that was told first
+
+
+def sightings(seen: Look, history: History, incidents: Incidents, *, is_last: bool = False) -> list[Sighted]:
+    """The verdicts of a look, each on its incident only. is_last: nothing will come that could confirm them."""
+    found, case = seen.found, seen.case
+    known = {
+        process
+        for process in range(case.line.n_processes)
+        for one in [incidents.of(RANK, frozenset([case.who(process)]))]
+        if one is not None and one.sighted.verdict.kind == "straggler"
+    }
+    ranks = _ranks(seen, history, known, only_since=not is_last)
+    taken = {p for p in range(case.line.n_processes) for one in ranks if case.who(p) in one.who}
+    devices = [
+        one for one in _devices(seen, history, only_since=not is_last) if not one.who & _who(seen, taken)
+    ]
+    out = [*(_odd(seen, verdict) for verdict in found.odd), *ranks, *devices]
+    if found.stage:
+        out.append(Sighted(STAGE, frozenset(), worded(stage(seen, history)), -1, LEAST_QUIET_STEPS))
+    if found.uneven:
+        out += _moves(seen, history, named=taken, only_since=not is_last)
+    out += _once(seen, history)
+    return out or _slow(seen, incidents)
+
+
+def report(seen: Look, history: History, *, standstill: list[Verdict]) -> list[Verdict]:
+    """All verdicts on a job, those on incidents that are over included."""
+    found, case = seen.found, seen.case
+    ranks = [one.verdict for one in _ranks(seen, history, set(), only_since=False)]
+    devices = [
+        one for one in _devices(seen, history, only_since=False) if not one.who & _who(seen, set(found.named))
+    ]
+    now = [
+        *found.odd,
+        *([] if found.odd else standstill),
+        *engine.costliest_first(ranks),
+        *(one.verdict for one in devices),
+        *([stage(seen, history)] if found.stage else []),
+    ]
+    if found.uneven:
+        now += [one.verdict for one in _moves(seen, history, named=set(found.named), only_since=False)]
+    now += [one.verdict for one in _once(seen, history)]
+    told = {_what(verdict) for verdict in now}
+    now += [verdict for verdict in history.over if _what(verdict) not in told and _matters(seen, verdict)]
+    return [worded(verdict) for verdict in now or engine.alike(case)]
+
+
+def stage(seen: Look, history: History) -> Verdict:
+    """The verdict on a slow stage, with what it cost before these rows."""
+    assert seen.found.stage is not None
+    verdict = engine.stage_verdict(seen.case, seen.found.stage)
+    if not history.is_trimmed or verdict.cost is None:
+        return verdict
+    share = seen.looked_at.n_steps / max(seen.found.stage.n_steps, 1)
+    spent = late_verdicts.cost_said(
+        seen.case,
+        verdict.cost.gpu_seconds * share,
+        is_lower_bound=True,
+        observed_ns=seen.looked_at.observed_ns,
+    )
+    return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.looked_at.n_steps})
+
+
+def _ranks(seen: Look, history: History, known: set[int], *, only_since: bool) -> list[Sighted]:
+    """Ranks to name. known: those named before whose incident is open; late or not, they stay named."""
+    case, least = seen.case, seen.case.limits.min_late_steps
+    held = looks.parts(seen, history.late, seen.live, only_since=only_since)
+    n_late = {p: sum(one.n_late for one in kept) + len(late) for p, (kept, late) in held.items()}
+    chosen = {p for p in seen.found.named if n_late.get(p, 0) >= least} | (known & held.keys())
+    delays = looks.summed(seen, held, sorted(chosen))
+    out = []
+    for group in engine.by_node(case, sorted(chosen)):
+        verdict = looks.verdict_of_ranks(seen, group, delays)
+        steps = total(delays[process] for process in group).steps
+        out.append(
+            Sighted(RANK, _who(seen, set(group)), worded(verdict), int(steps.max()), quiet_steps(steps), True)
+        )
+    return out
+
+
+def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]:
+    held = looks.parts(seen, history.device, seen.device, only_since=only_since)
+    out = []
+    for process, slow in seen.found.device.items():
+        delays = looks.summed_device(seen, held, process)
+        if delays is None:
+            continue
+        verdict = late_verdicts.device(seen.case, process, slow, delays, looked_at=seen.looked_at)
+        quiet = quiet_steps(delays.steps)
+        out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), int(delays.steps.max()), quiet))
+    return out
+
+
+def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -> list[Sighted]:
+    held = looks.parts(seen, history.late, seen.live, only_since=only_since)
+    uneven = [p for p in held if p not in named and p not in seen.found.device]
+    delays = looks.summed(seen, held, uneven)
+    if not delays:
+        return []
+    whole = total(delays.values())
+    verdict = late_verdicts.moving(seen.case, whole, looked_at=seen.looked_at)
+    return [Sighted(MOVES, frozenset(), worded(verdict), int(whole.steps.max()), quiet_steps(whole.steps))]
+
+
+def _once(seen: Look, history: History) -> list[Sighted]:
+    """Single delays that took much of the time looked at."""
+    least = seen.case.limits.one_off_share * seen.looked_at.observed_ns
+    found: list[tuple[int, Delays]] = []
+    for process in range(seen.case.line.n_processes):
+        track = history.late.of.get(seen.case.who(process))
+        kept = [part for part in track.once if part.max_late_ns >= least] if track else []
+        here = [one for one in seen.live.get(process, []) if one.excess_ns >= least]
+        here = [one for one in here if (process, one.step) in seen.once]
+        found += [(process, part) for part in kept if (process, part.late[0].step) in seen.once]
+        found += [(process, delays_by_process(seen.case, [one])[process]) for one in here]
+    out = []
+    for process, delays in found:
+        verdict = late_verdicts.once(seen.case, process, delays, looked_at=seen.looked_at)
+        step = delays.late[0].step
+        out.append(Sighted(f"once {step}", _who(seen, {process}), worded(verdict), step, LEAST_QUIET_STEPS))
+    return out
+
+
+def _odd(seen: Look, verdict: Verdict) -> Sighted:
+    sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
+    return Sighted(sort, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, True)
+
+
+def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
+    """All ranks slow alike: as long as steps take nearly what they took when that was told."""
+    found = engine.alike(seen.case)
+    known = incidents.of(SLOW, frozenset())
+    if not found and known is not None:
+        was = known.sighted.verdict
+        before, after = (float(str(was.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
+        if seen.case.step_ns / 1e6 >= before + _STILL_SLOW * (after - before):
+            found = [was]
+    return [Sighted(SLOW, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS) for verdict in found]
+
+
+def _who(seen: Look, processes: set[int]) -> frozenset[Who]:
+    return frozenset(seen.case.who(process) for process in processes)
+
+
+def _what(verdict: Verdict) -> tuple[object, ...]:
+    """What makes two verdicts on one job the same thing."""
+    if verdict.kind in ("straggler", "device"):
+        return "rank", tuple(verdict.ranks), verdict.evidence.get("is_one_off", False)
+    if verdict.kind in ("hang", "mismatch"):
+        return verdict.kind, verdict.comm_hash, verdict.first_round
+    return verdict.kind, "moves" in verdict.evidence
+
+
+def _matters(seen: Look, verdict: Verdict) -> bool:
+    """Whether a verdict on something that is over is still worth a word beside all that was seen since."""
+    if not verdict.evidence.get("is_one_off") or verdict.late_ms is None:
+        return True
+    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.one_off_share * seen.looked_at.observed_ns

@@ -1,0 +1,187 @@
+"""The diagnosis of events that keep arriving, of any number of jobs on any number of nodes.
+
+What runs on arriving rows is what explains a whole trace (see engine); what it may cost, and what is kept, is
+bounded: docs/decisions/streaming.md. The same batches give the same changes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.job import Job
+from stallscope.diagnose.stream.members import Members, Who
+from stallscope.diagnose.stream.nodes import Nodes
+from stallscope.diagnose.stream.rows import Retention
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.verdict import Report
+from stallscope.events.layout import TABLES, Array
+from stallscope.events.trace import Trace
+
+_SIDE_ROWS_OF_A_PROCESS = 20_000  # of processes that have made no collective yet
+_MOST_ENDED = 32
+
+
+@dataclass
+class Stream:
+    """Feed batches, ask for changes. May be used from several threads: one at a time is let in.
+
+    clock: the stream's own time, ns; it dates changes, and goes on where a source does not tell how far it looked.
+    """
+
+    limits: Thresholds = field(default_factory=Thresholds)
+    usd_per_gpu_hour: float | None = None
+    clock: Callable[[], int] = time.time_ns
+    retention: Retention = field(default_factory=Retention)
+    linger_ns: int = 10_000_000_000
+    forget_ns: int = 900_000_000_000
+    _nodes: Nodes = field(default_factory=Nodes)
+    _members: Members = field(default_factory=Members)
+    _jobs: dict[Who, Job] = field(default_factory=dict)
+    _ended: list[Report] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def feed(self, batch: Trace) -> list[Change]:
+        """Take new rows of any tables, and say what they change.
+
+        Nodes are told by name, numbers hold within the batch only. Rows of one node come in order of time, more or
+        less; nodes may be seconds apart. A batch that was fed before counts twice. lost: since the batch before.
+        """
+        with self._lock:
+            at_ns = self.clock()
+            numbers = self._numbers(batch)
+            batch = self._nodes.taken(batch, at_ns)
+            changes = self._joined(self._members.add(batch))
+            touched = self._routed(batch, at_ns)
+            for job in touched:
+                if {who[0] for who in job.members} & numbers:
+                    for kind, n in batch.lost.items():
+                        job.lost[kind] = job.lost.get(kind, 0) + n
+                if job.is_due:
+                    changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job())
+            return changes + self._passed(at_ns)
+
+    def tick(self, now_ns: int | None = None) -> list[Change]:
+        """Say what the going by of time changes: hangs, jobs that are over. now_ns: by the stream's clock."""
+        with self._lock:
+            return self._passed(self.clock() if now_ns is None else now_ns)
+
+    def report(self) -> Report:
+        """All that is known of all jobs, those lately ended included."""
+        with self._lock:
+            at_ns = self.clock()
+            jobs = [job for job in self._jobs.values() if job.rows.n_all]
+            return together([*self._ended, *(job.report(self._nodes, at_ns) for job in jobs)])
+
+    def finish(self) -> list[Change]:
+        """The events have ended: judge what is left, and close what is open."""
+        with self._lock:
+            at_ns = self.clock()
+            return [
+                change
+                for group in list(self._jobs)
+                for change in self._end(group, at_ns, "the events have ended")
+            ]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that are kept, of all tables."""
+        return sum(job.rows.n_all for job in self._jobs.values())
+
+    @property
+    def n_looks(self) -> tuple[int, int]:
+        """Diagnoses made on the jobs that run, and rows they looked at."""
+        jobs = self._jobs.values()
+        return sum(job.n_looks for job in jobs), sum(job.n_rows_looked_at for job in jobs)
+
+    def _numbers(self, batch: Trace) -> set[int]:
+        known = set(self._nodes.names)
+        return self._nodes.numbered(tuple(name for name in batch.nodes if name in known))
+
+    def _rows_a_job(self) -> int:
+        return self.retention.all_rows // max(len(self._jobs), 1)
+
+    def _joined(self, merged: list[tuple[Who, Who]]) -> list[Change]:
+        changes: list[Change] = []
+        for kept, given_up in merged:
+            other = self._jobs.pop(given_up, None)
+            if other is not None:
+                changes += self._job(kept).absorb(other)
+        return changes
+
+    def _job(self, group: Who) -> Job:
+        if group not in self._jobs:
+            name = f"{self._nodes.names[group[0]]} {group[1]}"
+            self._jobs[group] = Job(name, self.limits, self.retention, self.usd_per_gpu_hour)
+        return self._jobs[group]
+
+    def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
+        """Give each job its rows. Returns the jobs that got any."""
+        tables = {table.name: getattr(batch, table.name) for table in TABLES}
+        who = np.unique(np.concatenate([_who(rows) for rows in tables.values()]))
+        groups = [self._members.group((int(one >> 32), int(one & 0xFFFFFFFF))) for one in who]
+        jobs = []
+        for group in dict.fromkeys(groups):
+            mine = who[[one == group for one in groups]]
+            job = self._job(group)
+            job.members |= {(int(one >> 32), int(one & 0xFFFFFFFF)) for one in mine}
+            job.source, job.symbols = batch.source or job.source, max(batch.symbols, job.symbols, key=len)
+            is_all = len(mine) == len(who)
+            job.add({name: rows if is_all else _of(rows, mine) for name, rows in tables.items()}, at_ns)
+            jobs.append(job)
+        return jobs
+
+    def _passed(self, at_ns: int) -> list[Change]:
+        changes: list[Change] = []
+        for group, job in list(self._jobs.items()):
+            changes += job.standstill(self._nodes, at_ns)
+            if at_ns - job.heard_at_ns >= self.forget_ns:
+                changes += self._end(group, at_ns, "nothing was heard of the job any more")
+            elif job.has_ended(self._nodes):
+                job.ended_at_ns = at_ns if job.ended_at_ns is None else job.ended_at_ns
+                if at_ns - job.ended_at_ns >= self.linger_ns:
+                    changes += self._end(group, at_ns, "the job has ended")
+        return changes
+
+    def _end(self, group: Who, at_ns: int, reason: str) -> list[Change]:
+        job = self._jobs[group]
+        changes: list[Change] = []
+        if job.rows.n:
+            changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
+            changes += job.standstill(self._nodes, at_ns, is_last=True)
+        changes += job.end(at_ns, reason)
+        if job.rows.n_all:
+            self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MOST_ENDED:]
+        self._members.forget(job.members)
+        del self._jobs[group]
+        return changes
+
+
+def together(reports: list[Report]) -> Report:
+    """One report on several jobs."""
+    if len(reports) == 1:
+        return reports[0]
+    looked_at: dict[str, float] = dict.fromkeys(
+        ("n_ranks", "n_nodes", "n_communicators", "n_rounds", "n_steps", "n_lost_records", "seconds"), 0
+    )
+    for one in reports:
+        for name in looked_at:
+            more = one.looked_at[name]
+            looked_at[name] = max(looked_at[name], more) if name == "seconds" else looked_at[name] + more
+    return Report(
+        source=next((one.source for one in reports if one.source), ""),
+        looked_at=dict(looked_at),
+        verdicts=[verdict for one in reports for verdict in one.verdicts],
+        benign=[remark for one in reports for remark in one.benign],
+    )
+
+
+def _of(rows: Array, mine: Array) -> Array:
+    return rows[np.isin(_who(rows), mine)] if len(rows) else rows
+
+
+def _who(rows: Array) -> Array:
+    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
