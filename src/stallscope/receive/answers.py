@@ -1,0 +1,82 @@
+"""Errors as OTLP's senders understand them: gRPC codes and google.rpc details, HTTP statuses and the same as body.
+
+Only what is worth sending again says so: UNAVAILABLE with RetryInfo, 503 with Retry-After.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from stallscope.errors import (
+    BadInput,
+    NotAllowed,
+    NotAuthenticated,
+    Overloaded,
+    StallscopeError,
+    StorageFailed,
+    TooLarge,
+    TooMany,
+)
+
+_STORAGE_RETRY_S = 10.0
+_INTERNAL = "the hub failed at this request; its log says more"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a sender is told. grpc: name of the gRPC code; code: its number; retry_after_s: None for never again."""
+
+    grpc: str
+    code: int
+    http: int
+    message: str
+    retry_after_s: float | None = None
+
+
+def refusal(error: Exception) -> Refusal:
+    """The answer to an error."""
+    message = str(error)
+    if isinstance(error, Overloaded):
+        return Refusal("UNAVAILABLE", 14, 503, message, error.retry_after_s)
+    if isinstance(error, StorageFailed):
+        return Refusal("UNAVAILABLE", 14, 503, message, _STORAGE_RETRY_S)
+    if isinstance(error, TooMany):
+        return Refusal("UNAVAILABLE", 14, 429, message, 1.0)
+    if isinstance(error, NotAuthenticated):
+        return Refusal("UNAUTHENTICATED", 16, 401, message)
+    if isinstance(error, NotAllowed):
+        return Refusal("PERMISSION_DENIED", 7, 403, message)
+    if isinstance(error, TooLarge):
+        return Refusal("RESOURCE_EXHAUSTED", 8, 413, message)
+    if isinstance(error, BadInput):
+        return Refusal("INVALID_ARGUMENT", 3, 400, message)
+    if isinstance(error, StallscopeError):
+        return Refusal("INTERNAL", 13, 500, message)
+    return Refusal("INTERNAL", 13, 500, _INTERNAL)
+
+
+def status(told: Refusal) -> Any:
+    """The google.rpc.Status of a refusal."""
+    from google.protobuf.any_pb2 import Any as Detail
+    from google.protobuf.duration_pb2 import Duration
+    from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    details = []
+    if told.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(told.retry_after_s * 1e9))
+        details.append(RetryInfo(retry_delay=delay))
+    elif told.code == 3:
+        details.append(BadRequest(field_violations=[BadRequest.FieldViolation(description=told.message)]))
+    out = Status(code=told.code, message=told.message)
+    for detail in details:
+        packed = Detail()
+        packed.Pack(detail)
+        out.details.append(packed)
+    return out
+
+
+def retry_after_header(told: Refusal) -> str | None:
+    """Whole seconds, at least one, for HTTP's Retry-After."""
+    return None if told.retry_after_s is None else str(max(1, math.ceil(told.retry_after_s)))

@@ -1,0 +1,223 @@
+"""The Arrow lane: from the bytes of `/stallscope.v1.Ingest/Append` to a batch. The wire form:
+
+one line of JSON (batch_id, node, cluster, compression, tables: [{name, n_bytes}], about), a newline, then one Arrow
+IPC stream for each table, one after the other, compressed together where `compression` says so. Columns have the
+names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.errors import BadInput, TooLarge
+from stallscope.events import layout
+from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
+from stallscope.receive import words
+from stallscope.receive.unpacking import unpacked
+from stallscope.store.hub import schema
+from stallscope.store.hub.writer import Batch
+
+METHOD = "/stallscope.v1.Ingest/Append"
+VERSION = 1
+"""What the hub's capability `arrow` says."""
+
+_MAX_HEAD_BYTES = 64 << 10
+_MOST_ROWS = 1_000_000
+_HEAD_KEYS = {"batch_id", "node", "cluster", "compression", "tables", "about"}
+_ABOUT = {"gpu_model": str, "provider": str, "n_gpus": int, "agent": str}
+_WORDS: dict[str, tuple[str, ...]] = {
+    "op": tuple(Op(n).name.lower() if n in set(Op) and n else "" for n in range(max(Op) + 1)),
+    "category": ("", *CATEGORY_NAMES),
+    "datatype": tuple(d.name.lower() if d else "" for d in Datatype),
+    "reduce_op": ("", *words.REDUCE_OPS),
+}
+_WORDS["in_call"] = _WORDS["op"]
+_HASHES = ("comm_hash", "parent_hash")
+_UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} for table in layout.TABLES} | {
+    "clocks": {"is_synchronised"}
+}
+
+
+def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
+    """The batch that a request holds. limit: bytes after decompression. Raises BadInput, TooLarge."""
+    head, rest = _split(body)
+    tables = _checked_tables(head.get("tables"))
+    rest = unpacked(rest, _text(head, "compression"), limit=limit)
+    if sum(n for _, n in tables) != len(rest):
+        raise BadInput(f"the head tells of {sum(n for _, n in tables):,} bytes, the body holds {len(rest):,}")
+    node, cluster = _text(head, "node"), _text(head, "cluster")
+    out: dict[str, pa.Table] = {}
+    at, buffer, n_unpacked = 0, pa.py_buffer(rest), 0
+    for name, n_bytes in tables:
+        raw = _stream(buffer.slice(at, n_bytes), name, limit - n_unpacked)
+        n_unpacked += raw.nbytes
+        at += n_bytes
+        out[name] = _located(_in_our_form(raw, name), node, cluster)
+    if told := _about(head.get("about"), node, cluster):
+        out["nodes"] = pa.Table.from_pylist([told])
+    return Batch(_text(head, "batch_id")[:200], tenant, out)
+
+
+def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
+    end = body.find(b"\n", 0, _MAX_HEAD_BYTES)
+    if end < 0:
+        raise BadInput("an Arrow request begins with one line of JSON")
+    try:
+        head = json.loads(body[:end])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the first line of an Arrow request is no JSON: {str(error)[:100]}") from error
+    if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
+        what = f"the unknown key {unknown[0]!r}" if isinstance(head, dict) else "no object"
+        raise BadInput(f"the first line of an Arrow request holds {what}")
+    return head, body[end + 1 :]
+
+
+def _text(head: Mapping[str, Any], key: str) -> str:
+    value = head.get(key) or ""
+    if not isinstance(value, str):
+        raise BadInput(f"{key} in an Arrow request must be text")
+    return value
+
+
+def _checked_tables(told: Any) -> list[tuple[str, int]]:
+    out: list[tuple[str, int]] = []
+    for entry in told if isinstance(told, list) else [None]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise BadInput("tables in an Arrow request is a list of {name, n_bytes}")
+        name, n_bytes = entry["name"], entry.get("n_bytes")
+        if name not in schema.SENT:
+            raise BadInput(
+                f"there is no table {name!r} to send to; there are {', '.join(sorted(schema.SENT))}"
+            )
+        if name in dict(out) or not isinstance(n_bytes, int) or n_bytes < 0:
+            raise BadInput(f"table {name} in an Arrow request: one entry, with n_bytes")
+        out.append((name, n_bytes))
+    return out
+
+
+def _stream(buffer: pa.Buffer, name: str, limit: int) -> pa.Table:
+    """The rows of one Arrow IPC stream. Its buffers may be compressed, so the size is looked at batch by batch."""
+    batches, n_bytes, n_rows = [], 0, 0
+    try:
+        with pa.ipc.open_stream(buffer) as reader:
+            _check_names(reader.schema.names, name)
+            for batch in reader:
+                batch.validate()
+                n_bytes += batch.nbytes
+                n_rows += batch.num_rows
+                if n_bytes > limit or n_rows > _MOST_ROWS:
+                    raise TooLarge(
+                        f"a request may hold {limit:,} bytes and {_MOST_ROWS:,} rows: send smaller ones"
+                    )
+                batches.append(batch)
+            return pa.Table.from_batches(batches, reader.schema)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise BadInput(f"the rows for table {name} are no Arrow stream: {reason}") from error
+
+
+def _check_names(names: list[str], table: str) -> None:
+    known = {*schema.SENT[table].names, "ledger_ns"} - {*schema.GIVEN_BY_HUB, "ts", "late_ns"}
+    for name in names:
+        if name not in known:
+            raise BadInput(f"table {table} has no column {name!r} that can be sent")
+    if len(set(names)) < len(names):
+        raise BadInput(f"table {table}: a column is there twice")
+    if "ts_ns" not in names:
+        raise BadInput(f"table {table}: the column ts_ns is missing")
+
+
+def _in_our_form(raw: pa.Table, table: str) -> pa.Table:
+    """Rows with the hub's columns: numbers of enumerations as words, hashes as text, -1 as NULL."""
+    unknown = _UNKNOWN_IN.get(table, set())
+    columns: dict[str, Any] = {}
+    try:
+        for name in raw.column_names:
+            values = raw.column(name).combine_chunks()
+            if name == "ledger_ns":
+                columns |= _ledger(values)
+            else:
+                columns[name] = _column(name, values, may_be_unknown=name in unknown)
+    except (pa.ArrowException, ValueError, IndexError) as error:
+        raise BadInput(
+            f"the rows for table {table} do not fit: {str(error).splitlines()[0][:200]}"
+        ) from error
+    return pa.table(columns)
+
+
+def _column(name: str, values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        values = values.dictionary_decode()
+        kind = values.type
+    if pa.types.is_fixed_size_binary(kind):
+        return _padded(values)
+    if not pa.types.is_integer(kind):
+        return values
+    if name in _WORDS:
+        return _worded(values, _WORDS[name])
+    if name in _HASHES:
+        return _hex(values)
+    if pa.types.is_uint64(kind):
+        values = pa.Array.from_buffers(pa.int64(), len(values), values.buffers(), offset=values.offset)
+    if may_be_unknown:
+        values = pc.if_else(pc.equal(values, layout.UNKNOWN), pa.scalar(None, values.type), values)
+    return values
+
+
+def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
+    """The words for numbers; NULL for 0 and for numbers that stand for nothing here."""
+    table = pa.array([word or None for word in (*known, "")], pa.string())
+    plain = np.asarray(numbers.fill_null(0)).astype(np.int64)
+    plain[(plain < 0) | (plain >= len(known))] = len(known)
+    return table.take(pa.array(plain))
+
+
+def _hex(numbers: pa.Array) -> pa.Array:
+    """16 hexadecimal digits; NULL for 0."""
+    coded = numbers.dictionary_encode()
+    mask = (1 << 64) - 1
+    texts = [f"{number & mask:016x}" if number else None for number in coded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(coded.indices)
+
+
+def _padded(values: pa.Array) -> pa.Array:
+    """NUL-padded bytes as text; NULL where empty."""
+    coded = values.dictionary_encode()
+    texts = [raw.rstrip(b"\0").decode("utf-8", "replace") or None for raw in coded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(coded.indices)
+
+
+def _ledger(values: pa.Array) -> dict[str, pa.Array]:
+    kind = values.type
+    if not pa.types.is_fixed_size_list(kind) or kind.list_size != len(CATEGORY_NAMES) or values.null_count:
+        raise BadInput(f"ledger_ns is a fixed-size list of {len(CATEGORY_NAMES)} integers, in every row")
+    flat = np.asarray(values.flatten()).reshape(len(values), len(CATEGORY_NAMES))
+    return {f"{name}_ns": pa.array(np.ascontiguousarray(flat[:, i])) for i, name in enumerate(CATEGORY_NAMES)}
+
+
+def _located(rows: pa.Table, node: str, cluster: str) -> pa.Table:
+    """The rows, with the batch's node and cluster where they have none of their own."""
+    for name, value in (("node_id", node), ("cluster_id", cluster)):
+        if name not in rows.column_names and value:
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
+    return rows
+
+
+def _about(told: Any, node: str, cluster: str) -> dict[str, Any] | None:
+    if not told or not node:
+        return None
+    if not isinstance(told, dict):
+        raise BadInput("about in an Arrow request is an object")
+    out: dict[str, Any] = {"node_id": node, "cluster_id": cluster}
+    for name, kind in _ABOUT.items():
+        try:
+            value = kind(told[name]) if told.get(name) not in (None, "") else None
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"about.{name} in an Arrow request: {told[name]!r} does not fit") from error
+        out[name] = value[:200] if isinstance(value, str) else value
+    return out if any(out[name] is not None for name in _ABOUT) else None

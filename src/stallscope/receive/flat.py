@@ -1,0 +1,118 @@
+"""Decoded records side by side: the one form that all decoders give and from which rows are made.
+
+Attributes of all records stand in flat arrays (m,), with the number of their record in `parent`. Every value is in
+exactly one of the typed arrays and NULL in the others; `json` has what is neither text, number nor truth.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the records of one scope share. attributes: Python values by name."""
+
+    resource: dict[str, Any]
+    scope: dict[str, Any] = field(default_factory=dict)
+    scope_name: str = ""
+    scope_version: str = ""
+    schema_url: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """What is kept of it in `attrs`."""
+        scope = {"name": self.scope_name, "version": self.scope_version, "attributes": self.scope}
+        told = {key: value for key, value in scope.items() if value}
+        out: dict[str, Any] = {}
+        if self.resource:
+            out["otel.resource"] = self.resource
+        if told:
+            out["otel.scope"] = told
+        if self.schema_url:
+            out["otel.schema_url"] = self.schema_url
+        return out
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """The records' own attributes, flat. parent: int64 (m,), ascending."""
+
+    parent: Array
+    key: pa.Array
+    text: pa.Array
+    integer: pa.Array
+    number: pa.Array
+    truth: pa.Array
+    json: pa.Array
+
+
+@dataclass(frozen=True)
+class Flat:
+    """n records. group: int64 (n,), index into groups.
+
+    given: columns of the target table that do not come from attributes, by name (n,).
+    extra: what else belongs into `attrs`: JSON values as text by key, NULL where there is none (n,).
+    counts: what was odd, by the name of its counter.
+    """
+
+    n: int
+    given: dict[str, pa.Array]
+    extra: dict[str, pa.Array]
+    attributes: Attributes
+    group: Array
+    groups: list[Group]
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class AttributesBuilder:
+    """Collects attributes one by one, for the decoders that loop in Python."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._key: list[str] = []
+        self._values: tuple[list[Any], ...] = ([], [], [], [], [])
+
+    def add(self, parent: int, key: str, value: Any) -> None:
+        """One attribute; value as any_value() gives it."""
+        self._parent.append(parent)
+        self._key.append(key)
+        kind = _kind(value)
+        for number, column in enumerate(self._values):
+            column.append(None if number != kind else dumped(value) if kind == 4 else value)
+
+    def attributes(self) -> Attributes:
+        """What was collected."""
+        types = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.string())
+        arrays = [pa.array(values, kind) for values, kind in zip(self._values, types, strict=True)]
+        return Attributes(np.array(self._parent, np.int64), pa.array(self._key, pa.string()), *arrays)
+
+
+def _kind(value: Any) -> int:
+    if isinstance(value, str):
+        return 0
+    if isinstance(value, bool):
+        return 3
+    if isinstance(value, int):
+        return 1
+    return 2 if isinstance(value, float) else 4
+
+
+def dumped(value: Any) -> str:
+    """JSON text of a value; numbers that JSON does not know become text."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return [_without_nan(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,264 @@
+"""OTLP logs: from protobuf bytes to flat records, by ptars (Rust) or, where that is not installed, in a loop.
+
+Both give the same; tests hold them together. Raises BadInput for bytes that are no ExportLogsServiceRequest.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.errors import BadInput
+from stallscope.receive.flat import Array, Attributes, AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.lifting import quoted
+from stallscope.receive.times import moments
+from stallscope.receive.values import any_value, as_dict
+
+_VALUES = ("string_value", "int_value", "double_value", "bool_value")
+_NESTED = ("array_value", "kvlist_value", "bytes_value")
+Decoder = Callable[[bytes, int], Flat]
+
+
+def decoder() -> Decoder:
+    """The fastest decoder there is: (bytes, the hub's time in ns) -> records."""
+    try:
+        _handler()
+    except ImportError:
+        return by_loop
+    return by_ptars
+
+
+@cache
+def _handler() -> Any:
+    import ptars
+    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as service
+
+    pool = ptars.HandlerPool([service.DESCRIPTOR])
+    return pool.get_for_message(service.ExportLogsServiceRequest.DESCRIPTOR)
+
+
+def by_ptars(body: bytes, now_ns: int) -> Flat:
+    """Decode in Rust, into Arrow, without a Python object for each attribute."""
+    try:
+        batch = _handler().list_to_record_batch([body])
+    except (ValueError, pa.ArrowException, OverflowError) as error:
+        raise BadInput(f"the request is no OTLP logs message: {str(error)[:200]}") from error
+    resources = batch.column(0).flatten()
+    scopes_of = resources.field("scope_logs")
+    scopes = scopes_of.flatten()
+    records_of = scopes.field("log_records")
+    records = records_of.flatten()
+    resource_of_scope = _parents(scopes_of)
+    groups = _groups(resources, scopes, resource_of_scope)
+    attributes = _attributes(records.field("attributes"))
+    body_column = records.field("body")
+    columns = _Columns(
+        time=np.asarray(records.field("time_unix_nano")),
+        observed=np.asarray(records.field("observed_time_unix_nano")),
+        severity=np.asarray(records.field("severity_number")),
+        severity_text=records.field("severity_text"),
+        event_name=records.field("event_name"),
+        flags=np.asarray(records.field("flags")),
+        dropped=np.asarray(records.field("dropped_attributes_count")),
+        trace_id=_hex(records.field("trace_id")),
+        span_id=_hex(records.field("span_id")),
+        body=_typed(body_column),
+    )
+    return _flat(columns, attributes, _parents(records_of), groups, now_ns)
+
+
+def by_loop(body: bytes, now_ns: int) -> Flat:
+    """Decode with protobuf's own parser and a loop over all attributes."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+    try:
+        message = ExportLogsServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise BadInput(f"the request is no OTLP logs message: {error}") from error
+    groups: list[Group] = []
+    records: list[Any] = []
+    group_of: list[int] = []
+    for resource_logs in message.resource_logs:
+        resource = as_dict(resource_logs.resource.attributes)
+        for scope_logs in resource_logs.scope_logs:
+            group_of += [len(groups)] * len(scope_logs.log_records)
+            groups.append(group_of_scope(resource, resource_logs, scope_logs))
+            records += scope_logs.log_records
+    attributes, bodies = AttributesBuilder(), AttributesBuilder()
+    for number, record in enumerate(records):
+        for pair in record.attributes:
+            attributes.add(number, pair.key, any_value(pair.value))
+        bodies.add(number, "", any_value(record.body))
+    body_values = bodies.attributes()
+    columns = _Columns(
+        time=np.array([r.time_unix_nano for r in records], np.uint64),
+        observed=np.array([r.observed_time_unix_nano for r in records], np.uint64),
+        severity=np.array([r.severity_number for r in records], np.int32),
+        severity_text=pa.array([r.severity_text for r in records], pa.string()),
+        event_name=pa.array([r.event_name for r in records], pa.string()),
+        flags=np.array([r.flags for r in records], np.uint32),
+        dropped=np.array([r.dropped_attributes_count for r in records], np.uint32),
+        trace_id=pa.array([r.trace_id.hex() or None for r in records], pa.string()),
+        span_id=pa.array([r.span_id.hex() or None for r in records], pa.string()),
+        body=(body_values.text, body_values.integer, body_values.number, body_values.truth, body_values.json),
+    )
+    return _flat(columns, attributes.attributes(), np.array(group_of, np.int64), groups, now_ns)
+
+
+def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any) -> Group:
+    """What a ResourceLogs (or -Metrics, -Spans) and its ScopeLogs share."""
+    return Group(
+        resource,
+        as_dict(scope_part.scope.attributes),
+        scope_part.scope.name,
+        scope_part.scope.version,
+        scope_part.schema_url or resource_part.schema_url,
+    )
+
+
+class _Columns:
+    """The records' own fields (n,), as either decoder gives them."""
+
+    def __init__(self, **columns: Any):
+        self.__dict__.update(columns)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def _flat(columns: _Columns, attributes: Attributes, group: Array, groups: list[Group], now_ns: int) -> Flat:
+    times = moments(columns.time, columns.observed, now_ns)
+    text, integer, number, truth, other = columns.body
+    numeric = pc.coalesce(number, integer.cast(pa.float64(), safe=False))
+    numeric = pc.if_else(pc.is_finite(numeric).fill_null(False), numeric, pa.scalar(None, pa.float64()))
+    is_null = pc.equal(other, "null").fill_null(False)
+    others = pc.if_else(is_null, pa.scalar(None, pa.string()), other)
+    body_text = pc.coalesce(
+        text, integer.cast(pa.string()), number.cast(pa.string()), truth.cast(pa.string()), others
+    )
+    given = {
+        "ts_ns": pa.array(times.ts_ns),
+        "name": _or_null(columns.event_name),
+        "value_text": body_text,
+        "value_double": numeric,
+    }
+    is_replaced = times.ts_ns.astype(np.uint64) != columns.time
+    extra = {
+        "otel.time_unix_nano": _some(columns.time, is_replaced & (columns.time != 0)),
+        "otel.observed_time_unix_nano": _some(
+            columns.observed, (columns.observed != 0) & (columns.observed != times.ts_ns.astype(np.uint64))
+        ),
+        "otel.severity_number": _some(columns.severity, columns.severity != 0),
+        "otel.severity_text": quoted(_or_null(columns.severity_text)),
+        "otel.flags": _some(columns.flags, columns.flags != 0),
+        "otel.dropped_attributes_count": _some(columns.dropped, columns.dropped != 0),
+        "otel.trace_id": quoted(columns.trace_id),
+        "otel.span_id": quoted(columns.span_id),
+    }
+    extra = {key: values for key, values in extra.items() if values.null_count < len(values)}
+    counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
+    return Flat(len(group), given, extra, attributes, group, groups, counts)
+
+
+def _or_null(texts: pa.Array) -> pa.Array:
+    """Empty texts are what protobuf gives for a field that is not set."""
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _some(numbers: Array, which: Array) -> pa.Array:
+    if not which.any():
+        return pa.nulls(len(numbers), pa.string())
+    return pa.array(numbers, mask=~which).cast(pa.string())
+
+
+def _parents(lists: pa.ListArray) -> Array:
+    """Number of the list that each element of flatten() is from."""
+    return np.repeat(np.arange(len(lists)), np.asarray(pc.list_value_length(lists).fill_null(0)))
+
+
+def _hex(values: pa.Array) -> pa.Array:
+    """Bytes as hexadecimal digits; NULL for none. Few senders set them, so the loop is seldom run."""
+    if not pc.any(pc.not_equal(pc.binary_length(values), 0)).as_py():
+        return pa.nulls(len(values), pa.string())
+    return pa.array([value.hex() or None for value in values.to_pylist()], pa.string())
+
+
+def _attributes(lists: pa.ListArray) -> Attributes:
+    pairs = lists.flatten()
+    typed = _typed(pairs.field("value"))
+    return Attributes(_parents(lists), pairs.field("key"), *typed)
+
+
+def _typed(value: pa.StructArray) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]:
+    """Text, integer, number, truth, and JSON of the rest, of AnyValue structs (m,)."""
+    text, integer, number, truth = (_child(value, name) for name in _VALUES)
+    is_plain = np.zeros(len(value), bool)
+    for part in (text, integer, number, truth):
+        if part.null_count < len(part):
+            is_plain |= np.asarray(part.is_valid())
+    if is_plain.all():
+        return text, integer, number, truth, pa.nulls(len(value), pa.string())
+    other: list[str | None] = [None] * len(value)
+    for at in np.flatnonzero(~is_plain).tolist():
+        other[at] = dumped(_nested(value[at].as_py()))
+    return text, integer, number, truth, pa.array(other, pa.string())
+
+
+def _child(value: pa.StructArray, name: str) -> pa.Array:
+    """A field of a struct, NULL where the struct is."""
+    return pc.struct_field(value, name) if value.null_count else value.field(name)
+
+
+def _nested(value: dict[str, Any] | None) -> Any:
+    """The Python value of an AnyValue as ptars gives it: what is inside lists is protobuf bytes."""
+    import base64
+
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+    if value is None:
+        return None
+    for name in _VALUES:
+        if value.get(name) is not None:
+            return value[name]
+    if value.get("bytes_value") is not None:
+        return base64.b64encode(value["bytes_value"]).decode()
+    if value.get("array_value") is not None:
+        return [any_value(AnyValue.FromString(inner), 1) for inner in value["array_value"]["values"]]
+    if value.get("kvlist_value") is not None:
+        pairs = value["kvlist_value"]["values"]
+        return {p["key"]: _inner(p["value"]) for p in pairs}
+    return None
+
+
+def _inner(value: Any) -> Any:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+    if isinstance(value, bytes):
+        return any_value(AnyValue.FromString(value), 1)
+    return _nested(value)
+
+
+def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope: Array) -> list[Group]:
+    told = resources.field("resource").to_pylist()
+    resource_urls = resources.field("schema_url").to_pylist()
+    attributes = [_plain_dict((one or {}).get("attributes")) for one in told]
+    scope_told = scopes.field("scope").to_pylist()
+    scope_urls = scopes.field("schema_url").to_pylist()
+    return [
+        Group(
+            attributes[parent],
+            _plain_dict((scope or {}).get("attributes")),
+            (scope or {}).get("name") or "",
+            (scope or {}).get("version") or "",
+            url or resource_urls[parent] or "",
+        )
+        for scope, url, parent in zip(scope_told, scope_urls, resource_of_scope.tolist(), strict=True)
+    ]
+
+
+def _plain_dict(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {pair["key"]: _nested(pair["value"]) for pair in pairs or []}

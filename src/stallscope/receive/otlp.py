@@ -1,0 +1,236 @@
+"""From the bytes of an OTLP request to a batch for the store.
+
+Records of our agents say in their event name which table they are for (`stallscope.<table>`); an operation of NCCL
+with communicator and round is a collective; metric points go to `node_metrics`; everything else to `events`.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.errors import BadInput
+from stallscope.receive import lifting, logs, metrics, spans, words
+from stallscope.receive.attributes import OURS
+from stallscope.receive.flat import Array, Attributes, Flat
+from stallscope.receive.series import Series
+from stallscope.store.hub import schema
+from stallscope.store.hub.writer import Batch
+
+SIGNALS = ("logs", "metrics", "traces")
+BATCH_ID = "stallscope.batch.id"
+MAX_ATTRS_BYTES = 1 << 20
+"""What one record may say beside its columns; a longer one is rejected alone."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A request, ready to be stored. n_rejected: records left out, and why. counts: what was odd, by counter."""
+
+    batch: Batch
+    n_records: int
+    n_rejected: int = 0
+    why_rejected: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes requests. logs: the way for logs, see logs.decoder(). series: state of cumulative counters."""
+
+    logs: logs.Decoder = field(default_factory=logs.decoder)
+    series: Series = field(default_factory=Series)
+    now_ns: Callable[[], int] = time.time_ns
+
+    def decode(self, signal: str, body: bytes, tenant: str) -> Decoded:
+        """A protobuf request of a signal. Raises BadInput."""
+        now_ns = self.now_ns()
+        if signal == "logs":
+            flat = self.logs(body, now_ns)
+            tables = _tables_of_logs(flat)
+        elif signal == "metrics":
+            flat = metrics.decode(body, now_ns, tenant=tenant, series=self.series)
+            tables = {"node_metrics": lifting.rows(flat, "node_metrics")} if flat.n else {}
+        elif signal == "traces":
+            flat = spans.decode(body, now_ns)
+            tables = {"events": lifting.rows(flat, "events")} if flat.n else {}
+        else:
+            raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
+        kept = {name: _of_bearable_size(rows) for name, rows in tables.items()}
+        n_rejected = flat.n - sum(len(rows) for rows in kept.values())
+        if told := lifting.about_nodes(flat):
+            kept["nodes"] = pa.Table.from_pylist(told)
+        why = f"a record may hold {MAX_ATTRS_BYTES:,} bytes of attributes" if n_rejected else ""
+        return Decoded(
+            Batch(_batch_id(flat, signal, body), tenant, kept), flat.n, n_rejected, why, flat.counts
+        )
+
+
+def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
+    """Rows by table. Most requests hold records of one table only, so nothing is split then."""
+    if not flat.n:
+        return {}
+    coded = flat.given["name"].dictionary_encode()
+    table_of = [_table_named(name) for name in coded.dictionary.to_pylist()]
+    codes = np.asarray(coded.indices.fill_null(len(table_of)))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*table_of, ""]))}
+    number_of = np.array([*(numbers[name] for name in table_of), numbers[""]])[codes]
+    out: dict[str, pa.Table] = {}
+    for name, number in numbers.items():
+        which = number_of == number
+        if which.any():
+            part = flat if which.all() else _part(flat, which)
+            found = _of_others(part) if not name else {name: lifting.rows(_without_name(part), name)}
+            for table, rows in found.items():
+                there = out.get(table)
+                out[table] = (
+                    rows if there is None else pa.concat_tables([there, rows], promote_options="default")
+                )
+    return out
+
+
+def _table_named(event_name: str) -> str:
+    name = event_name.removeprefix(OURS)
+    return name if event_name.startswith(OURS) and name in schema.SENT and name != "events" else ""
+
+
+def _without_name(flat: Flat) -> Flat:
+    """Our agents' event names say the table, which the row's place says, too; they have no body."""
+    return Flat(
+        flat.n,
+        {"ts_ns": flat.given["ts_ns"]},
+        {k: v for k, v in flat.extra.items() if k != "otel.severity_number"},
+        flat.attributes,
+        flat.group,
+        flat.groups,
+    )
+
+
+def _of_others(flat: Flat) -> dict[str, pa.Table]:
+    """Records of other senders: collectives where they are known to be, else events."""
+    rows = lifting.rows(flat, "events")
+    if not {"op", "comm_hash", "seq"} <= set(rows.column_names):
+        return {"events": rows}
+    known = pa.array(sorted(words.COLLECTIVE_OPS))
+    is_one = pc.and_(
+        pc.is_in(rows["op"], known), pc.and_(rows["comm_hash"].is_valid(), rows["seq"].is_valid())
+    )
+    n_collectives = pc.sum(is_one).as_py() or 0
+    if n_collectives == len(rows):
+        return {"collectives": rows}
+    if not n_collectives:
+        return {"events": rows}
+    return {"collectives": rows.filter(is_one), "events": rows.filter(pc.invert(is_one))}
+
+
+def _part(flat: Flat, which: Array) -> Flat:
+    """Some of the records."""
+    at = pa.array(np.flatnonzero(which))
+    number_of = np.cumsum(which) - 1
+    own = flat.attributes
+    mine = which[own.parent]
+    there = pa.array(np.flatnonzero(mine))
+    attributes = Attributes(
+        number_of[own.parent[mine]],
+        *(column.take(there) for column in (own.key, own.text, own.integer, own.number, own.truth, own.json)),
+    )
+    return Flat(
+        int(which.sum()),
+        {name: values.take(at) for name, values in flat.given.items()},
+        {name: values.take(at) for name, values in flat.extra.items()},
+        attributes,
+        flat.group[which],
+        flat.groups,
+    )
+
+
+def _of_bearable_size(rows: pa.Table) -> pa.Table:
+    if "attrs" not in rows.column_names:
+        return rows
+    lengths = pc.binary_length(rows["attrs"])
+    if (pc.max(lengths).as_py() or 0) <= MAX_ATTRS_BYTES:
+        return rows
+    return rows.filter(pc.less_equal(lengths.fill_null(0), MAX_ATTRS_BYTES))
+
+
+def _batch_id(flat: Flat, signal: str, body: bytes) -> str:
+    """By what a retry of this request is known; empty where it cannot be.
+
+    Our agents give their batches ids. For others it is the content: a retry has the same bytes. Two requests of the
+    same bytes whose records all say when they happened are the same records; without times they need not be.
+    """
+    given = [group.resource.get(BATCH_ID) for group in flat.groups]
+    if given and isinstance(given[0], str) and all(one == given[0] for one in given):
+        return given[0][:200]
+    if "untimed_records" in flat.counts or not flat.n:
+        return ""
+    return f"{signal}-{hashlib.blake2b(body, digest_size=16).hexdigest()}"
+
+
+def json_to_protobuf(signal: str, body: bytes) -> bytes:
+    """OTLP's JSON form as protobuf. Raises BadInput.
+
+    It differs from protobuf's own JSON in the ids of traces and spans, which are hexadecimal.
+    """
+    import base64
+    import json
+
+    from google.protobuf import json_format
+
+    def with_bytes(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {
+            key: base64.b64encode(bytes.fromhex(value)).decode()
+            if key in _IDS and isinstance(value, str)
+            else value
+            for key, value in pairs
+        }
+
+    try:
+        content = json.loads(body, object_pairs_hook=with_bytes)
+        message = json_format.ParseDict(
+            content, _message(signal), ignore_unknown_fields=True, max_recursion_depth=40
+        )
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        raise BadInput(f"the request is no OTLP {signal} message in JSON: {str(error)[:200]}") from error
+    packed: bytes = message.SerializeToString()
+    return packed
+
+
+_IDS = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+
+
+def _message(signal: str) -> Any:
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    kinds: dict[str, Any] = {
+        "logs": ExportLogsServiceRequest,
+        "metrics": ExportMetricsServiceRequest,
+        "traces": ExportTraceServiceRequest,
+    }
+    return kinds[signal]()
+
+
+def response(signal: str, decoded: Decoded) -> Any:
+    """The Export...ServiceResponse; with a partial success where records were left out."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    kinds: dict[str, tuple[Any, str]] = {
+        "logs": (ExportLogsServiceResponse, "rejected_log_records"),
+        "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
+        "traces": (ExportTraceServiceResponse, "rejected_spans"),
+    }
+    kind, name = kinds[signal]
+    message = kind()
+    if decoded.n_rejected:
+        setattr(message.partial_success, name, decoded.n_rejected)
+        message.partial_success.error_message = decoded.why_rejected
+    return message

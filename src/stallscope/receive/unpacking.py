@@ -1,0 +1,55 @@
+"""Compressed bodies, with a limit on what comes out: a bomb is refused before it has gone off."""
+
+import zlib
+
+from stallscope.errors import BadInput, TooLarge
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_CHUNK = 1 << 20
+
+
+def unpacked(body: bytes, encoding: str, *, limit: int) -> bytes:
+    """The body before compression. encoding: "" or identity, gzip, deflate, zstd.
+
+    Raises TooLarge when more than limit bytes come out, BadInput for bytes that are not so compressed.
+    """
+    if encoding in ("", "identity"):
+        out = body
+    elif encoding in ("gzip", "x-gzip", "deflate"):
+        out = _inflated(body, limit)
+    elif encoding == "zstd":
+        out = _from_zstd(body, limit)
+    else:
+        raise BadInput(f"the encoding {encoding!r} is not known here: send gzip, deflate, zstd or none")
+    if len(out) > limit:
+        raise TooLarge(f"a request may hold {limit:,} bytes: send smaller ones")
+    return out
+
+
+def _inflated(body: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        out = unpacker.decompress(body, limit + 1)
+        while unpacker.eof and unpacker.unused_data and len(out) <= limit:  # gzip files may follow each other
+            rest = unpacker.unused_data
+            unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+            out += unpacker.decompress(rest, limit + 1 - len(out))
+    except zlib.error as error:
+        raise BadInput(f"the body is not the gzip it claims to be ({error})") from error
+    if len(out) <= limit and not unpacker.eof:
+        raise BadInput("the body's gzip ends too early")
+    return out
+
+
+def _from_zstd(body: bytes, limit: int) -> bytes:
+    import pyarrow as pa
+
+    parts, n_bytes = [], 0
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+            while n_bytes <= limit and (part := stream.read(_CHUNK)):
+                parts.append(part)
+                n_bytes += len(part)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput("the body is not the zstd it claims to be") from error
+    return b"".join(parts)

@@ -1,0 +1,29 @@
+"""OTLP's AnyValue as Python values."""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+MOST_NESTED = 16
+"""Lists in lists in lists: deeper ones are cut, so that no sender makes the hub run out of stack."""
+
+
+def any_value(value: Any, depth: int = 0) -> Any:
+    """The Python value of an AnyValue message: bytes as base64 text, None where nothing is set."""
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if depth > MOST_NESTED:
+        return "..."
+    if kind == "array_value":
+        return [any_value(inner, depth + 1) for inner in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: any_value(pair.value, depth + 1) for pair in value.kvlist_value.values}
+    if kind == "bytes_value":
+        return base64.b64encode(value.bytes_value).decode()
+    return getattr(value, kind)
+
+
+def as_dict(attributes: Iterable[Any]) -> dict[str, Any]:
+    """KeyValue messages as a dict; of equal keys the last one counts."""
+    return {pair.key: any_value(pair.value) for pair in attributes}
