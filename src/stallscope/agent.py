@@ -1,7 +1,8 @@
 """The agent: capture on one machine, kept in its node trace. The wiring, and what happens once a second.
 
 Two threads: one empties the kernel's rings; the other looks for libraries, attaches, and once a second writes
-what has come. It loads neither DuckDB nor pyarrow: it runs beside a job and must stay small.
+what has come. With a hub a third one sends, and what has come is taken several times a second. It loads neither
+DuckDB nor pyarrow: it runs beside a job and must stay small.
 """
 
 import os
@@ -9,15 +10,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
+from stallscope import __version__
 from stallscope.capture import clock, program, records, requirements
 from stallscope.capture.attaching import Attaching
 from stallscope.capture.collector import Collector
@@ -33,15 +35,34 @@ from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
+from stallscope.events.trace import Clock
 from stallscope.exporters.outputs import Outputs, outputs
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
+if TYPE_CHECKING:  # gRPC comes with it: only where there is a hub
+    from stallscope.exporters.hub import HubLine
+
 _LOOK_EVERY_S = 0.04
 _SECOND_NS = 10**9
+_SEND_EVERY_NS = _SECOND_NS // 5
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOURCE = "live capture of real processes by eBPF"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """A hub to send to. address: HOST:PORT. insecure: without TLS. client_cert, client_key: for mutual TLS."""
+
+    address: str
+    token_file: Path
+    cluster: str = "default"
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    insecure: bool = False
+    max_spool_bytes: int = 200_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +72,7 @@ class Options:
     pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
     record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
     ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
+    wall_ns: the wall clock of this machine.
     """
 
     db: Path
@@ -61,6 +83,13 @@ class Options:
     record_all: bool = False
     prometheus: str = ""
     otlp: str = ""
+    hub: Hub | None = None
+    wall_ns: Callable[[], int] = time.time_ns
+
+
+def spool_path(db: Path) -> Path:
+    """Where waits what a hub has not got yet."""
+    return db.with_name(db.name + ".to-hub")
 
 
 def raw_path(db: Path) -> Path:
@@ -91,13 +120,35 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             outputs(prometheus=options.prometheus, otlp=options.otlp, node=options.node, say=status.note)
         )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
-        _run(options, probes, store, told=told, status=status, stop=stop)
+        to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
+        _run(options, probes, store, to_hub, told=told, status=status, stop=stop)
+
+
+def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
+    """The line to the hub; whether the hub is there is seen later. Raises BadInput, NotFound, StorageFailed."""
+    from stallscope.exporters.hub import HubLine, Target
+    from stallscope.serve.tokens import token_in
+
+    token_in(hub.token_file)
+    target = Target(
+        address=hub.address,
+        node=options.node,
+        cluster=hub.cluster,
+        token=lambda: token_in(hub.token_file),
+        ca_file=hub.ca_file,
+        client_cert=hub.client_cert,
+        client_key=hub.client_key,
+        insecure=hub.insecure,
+        about={"agent": f"stallscope {__version__}"},
+    )
+    return HubLine.open(target, spool_path(options.db), max_spool_bytes=hub.max_spool_bytes)
 
 
 def _run(
     options: Options,
     probes: Program,
     store: NodeTrace,
+    to_hub: "HubLine | None",
     *,
     told: Outputs | None,
     status: StatusLine,
@@ -106,7 +157,7 @@ def _run(
     """Look, attach, write, until told to stop; then once more, with the probes off."""
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
     attaching = Attaching(discovery, probes.attach)
-    scribe = _Scribe(options, probes, store, told=told)
+    scribe = _Scribe(options, probes, store, to_hub, told=told)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
     followed: set[int] = set()
@@ -121,22 +172,36 @@ def _run(
                 followed |= new
             if now_ns >= scribe.next_ns:
                 scribe.write()
-                status.show(line(scribe.tally))
+                status.show(scribe.status())
                 attaching.drop_unused(now_ns)
+            elif to_hub and now_ns >= scribe.next_send_ns:
+                scribe.take()
             stop.wait(_LOOK_EVERY_S)
     finally:
         probes.detach()
         scribe.collector.stop()
     scribe.write(is_last=True)
-    status.show(line(scribe.tally))
+    status.show(scribe.status())
 
 
 class _Scribe:
-    """Writes into the trace what has come since the last time, about once a second."""
+    """Writes into the trace what has come since the last time, about once a second; to a hub more often."""
 
-    def __init__(self, options: Options, probes: Program, store: NodeTrace, *, told: Outputs | None):
+    def __init__(
+        self,
+        options: Options,
+        probes: Program,
+        store: NodeTrace,
+        to_hub: "HubLine | None",
+        *,
+        told: Outputs | None,
+    ):
         self.tally = Tally()
         self.next_ns = 0
+        self.next_send_ns = 0
+        self._to_hub = to_hub
+        self._for_hub: dict[str, list[Array]] = {}
+        self._events: list[Array] = []
         self.collector = Collector(probes.arrivals.drain, probes.events.drain)
         self._options, self._probes, self._store, self._told = options, probes, store, told
         self._node = store.node(options.node)
@@ -159,11 +224,14 @@ class _Scribe:
         if is_last:
             self._splits.n_patience = 0
         self.next_ns = now_ns + _SECOND_NS
-        arrivals, events = self.collector.taken()
-        self._keep_records(arrivals, events)
+        self._take_records(now_ns)
+        events, self._events = np.concatenate(self._events), []
         self._keep_states(events, now_ns)
-        self._keep_losses(now_ns)
-        self._store.clock(clock.reading(self._node), is_synchronised=clock.is_synchronised())
+        lost = self._keep_losses(now_ns)
+        reading = clock.reading(self._node, wall_ns=self._options.wall_ns)
+        is_synchronised = clock.is_synchronised()
+        self._store.clock(reading, is_synchronised=is_synchronised)
+        self._send(reading, is_synchronised=is_synchronised, lost=lost)
         self._store.end_session(self._session, now_ns)
         self._store.commit()
         if self._told:
@@ -172,14 +240,40 @@ class _Scribe:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
             self._store.prune(self._options.max_db_bytes)
 
+    def take(self) -> None:
+        """Between two write(): the records only, to the hub now and into the trace with the next write()."""
+        self._take_records(time.monotonic_ns())
+        self._send(clock.reading(self._node, wall_ns=self._options.wall_ns))
+
+    def status(self) -> str:
+        """What has been captured and, with a hub, how far it has come."""
+        told = line(self.tally)
+        return f"{told}; {self._to_hub.status()}" if self._to_hub else told
+
+    def _take_records(self, now_ns: int) -> None:
+        self.next_send_ns = now_ns + _SEND_EVERY_NS
+        arrivals, events = self.collector.taken()
+        self._events.append(events)
+        self._keep_records(arrivals, events)
+
+    def _send(
+        self, reading: Clock, *, is_synchronised: bool | None = None, lost: dict[str, int] | None = None
+    ) -> None:
+        if self._to_hub is None:
+            return
+        tables = {name: np.concatenate(rows) for name, rows in self._for_hub.items()}
+        self._for_hub = {}
+        self._to_hub.offer(tables, clock=reading, symbols=SYMBOLS, is_synchronised=is_synchronised, lost=lost)
+
     def _keep_records(self, arrivals: Array, events: Array) -> None:
         tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
-        tables["calls"]["symbol"] = self._symbols(tables["calls"]["symbol"])
         for table in layout.TABLES:
             if table.name in tables:
                 self._append(table, tables[table.name])
         for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events), strict=True):
             self._store.communicator_ended(self._node, int(pid), int(comm_hash), ended_ns=int(ended_ns))
+            if self._to_hub:
+                self._to_hub.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
         self.tally.add_rounds(tables["collectives"])
         if self._options.record_all:
             with raw_path(self._options.db).open("ab") as file:
@@ -199,22 +293,34 @@ class _Scribe:
             ended_ns = exit_ns.get(pid, now_ns)
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
             self._store.process_ended(self._node, pid, ended_ns)
+            if self._to_hub:
+                self._to_hub.process_ended(pid, ended_ns)
         self.tally.n_processes = len(self._processes)
 
-    def _keep_losses(self, now_ns: int) -> None:
+    def _keep_losses(self, now_ns: int) -> dict[str, int]:
+        """Records lost since the last call, by kind; in the trace by CPU, too."""
         new = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
         self._store.lost(self._node, now_ns, new)
         if self._told:
             for kind, _, n in new:
                 self._told.lost(kind, n)
         self.tally.n_lost = self._losses.n_lost
+        by_kind: dict[str, int] = {}
+        for kind, _, n in new:
+            by_kind[kind] = by_kind.get(kind, 0) + n
+        return by_kind
 
     def _append(self, table: Table, rows: Array) -> None:
-        if len(rows):
-            self._store.append(table, rows)
-            if self._told:
-                self._told.take(table, rows)
-            self.tally.n_records += len(rows)
+        if not len(rows):
+            return
+        if self._to_hub:
+            self._for_hub.setdefault(table.name, []).append(rows.copy())
+        if table is layout.CALLS:
+            rows["symbol"] = self._symbols(rows["symbol"])
+        self._store.append(table, rows)
+        self.tally.n_records += len(rows)
+        if self._told:
+            self._told.take(table, rows)
 
     def _symbols(self, numbers: Array) -> Array:
         """The trace's numbers for functions, from the table's."""

@@ -104,6 +104,10 @@ class Settings:
         Path | None,
         About("certificate of the authority that signed the hub's; without it the system's", "--ca-cert"),
     ] = None
+    hub_client_cert: Annotated[
+        Path | None, About("the agent's own certificate, for a hub that wants one", "--client-cert")
+    ] = None
+    hub_client_key: Annotated[Path | None, About("the key of that certificate", "--client-key")] = None
     hub_spool_bytes: Annotated[
         int,
         About(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_from
+from stallscope.errors import BadInput
+
+if TYPE_CHECKING:
+    from stallscope.agent import Hub
+    from stallscope.settings import Settings
 
 
 def trace(
@@ -28,12 +34,41 @@ def trace(
     otlp: Annotated[
         str, typer.Option(help="Send metrics and incidents by OTLP: http://HOST:4318, grpc://HOST:4317.")
     ] = "",
+    hub: Annotated[
+        str | None, typer.Option(help="Send to the hub at HOST:PORT (its OTLP over gRPC).")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token that lets it send.")
+    ] = None,
+    ca_cert: Annotated[
+        Path | None,
+        typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's (PEM)."),
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster, told to the hub.")] = None,
+    client_cert: Annotated[
+        Path | None, typer.Option("--client-cert", help="Own certificate, for a hub that wants one (PEM).")
+    ] = None,
+    client_key: Annotated[Path | None, typer.Option("--client-key", help="Key of that certificate.")] = None,
+    hub_insecure: Annotated[
+        bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
+    ] = False,
     settings: SettingsFile = None,
 ) -> None:
     """Trace the GPU jobs of this machine with eBPF until Ctrl-C (root)."""
     from stallscope import agent
 
-    chosen = settings_from({"db": db, "max_db_bytes": max_db, "node": node}, settings)
+    flags = {
+        "db": db,
+        "max_db_bytes": max_db,
+        "node": node,
+        "hub": hub,
+        "hub_token_file": token_file,
+        "hub_ca_file": ca_cert,
+        "cluster": cluster,
+        "hub_client_cert": client_cert,
+        "hub_client_key": client_key,
+    }
+    chosen = settings_from(flags, settings)
     agent.trace(
         agent.Options(
             db=chosen.db,
@@ -44,5 +79,35 @@ def trace(
             record_all=record_all,
             prometheus=prometheus,
             otlp=otlp,
+            hub=_hub(chosen, is_insecure=hub_insecure),
         )
+    )
+
+
+def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
+    """The hub of the settings; None where there is none. Raises BadInput where something is missing."""
+    from stallscope.agent import Hub
+
+    if not chosen.hub:
+        return None
+    host, colon, port = chosen.hub.rpartition(":")
+    if not host or not colon or not port.isdigit():
+        raise BadInput(f"--hub: {chosen.hub!r} is no HOST:PORT; give for example hub.example:4317")
+    if chosen.hub_token_file is None:
+        raise BadInput(
+            "--hub needs --token-file: the hub takes nothing without (stallscope hub token create)"
+        )
+    if is_insecure and (chosen.hub_ca_file or chosen.hub_client_cert):
+        raise BadInput("--hub-insecure and a certificate exclude each other: give one of them")
+    if bool(chosen.hub_client_cert) != bool(chosen.hub_client_key):
+        raise BadInput("--client-cert and --client-key belong together: give both")
+    return Hub(
+        address=chosen.hub,
+        token_file=chosen.hub_token_file,
+        cluster=chosen.cluster,
+        ca_file=chosen.hub_ca_file,
+        client_cert=chosen.hub_client_cert,
+        client_key=chosen.hub_client_key,
+        insecure=is_insecure,
+        max_spool_bytes=chosen.hub_spool_bytes,
     )

@@ -29,6 +29,7 @@ SCOPES = ("ingest", "read", "sql", "admin")
 FILE_NAME = "tokens.json"
 _FORMAT = 1
 _TOKEN = re.compile(r"sst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_ANY_TOKEN = re.compile(r"[!-~]{16,}")  # collectors have tokens of their own making
 _SECRET = re.compile(r"(sst_[0-9a-f]{12}_)[A-Za-z0-9_-]+")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NOBODY = hashlib.sha256(b"").hexdigest()
@@ -185,7 +186,7 @@ def token_in(path: Path) -> str:
         raise NotFound(f"{path}: there is no such token file; name one with --token-file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: the token file cannot be read ({error})") from error
-    if not lines or not _TOKEN.fullmatch(lines[-1]):
+    if not lines or not _ANY_TOKEN.fullmatch(lines[-1]):
         raise BadInput(f"{path}: this file holds no token; stallscope hub token create prints one")
     return lines[-1]
 

@@ -1,0 +1,109 @@
+"""The agent's line to a hub: what has been captured goes out several times a second, and never waits here.
+
+    line = HubLine.open(target, spool_folder, max_spool_bytes=...)
+    line.offer({"collectives": rows, ...}, clock=clock.reading(0), symbols=names)
+    line.status()        # "hub has 12,345"
+    line.close()
+
+Imported only by an agent that was given a hub: gRPC and nanoarrow come with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.events import layout
+from stallscope.events.layout import Array
+from stallscope.events.trace import Clock
+from stallscope.exporters import hub_batches
+from stallscope.exporters.hub_channel import HubChannel, Target
+from stallscope.exporters.sending import Sending
+from stallscope.exporters.spool import Spool
+
+__all__ = ["HubLine", "Target"]
+
+_LAST_S = 5.0
+_BY_NAME = {table.name: table for table in layout.TABLES}
+
+
+class HubLine:
+    """An open line. For one thread; what takes time happens in others."""
+
+    def __init__(self, sending: Sending):
+        self._sending = sending
+        self._n_told_lost = 0
+        self._processes: dict[int, Array] = {}
+        self._communicators: dict[tuple[int, int], Array] = {}
+        self._ended: dict[str, list[Array]] = {}
+
+    @classmethod
+    def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubLine":
+        """Raises BadInput (certificates), StorageFailed (the spool). Does not wait for the hub."""
+        return cls(Sending(Spool(spool_folder, max_bytes=max_spool_bytes), HubChannel(target)))
+
+    def offer(
+        self,
+        tables: Mapping[str, Array],
+        *,
+        clock: Clock,
+        symbols: Sequence[str] = (),
+        is_synchronised: bool | None = None,
+        lost: Mapping[str, int] | None = None,
+    ) -> None:
+        """Send rows of events tables, by name. clock: read just now; None of `tables` is kept or changed.
+
+        lost: records lost since the last call, by kind; what the line itself dropped is added.
+        """
+        self._remember(tables)
+        tables = {**tables, **self._with_ends(tables)}
+        sent = {
+            name: hub_batches.on_wall_clock(_BY_NAME[name], rows, clock, symbols)
+            for name, rows in tables.items()
+            if len(rows)
+        }
+        n_dropped = self._sending.n_dropped
+        losses = {**(lost or {}), "not sent to the hub": n_dropped - self._n_told_lost}
+        self._n_told_lost = n_dropped
+        if any(losses.values()):
+            sent["losses"] = hub_batches.loss_rows(clock.wall_ns, losses)
+        if sent:
+            sent["clocks"] = hub_batches.clock_row(clock, is_synchronised=is_synchronised)
+            self._sending.offer(sent)
+
+    def process_ended(self, pid: int, ended_ns: int) -> None:
+        """Tell with the next offer() that a process has ended: its row once more, with the end."""
+        self._tell_end("processes", self._processes.pop(pid, None), ended_ns)
+        for key in [key for key in self._communicators if key[0] == pid]:
+            del self._communicators[key]
+
+    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
+        """Tell with the next offer() that a process has left a communicator."""
+        self._tell_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)
+
+    def _remember(self, tables: Mapping[str, Array]) -> None:
+        for row in tables.get("processes", ()):
+            self._processes[int(row["pid"])] = np.array([row])
+        for row in tables.get("communicators", ()):
+            self._communicators[int(row["pid"]), int(row["comm_hash"])] = np.array([row])
+
+    def _tell_end(self, table: str, row: Array | None, ended_ns: int) -> None:
+        if row is not None:
+            row["ended_ns"] = ended_ns
+            self._ended.setdefault(table, []).append(row)
+
+    def _with_ends(self, tables: Mapping[str, Array]) -> dict[str, Array]:
+        """The tables that ends belong to, with the ends behind what is there."""
+        ended, self._ended = self._ended, {}
+        return {
+            name: np.concatenate([*([tables[name]] if name in tables else []), *rows])
+            for name, rows in ended.items()
+        }
+
+    def status(self) -> str:
+        """How it stands, in a few words."""
+        return self._sending.status()
+
+    def close(self) -> None:
+        """Send for a few seconds what is there; the rest waits on disk for the next agent."""
+        self._sending.close(_LAST_S)

@@ -1,0 +1,99 @@
+"""The rows of a batch as the hub's Arrow lane takes them (docs/decisions/arrow-lane.md), written by nanoarrow.
+
+Columns are the arrays as they are: numbers of enumerations, -1 for unknown, the ledger as one list.
+"""
+
+import io
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN, Array, Field
+from stallscope.exporters.hub_batches import TABLES
+
+METHOD = "/stallscope.v1.Ingest/Append"
+_TEXTS = frozenset({"symbol", "kind"})
+"""Texts that the hub wants as text; the others it takes as bytes of fixed length."""
+_GZIP = 16 + zlib.MAX_WBITS
+_FAST = 1
+
+
+def request(
+    tables: Mapping[str, Array], *, batch_id: str, node: str, cluster: str, about: Mapping[str, str]
+) -> bytes:
+    """One line of JSON, then an Arrow stream for each table, all of them gzipped."""
+    streams = {name: _stream(name, rows) for name, rows in tables.items() if len(rows)}
+    head = {
+        "batch_id": batch_id,
+        "node": node,
+        "cluster": cluster,
+        "compression": "gzip",
+        "tables": [{"name": name, "n_bytes": len(stream)} for name, stream in streams.items()],
+        "about": dict(about),
+    }
+    packer = zlib.compressobj(_FAST, zlib.DEFLATED, _GZIP)
+    body = [packer.compress(stream) for stream in streams.values()]
+    return b"".join([json.dumps(head).encode(), b"\n", *body, packer.flush()])
+
+
+def _stream(name: str, rows: Array) -> bytes:
+    import nanoarrow
+    from nanoarrow import ipc
+
+    fields = [field for field in TABLES[name].fields if field.name in (rows.dtype.names or ())]
+    columns = [_column(field, rows[field.name]) for field in fields]
+    schema = nanoarrow.struct({field.name: kind for field, (kind, _) in zip(fields, columns, strict=True)})
+    children = [array for _, array in columns]
+    batch = nanoarrow.c_array_from_buffers(schema, len(rows), [None], null_count=0, children=children)
+    out = io.BytesIO()
+    with ipc.StreamWriter.from_writable(out) as writer:
+        writer.write_stream(batch)
+    return out.getvalue()
+
+
+def _column(field: Field, values: Array) -> tuple[Any, Any]:
+    """Type and array of one column."""
+    import nanoarrow
+
+    if field.name in _TEXTS:
+        return nanoarrow.string(), _text(values)
+    plain = np.ascontiguousarray(values)
+    if plain.dtype.kind == "S":
+        fixed = nanoarrow.fixed_size_binary(plain.dtype.itemsize)
+        return fixed, nanoarrow.c_array_from_buffers(
+            fixed, len(plain), [None, plain.view("u1")], null_count=0
+        )
+    if plain.ndim == 2:
+        listed = nanoarrow.fixed_size_list(nanoarrow.int64(), plain.shape[1])
+        inner = nanoarrow.c_array_from_buffers(
+            nanoarrow.int64(), plain.size, [None, plain.ravel()], null_count=0
+        )
+        return listed, nanoarrow.c_array_from_buffers(
+            listed, len(plain), [None], null_count=0, children=[inner]
+        )
+    if field.name == "is_synchronised":
+        return nanoarrow.bool_(), _truth(plain)
+    kind = getattr(nanoarrow, plain.dtype.name)()
+    return kind, nanoarrow.c_array_from_buffers(kind, len(plain), [None, plain], null_count=0)
+
+
+def _text(values: Array) -> Any:
+    import nanoarrow
+
+    ends = np.cumsum(np.char.str_len(values), dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    data = np.frombuffer(b"".join(values.tolist()), np.uint8)
+    return nanoarrow.c_array_from_buffers(
+        nanoarrow.string(), len(values), [None, offsets, data], null_count=0
+    )
+
+
+def _truth(values: Array) -> Any:
+    """0, 1 and unknown as Arrow's booleans: a bit each, and a bit for being known."""
+    import nanoarrow
+
+    known, true = (np.packbits(bits, bitorder="little") for bits in (values != UNKNOWN, values == 1))
+    return nanoarrow.c_array_from_buffers(nanoarrow.bool_(), len(values), [known, true])

@@ -1,0 +1,74 @@
+"""What an agent tells a hub: the node's tables, their times on the wall clock, functions by name.
+
+Two small tables come besides those of events/layout.py: the clock readings, and what was lost on the way.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array, Field, Table
+from stallscope.events.trace import Clock
+
+CLOCKS = Table(
+    "clocks",
+    "A reading of the monotonic against the wall clock.",
+    (
+        Field("ts_ns", "i8", "wall time"),
+        Field("monotonic_ns", "i8", "CLOCK_MONOTONIC of the same moment"),
+        Field("error_ns", "i8", "half the width of the bracket"),
+        Field("is_synchronised", "i1", "1 the kernel says that the clock is kept by NTP or PTP, 0 not", True),
+    ),
+)
+LOSSES = Table(
+    "losses",
+    "Records lost since the last row of this kind.",
+    (
+        Field("ts_ns", "i8", "when it was noticed"),
+        Field("kind", "S32", "kind of record, or where it was lost"),
+        Field("n_lost", "i8", "records"),
+    ),
+)
+SYMBOL = Field("symbol", "S64", "exported function")
+
+TABLES = {
+    table.name: table._replace(
+        fields=tuple(
+            SYMBOL if field.name == "symbol" else field for field in table.fields if field.name != "node"
+        )
+    )
+    for table in (*layout.TABLES, CLOCKS, LOSSES)
+}
+"""What is sent, by table: no `node` column, since a batch is of one node, which stands beside it."""
+
+_ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
+"""Times of the node's CLOCK_MONOTONIC. Those of the GPU stay on the GPU's clock."""
+
+
+def on_wall_clock(table: Table, rows: Array, clock: Clock, symbols: Sequence[str]) -> Array:
+    """Rows of an events table (n,) as they are sent. clock: a fresh reading. symbols: names by table's number."""
+    to_wall_ns = clock.wall_ns - clock.monotonic_ns
+    sent = np.zeros(len(rows), layout.dtype(TABLES[table.name]))
+    for field in TABLES[table.name].fields:
+        values = rows[field.name]
+        if field.name == "symbol":
+            values = np.array([symbols[number] for number in values.tolist()], field.format)
+        elif field.name in _ON_MONOTONIC:
+            is_unknown = (values == UNKNOWN) if field.may_be_unknown else np.zeros(len(rows), bool)
+            values = np.where(is_unknown, UNKNOWN, values + to_wall_ns)
+        sent[field.name] = values
+    return sent
+
+
+def clock_row(clock: Clock, *, is_synchronised: bool | None) -> Array:
+    """One row of CLOCKS."""
+    kept = UNKNOWN if is_synchronised is None else int(is_synchronised)
+    row = (clock.wall_ns, clock.monotonic_ns, clock.error_ns, kept)
+    return np.array([row], layout.dtype(CLOCKS))
+
+
+def loss_rows(wall_ns: int, lost: Mapping[str, int]) -> Array:
+    """Rows of LOSSES: records by kind; none for a kind that lost nothing."""
+    rows = [(wall_ns, kind.encode(), n) for kind, n in lost.items() if n]
+    return np.array(rows, layout.dtype(LOSSES))

@@ -1,0 +1,176 @@
+"""The connection of an agent to its hub: gRPC with TLS and a token, on the lane that the hub knows.
+
+The Arrow lane is tried first; a hub, or a collector, that does not know it gets OTLP logs, and is asked again
+after a while. The token file is read for each batch, so that a token can be replaced while the agent runs.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from stallscope.errors import BadInput, NotFound
+from stallscope.events.layout import Array
+from stallscope.exporters.hub_arrow import METHOD as ARROW
+from stallscope.exporters.hub_arrow import request as arrow_request
+from stallscope.exporters.hub_logs import METHOD as LOGS
+from stallscope.exporters.hub_logs import request as logs_request
+from stallscope.exporters.sending import Answer, Outcome
+
+_TIMEOUT_S = 20.0
+_ASK_AGAIN_S = 600.0
+_MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = (
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),  # exporters/sending.py retries, with the same batch id
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_LATER = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""What OTLP says may be sent again (opentelemetry.io/docs/specs/otlp, OTLP/gRPC failures)."""
+_SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_DETAILS = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where to send and as whom. address: HOST:PORT. token: asked for each batch. insecure: no TLS.
+
+    client_cert, client_key: what a hub with mutual TLS wants to see.
+    """
+
+    address: str
+    node: str
+    cluster: str
+    token: Callable[[], str]
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    insecure: bool = False
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+class HubChannel:
+    """An open connection; it comes back by itself. For one sending thread."""
+
+    def __init__(self, target: Target, clock_s: Callable[[], float] = time.monotonic):
+        """Raises BadInput for files of certificates that cannot be read. Does not wait for the hub."""
+        self._target = target
+        self._clock_s = clock_s
+        self._channel = (
+            grpc.insecure_channel(target.address, _OPTIONS)
+            if target.insecure
+            else grpc.secure_channel(target.address, _credentials(target), _OPTIONS)
+        )
+        self._arrow = self._channel.unary_unary(ARROW)
+        self._logs = self._channel.unary_unary(LOGS)
+        self._no_arrow_until_s = 0.0
+        self._lock = threading.Lock()
+
+    def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
+        """Begin to send a batch; `done` is called with what became of it."""
+        try:
+            metadata = (("authorization", f"Bearer {self._target.token()}"),)
+        except (BadInput, NotFound) as error:
+            done(Answer(Outcome.SHUT_OUT, reason=str(error)))
+            return
+        with self._lock:
+            is_arrow = self._clock_s() >= self._no_arrow_until_s
+        request, method = (arrow_request, self._arrow) if is_arrow else (logs_request, self._logs)
+        message = request(
+            tables,
+            batch_id=batch_id,
+            node=self._target.node,
+            cluster=self._target.cluster,
+            about=self._target.about,
+        )
+        call = method.future(message, timeout=_TIMEOUT_S, metadata=metadata)
+
+        def ended(call: Any) -> None:
+            if is_arrow and call.code() is grpc.StatusCode.UNIMPLEMENTED:
+                with self._lock:
+                    self._no_arrow_until_s = self._clock_s() + _ASK_AGAIN_S
+                done(Answer(Outcome.LATER, retry_after_s=0.0, reason="changing to OTLP"))
+                return
+            done(_answer(call))
+
+        call.add_done_callback(ended)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+
+def _answer(call: Any) -> Answer:
+    code = call.code()
+    if code is grpc.StatusCode.OK:
+        return Answer(Outcome.ACKNOWLEDGED)
+    reason = _reason(code, call.details() or "")
+    if code in _SHUT_OUT:
+        return Answer(Outcome.SHUT_OUT, reason=reason)
+    retry_after_s = _retry_after_s(call.trailing_metadata() or ())
+    if code in _LATER or retry_after_s is not None:
+        return Answer(Outcome.LATER, retry_after_s, reason)
+    return Answer(Outcome.REFUSED, reason=reason)
+
+
+def _reason(code: grpc.StatusCode, details: str) -> str:
+    """In few words: what gRPC says of a failed connection is long."""
+    if "ertificate" in details or "SSL" in details or "TLS" in details:
+        return "its certificate is not trusted: --ca-cert, --hub"
+    if "onnection refused" in details:
+        return "connection refused"
+    if "DNS" in details or "name resolution" in details:
+        return "its name is not known"
+    return " ".join((details or code.name.lower().replace("_", " ")).split())[:120]
+
+
+def _retry_after_s(metadata: Any) -> float | None:
+    """What the hub asked for by google.rpc.RetryInfo; None where it did not."""
+    from google.protobuf.message import DecodeError
+    from google.rpc import error_details_pb2, status_pb2
+
+    for key, value in metadata:
+        if key != _DETAILS:
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            return None
+        for detail in status.details:
+            info = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
+    return None
+
+
+def _credentials(target: Target) -> grpc.ChannelCredentials:
+    def content(path: Path | None) -> bytes | None:
+        if path is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror}): name a PEM file") from error
+
+    ca, key, chain = content(target.ca_file), content(target.client_key), content(target.client_cert)
+    if target.ca_file and b"-----BEGIN CERTIFICATE-----" not in (ca or b""):
+        raise BadInput(f"--ca-cert: {target.ca_file} holds no certificate: name a PEM file")
+    return grpc.ssl_channel_credentials(ca, key, chain)

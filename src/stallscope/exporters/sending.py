@@ -1,0 +1,218 @@
+"""From the spool to a hub: a thread that sends what waits, a few batches at a time, and waits when it must.
+
+It takes a batch from the spool only when the hub has acknowledged it. A hub that is away, or asks for time
+(RetryInfo), is asked again later: after what it asked for, else after a time that doubles up to half a minute
+and is shortened at random, so that a thousand agents do not come back at one moment. What a hub refuses for
+good is dropped and counted.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+import numpy as np
+
+from stallscope.events.layout import Array
+from stallscope.exporters.spool import Spool, Waiting, read
+
+MAX_IN_FLIGHT = 4
+"""An acknowledgement comes after the hub's commit: with one batch at a time it would hold up the next."""
+
+FIRST_RETRY_S = 0.2
+MAX_RETRY_S = 30.0
+_MAX_FORMING_BYTES = 64 << 20
+_MAX_BATCH_BYTES = 4 << 20
+_LOOK_EVERY_S = 0.05
+
+
+class Outcome(Enum):
+    """What became of one attempt."""
+
+    ACKNOWLEDGED = auto()
+    LATER = auto()  # the hub is away or busy
+    REFUSED = auto()  # this batch, for good
+    SHUT_OUT = auto()  # the token or the certificate: nothing will be taken before somebody acts
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of one attempt. retry_after_s: what the hub asked for, if it did; reason: for people."""
+
+    outcome: Outcome
+    retry_after_s: float | None = None
+    reason: str = ""
+
+
+class Channel(Protocol):
+    """A way to a hub."""
+
+    def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
+        """Begin to send; `done` is called once, in any thread."""
+
+    def close(self) -> None:
+        """End the connection; what is under way is given up."""
+
+
+class Sending:
+    """Takes rows at any speed, without ever waiting, and brings them to a hub."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        channel: Channel,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ):
+        self._spool, self._channel = spool, channel
+        self._clock_s, self._jitter = clock_s, jitter
+        self._forming: dict[str, list[Array]] = {}
+        self._forming_bytes = 0
+        self._in_flight: dict[int, Waiting] = {}
+        self._answers: list[tuple[Waiting, Answer]] = []
+        self._n_lost_before_spool = 0
+        self._n_failures = 0
+        self._resume_s = 0.0
+        self._away_since_s: float | None = None
+        self._reason = ""
+        self._n_acknowledged = 0
+        self._changed = threading.Condition()
+        self._is_ending = False
+        self._end_s = float("inf")
+        self._thread = threading.Thread(target=self._run, name="to-hub", daemon=True)
+        self._thread.start()
+
+    def offer(self, tables: Mapping[str, Array]) -> None:
+        """Rows to be sent, by table; beyond 64 MB that the disk has not taken they are dropped and counted."""
+        n_bytes = sum(rows.nbytes for rows in tables.values())
+        with self._changed:
+            if self._forming_bytes + n_bytes > _MAX_FORMING_BYTES:
+                self._n_lost_before_spool += sum(map(len, tables.values()))
+                return
+            for name, rows in tables.items():
+                if len(rows):
+                    self._forming.setdefault(name, []).append(rows)
+            self._forming_bytes += n_bytes
+            self._changed.notify()
+
+    @property
+    def n_dropped(self) -> int:
+        """Rows the hub will never have."""
+        return self._spool.n_dropped + self._n_lost_before_spool
+
+    def status(self) -> str:
+        """How it stands, in a few words."""
+        with self._changed:
+            n_waiting = sum(batch.n_rows for batch in self._spool.waiting())
+            away_since_s, reason = self._away_since_s, self._reason
+        dropped = f", {self.n_dropped:,} dropped" if self.n_dropped else ""
+        if away_since_s is None:
+            return f"hub has {self._n_acknowledged:,}{dropped}"
+        away_s = self._clock_s() - away_since_s
+        return f"hub away for {away_s:.0f} s ({reason}), {n_waiting:,} wait on disk{dropped}"
+
+    def close(self, patience_s: float) -> None:
+        """Send what is there for so long; the rest waits on disk for the next agent."""
+        with self._changed:
+            self._is_ending = True
+            self._end_s = self._clock_s() + patience_s
+            self._changed.notify()
+        self._thread.join()
+        self._channel.close()
+
+    def _run(self) -> None:
+        while self._turn():
+            with self._changed:
+                if not self._answers and not self._is_ending:
+                    self._changed.wait(_LOOK_EVERY_S)
+                elif not self._answers:
+                    self._changed.wait(_LOOK_EVERY_S / 5)
+
+    def _turn(self) -> bool:
+        """Take answers, put what has come on disk, begin to send. False when all is done."""
+        with self._changed:
+            answers, self._answers = self._answers, []
+            for batch, answer in answers:
+                self._settle(batch, answer)
+            forming: dict[str, list[Array]] = {}
+            is_free = len(self._in_flight) < MAX_IN_FLIGHT or self._forming_bytes > _MAX_BATCH_BYTES
+            if self._forming and (is_free or self._is_ending):
+                forming, self._forming, self._forming_bytes = self._forming, {}, 0
+        if forming:
+            joined = {name: np.concatenate(rows) for name, rows in forming.items()}
+            with self._changed:
+                for piece in _pieces(joined):
+                    self._spool.put(piece)
+        self._begin()
+        with self._changed:
+            is_done = not self._spool.waiting() or self._clock_s() >= self._end_s
+            is_done = is_done or (self._away_since_s is not None and not self._in_flight)
+            return not (self._is_ending and is_done and not self._forming)
+
+    def _begin(self) -> None:
+        """Send the oldest that are not under way; only one while the hub is away."""
+        if self._clock_s() < self._resume_s:
+            return
+        n_at_once = 1 if self._n_failures else MAX_IN_FLIGHT
+        with self._changed:
+            ready = [batch for batch in self._spool.waiting() if batch.number not in self._in_flight]
+            ready = ready[: max(0, n_at_once - len(self._in_flight))]
+            self._in_flight |= {batch.number: batch for batch in ready}
+        for batch in ready:
+            try:
+                tables = read(batch)
+            except ValueError as error:
+                self._answered(batch, Answer(Outcome.REFUSED, reason=str(error)))
+                continue
+            self._channel.send(batch.batch_id, tables, self._answering(batch))
+
+    def _answering(self, batch: Waiting) -> Callable[[Answer], None]:
+        return lambda answer: self._answered(batch, answer)
+
+    def _answered(self, batch: Waiting, answer: Answer) -> None:
+        with self._changed:
+            self._answers.append((batch, answer))
+            self._changed.notify()
+
+    def _settle(self, batch: Waiting, answer: Answer) -> None:
+        self._in_flight.pop(batch.number, None)
+        if answer.outcome in (Outcome.ACKNOWLEDGED, Outcome.REFUSED):
+            self._n_failures, self._away_since_s, self._resume_s = 0, None, 0.0
+            with suppress(OSError):
+                if answer.outcome is Outcome.ACKNOWLEDGED:
+                    self._spool.done(batch)
+                    self._n_acknowledged += batch.n_rows
+                else:
+                    self._spool.drop(batch)
+            return
+        now_s = self._clock_s()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        self._reason = answer.reason
+        if now_s < self._resume_s:  # one of several that were under way together
+            return
+        self._n_failures += 1
+        self._resume_s = now_s + self._pause_s(answer)
+
+    def _pause_s(self, answer: Answer) -> float:
+        if answer.retry_after_s is not None:
+            return answer.retry_after_s * (1 + self._jitter() / 4)
+        if answer.outcome is Outcome.SHUT_OUT:
+            return MAX_RETRY_S * (1 - self._jitter() / 2)
+        doubled_s = FIRST_RETRY_S * 2 ** min(self._n_failures - 1, 16)
+        return min(MAX_RETRY_S, doubled_s) * (1 - self._jitter() / 2)
+
+
+def _pieces(tables: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The tables in batches that no hub finds too large."""
+    n_bytes = sum(rows.nbytes for rows in tables.values())
+    n_pieces = -(-n_bytes // _MAX_BATCH_BYTES)
+    if n_pieces <= 1:
+        return [dict(tables)]
+    parts = {name: np.array_split(rows, n_pieces) for name, rows in tables.items()}
+    return [{name: split[i] for name, split in parts.items() if len(split[i])} for i in range(n_pieces)]

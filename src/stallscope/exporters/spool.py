@@ -1,0 +1,111 @@
+"""What waits for a hub: one file a batch, in a folder of its own, so that an agent's end loses nothing.
+
+A batch keeps its id from the moment it is made until the hub has it, over retries and restarts of the agent:
+that is how a hub knows a batch that it has got already. When all files together are larger than allowed, the
+oldest go; their rows are counted.
+"""
+
+import io
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stallscope.errors import StorageFailed
+from stallscope.events.layout import Array
+
+_NAME = re.compile(r"(\d{12})-([0-9a-f]{32})-(\d+)\.batch")
+
+
+@dataclass(frozen=True, order=True)
+class Waiting:
+    """A batch on disk. number: order of making."""
+
+    number: int
+    batch_id: str
+    n_rows: int
+    path: Path
+    n_bytes: int
+
+
+class Spool:
+    """The batches of one folder, oldest first. For one thread, in one process."""
+
+    def __init__(self, folder: Path, *, max_bytes: int):
+        """Finds what an earlier agent left. Raises StorageFailed."""
+        self.n_dropped = 0
+        self._folder = folder
+        self._max_bytes = max_bytes
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for torn in folder.glob("*.part"):
+                torn.unlink()
+            self._waiting = sorted(filter(None, map(_waiting, folder.iterdir())))
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot keep what waits for the hub in {folder} ({error.strerror})"
+            ) from error
+        self._number = self._waiting[-1].number + 1 if self._waiting else 1
+        self._keep_to_limit()
+
+    def put(self, tables: Mapping[str, Array]) -> None:
+        """Keep a batch: arrays (n,) by table name. Where the disk refuses it is dropped and counted."""
+        n_rows = sum(map(len, tables.values()))
+        buffer = io.BytesIO()
+        kept: dict[str, Any] = {name: rows for name, rows in tables.items() if len(rows)}
+        np.savez(buffer, **kept)
+        name = f"{self._number:012d}-{uuid.uuid4().hex}-{n_rows}.batch"
+        self._number += 1
+        part = self._folder / f"{name}.part"
+        try:
+            part.write_bytes(buffer.getbuffer())
+            part.rename(self._folder / name)
+        except OSError:
+            self.n_dropped += n_rows
+            part.unlink(missing_ok=True)
+            return
+        found = _waiting(self._folder / name)
+        if found:
+            self._waiting.append(found)
+        self._keep_to_limit()
+
+    def waiting(self) -> list[Waiting]:
+        """All batches, oldest first."""
+        return list(self._waiting)
+
+    def done(self, batch: Waiting) -> None:
+        """Forget a batch: the hub has it."""
+        if batch in self._waiting:
+            self._waiting.remove(batch)
+        batch.path.unlink(missing_ok=True)
+
+    def drop(self, batch: Waiting) -> None:
+        """Forget a batch that nobody will have; its rows are counted."""
+        self.n_dropped += batch.n_rows
+        self.done(batch)
+
+    def _keep_to_limit(self) -> None:
+        n_bytes = sum(batch.n_bytes for batch in self._waiting)
+        while n_bytes > self._max_bytes and self._waiting:
+            n_bytes -= self._waiting[0].n_bytes
+            self.drop(self._waiting[0])
+
+
+def read(batch: Waiting) -> dict[str, Array]:
+    """The arrays of a batch by table name. Raises ValueError when the file is damaged or gone."""
+    try:
+        with np.load(batch.path, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(f"{batch.path}: {error}") from error
+
+
+def _waiting(path: Path) -> Waiting | None:
+    found = _NAME.fullmatch(path.name)
+    if not found:
+        return None
+    return Waiting(int(found[1]), found[2], int(found[3]), path, path.stat().st_size)

@@ -1,0 +1,66 @@
+"""A first hub on one machine: certificate and tokens in its folder. What is there and good is kept."""
+
+import platform
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stallscope.errors import BadInput, NotAuthenticated, NotFound, StorageFailed
+from stallscope.serve.tls import Files, self_signed
+from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
+
+_ELSEWHERE = "192.0.2.1"  # of RFC 5737: nobody's; connecting UDP to it sends nothing and tells our own address
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What lies where. names: what the certificate is for, the one for other machines first."""
+
+    tls: Files
+    ingest: Path
+    read: Path
+    names: tuple[str, ...]
+
+
+def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
+    """Certificate, a token to send and one to ask; made where missing. Raises StorageFailed."""
+    tls = self_signed(folder / "tls", [*dict.fromkeys([*names, *own_names()])])
+    tokens = Tokens(folder / FILE_NAME)
+    ingest, read = folder / "ingest.token", folder / "read.token"
+    _keep_token(tokens, ingest, ["ingest"])
+    _keep_token(tokens, read, ["read", "sql", "admin"])
+    return Prepared(tls, ingest, read, _names_in(tls.cert))
+
+
+def own_names() -> list[str]:
+    """By which names and addresses this machine is reached, as far as it knows."""
+    host = platform.node()
+    found = [host, socket.getfqdn()]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ELSEWHERE, 9))
+        found.append(probe.getsockname()[0])
+    return list(dict.fromkeys([*filter(None, found), "localhost", "127.0.0.1", "::1"]))
+
+
+def _keep_token(tokens: Tokens, path: Path, scopes: list[str]) -> None:
+    """A file with a token of these scopes; the one that is there, if it is still good."""
+    with suppress(NotAuthenticated, BadInput, NotFound):
+        who = tokens.identity(bearer(token_in(path)))
+        if who.scopes >= set(scopes):
+            return
+    token = tokens.create(scopes, "default")
+    try:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(token + "\n")
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be written ({error.strerror})") from error
+
+
+def _names_in(cert: Path) -> tuple[str, ...]:
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(cert.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names)
