@@ -13,6 +13,7 @@ from stallscope.commands.check import check
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.export import export
+from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
 from stallscope.commands.query import query
 from stallscope.commands.trace import trace
@@ -34,6 +35,7 @@ app.command()(export)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)
+app.add_typer(hub_app, name="hub")
 app.command()(version)
 
 

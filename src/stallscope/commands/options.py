@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # importing it here would slow every command
 Db = Annotated[
     Path | None, typer.Option("--db", help="The node trace (default: STALLSCOPE_DB or the settings).")
 ]
+HubDb = Annotated[
+    Path | None, typer.Option("--db", help="The hub's folder (default: STALLSCOPE_HUB_DB or the settings).")
+]
 Price = Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Price of one GPU for one hour.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]

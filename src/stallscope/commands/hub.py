@@ -1,0 +1,76 @@
+"""`stallscope hub`: the cluster-side service, and what belongs to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.hub_quickstart import quickstart
+from stallscope.commands.hub_token import token_app
+from stallscope.commands.options import HubDb, SettingsFile, settings_from
+from stallscope.errors import BadInput
+
+hub_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, invoke_without_command=True)
+hub_app.command()(quickstart)
+hub_app.add_typer(token_app, name="token")
+
+
+@hub_app.callback()
+def hub(
+    context: typer.Context,
+    db: HubDb = None,
+    otlp_grpc: Annotated[
+        str | None, typer.Option("--otlp-grpc", help="Receive OTLP over gRPC at ADDR:PORT (default :4317).")
+    ] = None,
+    otlp_http: Annotated[
+        str | None, typer.Option("--otlp-http", help="Receive OTLP over HTTP at ADDR:PORT (default :4318).")
+    ] = None,
+    api: Annotated[str | None, typer.Option(help="Answer at ADDR:PORT (default :8081).")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="Certificate with its chain (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-client-ca", help="Senders must show a certificate of this authority (PEM)."),
+    ] = None,
+    insecure_no_tls: Annotated[
+        bool, typer.Option("--insecure-no-tls", help="Everything in clear text, tokens included.")
+    ] = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Receive from every node, keep it, say who drags which job, and answer questions, until Ctrl-C."""
+    if context.invoked_subcommand:
+        return
+    from stallscope import hub as wiring
+    from stallscope.serve.tls import Files
+
+    flags = {
+        "hub_db": db,
+        "hub_otlp_grpc": otlp_grpc,
+        "hub_otlp_http": otlp_http,
+        "hub_api": api,
+        "hub_tls_cert": tls_cert,
+        "hub_tls_key": tls_key,
+        "hub_tls_client_ca": tls_client_ca,
+    }
+    chosen = settings_from(flags, settings)
+    cert, key = chosen.hub_tls_cert, chosen.hub_tls_key
+    if insecure_no_tls and (cert or key or chosen.hub_tls_client_ca):
+        raise BadInput("--insecure-no-tls and a certificate exclude each other: give one of them")
+    if not insecure_no_tls and (cert is None or key is None):
+        raise BadInput(
+            "a hub needs --tls-cert and --tls-key (stallscope hub quickstart makes them), or --insecure-no-tls"
+        )
+    wiring.run(
+        wiring.Options(
+            db=chosen.hub_db,
+            otlp_grpc=chosen.hub_otlp_grpc,
+            otlp_http=chosen.hub_otlp_http,
+            api=chosen.hub_api,
+            tls=Files(cert, key, chosen.hub_tls_client_ca) if cert and key else None,
+            settings=chosen,
+        )
+    )

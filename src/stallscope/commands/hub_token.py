@@ -1,0 +1,95 @@
+"""`stallscope hub token`: who may send to a hub and ask it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.commands.options import HubDb, SettingsFile, duration_ns, settings_from
+
+if TYPE_CHECKING:
+    from stallscope.serve.tokens import Tokens
+
+token_app = typer.Typer(
+    help="Tokens: make, show, end them; also while the hub runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _tokens(db: Path | None, settings: Path | None) -> Tokens:
+    from stallscope.serve.tokens import FILE_NAME, Tokens
+
+    return Tokens(settings_from({"hub_db": db}, settings).hub_db / FILE_NAME)
+
+
+@token_app.command()
+def create(
+    scope: Annotated[str, typer.Option(help="What it is for: ingest,read,sql,admin, or some of them.")],
+    tenant: Annotated[str, typer.Option(help="Whose data it sends or sees.")] = "default",
+    expires: Annotated[str | None, typer.Option(help="Ends after this time: 12h, 90d.")] = None,
+    db: HubDb = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Make a token. It is told this once, alone on the last line."""
+    expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
+    tokens = _tokens(db, settings)
+    token = tokens.create(scope.split(","), tenant, expires_in_s=expires_s)
+    typer.echo(
+        f"token {token.split('_')[1]} of tenant {tenant}; keep it now, it is not shown again", err=True
+    )
+    typer.echo(token)
+
+
+@token_app.command("list")
+def list_(
+    db: HubDb = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Show the tokens there are; the secrets are not kept anywhere."""
+    import json
+    import time
+
+    now_s = time.time()
+    entries = _tokens(db, settings).listed()
+    if as_json:
+        rows = [
+            {
+                "id": entry.id,
+                "tenant": entry.tenant,
+                "scopes": entry.scopes,
+                "state": entry.state(now_s),
+                "created_at": _utc(entry.created_at),
+                "expires_at": _utc(entry.expires_at),
+            }
+            for entry in entries
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    line = "{:14}{:9}{:20}{:24}{:22}{}"
+    typer.echo(line.format("ID", "STATE", "TENANT", "SCOPES", "CREATED", "EXPIRES"))
+    for entry in entries:
+        scopes, expires_at = ",".join(entry.scopes), _utc(entry.expires_at) or "never"
+        created_at = _utc(entry.created_at)
+        typer.echo(line.format(entry.id, entry.state(now_s), entry.tenant, scopes, created_at, expires_at))
+
+
+@token_app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="The token's id, as `token list` shows it.")],
+    db: HubDb = None,
+    settings: SettingsFile = None,
+) -> None:
+    """End a token now; a running hub refuses it from the next request on."""
+    _tokens(db, settings).revoke(token_id)
+    typer.echo(f"token {token_id} is revoked")
+
+
+def _utc(at_s: int | None) -> str | None:
+    import time
+
+    return None if at_s is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
