@@ -13,7 +13,12 @@ from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
+
+_NO_WAIT_NS = 10_000  # shorter calls wait for nobody
+_SHORT_WAIT = 0.05  # nor do those below this share of a step: copies of the input
+_RUNS_AHEAD_STEPS = 2
+_FEWEST_WAITS = 3
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,34 @@ def cost(
     arrival_ns: Array,
     *,
     late: list[LateStep],
+    among: list[LateStep],
+    step: Array,
     step_ns: float,
     limits: Thresholds,
 ) -> Cost:
     """What these late steps of one process cost every other one.
 
+    among: all late steps, of whatever process. step: int64 (n,), the step of each row, see programs.
     step_ns: the usual step, as far as a delay is looked for behind its peak.
     """
     lost = np.zeros(line.n_processes)
+    place = _Place.of(line, arrival_ns)
+    released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns) if late else lost[:0]
+    if len(released_ns):
+        lost = _waited_longer(place, released_ns, arrival_ns, late=late, among=among)
+        return Cost(lost, is_lower_bound=True)
     by_round = np.argsort(met.round, kind="stable")
     round_start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
-    place = _Place.of(line, arrival_ns)
     job_waits = _share_of_steps_with_waits(line)
     for one in late:
         direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round, round_start=round_start)
+        late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
+        direct = np.maximum(direct - late_before, 0.0)
         begin, end = arrival_ns[one.peak_row] - one.late_ns, arrival_ns[one.peak_row] + step_ns
-        waited = _waits_between(place, begin_ns=begin, end_ns=end)
-        own = waited[one.process]
+        waited = _waits_between(place, place.waited_ns, begin_ns=begin, end_ns=end)
+        # The late one's own copies and allocations may be the delay itself.
+        in_syncs = _waits_between(place, place.synced_ns, begin_ns=begin, end_ns=end)[one.process]
+        own = max(waited[one.process] - one.excess_ns, in_syncs)
         indirect = np.clip(waited - own, 0, one.late_ns)
         absorbed = (waited < limits.absorbed_share * direct) & job_waits
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
@@ -98,8 +114,8 @@ def _waited_for(
 class _Place:
     """To find every process's row at a moment at once: key, sorted, is process x span_ns + time since base_ns.
 
-    first: int64 (p + 1,), where each process's rows begin. waited_ns: running sum of time in calls that wait for
-    the GPU, before each row.
+    first: int64 (p + 1,), where each process's rows begin. waited_ns, synced_ns: running sums of time in all calls
+    that can wait for the GPU, and in synchronise calls for others only, before each row.
     """
 
     key: Array
@@ -107,6 +123,7 @@ class _Place:
     base_ns: int
     first: Array
     waited_ns: Array
+    synced_ns: Array
 
     @staticmethod
     def of(line: Timeline, arrival_ns: Array) -> "_Place":
@@ -118,6 +135,7 @@ class _Place:
             base_ns=base,
             first=np.searchsorted(line.process, np.arange(line.n_processes + 1)),
             waited_ns=np.concatenate([[0], np.cumsum(line.interval_ns - line.host_ns)]),
+            synced_ns=np.concatenate([[0], np.cumsum(line.wait_ns)]),
         )
 
     def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
@@ -128,10 +146,56 @@ class _Place:
         return np.clip(np.searchsorted(self.key, wanted, side=side), self.first[:-1], self.first[1:])
 
 
-def _waits_between(place: _Place, *, begin_ns: float, end_ns: float) -> Array:
-    """Time in calls that wait for the GPU, in the intervals that end within a window or are the first after it."""
+def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float) -> Array:
+    """When a job that runs ahead was released from its waits, on the common clock: int64 (k,), those of the process
+    that waits most. Empty where it waits in most steps, or too seldom to tell anything.
+    """
+    own = slice(*place.first[int(np.argmax(np.diff(place.waited_ns[place.first]))) :][:2].tolist())
+    in_gpu_calls = (line.interval_ns - line.host_ns)[own]
+    edge = np.flatnonzero(in_gpu_calls > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns)) + own.start
+    if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
+        return edge[:0]
+    leave = line.rows["wait_leave_ns"][edge]
+    shift = arrival_ns[edge] - line.rows["ts_ns"][edge]
+    return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge])
+
+
+def _waited_longer(
+    place: "_Place", released_ns: Array, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]
+) -> Array:
+    """For jobs that run ahead: how much longer each process waited at the end of stretches with late steps than of
+    those without: float64 (p,). Several late processes in a stretch share that in proportion.
+
+    released_ns: the ends of the stretches, see _releases(). Where too few are without late steps, the longest wait of
+    the late process is the usual one: that makes it a lower bound.
+    """
+    process = late[0].process
+    ends = [place.at(moment, "right") + 1 for moment in released_ns.tolist()]
+    before = place.waited_ns[np.minimum(np.array(ends), place.first[1:])]
+    waited = np.diff(before, axis=0).astype(np.float64)
+    mine, everyones = (_late_in(released_ns, arrival_ns, steps) for steps in (late, among))
+    quiet = everyones == 0
+    usual = np.median(waited[quiet], axis=0) if quiet.sum() >= _FEWEST_WAITS else waited[:, process].max()
+    share = np.divide(mine, everyones, out=np.zeros_like(mine), where=everyones > 0)
+    lost: Array = (np.clip(waited - usual, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
+    lost[process] = 0
+    return lost
+
+
+def _late_in(released_ns: Array, arrival_ns: Array, late: list[LateStep]) -> Array:
+    """Lateness in each stretch between two releases: float64 (k - 1,)."""
+    out = np.zeros(len(released_ns) - 1)
+    for one in late:
+        number = int(np.searchsorted(released_ns, arrival_ns[one.peak_row], side="right")) - 1
+        if 0 <= number < len(out):
+            out[number] += one.late_ns
+    return out
+
+
+def _waits_between(place: _Place, waited_ns: Array, *, begin_ns: float, end_ns: float) -> Array:
+    """By process, time waited in the intervals that end within a window or are the first after it: float64 (p,)."""
     first, last = place.at(begin_ns, "right"), np.minimum(place.at(end_ns, "left") + 1, place.first[1:])
-    return np.maximum(place.waited_ns[last] - place.waited_ns[first], 0).astype(np.float64)
+    return np.maximum(waited_ns[last] - waited_ns[first], 0).astype(np.float64)
 
 
 def _share_of_steps_with_waits(line: Timeline) -> bool:

@@ -70,9 +70,10 @@ class Delays:
 
 def delays_by_process(case: Case, late: Iterable[LateStep]) -> dict[int, Delays]:
     """The delays of each process, with what they cost the others by waiting."""
+    every = list(late)
     return {
-        process: _with_cost(case, delays, mine)
-        for process, (delays, mine) in _by_process(case, list(late)).items()
+        process: _with_cost(case, delays, mine, among=every)
+        for process, (delays, mine) in _by_process(case, every).items()
     }
 
 
@@ -137,8 +138,17 @@ def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]
     return found
 
 
-def _with_cost(case: Case, delays: Delays, late: list[LateStep]) -> Delays:
-    spent = cost(case.line, case.met, case.arrival_ns, late=late, step_ns=case.step_ns, limits=case.limits)
+def _with_cost(case: Case, delays: Delays, late: list[LateStep], *, among: list[LateStep]) -> Delays:
+    spent = cost(
+        case.line,
+        case.met,
+        case.arrival_ns,
+        late=late,
+        among=among,
+        step=case.plan.step,
+        step_ns=case.step_ns,
+        limits=case.limits,
+    )
     lost = {case.who(int(p)): float(spent.lost_ns[p]) for p in np.flatnonzero(spent.lost_ns > 0)}
     return replace(delays, lost_ns=lost, is_lower_bound=spent.is_lower_bound)
 
