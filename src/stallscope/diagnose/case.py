@@ -69,7 +69,7 @@ class Case:
 def case_of(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
     """The case of a trace. usd_per_gpu_hour: None where no price is known."""
     line = timeline(trace)
-    clocks = aligned(line)
+    clocks = aligned(line, trace.probed)
     plan = programs(line)
     met = rounds(line, clocks, limits)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))

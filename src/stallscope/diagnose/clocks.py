@@ -6,6 +6,7 @@ sides. Where ranks of two nodes wait for the same round, they are released nearl
 difference much closer, also when one of them is always late (which bounds alone cannot tell from an offset).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from stallscope.events.trace import Clock, Trace
 
 _FEWEST = 5  # releases that two nodes must share before their times are believed
 _LEAST_ERROR_NS = 50_000.0  # releases of one collective differ by so much between GPUs, steadily
+_DRIFT = 2e-5  # two clocks that nothing disciplines part by up to so much
 _DRIFT_SPAN_NS = 1_000_000_000  # shorter stretches cannot tell a drift
 _N_WINDOWS = 8
 
@@ -55,15 +57,19 @@ class Clocks:
         return t_ns if offset is None else t_ns - round(float(offset.ns(np.array([t_ns]))[0]))
 
 
-def aligned(line: Timeline) -> Clocks:
-    """All arrivals on one clock."""
+def aligned(line: Timeline, probed: Sequence[Clock] = ()) -> Clocks:
+    """All arrivals on one clock.
+
+    probed: readings of the nodes' clocks against one wall clock (events.Trace.probed): they tie the nodes that the
+    job does not tie, and those it ties less closely than the probes.
+    """
     arrival = line.rows["ts_ns"].astype(np.int64)
     if not line.n_processes:
         return Clocks(arrival, {}, np.zeros(0))
     start = int(line.node.min())
     offsets = {start: _NONE}
     if len(np.unique(line.node)) > 1:
-        offsets = _offsets(line, start)
+        offsets = _closest(_offsets(line, start), probed, start, latest_ns=_latest_ns(line))
     error = np.full(int(line.node.max()) + 1, np.inf)
     common = arrival.copy()
     own = line.node[line.process]
@@ -73,6 +79,30 @@ def aligned(line: Timeline) -> Clocks:
             rows = own == node
             common[rows] = arrival[rows] - np.rint(offset.ns(arrival[rows])).astype(np.int64)
     return Clocks(common, offsets, error)
+
+
+def _latest_ns(line: Timeline) -> dict[int, int]:
+    """The last arrival of each node, on its own clock."""
+    own = line.node[line.process]
+    return {int(node): int(line.rows["ts_ns"][own == node].max(initial=0)) for node in np.unique(own)}
+
+
+def _closest(
+    offsets: dict[int, Offset], probed: Sequence[Clock], start: int, *, latest_ns: dict[int, int]
+) -> dict[int, Offset]:
+    """The offsets from the job, and those from probes where these are closer."""
+    read = {clock.node: clock for clock in probed}
+    if start not in read:
+        return offsets
+    first, out = read[start], dict(offsets)
+    for node in latest_ns.keys() & read.keys() - {start}:
+        other = read[node]
+        at = (other.monotonic_ns - other.wall_ns) - (first.monotonic_ns - first.wall_ns)
+        ago_ns = max(other.monotonic_ns - latest_ns[node], 0)
+        error = first.error_ns + other.error_ns + _DRIFT * ago_ns + _LEAST_ERROR_NS
+        if node not in out or error < out[node].error_ns:
+            out[node] = Offset(float(at), 0.0, float(other.monotonic_ns), float(error))
+    return out
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Trace:
     """Arrays by table (see layout) and what is known about where they come from.
 
     nodes: names, by the number in the `node` column. source: one sentence, what the events are.
+    probed: readings of several nodes' clocks against one and the same wall clock, taken over the network: the
+    error is half the round trip, so that they tie the nodes' clocks together; `clocks` are each node's own.
     lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
     facts: free text about the source (hardware, software).
     """
@@ -35,6 +37,7 @@ class Trace:
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()
+    probed: tuple[Clock, ...] = ()
     lost: dict[str, int] = field(default_factory=dict)
     ends_ns: tuple[int, ...] = ()
     source: str = ""

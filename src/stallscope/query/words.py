@@ -18,6 +18,7 @@ FUNCTIONS = {
     "category_name(category)": "the category of the ledger in words: io, lock, on_cpu",
     "datatype_name(datatype)": "the datatype in words: float32",
     "hash_text(comm_hash)": "the communicator as explain writes it: 16 hexadecimal digits",
+    "node_name(node)": "the name of the machine",
     "wall_time(node, ts_ns)": "UTC as text, by the nearest reading of that node's clocks; NULL without one",
     "rank_of(node, pid)": "rank of the process in its job; NULL where it is unknown",
     "median(x)": "the median of a group",
@@ -31,6 +32,7 @@ def add_functions(db: sqlite3.Connection) -> None:
     for name, enumeration in (("op_name", Op), ("category_name", Category), ("datatype_name", Datatype)):
         db.create_function(name, 1, _named(enumeration), deterministic=True)
     db.create_function("hash_text", 1, _hash_text, deterministic=True)
+    db.create_function("node_name", 1, _node_name(db), deterministic=True)
     db.create_function("wall_time", 2, _wall_time(db), deterministic=True)
     db.create_function("rank_of", 2, _rank_of(db), deterministic=True)
     # The type stubs want classes with exact signatures; the engine wants step() and finalize().
@@ -91,6 +93,14 @@ def _named(enumeration: type[IntEnum]) -> Callable[[int | None], str | None]:
 
 def _hash_text(comm_hash: int | None) -> str | None:
     return None if comm_hash is None else f"{comm_hash & ((1 << 64) - 1):016x}"
+
+
+def _node_name(db: sqlite3.Connection) -> Callable[[int | None], str | None]:
+    @cache
+    def names() -> dict[int, str]:
+        return dict(db.execute("SELECT node, name FROM main.nodes"))
+
+    return lambda node: None if node is None else names().get(node, str(node))
 
 
 def _wall_time(db: sqlite3.Connection) -> Callable[[int | None, int | None], str | None]:

@@ -1,0 +1,191 @@
+"""One statement over the traces of several machines, with the answer that one trace of all would give.
+
+What is left to compute over the rows of all nodes is done by DuckDB, set to SQLite's rules where they differ.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stallscope.errors import BadInput, OverLimits, Unreachable
+from stallscope.events.trace import Trace
+from stallscope.query.nodes import Access, Answers, Connection, Failure, Reply, ask_all
+from stallscope.query.split import NODE, PARTS, Split, split
+from stallscope.query.sql import Answer, Limits, ask
+from stallscope.store import node as store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_NODE_ROWS = 1_000_000
+"""What one node may send to be computed with: more would be cut off, and the answer wrong."""
+
+
+@dataclass(frozen=True)
+class FleetAnswer:
+    """The rows, who did not answer, and the clocks of those who did."""
+
+    answer: Answer
+    failures: list[Failure]
+    replies: list[Reply[Any]]
+
+
+def query(
+    statement: str, nodes: Sequence[str], access: Access, *, limits: Limits, since_ns: int | None = None
+) -> FleetAnswer:
+    """Ask all nodes one statement. Raises BadInput, RefusedQuery, OverLimits; Unreachable where no node answers."""
+    columns = _columns(statement)
+    how = split(statement)
+    max_rows = limits.max_rows if how.kind == "rows" else MAX_NODE_ROWS
+    body = {
+        "sql": how.node_sql,
+        "max_rows": max_rows,
+        "since_ns": since_ns,
+        "timeout_s": limits.timeout_s,
+    }
+    found = ask_all(nodes, access, lambda connection: _asked(connection, body))
+    if not found.replies:
+        raise Unreachable(
+            f"no node answered: {'; '.join(f'{f.address}: {f.reason}' for f in found.failures)}"
+        )
+    if how.kind != "rows":
+        _check_complete(found)
+    names = distinct_names(found)
+    rows = [_Rows.of(reply, names[reply.address]) for reply in found.replies]
+    answer = _together(how, rows, columns, limits=limits)
+    return FleetAnswer(answer, found.failures, list(found.replies))
+
+
+def _asked(connection: Connection, body: dict[str, object]) -> Any:
+    return connection.post("/api/v1/node/query", body)
+
+
+def _columns(statement: str) -> tuple[str, ...]:
+    """The names of the answer's columns, as one node alone gives them; a wrong statement is told here."""
+    with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
+        path = Path(folder) / "empty.db"
+        store.write(path, Trace())
+        return ask(path, statement).columns
+
+
+def _check_complete(found: "Answers[Any]") -> None:
+    for reply in found.replies:
+        if reply.answer["is_cut"]:
+            raise OverLimits(
+                f"{reply.address} has more than {MAX_NODE_ROWS:,} rows to compute with: narrow the statement "
+                "(WHERE, --since), or use count, sum, min, max and avg, which each node computes itself"
+            )
+
+
+def distinct_names(found: "Answers[Any]") -> dict[str, str]:
+    """The name of each node, by its address; where two call themselves alike the address is added."""
+    often = Counter(reply.name for reply in found.replies)
+    return {
+        reply.address: reply.name if often[reply.name] == 1 else f"{reply.name} ({reply.address})"
+        for reply in found.replies
+    }
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One node's rows. names: of the machines in its trace, by number."""
+
+    name: str
+    is_renamed: bool
+    names: dict[int, str]
+    columns: list[str]
+    rows: list[list[Any]]
+    is_cut: bool
+
+    @classmethod
+    def of(cls, reply: "Reply[Any]", name: str) -> "_Rows":
+        told = reply.answer
+        names = {int(number): str(text) for number, text in told["nodes"].items()}
+        return cls(name, name != reply.name, names, told["columns"], told["rows"], bool(told["is_cut"]))
+
+    def named(self, value: Any) -> Any:
+        """The name of a node in a row, from its number in the trace or its name."""
+        text = self.names.get(value, value) if isinstance(value, int) else value
+        return self.name if self.is_renamed and len(self.names) == 1 else text
+
+
+def _together(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
+    if how.kind == "rows":
+        return _listed(rows, columns, limits)
+    if how.kind == "sorted":
+        return _sorted(how, rows, columns, limits=limits)
+    parts = [
+        [each.named(v) if i in how.node_columns else v for i, v in enumerate(row)]
+        for each in rows
+        for row in each.rows
+    ]
+    width = len(rows[0].columns)
+    found = _computed(how.final_sql, [f"v{i}" for i in range(width)], parts, limits=limits)
+    return Answer(columns, found[: limits.max_rows], len(found) > limits.max_rows)
+
+
+def _with_node(each: _Rows, row: list[Any], place: int | None) -> tuple[Any, ...]:
+    """The row with the node's name in it, once."""
+    if place is None:
+        return (each.name, *row)
+    return (*row[:place], each.named(row[place]), *row[place + 1 :])
+
+
+def _place(columns: Sequence[str]) -> int | None:
+    return list(columns).index(NODE) if NODE in columns else None
+
+
+def _listed(rows: list[_Rows], columns: tuple[str, ...], limits: Limits) -> Answer:
+    place = _place(columns)
+    out = [_with_node(each, row, place) for each in rows for row in each.rows]
+    is_cut = any(each.is_cut for each in rows) or len(out) > limits.max_rows
+    return Answer(columns if place is not None else (NODE, *columns), out[: limits.max_rows], is_cut)
+
+
+def _sorted(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
+    """The order of all rows from their keys; the rows themselves stay here."""
+    every = [(each, row) for each in rows for row in each.rows]
+    keys = [[number, *row[len(row) - how.n_keys :]] for number, (_, row) in enumerate(every)]
+    order = f"{how.order}, number" if how.order else "number"
+    limit = f" LIMIT {how.limit}" if how.limit is not None else ""
+    sql = f"SELECT number FROM {PARTS} ORDER BY {order}{limit} OFFSET {how.offset}"
+    found = _computed(sql, ["number", *(f"key{i}" for i in range(how.n_keys))], keys, limits=limits)
+    place = _place(columns)
+    chosen = [every[number] for (number,) in found]
+    out = [_with_node(each, row[: len(row) - how.n_keys], place) for each, row in chosen[: limits.max_rows]]
+    return Answer(columns if place is not None else (NODE, *columns), out, len(chosen) > limits.max_rows)
+
+
+def _computed(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limits) -> list[tuple[Any, ...]]:
+    """The rows of the second statement."""
+    try:
+        import duckdb
+    except ImportError:
+        raise BadInput("--nodes needs the package duckdb: pip install 'stallscope[hub]'") from None
+    with duckdb.connect(config={"enable_external_access": "false", "threads": "2"}) as db:
+        db.execute("SET integer_division = true")
+        db.register(PARTS, _table(names, rows))
+        try:
+            return [tuple(row) for row in db.execute(sql).fetchmany(limits.max_rows + 1)]
+        except duckdb.Error as error:
+            told = str(error).split("\n")[0].split(": ", 1)[-1]
+            raise BadInput(f"SQL: over several nodes: {told}") from error
+
+
+def _table(names: list[str], rows: list[list[Any]]) -> "pa.Table":
+    """Columns of one type each: SQLite's values may differ from row to row, numbers then become floats."""
+    import pyarrow as pa
+
+    columns = {}
+    for i, name in enumerate(names):
+        values = [row[i] for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {int, float}:
+            values = [None if value is None else float(value) for value in values]
+        elif len(kinds) > 1:
+            values = [None if value is None else str(value) for value in values]
+        columns[name] = pa.array(values, pa.int64() if not kinds else None)
+    return pa.table(columns)

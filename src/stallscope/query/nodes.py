@@ -1,0 +1,244 @@
+"""Asks the agents of several machines at once, and measures their clocks on the way.
+
+Each machine is asked in a thread of its own; what has not come when the time is over is named as missing, and
+the rest is answered. A clock is measured by the quickest of several probes: what the machine said it was lies
+somewhere between the moment of asking and that of the answer, so that half the round trip is the error.
+"""
+
+import http.client
+import json
+import queue
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from stallscope.errors import BadInput
+
+DEFAULT_PORT = 8443
+N_PROBES = 8
+_MAX_ANSWER_BYTES = 1 << 30
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How nodes are reached. ca: who signed their certificates; cert, key: our own, for mutual TLS.
+
+    is_tls: False only where the user said so.
+    """
+
+    token: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    is_tls: bool = True
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class ClockRead:
+    """A node's clocks against ours: its monotonic and wall clock when ours was wall_ns, within error_ns."""
+
+    node_monotonic_ns: int
+    node_wall_ns: int
+    wall_ns: int
+    error_ns: int
+
+    @property
+    def ahead_ns(self) -> int:
+        """How far the node's wall clock is ahead of ours."""
+        return self.node_wall_ns - self.wall_ns
+
+
+@dataclass(frozen=True)
+class Reply(Generic[T]):
+    """What one node answered. address: as it was given; name: as the node calls itself."""
+
+    address: str
+    name: str
+    clock: ClockRead
+    answer: T
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A node that did not answer, and why."""
+
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """Replies in the order in which the nodes were named, and who is missing."""
+
+    replies: list[Reply[T]]
+    failures: list[Failure]
+
+
+def addresses(text: str) -> list[str]:
+    """The nodes of "a:8443,b,[::1]:8443"; the port may be left out. Raises BadInput."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise BadInput("--nodes: no node was named; give for example --nodes a:8443,b:8443")
+    if twice := {one for one in found if found.count(one) > 1}:
+        raise BadInput(f"--nodes: {sorted(twice)[0]} is named twice; its rows would count twice")
+    for one in found:
+        host_and_port(one)
+    return found
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Both parts of one node's address. Raises BadInput."""
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif address.count(":") > 1:
+        raise BadInput(f"--nodes: {address!r}: write an IPv6 address in brackets, [{address}]:{DEFAULT_PORT}")
+    else:
+        host, _, port = address.partition(":")
+    if not host or not (port or "0").isdecimal() or int(port or 0) > 65535:
+        raise BadInput(f"--nodes: {address!r} is no node; give HOST or HOST:PORT")
+    return host, int(port or DEFAULT_PORT)
+
+
+class Connection:
+    """A connection to one agent. Raises OSError, http.client.HTTPException and NodeRefused while it is used."""
+
+    def __init__(self, address: str, access: Access, context: ssl.SSLContext | None):
+        host, port = host_and_port(address)
+        self._end_s = time.monotonic() + access.timeout_s
+        self._headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
+        self._http: http.client.HTTPConnection = (
+            http.client.HTTPSConnection(host, port, timeout=access.timeout_s, context=context)
+            if context
+            else http.client.HTTPConnection(host, port, timeout=access.timeout_s)
+        )
+
+    def get(self, path: str) -> bytes:
+        """The answer's body."""
+        return self._asked("GET", path, None)
+
+    def post(self, path: str, what: object) -> Any:
+        """The answer's JSON to a JSON body."""
+        return json.loads(self._asked("POST", path, json.dumps(what).encode()))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._http.close()
+
+    @property
+    def left_s(self) -> float:
+        """Time left for this node."""
+        return max(self._end_s - time.monotonic(), 0.05)
+
+    def clock(self) -> tuple[str, ClockRead]:
+        """The node's name, and its clocks by the quickest of N_PROBES probes."""
+        best: tuple[int, str, ClockRead] | None = None
+        for _ in range(N_PROBES):
+            begin_ns, begin_wall_ns = time.monotonic_ns(), time.time_ns()
+            told = json.loads(self.get("/api/v1/node/clock"))
+            trip_ns = time.monotonic_ns() - begin_ns
+            read = ClockRead(
+                int(told["monotonic_ns"]),
+                int(told["wall_ns"]),
+                begin_wall_ns + trip_ns // 2,
+                trip_ns // 2 + int(told.get("error_ns", 0)),
+            )
+            if best is None or trip_ns < best[0]:
+                best = (trip_ns, str(told["node"]), read)
+        assert best
+        return best[1], best[2]
+
+    def _asked(self, method: str, path: str, body: bytes | None) -> bytes:
+        if self._http.sock:
+            self._http.sock.settimeout(self.left_s)
+        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        self._http.request(method, path, body, headers)
+        response = self._http.getresponse()
+        content = response.read(_MAX_ANSWER_BYTES + 1)
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise NodeRefused("its answer is larger than 1 GiB: ask for less")
+        if response.status != 200:
+            raise NodeRefused(_told(response.status, content))
+        return content
+
+
+class NodeRefused(Exception):
+    """A node answered with an error; its message is for people."""
+
+
+def _told(status: int, content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status}"
+
+
+def tls_context(access: Access) -> ssl.SSLContext | None:
+    """What is trusted; None for plain HTTP. Raises BadInput."""
+    if not access.is_tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=str(access.ca) if access.ca else None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if access.cert:
+            context.load_cert_chain(access.cert, access.key)
+    except (OSError, ssl.SSLError) as error:
+        raise BadInput(
+            f"the certificates for --nodes cannot be used ({error}): check --ca, --cert, --key"
+        ) from error
+    return context
+
+
+def ask_all(
+    nodes: Sequence[str], access: Access, question: Callable[[Connection], T], *, has_clock: bool = True
+) -> Answers[T]:
+    """Ask every node at once; returns when all have answered or the time is over."""
+    context = tls_context(access)
+    done: queue.SimpleQueue[Reply[T] | Failure] = queue.SimpleQueue()
+
+    def ask(address: str) -> None:
+        connection = Connection(address, access, context)
+        try:
+            name, clock = connection.clock()
+            done.put(Reply(address, name, clock, question(connection)))
+        except (OSError, http.client.HTTPException, ValueError, KeyError, NodeRefused) as error:
+            done.put(Failure(address, _reason(error, access)))
+        finally:
+            connection.close()
+
+    for address in nodes:
+        threading.Thread(target=ask, args=(address,), name=f"ask {address}", daemon=True).start()
+    found: dict[str, Reply[T] | Failure] = {}
+    end_s = time.monotonic() + access.timeout_s
+    while len(found) < len(nodes):
+        try:
+            one = done.get(timeout=max(end_s - time.monotonic(), 0.001))
+        except queue.Empty:
+            break
+        found[one.address] = one
+    late = f"no answer within {access.timeout_s:g} s (--timeout)"
+    each = [found.get(address, Failure(address, late)) for address in nodes]
+    return Answers(
+        [one for one in each if isinstance(one, Reply)], [one for one in each if isinstance(one, Failure)]
+    )
+
+
+def _reason(error: Exception, access: Access) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {access.timeout_s:g} s (--timeout)"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message}): name who signed it with --ca"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS with it ({error.reason or error}): is it served with --no-tls?"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection: does it want TLS, or is it no stallscope agent?"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) or type(error).__name__

@@ -1,0 +1,388 @@
+"""One statement, asked of several nodes: what each node is asked, and what is done with their rows.
+
+The rows that FROM and WHERE give belong to one node: process numbers, symbols and times mean nothing elsewhere.
+So each node evaluates these, and every expression over one row, itself. What looks at many rows (groups, order,
+limits, distinct, windows) is computed here, over the rows of all nodes:
+
+rows      nothing looks at many rows: the nodes' answers are the answer
+sorted    ORDER BY, LIMIT: each node gives its first rows, with what they are ordered by
+groups    counts, sums, least, greatest, means: each node gives its groups' parts
+all       all else: each node gives the values of its rows
+
+A statement whose inner queries look at many rows cannot be split, and is refused.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from stallscope.errors import BadInput, RefusedQuery
+
+NODE = "node"
+"""The column that tells where a row is from; on several nodes it holds their names."""
+
+PARTS = "parts"
+"""Name of the table of the nodes' rows in the second statement."""
+
+_OWN_AGGREGATES = ("median", "quantile_cont")
+_OF_NODE = ("rank_of", "wall_time")
+"""Functions whose first argument is the number of a node, as the trace has it."""
+
+_DIALECT = "sqlite"
+
+
+@dataclass(frozen=True)
+class Split:
+    """What to do. node_sql: for each node. final_sql: over PARTS (DuckDB's), empty for `rows`.
+
+    node_columns: places, in the nodes' rows, of columns with names of nodes. n_keys: `sorted`: how many of the
+    last columns are keys, by which `order`, `limit` and `offset` then hold.
+    """
+
+    kind: Literal["rows", "sorted", "groups", "all"]
+    node_sql: str
+    final_sql: str = ""
+    node_columns: tuple[int, ...] = ()
+    n_keys: int = 0
+    order: str = ""
+    limit: int | None = None
+    offset: int = 0
+
+
+def split(statement: str) -> Split:
+    """How to ask several nodes. Raises BadInput for what is no SELECT, RefusedQuery for what cannot be split."""
+    select = _parsed(statement)
+    _check_inner(select)
+    _resolve(select)
+    if not _looks_at_many(select):
+        return Split("rows", _sql(_with_names(select)))
+    if not (
+        _aggregates(select) or _windows(select) or select.args.get("distinct") or select.args.get("group")
+    ):
+        return _sorted(select)
+    if any(isinstance(p, exp.Star) or (isinstance(p, exp.Column) and p.is_star) for p in select.expressions):
+        raise RefusedQuery("over several nodes `*` cannot be grouped: name the columns")
+    if _can_be_parted(select):
+        return _groups(select)
+    return _all(select)
+
+
+def _parsed(statement: str) -> exp.Select:
+    try:
+        found = [one for one in sqlglot.parse(statement, read=_DIALECT) if one is not None]
+    except SqlglotError as error:
+        told = " ".join(str(error).split("\n")[0].split())
+        raise BadInput(f"SQL: {told}") from error
+    if len(found) != 1:
+        raise BadInput("give one SELECT" if found else "there is no statement to answer: give one SELECT")
+    if isinstance(found[0], exp.SetOperation):
+        raise RefusedQuery(
+            "a UNION cannot be asked of several nodes: ask its parts one by one, or merge the traces first"
+        )
+    if not isinstance(found[0], exp.Select):
+        raise RefusedQuery("a query may only read: give one SELECT")
+    return found[0]
+
+
+def _check_inner(select: exp.Select) -> None:
+    """Inner queries are answered by each node alone: right only where they look at one row at a time."""
+    for inner in select.find_all(exp.Select, exp.SetOperation):
+        if inner is select:
+            continue
+        many = isinstance(inner, exp.SetOperation) or _looks_at_many(inner)
+        if many:
+            raise RefusedQuery(
+                "an inner query that groups, orders or limits would be answered by each node alone: ask in two "
+                "steps, or merge the traces first (stallscope merge) and ask there"
+            )
+
+
+def _resolve(select: exp.Select) -> None:
+    """Put the expression where GROUP BY, HAVING and ORDER BY name it by its number or alias."""
+    aliases = {p.alias: p.this for p in select.expressions if isinstance(p, exp.Alias)}
+
+    def meant(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.Column) and not node.table and node.name in aliases:
+            return aliases[node.name].copy()
+        return node
+
+    def by_number(node: exp.Expr) -> exp.Expr:
+        if not (isinstance(node, exp.Literal) and node.is_int):
+            return node.transform(meant)
+        place = int(node.this) - 1
+        if not 0 <= place < len(select.expressions):
+            raise BadInput(f"SQL: there is no column {place + 1} to group or order by")
+        return select.expressions[place].unalias().copy()
+
+    if group := select.args.get("group"):
+        group.set("expressions", [by_number(one) for one in group.expressions])
+    if having := select.args.get("having"):
+        having.set("this", having.this.transform(meant))
+    if order := select.args.get("order"):
+        for one in order.expressions:
+            one.set("this", by_number(one.this))
+
+
+def _own(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
+    """Parts of these kinds that belong to the statement itself, not to an inner one."""
+    yield from (one for one in select.find_all(*kinds) if one.find_ancestor(exp.Select) is select)
+
+
+def _is_aggregate(node: exp.Expr) -> bool:
+    is_ours = isinstance(node, exp.Anonymous) and node.name.lower() in _OWN_AGGREGATES
+    # With several arguments SQLite's min and max look at one row.
+    is_scalar = isinstance(node, exp.Min | exp.Max) and bool(node.expressions)
+    return (isinstance(node, exp.AggFunc) or is_ours) and not is_scalar
+
+
+def _aggregates(select: exp.Expr) -> list[exp.Expr]:
+    return [one for one in _own(select, exp.Func) if _is_aggregate(one)]
+
+
+def _windows(select: exp.Expr) -> list[exp.Expr]:
+    return list(_own(select, exp.Window))
+
+
+def _looks_at_many(select: exp.Expr) -> bool:
+    words = ("group", "order", "limit", "offset", "distinct", "having")
+    return any(select.args.get(word) for word in words) or bool(_aggregates(select) or _windows(select))
+
+
+def _sql(select: exp.Expr, dialect: str = _DIALECT) -> str:
+    return select.sql(dialect=dialect, normalize_functions=False)
+
+
+def _with_names(select: exp.Select) -> exp.Select:
+    """The statement with each node column as the node's name, so that WHERE node = 'a' is understood."""
+
+    def named(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column) or node.name.lower() != NODE or node.is_star:
+            return node
+        if isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() in _OF_NODE:
+            return node
+        if node.find_ancestor(exp.Join) or _is_of_nodes(node):
+            return node
+        name = exp.Anonymous(this="node_name", expressions=[node.copy()])
+        return exp.alias_(name, NODE) if isinstance(node.parent, exp.Select) else name
+
+    return select.copy().transform(named)  # type: ignore[return-value]
+
+
+def _is_of_nodes(node: exp.Expr) -> bool:
+    """In a query over the table of nodes itself the number is what is asked for."""
+    select = node.find_ancestor(exp.Select)
+    origin = select.args.get("from_") or select.args.get("from") if select else None
+    return isinstance(origin, exp.From) and isinstance(origin.this, exp.Table) and origin.this.name == "nodes"
+
+
+def _is_node_column(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Column) and node.name.lower() == NODE
+
+
+def _number(part: exp.Expr | None, what: str) -> int | None:
+    if part is None:
+        return None
+    value = part.expression
+    if not (isinstance(value, exp.Literal) and value.is_int):
+        raise RefusedQuery(f"over several nodes {what} has to be a number")
+    return int(value.this)
+
+
+def _ends(select: exp.Select) -> tuple[int | None, int]:
+    """LIMIT and OFFSET."""
+    return (
+        _number(select.args.get("limit"), "LIMIT"),
+        _number(select.args.get("offset"), "OFFSET") or 0,
+    )
+
+
+def _direction(one: exp.Expr) -> str:
+    """DESC and NULLS of a term of ORDER BY; SQLite holds NULL for the least of all."""
+    is_down = bool(one.args.get("desc"))
+    first = one.args.get("nulls_first")
+    return f"{'DESC' if is_down else 'ASC'} NULLS {'FIRST' if first or (first is None and not is_down) else 'LAST'}"
+
+
+def _sorted(select: exp.Select) -> Split:
+    limit, offset = _ends(select)
+    order = select.args.get("order")
+    terms = list(order.expressions) if order else []
+    asked = select.copy()
+    asked.set("offset", None)
+    if limit is not None:
+        asked.set("limit", exp.Limit(expression=exp.Literal.number(limit + offset)))
+    elif offset:
+        asked.set("limit", None)
+    for i, term in enumerate(terms):
+        asked.append("expressions", exp.alias_(term.this.copy(), f"key{i}"))
+    return Split(
+        "sorted",
+        _sql(_with_names(asked)),
+        n_keys=len(terms),
+        order=", ".join(f"key{i} {_direction(term)}" for i, term in enumerate(terms)),
+        limit=limit,
+        offset=offset,
+    )
+
+
+@dataclass
+class _Values:
+    """Expressions that the nodes evaluate, each once, by the name of their column."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    expressions: list[exp.Expr] = field(default_factory=list)
+
+    def column(self, expression: exp.Expr) -> exp.Column:
+        text = _sql(expression)
+        if text not in self.names:
+            self.names[text] = f"v{len(self.names)}"
+            self.expressions.append(expression.copy())
+        return exp.column(self.names[text])
+
+    @property
+    def node_columns(self) -> tuple[int, ...]:
+        return tuple(i for i, one in enumerate(self.expressions) if _is_node_column(one))
+
+    def asked(
+        self, select: exp.Select, *, group: list[exp.Expr] | None = None, is_distinct: bool = False
+    ) -> str:
+        """The statement for a node: these values of the rows that FROM and WHERE give."""
+        asked = select.copy()
+        for word in ("group", "having", "order", "limit", "offset", "distinct", "windows", "qualify"):
+            asked.set(word, None)
+        listed = [
+            exp.alias_(one.copy(), name)
+            for one, name in zip(self.expressions, self.names.values(), strict=True)
+        ]
+        asked.set("expressions", listed or [exp.alias_(exp.Literal.number(1), "v0")])
+        asked.set("distinct", exp.Distinct() if is_distinct else None)
+        if group:
+            asked.set("group", exp.Group(expressions=[one.copy() for one in group]))
+        return _sql(_with_names(asked))
+
+
+def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
+    """The second statement: every term of the first one changed, over the table of parts."""
+    final = exp.Select()
+    names = [f"c{i}" for i in range(len(select.expressions))]
+    final.set(
+        "expressions",
+        [exp.alias_(change(p.unalias()), name) for p, name in zip(select.expressions, names, strict=True)],
+    )
+    final.set("from_", exp.From(this=exp.to_table(PARTS)))
+    if select.args.get("distinct"):
+        final.set("distinct", exp.Distinct())
+    text = ""
+    if group := select.args.get("group"):
+        text += " GROUP BY " + ", ".join(_sql(change(one), "duckdb") for one in group.expressions)
+    if having := select.args.get("having"):
+        text += " HAVING " + _sql(change(having.this), "duckdb")
+    if order := select.args.get("order"):
+        terms = [f"{_sql(change(one.this), 'duckdb')} {_direction(one)}" for one in order.expressions]
+        text += " ORDER BY " + ", ".join(terms)
+    limit, offset = _ends(select)
+    text += f" LIMIT {limit}" if limit is not None else ""
+    text += f" OFFSET {offset}" if offset else ""
+    return _sql(final, "duckdb") + text
+
+
+def _can_be_parted(select: exp.Select) -> bool:
+    """Only sums of parts, and nothing else beside the groups."""
+    if _windows(select) or not (_aggregates(select) or select.args.get("group")):
+        return False
+    for one in _aggregates(select):
+        is_plain = isinstance(one, exp.Count | exp.Sum | exp.Min | exp.Max | exp.Avg)
+        if not is_plain or isinstance(one.this, exp.Distinct) or isinstance(one.parent, exp.Filter):
+            return False
+    return True
+
+
+def _groups(select: exp.Select) -> Split:
+    group = select.args.get("group")
+    keys = list(group.expressions) if group else []
+    values = _Values()
+    columns = {_sql(key): values.column(key) for key in keys}
+
+    def sums(part: exp.Expr) -> exp.Expr:
+        return exp.Sum(this=values.column(part))
+
+    def whole(node: exp.Expr) -> exp.Expr:
+        """An aggregate, from its parts."""
+        if isinstance(node, exp.Count):
+            total = exp.Coalesce(this=sums(node), expressions=[exp.Literal.number(0)])
+            return exp.cast(total, "BIGINT")
+        if isinstance(node, exp.Avg):
+            count = exp.Nullif(this=sums(exp.Count(this=node.this.copy())), expression=exp.Literal.number(0))
+            return exp.cast(sums(exp.Sum(this=node.this.copy())), "DOUBLE") / count
+        return type(node)(this=values.column(node))
+
+    def change(node: exp.Expr) -> exp.Expr:
+        def one(part: exp.Expr) -> exp.Expr:
+            if _sql(part) in columns:
+                return columns[_sql(part)].copy()
+            return exp.paren(whole(part)) if _is_aggregate(part) else part
+
+        return node.copy().transform(one)
+
+    final = _final(select, change)
+    bare = [
+        c
+        for c in sqlglot.parse_one(final, read="duckdb").find_all(exp.Column)
+        if c.name not in values.names.values()
+    ]
+    if bare:
+        raise RefusedQuery(
+            f"over several nodes {bare[0].name} must stand in GROUP BY or in an aggregate: "
+            "its value differs from row to row"
+        )
+    return Split(
+        "groups",
+        values.asked(select, group=keys),
+        final,
+        node_columns=values.node_columns,
+    )
+
+
+def _all(select: exp.Select) -> Split:
+    values = _Values()
+
+    def change(node: exp.Expr) -> exp.Expr:
+        """Every largest part that looks at one row becomes a column."""
+        looks = _is_aggregate(node) or isinstance(node, exp.Window)
+        looks = looks or any(_is_aggregate(one) or isinstance(one, exp.Window) for one in node.walk())
+        if not looks:
+            return values.column(node) if any(node.find_all(exp.Column)) else node.copy()
+        changed = node.copy()
+        for name, child in list(changed.args.items()):
+            if isinstance(child, list):
+                changed.set(name, [change(c) if isinstance(c, exp.Expr) else c for c in child])
+            elif isinstance(child, exp.Ordered | exp.Order | exp.Distinct | exp.WindowSpec | exp.Where):
+                changed.set(name, inside(child))
+            elif isinstance(child, exp.Expr) and not isinstance(child, exp.Identifier | exp.Star):
+                changed.set(name, change(child))
+        return changed
+
+    def inside(node: exp.Expr) -> exp.Expr:
+        """A frame around terms (ORDER BY of a window, DISTINCT): only the terms change."""
+        changed = node.copy()
+        for name, child in list(changed.args.items()):
+            if isinstance(child, list):
+                changed.set(
+                    name,
+                    [inside(c) if isinstance(c, exp.Ordered) else change(c) for c in child],
+                )
+            elif isinstance(child, exp.Expr):
+                changed.set(name, change(child))
+        return changed
+
+    final = _final(select, change)
+    return Split(
+        "all",
+        values.asked(select, is_distinct=not (_aggregates(select) or _windows(select))),
+        final,
+        node_columns=values.node_columns,
+    )

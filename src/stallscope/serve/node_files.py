@@ -1,0 +1,249 @@
+"""What an agent's own API needs on disk: an authority, a certificate signed by it, a token. Made on first use.
+
+Clients trust the authority (ca.crt), which lasts for years; the certificate is renewed every few weeks, so that
+a renewal disturbs nobody. Where ca.crt and ca.key of one machine are copied to others before their first use,
+one ca.crt is enough for all of them; the same holds for tokens.json.
+"""
+
+import datetime
+import fcntl
+import ipaddress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stallscope.errors import BadInput, StorageFailed
+from stallscope.serve.quickstart import own_names
+from stallscope.serve.tls import Files
+from stallscope.serve.tokens import FILE_NAME, Tokens
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+CA_CERT, CA_KEY, CERT, KEY, TOKEN = "ca.crt", "ca.key", "node.crt", "node.key", "token"
+SCOPES = ("read", "sql")
+
+CA_DAYS = 3650
+CERT_DAYS = 90
+RENEW_DAYS = 30
+"""So many days before its end a certificate is renewed."""
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """Where what lies. ca: for clients; token: a file with the token for clients."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / CA_CERT
+
+    @property
+    def token(self) -> Path:
+        return self.folder / TOKEN
+
+    def tls(self, client_ca: Path | None = None) -> Files:
+        """Certificate and key of the server."""
+        return Files(self.folder / CERT, self.folder / KEY, client_ca)
+
+    def tokens(self) -> Tokens:
+        """The tokens that are taken."""
+        return Tokens(self.folder / FILE_NAME)
+
+
+def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetime | None = None) -> bool:
+    """Make what is missing, renew what is due. True where the certificate is a new one. Raises StorageFailed.
+
+    names: by which clients reach this machine, beside what it calls itself.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    wanted = list(dict.fromkeys([*filter(None, names), *own_names()]))
+    with _alone(files.folder):
+        ca_key, ca = _authority(files, now)
+        if _is_good(files, ca, wanted, now):
+            return False
+        key, cert = _signed(ca_key, ca, wanted, now)
+        _write(files.folder / KEY, key)
+        _write(files.folder / CERT, cert, 0o644)
+        return True
+
+
+def prepare_token(files: NodeFiles) -> None:
+    """Make a token where there is none yet. Raises StorageFailed."""
+    with _alone(files.folder):
+        tokens = files.tokens()
+        if not tokens.listed():
+            _write(files.token, (tokens.create(SCOPES, "default") + "\n").encode())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two servers that start at once make one authority."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageFailed(
+            f"{folder} cannot be written ({error.strerror}): name another with --files"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace a file as a whole: whoever reads sees the old one or the new one."""
+    part = path.with_name(f".{path.name}.new")
+    try:
+        part.unlink(missing_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        part.rename(path)
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be written ({error.strerror}): name another --files") from error
+
+
+def _authority(
+    files: NodeFiles, now: datetime.datetime
+) -> "tuple[EllipticCurvePrivateKey, x509.Certificate]":
+    """Key and certificate of the authority; made where missing. Raises BadInput for files that are none."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    cert, key = files.ca, files.folder / CA_KEY
+    if cert.exists() != key.exists():
+        missing = key if cert.exists() else cert
+        raise BadInput(f"{missing} is missing: copy both files of the authority, or remove the other one")
+    if not cert.exists():
+        made = ec.generate_private_key(ec.SECP256R1())
+        _write(key, _pem(made))
+        _write(cert, _ca_certificate(made, now), 0o644)
+    try:
+        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+        found = x509.load_pem_x509_certificate(cert.read_bytes())
+    except (ValueError, TypeError, OSError) as error:
+        raise BadInput(
+            f"{cert} and {key} are no authority ({error}): remove both to make a new one"
+        ) from error
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{key} is no elliptic-curve key: remove {cert} and {key} to make a new authority")
+    return loaded, found
+
+
+def _pem(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _builder(
+    public: "EllipticCurvePrivateKey", subject: str, now: datetime.datetime, *, days: int
+) -> "x509.CertificateBuilder":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])]))
+        .public_key(public.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # other machines' clocks may be behind
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _ca_certificate(key: "EllipticCurvePrivateKey", now: datetime.datetime) -> bytes:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import NameOID
+
+    name = f"stallscope nodes {x509.random_serial_number():x}"[:40]
+    builder = _builder(key, name, now, days=CA_DAYS)
+    made = (
+        builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def _usage(*, signs_certificates: bool) -> "x509.KeyUsage":
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _signed(
+    ca_key: "EllipticCurvePrivateKey", ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime
+) -> tuple[bytes, bytes]:
+    """Key and certificate of the server in PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        _builder(key, names[0], now, days=CERT_DAYS)
+        .issuer_name(ca.subject)
+        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    return _pem(key), made.public_bytes(serialization.Encoding.PEM)
+
+
+def _alternative(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _is_good(files: NodeFiles, ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime) -> bool:
+    """Whether the certificate is of this authority, for these names, and not near its end."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        cert = x509.load_pem_x509_certificate((files.folder / CERT).read_bytes())
+        cert.verify_directly_issued_by(ca)
+        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+    has = {str(one.value) for one in found}
+    ends_in = cert.not_valid_after_utc - now
+    return (
+        set(names) <= has and ends_in > datetime.timedelta(days=RENEW_DAYS) and (files.folder / KEY).exists()
+    )
