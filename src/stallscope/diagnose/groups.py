@@ -5,6 +5,7 @@ import numpy as np
 from stallscope.events.layout import Array
 
 _TABLE = 1 << 27  # codes up to here are renumbered through a table, which needs no sorting
+_SPARSE = 64  # and up to so many times as many as there are rows: clearing the table costs more than sorting else
 _DENSE = 4  # a table of groups x members may have this many cells per row
 
 
@@ -31,7 +32,7 @@ def _dense(column: Array) -> tuple[Array, int]:
     span = int(high) - int(low) + 1
     if span == 1:
         return np.zeros(len(column), np.int64), 1
-    if span > _TABLE:
+    if span > min(_TABLE, _SPARSE * len(column)):
         values, inverse = np.unique(column, return_inverse=True)
         return inverse.astype(np.int64), len(values)
     code = (column - low).astype(np.int64)
