@@ -148,11 +148,12 @@ class _Place:
 
 def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float) -> Array:
     """When a job that runs ahead was released from its waits, on the common clock: int64 (k,), those of the process
-    that waits most. Empty where it waits in most steps, or too seldom to tell anything.
+    that waits most. Empty where it synchronises in most steps, or too seldom to tell anything.
     """
     own = slice(*place.first[int(np.argmax(np.diff(place.waited_ns[place.first]))) :][:2].tolist())
     in_gpu_calls = (line.interval_ns - line.host_ns)[own]
-    edge = np.flatnonzero(in_gpu_calls > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns)) + own.start
+    synced = np.diff(line.rows["n_syncs"][own].astype(np.int64), prepend=0) > 0
+    edge = np.flatnonzero(synced | (in_gpu_calls > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
         return edge[:0]
     leave = line.rows["wait_leave_ns"][edge]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
+from stallscope.diagnose.groups import numbered
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -95,7 +96,8 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     first = min((one for one in late if set(one.missing.tolist()) & set(roots)), key=lambda one: one.since_ns)
     here = np.array([process for process in first.missing.tolist() if process in roots], np.int64)
     chosen = np.array(roots, np.int64) if is_circle else here
-    waiting = sorted({int(p) for one in late for p in one.present} - set(chosen.tolist()))
+    present = {int(p) for one in late for p in one.present}
+    waiting = sorted((present | _in_gpu_waits(line, trace)) - set(roots) - set(chosen.tolist()))
     return Stuck(
         comm=first.comm,
         seq=first.seq,
@@ -241,6 +243,19 @@ def _waits_for_gpu(line: Timeline, trace: Trace, process: int) -> bool:
     """Whether the last that is known of a process is that it waits for a collective."""
     state = _last_state(line, trace, process)
     return state is not None and bool(state["alive"]) and int(state["category"]) == Category.WAIT_GPU
+
+
+def _in_gpu_waits(line: Timeline, trace: Trace) -> set[int]:
+    """Processes whose last known state is that they wait for a collective, whatever it is."""
+    rows = trace.snapshots[np.argsort(trace.snapshots["ts_ns"], kind="stable")]
+    number, n = numbered(rows["node"], rows["pid"])
+    newest = np.zeros(n, np.int64)
+    newest[number] = np.arange(len(rows))
+    rows = rows[newest]
+    rows = rows[(rows["alive"] > 0) & (rows["category"] == Category.WAIT_GPU)]
+    waiting = set(zip(rows["node"].tolist(), rows["pid"].tolist(), strict=True))
+    who = enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    return {process for process, one in who if one in waiting}
 
 
 def _last_state(line: Timeline, trace: Trace, process: int) -> Array | None:
