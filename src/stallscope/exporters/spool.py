@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -98,9 +99,9 @@ class Spool:
 def read(batch: Waiting) -> dict[str, Array]:
     """The arrays of a batch by table name. Raises ValueError when the file is damaged or gone."""
     try:
-        with np.load(batch.path, allow_pickle=False) as found:
+        with np.load(io.BytesIO(batch.path.read_bytes()), allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
-    except (OSError, EOFError, KeyError, ValueError) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
         raise ValueError(f"{batch.path}: {error}") from error
 
 

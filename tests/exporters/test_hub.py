@@ -1,0 +1,366 @@
+"""The agent's line to a hub, against a far end that answers as it is told: over real gRPC, without real patience."""
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from stallscope.errors import BadInput, NotFound
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Op
+from stallscope.events.trace import Clock
+from stallscope.exporters import sending
+from stallscope.exporters.hub import HubLine, Target
+from stallscope.exporters.hub_arrow import METHOD as ARROW
+from stallscope.exporters.hub_logs import METHOD as LOGS
+
+CLOCK = Clock(0, monotonic_ns=1_000, wall_ns=1_000_000_000_000_001_000)
+PATIENCE_S = 30.0
+
+
+class Far:
+    """A hub that keeps what it gets and answers as `says` tells: called with the number of the request."""
+
+    def __init__(self, *, knows_arrow: bool = True, says: Callable[[int], Any] = lambda number: None):
+        self.got: list[tuple[str, bytes, dict[str, str]]] = []
+        self.says = says
+        self.knows_arrow = knows_arrow
+        self._lock = threading.Lock()
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if call.method not in (LOGS, *([ARROW] if self.knows_arrow else [])):
+            return None
+
+        def take(body: bytes, context: grpc.ServicerContext) -> bytes:
+            with self._lock:
+                number = len(self.got)
+                self.got.append((call.method, body, dict(context.invocation_metadata())))
+            if refusal := self.says(number):
+                context.abort_with_status(rpc_status.to_status(refusal))
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(take)
+
+    def ids(self) -> list[str]:
+        return [arrow_parts(body)[0]["batch_id"] for method, body, _ in self.got if method == ARROW]
+
+
+def refusal(code: grpc.StatusCode, *, retry_s: float | None = None) -> status_pb2.Status:
+    status = status_pb2.Status(code=code.value[0], message=f"said {code.name}")
+    if retry_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(retry_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+@contextmanager
+def serving(far: Far, port: int = 0) -> Iterator[int]:
+    class Handlers(grpc.GenericRpcHandler):
+        def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            return far.service(call)
+
+    server = grpc.server(
+        futures.ThreadPoolExecutor(8), handlers=[Handlers()], options=[("grpc.so_reuseport", 0)]
+    )
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(0).wait()
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Callable[..., HubLine]]:
+    """Opens lines; closed at the end."""
+    opened: list[HubLine] = []
+
+    def open_to(port: int, **changes: Any) -> HubLine:
+        told: dict[str, Any] = {
+            "address": f"127.0.0.1:{port}",
+            "node": "node-7",
+            "cluster": "blue",
+            "token": lambda: "t" * 20,
+            "insecure": True,
+        }
+        opened.append(HubLine.open(Target(**told | changes), tmp_path / "spool", max_spool_bytes=10**8))
+        return opened[-1]
+
+    yield open_to
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(sending, "MAX_RETRY_S", 0.3)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def collectives(n: int = 3) -> Array:
+    made = layout.empty(layout.COLLECTIVES, n)
+    made["ts_ns"] = np.arange(2_000, 2_000 + n)
+    made["pid"], made["seq"], made["op"] = 41, np.arange(n), Op.ALL_REDUCE
+    made["comm_hash"] = (1 << 63) + 5
+    made["wait_enter_ns"] = [UNKNOWN, *range(1_500, 1_500 + n - 1)]
+    made["ledger_ns"] = np.arange(n * made["ledger_ns"].shape[1]).reshape(n, -1)
+    return made
+
+
+def arrow_parts(body: bytes) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    head, _, packed = body.partition(b"\n")
+    told, plain, at, tables = json.loads(head), zlib.decompress(packed, 31), 0, {}
+    for table in told["tables"]:
+        tables[table["name"]] = pa.ipc.open_stream(plain[at : at + table["n_bytes"]]).read_all()
+        at += table["n_bytes"]
+    assert at == len(plain)
+    return told, tables
+
+
+def test_rows_arrive_as_columns_on_the_wall_clock(line):
+    far = Far()
+    with serving(far) as port:
+        calls = layout.empty(layout.CALLS, 2)
+        calls["symbol"] = [1, 2]
+        line(port).offer(
+            {"collectives": collectives(), "calls": calls},
+            clock=CLOCK,
+            symbols=("", "cudaMalloc", "ncclAllReduce"),
+            is_synchronised=True,
+            lost={"ring": 3},
+        )
+        until(lambda: len(far.got) == 1)
+    method, body, metadata = far.got[0]
+    told, tables = arrow_parts(body)
+    assert (method, metadata["authorization"]) == (ARROW, "Bearer " + "t" * 20)
+    assert (told["node"], told["cluster"]) == ("node-7", "blue")
+    got = tables["collectives"].to_pydict()
+    wall = CLOCK.wall_ns - CLOCK.monotonic_ns
+    assert got["ts_ns"] == [wall + 2_000 + i for i in range(3)]
+    assert got["wait_enter_ns"] == [UNKNOWN, wall + 1_500, wall + 1_501]
+    assert got["comm_hash"] == [(1 << 63) + 5] * 3
+    assert np.array_equal(np.array(got["ledger_ns"]), collectives()["ledger_ns"])
+    assert tables["calls"].to_pydict()["symbol"] == ["cudaMalloc", "ncclAllReduce"]
+    assert tables["losses"].to_pylist() == [{"ts_ns": CLOCK.wall_ns, "kind": "ring", "n_lost": 3}]
+    assert tables["clocks"].to_pylist() == [
+        {"ts_ns": CLOCK.wall_ns, "monotonic_ns": 1_000, "error_ns": 0, "is_synchronised": True}
+    ]
+
+
+def test_a_collector_that_knows_no_arrow_gets_otlp_logs(line):
+    far = Far(knows_arrow=False)
+    with serving(far) as port:
+        line(port).offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: len(far.got) == 1)
+    method, body, _ = far.got[0]
+    assert method == LOGS
+    (resource_logs,) = ExportLogsServiceRequest.FromString(body).resource_logs
+    resource = {pair.key: pair.value.string_value for pair in resource_logs.resource.attributes}
+    assert (resource["stallscope.node.id"], resource["host.name"]) == ("node-7", "node-7")
+    assert len(resource["stallscope.batch.id"]) == 32
+    records = resource_logs.scope_logs[0].log_records
+    assert [record.event_name for record in records] == ["stallscope.collectives"] * 3 + ["stallscope.clocks"]
+    first = {pair.key: pair.value for pair in records[0].attributes}
+    assert records[0].time_unix_nano == CLOCK.wall_ns + 1_000
+    assert first["stallscope.op"].string_value == "all_reduce"
+    assert first["stallscope.comm_hash"].string_value == f"{(1 << 63) + 5:016x}"
+    assert first["stallscope.seq"].int_value == 0
+    assert "stallscope.wait_enter_ns" not in first
+    assert "stallscope.comm_rank" not in first
+
+
+def test_the_end_of_a_process_and_of_a_communicator_are_told(line):
+    far = Far()
+    with serving(far) as port:
+        processes, communicators = layout.empty(layout.PROCESSES, 1), layout.empty(layout.COMMUNICATORS, 1)
+        processes["pid"] = communicators["pid"] = 41
+        communicators["comm_hash"] = 9
+        open_line = line(port)
+        open_line.offer({"processes": processes, "communicators": communicators}, clock=CLOCK)
+        open_line.communicator_ended(41, 9, ended_ns=3_000)
+        open_line.process_ended(41, 4_000)
+        open_line.process_ended(42, 4_000)
+        open_line.offer({}, clock=CLOCK)
+        until(lambda: sum(_n_rows(far, "processes")) == 2)
+    wall = CLOCK.wall_ns - CLOCK.monotonic_ns
+    assert sorted(_values(far, "processes", "ended_ns")) == [UNKNOWN, wall + 4_000]
+    assert sorted(_values(far, "communicators", "ended_ns")) == [UNKNOWN, wall + 3_000]
+
+
+def _values(far: Far, table: str, column: str) -> list[int]:
+    found = [arrow_parts(body)[1].get(table) for _, body, _ in far.got]
+    return [value for rows in found if rows is not None for value in rows[column].to_pylist()]
+
+
+def _n_rows(far: Far, table: str) -> list[int]:
+    return [len(arrow_parts(body)[1].get(table, ())) for _, body, _ in list(far.got)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED],
+)
+def test_what_may_be_sent_again_is_sent_again_under_the_same_id(line, code):
+    far = Far(says=lambda number: refusal(code) if number < 3 else None)
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "hub has 4" in open_line.status())
+    assert len(far.got) == 4
+    assert len(set(far.ids())) == 1
+
+
+def test_the_time_that_the_hub_asks_for_is_kept(line, monkeypatch):
+    at_s: list[float] = []
+
+    def says(number: int) -> status_pb2.Status | None:
+        at_s.append(time.monotonic())
+        return refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_s=0.7) if number == 0 else None
+
+    far = Far(says=says)
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "away" in open_line.status())
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "hub has 8" in open_line.status())
+    assert at_s[1] - at_s[0] >= 0.7
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_what_the_hub_refuses_for_good_is_dropped_counted_and_told_to_the_hub(line, code):
+    far = Far(says=lambda number: refusal(code) if number == 0 else None)
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "4 dropped" in open_line.status())
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "hub has 5" in open_line.status())
+    assert _values(far, "losses", "n_lost") == [4]
+    assert _values(far, "losses", "kind") == ["not sent to the hub"]
+
+
+def test_a_hub_that_is_away_is_waited_for_and_nothing_is_lost(line, tmp_path):
+    far = Far()
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives(2)}, clock=CLOCK)
+        until(lambda: "hub has 3" in open_line.status())
+    for _ in range(5):
+        open_line.offer({"collectives": collectives(10)}, clock=CLOCK)
+        time.sleep(0.05)
+    until(lambda: "hub away" in open_line.status() and "55 wait on disk" in open_line.status())
+    with serving(far, port):
+        until(lambda: "hub has 58" in open_line.status())
+    assert sum(_n_rows(far, "collectives")) == 52
+    assert len(far.ids()) == len(set(far.ids()))
+
+
+def test_the_next_agent_sends_what_the_last_one_could_not(line, monkeypatch, tmp_path):
+    monkeypatch.setattr("stallscope.exporters.hub._LAST_S", 0.2)
+    far = Far(says=lambda number: refusal(grpc.StatusCode.UNAVAILABLE))
+    with serving(far) as port:
+        first = line(port)
+        first.offer({"collectives": collectives(7)}, clock=CLOCK)
+        until(lambda: bool(far.got))
+        first.close()
+        far.says = lambda number: None
+        second = line(port)
+        until(lambda: "hub has 8" in second.status())
+    assert len(set(far.ids())) == 1
+
+
+def test_the_last_rows_are_sent_before_the_agent_ends(line):
+    far = Far()
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives(2)}, clock=CLOCK)
+        open_line.close()
+        assert sum(_n_rows(far, "collectives")) == 2
+
+
+def test_offering_never_waits_for_a_hub_that_does_not_answer(line):
+    is_over = threading.Event()
+    far = Far(says=lambda number: is_over.wait(PATIENCE_S) and None)
+    with serving(far) as port:
+        open_line = line(port)
+        for _ in range(200):
+            open_line.offer({"collectives": collectives(10)}, clock=CLOCK)
+        until(lambda: len(far.got) == sending.MAX_IN_FLIGHT)
+        is_over.set()
+        until(lambda: sum(_n_rows(far, "collectives")) == 2000)
+
+
+def test_what_comes_while_all_lanes_are_taken_goes_out_together(line):
+    is_over = threading.Event()
+    far = Far(says=lambda number: is_over.wait(PATIENCE_S) and None)
+    with serving(far) as port:
+        open_line = line(port)
+        while len(far.got) < sending.MAX_IN_FLIGHT:
+            open_line.offer({"collectives": collectives(1)}, clock=CLOCK)
+            time.sleep(0.02)
+        for _ in range(50):
+            open_line.offer({"collectives": collectives(1)}, clock=CLOCK)
+        time.sleep(0.2)
+        is_over.set()
+        open_line.close()
+    assert len(far.got) <= sending.MAX_IN_FLIGHT + 3
+
+
+def test_a_token_that_cannot_be_read_now_is_read_later(line):
+    tokens = iter([NotFound("gone"), BadInput("empty"), "u" * 20])
+
+    def token() -> str:
+        found = next(tokens)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    far = Far()
+    with serving(far) as port:
+        open_line = line(port, token=token)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: bool(far.got))
+    assert far.got[0][2]["authorization"] == "Bearer " + "u" * 20
+
+
+def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):
+    monkeypatch.setattr(sending, "_MAX_BATCH_BYTES", 20_000)
+    far = Far()
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives(500)}, clock=CLOCK)
+        until(lambda: "hub has 501" in open_line.status())
+    assert len(far.got) > 5
+    assert sorted(_values(far, "collectives", "seq")) == list(range(500))
+
+
+def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
+    (tmp_path / "ca").write_text("no certificate")
+    for ca, words in ((tmp_path / "ca", "holds no certificate"), (tmp_path / "none", "cannot be read")):
+        target = Target(address="h:1", node="n", cluster="c", token=lambda: "", ca_file=ca)
+        with pytest.raises(BadInput, match=words):
+            HubLine.open(target, tmp_path / "spool", max_spool_bytes=10**6)
