@@ -66,9 +66,11 @@ class Case:
         return int(self.line.node[process]), int(self.line.pid[process])
 
 
-def case_of(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
-    """The case of a trace. usd_per_gpu_hour: None where no price is known."""
-    line = timeline(trace)
+def case_of(
+    trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_numbered: bool = False
+) -> Case:
+    """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
+    line = timeline(trace, is_numbered=is_numbered)
     clocks = aligned(line, trace.probed)
     plan = programs(line)
     met = rounds(line, clocks, limits)

@@ -61,14 +61,18 @@ class Timeline:
         return bool(len(self.rows)) and not bool((self.rows["flags"] & CollectiveFlag.NO_LEDGER).all())
 
 
-def timeline(trace: Trace) -> Timeline:
-    """The timeline of a trace; empty when it holds no collectives."""
+def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
+    """The timeline of a trace; empty when it holds no collectives.
+
+    is_numbered: rounds of ranks that were captured late have been put right before.
+    """
     rows = trace.collectives
     process, n_processes = numbered(rows["node"], rows["pid"])
     node, pid = np.zeros(n_processes, np.int64), np.zeros(n_processes, np.int64)
     node[process], pid[process] = rows["node"], rows["pid"]
     order = _by_process_and_time(process, rows["ts_ns"], n_processes)
-    rows, process = matched(rows[order], process[order], trace.clocks), process[order]
+    rows, process = rows[order], process[order]
+    rows = rows if is_numbered else matched(rows, process, trace.clocks)
     is_first = np.ones(len(rows), bool)
     is_first[1:] = process[1:] != process[:-1]
     interval_ns = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])

@@ -12,7 +12,6 @@ from stallscope.diagnose.verdict import Verdict
 
 _GROWN = 1.2  # told again when its delays or its cost have grown by so much ...
 _MOST_OVER = 256  # ids of incidents that are over: the same is not opened again
-_CONFIRMING_STEPS = 4  # what is no matter of seconds is opened when it is seen again so many steps later
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Sighted:
     """A verdict of one look. sort: what can be the same incident. who: its processes, empty where it has none.
 
     last_step: its last late step, -1 where it lasts as long as it is seen. quiet_steps: after so many steps without
-    it, it is over. is_urgent: opened at once.
+    it, it is over. confirm_steps: it is opened when it is still seen so many steps later; 0 at once.
     """
 
     sort: str
@@ -39,7 +38,7 @@ class Sighted:
     verdict: Verdict
     last_step: int
     quiet_steps: int
-    is_urgent: bool = False
+    confirm_steps: int = 4
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Incidents:
             known = self.of(one.sort, one.who)
             if known is None:
                 first = self._waiting.get((one.sort, one.who), step)
-                if not (one.is_urgent or is_last or step - first >= _CONFIRMING_STEPS):
+                if not is_last and step - first < one.confirm_steps:
                     waiting[one.sort, one.who] = first
                     continue
                 known = Incident(_id(job, one), one, one.verdict, step)

@@ -1,12 +1,12 @@
 """One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from stallscope.diagnose import engine, single, told
-from stallscope.diagnose.case import case_of
+from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.delays import delays_by_process, device_delays
 from stallscope.diagnose.stream import sightings
 from stallscope.diagnose.stream.history import History, Tracks
@@ -14,7 +14,8 @@ from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Si
 from stallscope.diagnose.stream.look import Look, look
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.stream.nodes import Nodes
-from stallscope.diagnose.stream.rows import Retention, Rows, complete
+from stallscope.diagnose.stream.numbering import Numbering, is_late
+from stallscope.diagnose.stream.rows import Retention, Rows, complete, told_by_all
 from stallscope.diagnose.stream.standing import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.watch import Watch
 from stallscope.diagnose.thresholds import Thresholds
@@ -42,6 +43,7 @@ class Job:
     rows: Rows = field(default_factory=Rows)
     history: History = field(default_factory=History)
     incidents: Incidents = field(default_factory=Incidents)
+    numbering: Numbering = field(default_factory=Numbering)
     lost: dict[str, int] = field(default_factory=dict)
     members: set[Who] = field(default_factory=set)
     heard_at_ns: int = 0
@@ -112,24 +114,18 @@ class Job:
         self._allowance = min(self._allowance, burst) - (0 if is_last else n + _FIXED_ROWS)
         self._n_since, self.n_looks = 0, self.n_looks + 1
         self.n_rows_looked_at += n
-        rows = self.rows.tables["collectives"]
-        usable = np.ones(n, bool) if is_last else complete(rows, self.retention.lag_ns)
+        usable, right = self._usable(nodes, is_last=is_last)
         trace = self.trace(nodes, at_ns, usable)
         if not usable.any() or told.is_told(trace) or single.is_single(trace):
             return self._told(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
-        seen = look(
-            trace,
-            self.rows.step[usable],
-            self.history,
-            limits=self.limits,
-            usd_per_gpu_hour=self.usd_per_gpu_hour,
-        )
+        case = self._case(trace, None if right is None else right[usable])
+        seen = look(case, self.rows.step[usable], self.history)
         self.rows.step[usable] = seen.step_of_row
         self._noted(seen)
         n_judged = seen.looked_at.n_steps
         shown = (
             sightings.sightings(seen, self.history, self.incidents, is_last=is_last)
-            if is_last or n_judged >= _JUDGED_STEPS
+            if is_last or (n_judged >= _JUDGED_STEPS and right is not None)
             else []
         )
         changes = self._changed(shown, seen.step, at_ns, is_last=is_last)
@@ -152,12 +148,10 @@ class Job:
         trace = self.trace(nodes, at_ns)
         if told.is_told(trace):
             return []
-        case = case_of(trace, self.limits, self.usd_per_gpu_hour)
+        case = self._case(trace, None if is_last else self.numbering.put_right(trace.collectives))
         self.silence.patience_ns = usual_patience_ns(case)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
-        found = [
-            Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0, True) for verdict in hangs(case)
-        ]
+        found = [Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0, 0) for verdict in hangs(case)]
         return self._changed(found, self.history.next_step, at_ns, is_last=is_last) if found else []
 
     def trace(self, nodes: Nodes, at_ns: int, usable: Array | None = None) -> Trace:
@@ -171,6 +165,7 @@ class Job:
             nodes=nodes.names,
             symbols=self.symbols,
             clocks=nodes.clocks(mine),
+            probed=nodes.probed(mine),
             lost=dict(self.lost),
             ends_ns=tuple(
                 nodes.now_ns(node, at_ns) if node in mine else UNKNOWN for node in range(len(nodes.names))
@@ -178,19 +173,35 @@ class Job:
             source=self.source,
         )
 
+    def _usable(self, nodes: Nodes, *, is_last: bool) -> tuple[Array, Array | None]:
+        """Which collectives to look at, and all of them with rounds put right; None where that is to be done anew."""
+        rows = self.rows.tables["collectives"]
+        right = None if is_last and is_late(rows) else self.numbering.put_right(rows)
+        if is_last:
+            return np.ones(len(rows), bool), right
+        if right is not None:
+            return complete(right, self.retention.lag_ns), right
+        wall_ns = nodes.wall_ns(rows)
+        if wall_ns is None:
+            return np.ones(len(rows), bool), right
+        return told_by_all(rows, wall_ns, self.retention.lag_ns), right
+
+    def _case(self, trace: Trace, right: Array | None) -> Case:
+        """The case of rows that are left. right: the same collectives with rounds put right, if that is known."""
+        if right is not None:
+            trace = replace(trace, collectives=right)
+        case = case_of(trace, self.limits, self.usd_per_gpu_hour, is_numbered=right is not None)
+        if right is None:
+            self.numbering.note(trace.collectives, case.line.rows)
+        return case
+
     def report(self, nodes: Nodes, at_ns: int) -> Report:
         """What is known of the job: of all of it, where its rows are still there."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
         if not self.history.is_trimmed or told.is_told(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
-        seen = look(
-            trace,
-            self.rows.step,
-            self.history,
-            limits=self.limits,
-            usd_per_gpu_hour=self.usd_per_gpu_hour,
-        )
+        seen = look(self._case(trace, None), self.rows.step, self.history)
         verdicts = sightings.report(seen, self.history, standstill=engine.standstill(seen.case))
         looked_at = engine.counted(seen.case) | {
             "n_rounds": sum(seen.looked_at.n_rounds.values()),
@@ -231,9 +242,7 @@ class Job:
     def _told(self, trace: Trace, at_ns: int, *, is_last: bool) -> list[Change]:
         """Sources that keep no ledger tell what is wrong themselves; the whole of what is left is judged."""
         found = engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour).verdicts
-        shown = [
-            Sighted(f"{one.kind} {one.ranks}", frozenset(), one, -1, 0, one.kind == "hang") for one in found
-        ]
+        shown = [Sighted(f"{one.kind} {one.ranks}", frozenset(), one, -1, 0, 0) for one in found]
         self.history.next_step += 1
         return self._changed(shown, self.history.next_step, at_ns, is_last=is_last)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from stallscope.diagnose import engine, late_verdicts
 from stallscope.diagnose.blame import LateStep, one_offs, recurring
-from stallscope.diagnose.case import Case, case_of
+from stallscope.diagnose.case import Case
 from stallscope.diagnose.delays import Delays, delays_by_process, device_delays, total
 from stallscope.diagnose.imbalance import moving
 from stallscope.diagnose.late_verdicts import Seen
@@ -16,14 +16,17 @@ from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.trace import Trace
+
+_LOOKS = 10
+"""Who looks again and again finds chance sooner: so many times rarer it must be for small delays."""
 
 
 @dataclass(frozen=True)
 class Look:
     """found: steps are the stream's; what is named takes the past into account. step_of_row: the stream's, by row.
     live: late steps that are not in the history yet, by process; device: the same of slow GPUs. once: (process, step)
-    of long delays that happened once. step: the newest.
+    of long delays that happened once. clear: processes named whose late steps are clear; firm: those named whose late
+    steps are so many more than the others' that many looks do not make it chance. step: the newest.
     """
 
     found: engine.Findings
@@ -31,6 +34,8 @@ class Look:
     live: dict[int, list[LateStep]]
     device: dict[int, list[LateStep]]
     once: frozenset[tuple[int, int]]
+    clear: frozenset[int]
+    firm: frozenset[int]
     step: int
     looked_at: Seen
 
@@ -48,14 +53,12 @@ class Look:
         return int(self.case.line.rows["ts_ns"][late.peak_row])
 
 
-def look(
-    trace: Trace, known: Array, history: History, *, limits: Thresholds, usd_per_gpu_hour: float | None
-) -> Look:
+def look(case: Case, known: Array, history: History) -> Look:
     """Diagnose the rows that are left, and name ranks with the past in mind.
 
-    trace: collectives sorted by node, pid, time. known: the stream's step of each, UNKNOWN where it has none yet.
+    known: the stream's step of each row, UNKNOWN where it has none yet.
     """
-    case = case_of(trace, limits, usd_per_gpu_hour)
+    limits = case.limits
     found = engine.findings(case)
     shift = _shift(case.plan.step, known, history)
     found = replace(
@@ -65,7 +68,8 @@ def look(
     )
     live = _unsettled(case, found.late, history)
     everything = [*history.late.late(_numbers(case)), *live]
-    found = replace(found, named=_named(case, found, everything, history))
+    if history.late.of:
+        found = replace(found, named=_named(case, everything, limits))
     unexplained = [one for one in found.late if one.process not in found.device]
     found = replace(
         found,
@@ -80,6 +84,8 @@ def look(
         live=_grouped(live),
         device={p: _unsettled(case, one.late, history) for p, one in found.device.items()},
         once=frozenset((one.process, one.step) for one in one_offs(everything, limits)),
+        clear=frozenset(p for p, late in found.named.items() if is_clear(late, case)),
+        firm=frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS))),
         step=int(steps.max(initial=0)),
         looked_at=_seen(case, steps, history),
     )
@@ -134,6 +140,12 @@ def verdict_of_ranks(seen: Look, group: list[int], delays: dict[int, Delays]) ->
     return late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
 
 
+def is_clear(late: list[LateStep], case: Case) -> bool:
+    """Whether late steps are far above what makes a step late."""
+    usual = float(np.median([one.excess_ns for one in late]))
+    return usual >= case.limits.clear_factor * case.pace.least_ns
+
+
 def _shift(step: Array, known: Array, history: History) -> int:
     """What to add to the steps of these rows to get the stream's. Before anything is gone they begin with 0."""
     if not history.is_trimmed:
@@ -157,14 +169,10 @@ def _numbers(case: Case) -> dict[Who, int]:
     return {case.who(process): process for process in range(case.line.n_processes)}
 
 
-def _named(
-    case: Case, found: engine.Findings, everything: list[LateStep], history: History
-) -> dict[int, list[LateStep]]:
+def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[int, list[LateStep]]:
     """The processes to name, by their late steps of all time."""
-    if not history.late.of:
-        return found.named
     n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
-    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=case.limits)
+    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits)
     return {process: late for process, late in named.items() if process < case.line.n_processes}
 
 

@@ -18,6 +18,7 @@ class Nodes:
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
         self._clocks: dict[int, list[Clock]] = {}
+        self._probed: dict[int, Clock] = {}
         self._heard_ns: dict[int, int] = {}
         self._heard_at_ns: dict[int, int] = {}
         self._has_ends: set[int] = set()
@@ -27,6 +28,8 @@ class Nodes:
         number = np.array([self._number.setdefault(name, len(self._number)) for name in batch.nodes])
         for clock in batch.clocks:
             self._note_clock(replace(clock, node=int(number[clock.node])))
+        for clock in batch.probed:
+            self._probed[int(number[clock.node])] = replace(clock, node=int(number[clock.node]))
         for node, end_ns in enumerate(batch.ends_ns):
             if end_ns != UNKNOWN:
                 self._has_ends.add(int(number[node]))
@@ -37,7 +40,7 @@ class Nodes:
         for name, rows in tables.items():
             if name not in ("processes", "communicators") and len(rows):
                 self._note_rows(rows, at_ns)
-        return replace(batch, **tables, nodes=self.names, clocks=(), ends_ns=())
+        return replace(batch, **tables, nodes=self.names, clocks=(), probed=(), ends_ns=())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,6 +54,21 @@ class Nodes:
     def clocks(self, nodes: set[int]) -> tuple[Clock, ...]:
         """Readings of these nodes' clocks."""
         return tuple(clock for node in sorted(nodes) for clock in self._clocks.get(node, ()))
+
+    def probed(self, nodes: set[int]) -> tuple[Clock, ...]:
+        """The latest reading of each of these nodes' clocks against one wall clock."""
+        return tuple(self._probed[node] for node in sorted(nodes & self._probed.keys()))
+
+    def wall_ns(self, rows: Array) -> Array | None:
+        """When rows happened by their nodes' wall clocks: int64 (n,); None where some node told no reading."""
+        offset = np.zeros(len(self._number), np.int64)
+        for node in np.unique(rows["node"]).tolist():
+            if not self._clocks.get(node):
+                return None
+            latest = self._clocks[node][-1]
+            offset[node] = latest.wall_ns - latest.monotonic_ns
+        wall: Array = rows["ts_ns"] + offset[rows["node"]]
+        return wall
 
     def heard_ns(self, node: int) -> int:
         """The latest moment of a node that anything was heard of; UNKNOWN before."""

@@ -12,7 +12,7 @@ import numpy as np
 from stallscope.diagnose.groups import numbered
 from stallscope.events import layout
 from stallscope.events.layout import TABLES, UNKNOWN, Array
-from stallscope.events.names import P2P_OPS, CollectiveFlag
+from stallscope.events.names import P2P_OPS
 
 _SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans")
 _KEPT = ("processes", "communicators")
@@ -94,7 +94,7 @@ class Rows:
 def complete(rows: Array, lag_ns: int) -> Array:
     """Which rows of a job are usable: bool (n,).
 
-    rows: COLLECTIVES sorted by node, pid, time.
+    rows: COLLECTIVES sorted by node, pid, time, with the rounds of ranks that were captured late put right.
     """
     n = len(rows)
     process, n_processes = numbered(rows["node"], rows["pid"])
@@ -103,9 +103,6 @@ def complete(rows: Array, lag_ns: int) -> Array:
     age = newest[process] - rows["ts_ns"]
     counted = ~np.isin(rows["op"], P2P_OPS) & (rows["seq"] != UNKNOWN) & (rows["comm_hash"] != 0)
     comm, n_comms = numbered(rows["comm_hash"])
-    late = np.zeros(n_comms, bool)
-    late[comm[(rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0]] = True  # they count from another round on
-    counted &= ~late[comm]
     here = np.flatnonzero(counted)
     pair, n_pairs = numbered(comm[here], process[here])
     last, comm_of_pair = np.full(n_pairs, UNKNOWN), np.zeros(n_pairs, np.int64)
@@ -122,6 +119,18 @@ def complete(rows: Array, lag_ns: int) -> Array:
     first_open = np.full(n_processes, n)
     np.minimum.at(first_open, process[is_open], np.flatnonzero(is_open))
     usable: Array = np.arange(n) < first_open[process]
+    return usable
+
+
+def told_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
+    """The same where rounds cannot be matched yet: rows up to the moment that each node has told of: bool (n,).
+
+    wall_ns: int64 (n,), when they happened.
+    """
+    newest = np.full(int(rows["node"].max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(newest, rows["node"], wall_ns)
+    here = newest[np.unique(rows["node"])]
+    usable: Array = wall_ns <= here[here >= here.max(initial=0) - lag_ns].min(initial=here.max(initial=0))
     return usable
 
 

@@ -12,6 +12,7 @@ from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.verdict import Verdict
 
 RANK, MOVES, STAGE, SLOW, HANG = "rank", "moves", "stage", "slow", "hang"
+_CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
 _STILL_SLOW = 0.8  # of the growth that was told first
 
 
@@ -81,15 +82,16 @@ def _ranks(seen: Look, history: History, known: set[int], *, only_since: bool) -
     case, least = seen.case, seen.case.limits.min_late_steps
     held = looks.parts(seen, history.late, seen.live, only_since=only_since)
     n_late = {p: sum(one.n_late for one in kept) + len(late) for p, (kept, late) in held.items()}
-    chosen = {p for p in seen.found.named if n_late.get(p, 0) >= least} | (known & held.keys())
+    named = {p for p in seen.found.named if not only_since or p in seen.clear or p in seen.firm}
+    chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
     for group in engine.by_node(case, sorted(chosen)):
         verdict = looks.verdict_of_ranks(seen, group, delays)
         steps = total(delays[process] for process in group).steps
-        out.append(
-            Sighted(RANK, _who(seen, set(group)), worded(verdict), int(steps.max()), quiet_steps(steps), True)
-        )
+        confirm = 0 if seen.clear.issuperset(group) else _CONFIRM_SMALL_STEPS
+        who, last = _who(seen, set(group)), int(steps.max())
+        out.append(Sighted(RANK, who, worded(verdict), last, quiet_steps(steps), confirm))
     return out
 
 
@@ -138,7 +140,7 @@ def _once(seen: Look, history: History) -> list[Sighted]:
 
 def _odd(seen: Look, verdict: Verdict) -> Sighted:
     sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
-    return Sighted(sort, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, True)
+    return Sighted(sort, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, 0)
 
 
 def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
