@@ -25,8 +25,9 @@ MAY_IMPORT = {
     "standing": VOCABULARY | {"store", "store.hub", "diagnose"},
     "query": VOCABULARY | {"store", "importers"},
     "check": VOCABULARY | {"settings", "capture", "store"},
+    "live": VOCABULARY | {"store", "diagnose"},
     "diagnose": VOCABULARY,
-    "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose"},
+    "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose", "query"},
     "synth": VOCABULARY,
     "agent": VOCABULARY | {"settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
     "hub": VOCABULARY
@@ -38,8 +39,8 @@ MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {
-    "pyarrow": {"serve", "importers", "exporters", "store.hub", "receive", "standing"},
-    "duckdb": {"serve", "hub", "store.hub"},
+    "pyarrow": {"query", "serve", "importers", "exporters", "store.hub", "receive", "standing"},
+    "duckdb": {"query", "serve", "hub", "store.hub"},
     "pandas": set(),
 }
 """Libraries that cost an agent its memory, and the parts that may use them."""

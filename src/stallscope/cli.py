@@ -16,6 +16,7 @@ from stallscope.commands.export import export
 from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
 from stallscope.commands.query import query
+from stallscope.commands.serve import serve
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
 from stallscope.errors import StallscopeError
@@ -35,6 +36,7 @@ app.command()(export)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)
+app.command()(serve)
 app.add_typer(hub_app, name="hub")
 app.command()(version)
 

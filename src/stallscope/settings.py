@@ -91,6 +91,20 @@ class Settings:
             minimum=0,
         ),
     ] = None
+    nodes: Annotated[
+        str, About("agents that query, explain and export ask, HOST:PORT,HOST:PORT; empty: none", "--nodes")
+    ] = ""
+    nodes_token_file: Annotated[
+        Path | None, About("file with the token that these agents take", "--token-file")
+    ] = None
+    nodes_ca_file: Annotated[
+        Path | None,
+        About("certificates of the authorities that signed theirs; without it the system's", "--ca-cert"),
+    ] = None
+    nodes_client_cert: Annotated[
+        Path | None, About("our own certificate, for agents that want one", "--client-cert")
+    ] = None
+    nodes_client_key: Annotated[Path | None, About("the key of that certificate", "--client-key")] = None
     hub: Annotated[
         str, About("hub that the agent sends to, HOST:PORT of its OTLP over gRPC; empty: none", "--hub")
     ] = ""

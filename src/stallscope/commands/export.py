@@ -6,12 +6,24 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stallscope.commands.fleet import (
+    Asked,
+    CaCert,
+    ClientCert,
+    ClientKey,
+    Nodes,
+    NoTls,
+    TokenFile,
+    fleet_trace,
+    is_fleet,
+)
 from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_from
 from stallscope.errors import StorageFailed
 
@@ -41,11 +53,38 @@ def export(
         typer.Option("--out", "-o", help="The file; for tables the folder. Default: the trace's name, here."),
     ] = None,
     since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    nodes: Nodes = None,
+    timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
+    token_file: TokenFile = None,
+    ca_cert: CaCert = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
     """Write a trace for ui.perfetto.dev, chrome://tracing, or as tables."""
-    chosen = settings_from({"db": db}, settings)
+    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from({"db": db, **asked.flags()}, settings)
     since_ns = None if since is None else duration_ns(since, "--since")
+    if is_fleet(chosen, asked, db):
+        with _trace_of_nodes(chosen, asked, since_ns) as merged:
+            _export(replace(chosen, db=merged), form, out, since_ns=None)
+        return
+    _export(chosen, form, out, since_ns=since_ns)
+
+
+@contextmanager
+def _trace_of_nodes(chosen: Settings, asked: Asked, since_ns: int | None) -> Iterator[Path]:
+    """The traces of all nodes as one file, for the time being."""
+    from stallscope.store import node
+
+    with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
+        merged = Path(folder) / "nodes.db"
+        node.write(merged, fleet_trace(chosen, asked, since_ns))
+        yield merged
+
+
+def _export(chosen: Settings, form: ExportFormat, out: Path | None, *, since_ns: int | None) -> None:
     if form in _ENDINGS:
         target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
         _write_timeline(chosen, form, target, since_ns=since_ns)

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stallscope.commands.answer import Format, print_answer
+from stallscope.commands.fleet import (
+    Asked,
+    CaCert,
+    ClientCert,
+    ClientKey,
+    Nodes,
+    NoTls,
+    TokenFile,
+    access,
+    is_fleet,
+    tell,
+)
 from stallscope.commands.options import AsJson, Db, SettingsFile, duration_ns, settings_from
 from stallscope.errors import BadInput
+
+if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.query.sql import Answer, Limits
+    from stallscope.settings import Settings
 
 _EXAMPLE = "SELECT op_name(op), count(*) FROM collectives GROUP BY 1"
 
@@ -27,19 +43,44 @@ def query(
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write into this file.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="List the tables, columns and functions.")] = False,
+    nodes: Nodes = None,
+    token_file: TokenFile = None,
+    ca_cert: CaCert = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
     """Ask a trace in SQL (SQLite's); nothing can be changed."""
     from stallscope.query import sql as engine
 
-    chosen = settings_from({"db": db}, settings)
+    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from({"db": db, **asked.flags()}, settings)
     form = Format.JSON if as_json else form
     if schema:
         _print_schema(chosen.db, form, out)
         return
     limits = engine.Limits(max_rows=limit, timeout_s=duration_ns(timeout, "--timeout") / 1e9)
     since_ns = None if since is None else duration_ns(since, "--since")
+    if is_fleet(chosen, asked, db):
+        print_answer(
+            _of_nodes(_statement(sql), chosen, asked, limits=limits, since_ns=since_ns), form, out=out
+        )
+        return
     print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, since_ns=since_ns), form, out=out)
+
+
+def _of_nodes(
+    statement: str, chosen: Settings, asked: Asked, *, limits: Limits, since_ns: int | None
+) -> Answer:
+    from stallscope.query.fanout import query as fan_out
+    from stallscope.query.nodes import addresses
+
+    found = fan_out(
+        statement, addresses(chosen.nodes), access(chosen, asked), limits=limits, since_ns=since_ns
+    )
+    tell(found.failures, found.replies)
+    return found.answer
 
 
 def _statement(given: str | None) -> str:

@@ -57,10 +57,13 @@ class ClockRead:
 
 @dataclass(frozen=True)
 class Reply(Generic[T]):
-    """What one node answered. address: as it was given; name: as the node calls itself."""
+    """What one node answered. address: as it was given; name: as the node calls itself; boot_id: since which boot
+    its monotonic clock counts.
+    """
 
     address: str
     name: str
+    boot_id: str
     clock: ClockRead
     answer: T
 
@@ -137,9 +140,10 @@ class Connection:
         """Time left for this node."""
         return max(self._end_s - time.monotonic(), 0.05)
 
-    def clock(self) -> tuple[str, ClockRead]:
-        """The node's name, and its clocks by the quickest of N_PROBES probes."""
-        best: tuple[int, str, ClockRead] | None = None
+    def clock(self) -> tuple[str, str, ClockRead]:
+        """The node's name and boot, and its clocks by the quickest of N_PROBES probes."""
+        best: tuple[int, ClockRead] | None = None
+        told: dict[str, Any] = {}
         for _ in range(N_PROBES):
             begin_ns, begin_wall_ns = time.monotonic_ns(), time.time_ns()
             told = json.loads(self.get("/api/v1/node/clock"))
@@ -151,9 +155,9 @@ class Connection:
                 trip_ns // 2 + int(told.get("error_ns", 0)),
             )
             if best is None or trip_ns < best[0]:
-                best = (trip_ns, str(told["node"]), read)
+                best = (trip_ns, read)
         assert best
-        return best[1], best[2]
+        return str(told["node"]), str(told.get("boot_id", "")), best[1]
 
     def _asked(self, method: str, path: str, body: bytes | None) -> bytes:
         if self._http.sock:
@@ -196,9 +200,7 @@ def tls_context(access: Access) -> ssl.SSLContext | None:
     return context
 
 
-def ask_all(
-    nodes: Sequence[str], access: Access, question: Callable[[Connection], T], *, has_clock: bool = True
-) -> Answers[T]:
+def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection], T]) -> Answers[T]:
     """Ask every node at once; returns when all have answered or the time is over."""
     context = tls_context(access)
     done: queue.SimpleQueue[Reply[T] | Failure] = queue.SimpleQueue()
@@ -206,8 +208,8 @@ def ask_all(
     def ask(address: str) -> None:
         connection = Connection(address, access, context)
         try:
-            name, clock = connection.clock()
-            done.put(Reply(address, name, clock, question(connection)))
+            name, boot_id, clock = connection.clock()
+            done.put(Reply(address, name, boot_id, clock, question(connection)))
         except (OSError, http.client.HTTPException, ValueError, KeyError, NodeRefused) as error:
             done.put(Failure(address, _reason(error, access)))
         finally:

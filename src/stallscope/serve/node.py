@@ -39,6 +39,8 @@ MAX_TIMEOUT_S = 300.0
 _AT_ONCE = 4
 """Questions in work at a time; more wait."""
 
+_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+
 _RENEW_LOOK_S = 3600.0
 _COMPRESSED_FROM_BYTES = 2000
 
@@ -88,6 +90,7 @@ class ByCertificate:
 def routes(options: Options) -> list[BaseRoute]:
     """What a node answers."""
     free = asyncio.Semaphore(_AT_ONCE)
+    boot_id = _BOOT_FILE.read_text().strip() if _BOOT_FILE.exists() else ""
 
     async def worked(work: Callable[[], Any]) -> Any:
         async with free:
@@ -103,6 +106,7 @@ def routes(options: Options) -> list[BaseRoute]:
             "wall_ns": wall_ns,
             "monotonic_ns": (before_ns + after_ns) // 2,
             "error_ns": (after_ns - before_ns) // 2,
+            "boot_id": boot_id,
         }
         return JSONResponse(told)
 

@@ -1,0 +1,124 @@
+"""Asking the agents of several machines: options that query, explain and export share, and what is told on stderr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from stallscope.commands.options import duration_ns
+from stallscope.errors import BadInput, NotFound
+
+if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.events.trace import Trace
+    from stallscope.query.nodes import Access, Failure, Reply
+    from stallscope.settings import Settings
+
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", help="Ask the agents of these machines, HOST:PORT,HOST:PORT (trace --serve)."),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the token that the agents take.")
+]
+CaCert = Annotated[
+    Path | None,
+    typer.Option("--ca-cert", help="Who signed the agents' certificates (PEM, may hold several)."),
+]
+ClientCert = Annotated[
+    Path | None, typer.Option("--client-cert", help="Our certificate, for agents that want one.")
+]
+ClientKey = Annotated[Path | None, typer.Option("--client-key", help="The key of that certificate.")]
+NoTls = Annotated[bool, typer.Option("--no-tls", help="Ask the agents in clear text, the token included.")]
+
+WARN_AHEAD_NS = 10_000_000
+WARN_ERROR_NS = 5_000_000
+"""A clock that is further ahead, or known less closely, is told."""
+
+
+class Asked(NamedTuple):
+    """What the options say of one command. timeout: of all nodes together."""
+
+    nodes: str | None
+    token_file: Path | None
+    ca_cert: Path | None
+    client_cert: Path | None
+    client_key: Path | None
+    no_tls: bool
+    timeout: str = "10s"
+
+    def flags(self) -> dict[str, object]:
+        """By the names of the settings."""
+        return {
+            "nodes": self.nodes,
+            "nodes_token_file": self.token_file,
+            "nodes_ca_file": self.ca_cert,
+            "nodes_client_cert": self.client_cert,
+            "nodes_client_key": self.client_key,
+        }
+
+
+def is_fleet(chosen: Settings, asked: Asked, db: Path | None) -> bool:
+    """Whether the nodes are asked, and not a trace on this machine. Raises BadInput where both are named."""
+    if asked.nodes and db:
+        raise BadInput("--nodes and --db exclude each other: give one of them")
+    return bool(chosen.nodes) and db is None
+
+
+def access(chosen: Settings, asked: Asked) -> Access:
+    """How the nodes are reached. Raises BadInput, NotFound."""
+    from stallscope.query.nodes import Access
+
+    if bool(chosen.nodes_client_cert) != bool(chosen.nodes_client_key):
+        raise BadInput("--client-cert and --client-key belong together: give both")
+    return Access(
+        token=_token(chosen.nodes_token_file),
+        ca=chosen.nodes_ca_file,
+        cert=chosen.nodes_client_cert,
+        key=chosen.nodes_client_key,
+        is_tls=not asked.no_tls,
+        timeout_s=duration_ns(asked.timeout, "--timeout") / 1e9,
+    )
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(
+            f"--token-file: {path} cannot be read ({error}); name the file with the token"
+        ) from error
+
+
+def fleet_trace(chosen: Settings, asked: Asked, since_ns: int | None) -> Trace:
+    """One trace of all nodes that answer; who does not, and whose clock is off, is told. Raises Unreachable."""
+    from stallscope.query.fleet_trace import asked_of
+    from stallscope.query.nodes import addresses
+
+    found = asked_of(addresses(chosen.nodes), access(chosen, asked), since_ns=since_ns)
+    tell(found.failures, found.replies)
+    return found.trace
+
+
+def tell(failures: list[Failure], replies: list[Reply[Any]]) -> None:
+    """Who did not answer, and whose clock is off, on stderr."""
+    for failure in failures:
+        typer.echo(f"stallscope: {failure.address} is missing: {failure.reason}", err=True)
+    for reply in replies:
+        ahead_ms, error_ms = reply.clock.ahead_ns / 1e6, reply.clock.error_ns / 1e6
+        way = "ahead of" if ahead_ms > 0 else "behind"
+        if abs(reply.clock.ahead_ns) > WARN_AHEAD_NS + reply.clock.error_ns:
+            typer.echo(
+                f"stallscope: the clock of {reply.name} ({reply.address}) is {abs(ahead_ms):.1f} ms {way} this "
+                f"machine's (± {error_ms:.1f} ms)",
+                err=True,
+            )
+        if reply.clock.error_ns > WARN_ERROR_NS:
+            typer.echo(
+                f"stallscope: the clock of {reply.name} ({reply.address}) is only known within "
+                f"± {error_ms:.1f} ms: the network is slow, or the machine is busy",
+                err=True,
+            )

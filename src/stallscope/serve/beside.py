@@ -1,0 +1,62 @@
+"""`stallscope serve` as a process beside the agent, which stays as small as without it."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stallscope.errors import StallscopeError
+
+_COMMAND = (
+    sys.executable,
+    "-c",
+    # PR_SET_PDEATHSIG: it ends with the agent, however that ends.
+    "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
+    "from stallscope.cli import main; main()",
+)
+_END_S = 10.0
+
+
+@contextmanager
+def serving_beside(
+    db: Path, listen: str, *, node: str, words: tuple[str, ...] = (), say: Callable[[str], None]
+) -> Iterator[None]:
+    """Serves the trace inside the with block. words: further options of `serve`; say: told what it says.
+
+    Raises StallscopeError with its own words when it does not start.
+    """
+    server = subprocess.Popen(
+        [*_COMMAND, "serve", "--db", str(db), "--listen", listen, "--node", node, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        first = server.stderr.readline().strip().removeprefix("stallscope: ") if server.stderr else ""
+        if not first.startswith("serving "):
+            code = server.wait()
+            raise StallscopeError(f"--serve {listen}: {first or f'the server ended with code {code}'}")
+        say(first)
+        threading.Thread(target=_read, args=(server, say), daemon=True, name="api-output").start()
+        yield
+    finally:
+        _end(server)
+
+
+def _read(server: "subprocess.Popen[str]", say: Callable[[str], None]) -> None:
+    for line in server.stderr or ():
+        say(line.strip().removeprefix("stallscope: "))
+
+
+def _end(server: "subprocess.Popen[str]") -> None:
+    server.terminate()
+    try:
+        server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
