@@ -26,38 +26,43 @@ JITTERS = (0.5, 1.0, 2.0, 4.0)
 N_CURVE = 12
 CURVE_JOB = Job(dp=8, steps=60)
 
+NEEDS = {
+    **dict.fromkeys(scenarios.ON_DEVICE, ("GPU times", Capture(has_gpu_times=True))),
+    **dict.fromkeys(scenarios.IN_LAUNCHES, ("launches timed", Capture(times_launches=True))),
+}
+"""What a fault needs beyond the default capture, in words and as a capture."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Case(NamedTuple):
-    """One simulated job of the matrix."""
+    """One simulated job of the matrix. is_whole: the capture has what this fault needs beyond the default."""
 
     shape: str
     fault: str
-    has_gpu_times: bool
+    is_whole: bool
     seed: int
     has_twin: bool
 
 
 def cases(shapes: Iterable[str], *, n_seeds: int = N_SEEDS) -> list[Case]:
-    """All cases of some shapes; device faults with and without the GPUs' own times."""
+    """All cases of some shapes; faults that need more than the default capture with it and without."""
     made = []
     for shape in shapes:
         for seed in range(min(n_seeds, FEW_SEEDS.get(shape, n_seeds))):
             for fault in scenarios.FAULTS:
                 if not scenarios.fits(shape, fault):
                     continue
-                for has_gpu_times in (False, True) if fault in scenarios.ON_DEVICE else (False,):
-                    made.append(Case(shape, fault, has_gpu_times, seed, seed % TWIN_EVERY == 0))
+                for is_whole in (False, True) if fault in NEEDS else (True,):
+                    made.append(Case(shape, fault, is_whole, seed, seed % TWIN_EVERY == 0))
     return made
 
 
 def tried(case: Case) -> tuple[Case, Judged, float]:
     """Simulate, diagnose, judge; and the true cost, -1 without a twin."""
-    trace, truth = scenarios.scene(
-        case.shape, case.fault, case.seed, has_gpu_times=case.has_gpu_times, has_twin=case.has_twin
-    )
+    capture = NEEDS[case.fault][1] if case.is_whole and case.fault in NEEDS else Capture()
+    trace, truth = scenarios.scene(case.shape, case.fault, case.seed, capture=capture, has_twin=case.has_twin)
     return case, judged(diagnose(trace), truth.knowable, guilty=truth.culprits), truth.lost_gpu_seconds
 
 
@@ -79,9 +84,9 @@ def matrix(shapes: Iterable[str] = tuple(scenarios.SHAPES), *, n_seeds: int = N_
 
 
 def _fault_name(case: Case) -> str:
-    if case.fault not in scenarios.ON_DEVICE:
+    if case.fault not in NEEDS:
         return case.fault
-    return f"{case.fault}, {'GPU times known' if case.has_gpu_times else 'without GPU times'}"
+    return f"{case.fault}, {'with' if case.is_whole else 'without'} {NEEDS[case.fault][0]}"
 
 
 def _miss(one: Judged) -> dict[str, str]:

@@ -151,9 +151,8 @@ def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array
     that waits most. Empty where it synchronises in most steps, or too seldom to tell anything.
     """
     own = slice(*place.first[int(np.argmax(np.diff(place.waited_ns[place.first]))) :][:2].tolist())
-    in_gpu_calls = (line.interval_ns - line.host_ns)[own]
     synced = np.diff(line.rows["n_syncs"][own].astype(np.int64), prepend=0) > 0
-    edge = np.flatnonzero(synced | (in_gpu_calls > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
+    edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
         return edge[:0]
     leave = line.rows["wait_leave_ns"][edge]

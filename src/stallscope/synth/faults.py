@@ -20,7 +20,8 @@ from stallscope.synth.schedule import Schedule
 class Answer:
     """What a right diagnosis says of one fault; delay_ns is the mean injected delay of one incident.
 
-    is_on_device: the hosts cannot tell whose it is. is_from_start: there is no time before it to compare with.
+    is_on_device: the hosts cannot tell whose it is. is_in_launches: without their timing it is time
+    on the CPU. is_from_start: there is no time before it to compare with.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Answer:
     delay_ns: int = 0
     first_step: int = 0
     is_on_device: bool = False
+    is_in_launches: bool = False
 
     @property
     def is_from_start(self) -> bool:

@@ -21,12 +21,16 @@ Ranks = slice | Array
 
 
 class Hosts:
-    """Arrays by rank. may_hang: some rank can reach NEVER (checked only then, for speed)."""
+    """Arrays by rank. may_hang: some rank can reach NEVER (checked only then, for speed). times_launches: the
+    capture counts launches and knows how long they take; else that is time on the CPU.
+    """
 
-    def __init__(self, job: Job, timing: Timing, start_ns: Array, *, may_hang: bool) -> None:
+    def __init__(
+        self, job: Job, timing: Timing, start_ns: Array, *, may_hang: bool, times_launches: bool = False
+    ) -> None:
         """start_ns: (ranks,) when each process is first seen."""
         n = job.nranks
-        self.may_hang = may_hang
+        self.may_hang, self.times_launches = may_hang, times_launches
         self.start_ns = start_ns
         self.now = start_ns.copy()
         self.compute, self.comm = start_ns.copy(), start_ns.copy()
@@ -69,21 +73,23 @@ class Hosts:
         self.calls[1, stall.ranks] += stall.n_allocs
         self.calls[2, stall.ranks] += stall.n_copies
 
-    def launch(self, ranks: Ranks, cost: Array, device: Array, *, launches: int, after_comm: bool) -> None:
+    def launch(self, ranks: Ranks, cost: Array, device: Array, *, launches: Array, after_comm: bool) -> None:
         """Kernels begin once the first is enqueued, and end no earlier than shortly after the last is."""
         begin = self.now[ranks].copy()
+        if self.times_launches:
+            self._account(Category.LAUNCH, ranks, cost)
+            self.calls[3, ranks] += launches
         self.now[ranks] += cost
-        self.calls[3, ranks] += launches
         if after_comm:
             np.maximum(begin, self.comm[ranks], out=begin)
         np.maximum(begin, self.compute[ranks], out=begin)
-        last = self.now[ranks] + device // max(launches, 1)
+        last = self.now[ranks] + device // np.maximum(launches, 1)
         self.compute[ranks] = np.maximum(begin + device, last)
 
     def wait_for_queue(self, ranks: slice) -> None:
         """A host runs ahead of its device by a bounded number of launches; then launches block it.
 
-        Launch timing is off by default, so that time is time on the CPU: the driver polls.
+        Where launches are not timed, that is time on the CPU: the driver polls.
         """
         if not self._is_bounded:
             return
@@ -94,6 +100,8 @@ class Hosts:
         if self.may_hang:
             self.block(np.flatnonzero(free >= NEVER) + ranks.start, Category.ON_CPU, Op.LAUNCH)
         behind = np.maximum(np.minimum(free, NEVER) - self.now[ranks], 0)
+        if self.times_launches:
+            self._account(Category.LAUNCH, ranks, behind)
         self.now[ranks] += behind
         self.queued_ns[ranks] += behind
 

@@ -80,7 +80,8 @@ class Machine:
             return
         hosts.wait_for_queue(made.ranks)
         if made.kind is Kind.COMPUTE:
-            hosts.launch(made.ranks, cost, device, launches=made.launches, after_comm=made.after_comm)
+            launches = made.launches * plan.launches_by_rank(made.ranks)
+            hosts.launch(made.ranks, cost, device, launches=launches, after_comm=made.after_comm)
         elif made.kind is Kind.COLLECTIVE:
             self._collective(at, plan, note)
         else:
@@ -123,7 +124,7 @@ class Machine:
         )
         seq[ranks] += 1
         hosts.n_enqueued[ranks] += ts_ns < NEVER
-        hosts.calls[3, ranks] += made.launches
+        hosts.calls[3, ranks] += made.launches * hosts.times_launches
         hosts.has_enqueued[ranks] = True
         return arrived
 

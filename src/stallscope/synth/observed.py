@@ -32,6 +32,7 @@ class Capture:
     lost: share of the records lost at random; n_bursts of burst_ns each, per node, in which all are lost.
     late_nodes: agents there attach late_ns after the job's start, and count seq from then on.
     has_gpu_times: the GPU's own clock tells when a collective's kernel starts and ends.
+    times_launches: launches are counted and timed (off by default in the agent: it costs).
     snapshot_ns: how often the state of a process is noted; watched_ns: for how long a hung job is watched.
     """
 
@@ -41,6 +42,7 @@ class Capture:
     late_nodes: tuple[int, ...] = ()
     late_ns: int = 3_000_000_000
     has_gpu_times: bool = False
+    times_launches: bool = False
     snapshot_ns: int = 1_000_000_000
     watched_ns: int = 30_000_000_000
 

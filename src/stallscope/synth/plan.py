@@ -81,10 +81,19 @@ class Plan:
     vanishing: dict[int, Vanish] = field(default_factory=dict)
     mismatches: dict[int, Mismatch] = field(default_factory=dict)
     crossings: dict[int, Crossing] = field(default_factory=dict)
+    more_launches: dict[int, int] = field(default_factory=dict)
 
     def add_stall(self, at: int, stall: Stall) -> None:
         """Let ranks stall before instruction `at`."""
         self.stalls.setdefault(at, []).append(stall)
+
+    def launches_by_rank(self, ranks: slice) -> Array:
+        """How many times the usual launches each rank makes; more_launches: of the ranks that make more."""
+        times = np.ones(ranks.stop - ranks.start, np.int64)
+        for rank, factor in self.more_launches.items():
+            if ranks.start <= rank < ranks.stop:
+                times[rank - ranks.start] = factor
+        return times
 
     def early(self, at: int) -> Array | None:
         """Ranks that have entered instruction `at` before its time."""

@@ -191,12 +191,15 @@ ON_DEVICE = ("gpu_slow", "gpu_shared", "slow_stage", "moving_imbalance_on_device
 """Faults that only the GPUs' own times can pin on a rank."""
 
 
+IN_LAUNCHES = ("launch_bound",)
+"""Faults whose cause only the timing of launches can tell."""
+
+
 def scene(
-    shape: str, fault: str, seed: int, *, has_gpu_times: bool = False, has_twin: bool = True
+    shape: str, fault: str, seed: int, *, capture: Capture = Capture(), has_twin: bool = True
 ) -> tuple[Trace, Truth]:
-    """Simulate one scenario of the catalogue; has_gpu_times: the capture has the GPUs' own times too."""
+    """Simulate one scenario of the catalogue."""
     made = scenario(shape, fault, seed)
-    capture = Capture(has_gpu_times=has_gpu_times)
     return simulate(made.job, made.faults, seed=seed, capture=capture, has_twin=has_twin)
 
 

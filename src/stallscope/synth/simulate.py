@@ -97,7 +97,7 @@ def _run(
     found = groups(job, naming)
     start_ns = noise.integers(0, _START_SPREAD_NS, job.nranks)
     may_hang = any(fault.answer().kind == "hang" for fault in faults)
-    hosts = Hosts(job, timing, start_ns, may_hang=may_hang)
+    hosts = Hosts(job, timing, start_ns, may_hang=may_hang, times_launches=capture.times_launches)
     clocks = node_clocks(job.n_nodes, spread, clock)
     gpus = gpu_clocks(job.nranks, spread, clock)
     agents = Agents(job, capture, found, clocks, gpus, start_ns, losing)
@@ -234,6 +234,7 @@ def _truth(run: _Run, twin: _Run | None, end_ns: int) -> Truth:
         run.clocks.offset_ns,
         run.clocks.drift,
         run.agents.capture.has_gpu_times,
+        run.agents.capture.times_launches,
     )
 
 

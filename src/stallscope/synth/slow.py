@@ -13,7 +13,7 @@ from stallscope.synth.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLaunches:
-    """Ranks take `factor` times as long to enqueue their kernels: many tiny ones, or slow Python.
+    """Ranks launch `factor` times as many kernels, tiny ones, and take so many times as long to enqueue them.
 
     No ranks: all are alike, which is a slow job and nobody's fault.
     """
@@ -30,12 +30,13 @@ class SlowLaunches:
         columns = list(self.ranks) or list(range(plan.host.shape[1]))
         part = np.ix_(rows, columns)
         plan.host[part] = (plan.host[part] * self.factor).astype(np.int64)
+        plan.more_launches.update(dict.fromkeys(columns, round(self.factor)))
         return 1
 
     def answer(self) -> Answer:
         """The slow ranks; nobody, where all are."""
         kind = "straggler" if self.ranks else "all_slow"
-        return Answer(kind, self.ranks, "launch_bound", first_step=self.schedule.first)
+        return Answer(kind, self.ranks, "launch_bound", first_step=self.schedule.first, is_in_launches=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ class Truth:
     n_incidents: by answer. lost_gpu_seconds: what all ranks but the culprits waited longer than in the twin,
     the same job with the same scatter and no fault; -1 when no twin was run. slowdown_ns: how much later the
     job ended; -1 likewise, and for a hang. clock_offset_ns, clock_drift: by node, against true time.
-    has_gpu_times: the records hold the GPUs' own times.
+    has_gpu_times: the records hold the GPUs' own times. times_launches: and the time in launches.
     """
 
     answers: tuple[Answer, ...]
@@ -23,16 +23,21 @@ class Truth:
     clock_offset_ns: Array
     clock_drift: Array
     has_gpu_times: bool = False
+    times_launches: bool = False
 
     @property
     def knowable(self) -> tuple[Answer, ...]:
-        """The answers that the records can give: whose device is slow only the GPUs' own times can tell."""
-        return tuple(
-            replace(answer, kind="unknown_device", ranks=())
-            if answer.is_on_device and not self.has_gpu_times
-            else answer
-            for answer in self.answers
-        )
+        """The answers that the records can give: whose device is slow only the GPUs' own times can tell, and that
+        a host is busy with launches only the timing of launches.
+        """
+        return tuple(map(self._knowable, self.answers))
+
+    def _knowable(self, answer: Answer) -> Answer:
+        if answer.is_on_device and not self.has_gpu_times:
+            return replace(answer, kind="unknown_device", ranks=())
+        if answer.is_in_launches and not self.times_launches:
+            return replace(answer, cause="host_compute")
+        return answer
 
     @property
     def kind(self) -> str:
