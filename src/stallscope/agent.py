@@ -72,7 +72,7 @@ class Options:
     pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
     record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
     ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
-    wall_ns: the wall clock of this machine.
+    wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
     """
 
     db: Path
@@ -81,6 +81,7 @@ class Options:
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
     record_all: bool = False
+    notes_only: bool = False
     prometheus: str = ""
     otlp: str = ""
     hub: Hub | None = None
@@ -111,7 +112,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         stack.enter_context(_set_by_signals(stop))
         kernel_side = program.Options(record_all=options.record_all, pids=chosen, own_pid=os.getpid())
         probes = stack.enter_context(Program.load(kernel_side))
-        status = stack.enter_context(closing(StatusLine(out)))
+        status = stack.enter_context(closing(StatusLine(out, notes_only=options.notes_only)))
         if aside := set_aside_if_of_another_boot(options.db, boot_id(), time.time_ns()):
             status.note(f"the trace of before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))

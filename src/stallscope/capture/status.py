@@ -64,13 +64,16 @@ class StatusLine:
     When nobody reads any more (a closed pipe or terminal) it falls silent: the trace goes on.
     """
 
-    def __init__(self, out: TextIO):
+    def __init__(self, out: TextIO, *, notes_only: bool = False):
         self._out = out
+        self._notes_only = notes_only
         self._is_terminal = out.isatty()
         self._is_open = False
 
     def show(self, text: str) -> None:
-        """Replace the status."""
+        """Replace the status; with notes_only nothing."""
+        if self._notes_only:
+            return
         self._write(f"{_CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
         self._is_open = self._is_terminal
 

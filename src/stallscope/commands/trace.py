@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
-    from stallscope.agent import Hub
+    from stallscope.agent import Hub, Options
     from stallscope.settings import Settings
 
 
@@ -52,9 +54,16 @@ def trace(
     hub_insecure: Annotated[
         bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every record as a line of JSON, instead of the page.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what happens: for a service.")] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Trace the GPU jobs of this machine with eBPF until Ctrl-C (root)."""
+    """Trace the GPU jobs of this machine with eBPF until Ctrl-C (root).
+
+    On a terminal a page shows the job; elsewhere a line a second.
+    """
     from stallscope import agent
 
     flags = {
@@ -69,19 +78,41 @@ def trace(
         "hub_client_key": client_key,
     }
     chosen = settings_from(flags, settings)
-    agent.trace(
-        agent.Options(
-            db=chosen.db,
-            node=chosen.node,
-            max_db_bytes=chosen.max_db_bytes,
-            pids=tuple(pid or ()),
-            duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
-            record_all=record_all,
-            prometheus=prometheus,
-            otlp=otlp,
-            hub=_hub(chosen, is_insecure=hub_insecure),
-        )
+    options = agent.Options(
+        db=chosen.db,
+        node=chosen.node,
+        max_db_bytes=chosen.max_db_bytes,
+        pids=tuple(pid or ()),
+        duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
+        record_all=record_all,
+        notes_only=quiet or as_json,
+        prometheus=prometheus,
+        otlp=otlp,
+        hub=_hub(chosen, is_insecure=hub_insecure),
     )
+    if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
+        _show(options, chosen, as_json=as_json)
+    else:
+        agent.trace(options)
+
+
+def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
+    """Trace, with a process beside it that shows what comes."""
+    from stallscope import agent
+    from stallscope.capture import requirements
+    from stallscope.commands.report import thresholds
+    from stallscope.live.beside import beside
+
+    # Refused before there is a page that would cover it.
+    requirements.check()
+    requirements.check_pids(options.pids)
+    with beside(
+        chosen.db,
+        is_json=as_json,
+        thresholds=asdict(thresholds(chosen)),
+        usd_per_gpu_hour=chosen.usd_per_gpu_hour,
+    ) as notes:
+        agent.trace(replace(options, notes_only=True), out=sys.stderr if as_json else notes)
 
 
 def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:

@@ -1,0 +1,77 @@
+"""The rows that come into a node trace, batch by batch, as another process reads them."""
+
+import json
+import sqlite3
+from dataclasses import dataclass, field
+from typing import Any
+
+from stallscope.events.layout import TABLES, Table
+from stallscope.events.trace import Clock, Trace
+from stallscope.store import columns
+
+_MOST_ROWS = 100_000
+"""Of a table at once, so that a reader that starts late catches up in steps."""
+
+
+@dataclass
+class Following:
+    """db: a connection from store.node.reading(). since_ns: nothing older, on CLOCK_MONOTONIC of this machine."""
+
+    db: sqlite3.Connection
+    since_ns: int = 0
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def batch(self) -> Trace:
+        """What has come since the last call; numbers of nodes as in the file, from 0."""
+        names = dict(self.db.execute("SELECT node, name FROM nodes"))
+        tables = {table.name: self._new(table) for table in TABLES}
+        ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
+        found = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
+        symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))
+        n_nodes = max(names, default=0) + 1
+        return Trace(
+            **tables,
+            nodes=tuple(names.get(node, "") for node in range(n_nodes)),
+            symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
+            clocks=tuple(
+                Clock(*row) for row in self._fresh("clocks", "node, monotonic_ns, wall_ns, error_ns")
+            ),
+            lost=self._lost(),
+            ends_ns=tuple(ends.get(node) or -1 for node in range(n_nodes)),
+            source=found[0] if found else "",
+            facts=json.loads(found[1]) if found else {},
+        )
+
+    def _new(self, table: Table) -> Any:
+        if table.name not in self._last:
+            self._last[table.name] = self._before(table.name)
+        last = self._last[table.name]
+        wanted = f"SELECT {columns.select_list(table)} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MOST_ROWS}"
+        rows = columns.rows(table, self.db.execute(wanted, (last,)))
+        if len(rows):
+            newest = f"SELECT MAX(id) FROM (SELECT id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {len(rows)})"
+            self._last[table.name] = self.db.execute(newest, (last,)).fetchone()[0]
+        return rows
+
+    def _before(self, table: str) -> int:
+        """The last row that is too old. Processes and communicators never are: they tell who is who."""
+        if table in ("processes", "communicators"):
+            return 0
+        wanted = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"
+        found = self.db.execute(wanted, (self.since_ns,)).fetchone()
+        return int(found[0]) if found else 0
+
+    def _fresh(self, table: str, selected: str) -> list[tuple[Any, ...]]:
+        last = self._last.get(table, 0)
+        rows = self.db.execute(
+            f"SELECT rowid, {selected} FROM {table} WHERE rowid > ? ORDER BY rowid", (last,)
+        ).fetchall()
+        self._last[table] = rows[-1][0] if rows else last
+        return [row[1:] for row in rows]
+
+    def _lost(self) -> dict[str, int]:
+        lost: dict[str, int] = {}
+        for ts_ns, kind, n in self._fresh("losses", "ts_ns, kind, n_lost"):
+            if ts_ns >= self.since_ns:
+                lost[kind] = lost.get(kind, 0) + n
+        return lost

@@ -1,0 +1,129 @@
+"""`trace` on a terminal, with --json and with --quiet: what is shown, and that it ends with the agent."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from stallscope.store import node
+
+from .conftest import COMMAND, PATIENCE_S
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A command on a pseudo-terminal of 100 x 40; what it has written so far, without control sequences."""
+
+    def __init__(self, *words: object):
+        self.process_id, self._fd = pty.fork()
+        if not self.process_id:
+            environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+            os.execve(COMMAND[0], [*COMMAND, *map(str, words)], environment)
+        self.written = b""
+
+    def says(self, *words: str) -> None:
+        """Wait until all the words have been written."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not all(word in self.text for word in words):
+            assert time.monotonic() < end_s, self.text[-3000:]
+            self._read()
+
+    @property
+    def text(self) -> str:
+        return CONTROL.sub(b"", self.written).decode(errors="replace")
+
+    def ended(self) -> int:
+        """Its exit code after Ctrl-C."""
+        os.write(self._fd, b"\x03")
+        while self._read():
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.process_id, 0)[1])
+
+    def _read(self) -> bool:
+        if not select.select([self._fd], [], [], 0.1)[0]:
+            return True
+        try:
+            new = os.read(self._fd, 65536)
+        except OSError:
+            return False
+        self.written += new
+        return bool(new)
+
+
+def test_a_page_shows_the_job_and_the_verdict_and_stays_at_the_end(job, only, tmp_path):
+    job = job("sleep", seconds=9)
+    terminal = Terminal("trace", "--db", tmp_path / "trace.db", "--node", "here", *only(job))
+    terminal.says("attached", "libnccl")
+    job.go()
+    terminal.says("all_reduce", "wait_gpu", "tracer", "Rank 1 on here drags the job")
+    assert terminal.ended() == 0
+    assert b"\x1b[?1049l" in terminal.written  # the other screen is left ...
+    last = CONTROL.sub(b"", terminal.written.split(b"\x1b[?1049l")[-1]).decode()
+    assert "Rank 1 on here drags the job" in last  # ... and the last page stands on the first one
+    assert len(node.read(tmp_path / "trace.db").collectives)
+
+
+def test_json_is_a_record_a_line(agent, job, only):
+    job = job(seconds=4)
+    tracer = agent("--json", *only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    tracer.says('"record": "collectives"')
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    told = [json.loads(line) for line in tracer.lines() if line.startswith("{")]
+    stored = node.read(tracer.db)
+    by_table = {name: sum(one["record"] == name for one in told) for name in ("collectives", "processes")}
+    assert by_table == {"collectives": len(stored.collectives), "processes": len(stored.processes)}
+    assert all(one["op"] == "all_reduce" for one in told if one["record"] == "collectives")
+
+
+def test_quiet_says_only_what_happens(agent, job, only):
+    job = job(seconds=3)
+    tracer = agent("--quiet", *only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    assert not any("records" in line for line in tracer.lines())
+
+
+def test_what_shows_the_trace_ends_with_an_agent_that_is_killed(agent, job, only):
+    job = job(seconds=3)
+    tracer = agent("--json", *only(job))
+    tracer.says("attached", "libnccl")
+    watching = children(tracer.process.pid)
+    assert watching
+    tracer.ended(signal.SIGKILL)
+    end_s = time.monotonic() + PATIENCE_S
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in watching):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[str]:
+    done = subprocess.run(["pgrep", "-P", str(pid), "-f", "live.watching"], capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def test_the_agent_goes_on_when_what_shows_the_trace_is_killed(agent, job, only):
+    job = job(seconds=4)
+    tracer = agent("--json", *only(job))
+    tracer.says("attached", "libnccl")
+    for pid in children(tracer.process.pid):
+        os.kill(int(pid), signal.SIGKILL)
+    job.go()
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    assert len(node.read(tracer.db).collectives)

@@ -1,0 +1,141 @@
+"""What is seen of a running job: counts, lateness and percentiles of known values; and the rows as they come in."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.stream import Change
+from stallscope.diagnose.verdict import Verdict
+from stallscope.events import layout
+from stallscope.events.names import Category, Op
+from stallscope.events.trace import Clock, Trace
+from stallscope.live.following import Following
+from stallscope.live.records import changed, records
+from stallscope.live.seen import WINDOW_NS, Seen
+from stallscope.store import node
+from stallscope.store.node import NodeTrace
+
+from ..diagnose.builders import MS, dp_trace, every
+
+
+def fed(*batches: Trace) -> Seen:
+    seen = Seen()
+    for batch in batches:
+        seen.feed(batch)
+    return seen
+
+
+def test_rounds_and_lateness_are_told_by_rank():
+    trace = dp_trace(every(2, 4, 50 * MS))
+    lines = {line.rank: line for line in fed(trace).ranks()}
+    assert {line.n_rounds for line in lines.values()} == {40 * 3}
+    assert lines[2].worst_ms == pytest.approx(50, abs=1)
+    assert all(lines[rank].worst_ms < 1 for rank in (0, 1, 3))
+
+
+def test_batches_or_one_whole_give_the_same_lines():
+    trace = dp_trace(every(2, 4, 50 * MS))
+    half = len(trace.collectives) // 2
+    first = replace(trace, collectives=trace.collectives[:half], ends_ns=())
+    second = replace(trace, collectives=trace.collectives[half:], processes=trace.processes[:0])
+    assert fed(first, second).ranks() == fed(trace).ranks()
+
+
+def test_the_time_to_the_last_rank_has_the_right_percentiles():
+    trace = dp_trace()
+    rows = trace.collectives
+    last = {seq: rows["ts_ns"][rows["seq"] == seq].max() for seq in np.unique(rows["seq"]).tolist()}
+    ahead = [(last[row["seq"]] - row["ts_ns"]) / 1e6 for row in rows.tolist() and rows if row["seq"] > 0]
+    (line, *_) = fed(trace).operations()
+    assert (line.name, line.n_calls) == ("all_reduce", 480)
+    for q in (0.5, 0.95, 0.99):
+        assert line.quantile_ms(q) == pytest.approx(np.quantile(ahead, q))
+
+
+def calls(*durations_ms: float, op: Op = Op.ALLOC) -> layout.Array:
+    rows = layout.empty(layout.CALLS, len(durations_ms))
+    rows["ts_ns"] = 10**9 + np.arange(len(rows))
+    rows["duration_ns"] = np.array(durations_ms) * 1e6
+    rows["pid"], rows["op"], rows["symbol"] = 7, op, 1
+    return rows
+
+
+def test_the_first_call_of_a_function_is_apart():
+    (line,) = fed(Trace(calls=calls(250.0, 1.0, 2.0, 3.0))).operations()
+    assert (line.name, line.first_ms, line.only_slow) == ("allocate, free", 250.0, True)
+    assert line.timed_ms.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_what_is_older_than_ten_seconds_counts_in_totals_only():
+    early, late = calls(9.0, 1.0), calls(2.0)
+    late["ts_ns"] += 2 * WINDOW_NS
+    (line,) = fed(Trace(calls=early), Trace(calls=late)).operations()
+    assert line.timed_ms.tolist() == [2.0]
+    assert line.first_ms == 9.0
+
+
+def test_who_takes_the_cpu_is_named_with_the_time():
+    rows = layout.empty(layout.OFFCPU, 3)
+    rows["ts_ns"], rows["category"], rows["by_pid"] = 10**9, Category.PREEMPTED, (5, 5, 6)
+    rows["by_comm"], rows["duration_ns"] = (b"hog", b"hog", b"other"), (30 * MS, 12 * MS, 1 * MS)
+    assert fed(Trace(offcpu=rows)).hosts() == [("hog", 5, 42.0), ("other", 6, 1.0)]
+
+
+def test_shares_are_those_of_the_last_ten_seconds():
+    rows = layout.empty(layout.SNAPSHOTS, 2)
+    rows["ts_ns"], rows["pid"], rows["alive"] = (10**9, 2 * 10**9), 1000, 1
+    rows["ledger_ns"][1, Category.IO - 1] = 750 * MS
+    rows["ledger_ns"][1, Category.ON_CPU - 1] = 250 * MS
+    trace = replace(dp_trace(n_steps=0), snapshots=rows)
+    (line, *_) = fed(trace).ranks()
+    assert line.shares[Category.IO - 1] == 0.75
+
+
+def test_a_process_that_ended_is_told_as_such():
+    rows = layout.empty(layout.SNAPSHOTS, 1)
+    rows["ts_ns"], rows["pid"], rows["alive"] = 10**12, 1002, 0
+    seen = fed(dp_trace(), Trace(snapshots=rows, nodes=("host-a",)))
+    assert 2 not in {line.rank for line in seen.ranks() if line.is_alive}
+
+
+def test_rows_are_followed_as_they_are_committed(tmp_path):
+    trace = dp_trace(every(2, 7, 50 * MS))
+    half = len(trace.collectives) // 2
+    store = NodeTrace(tmp_path / "trace.db")
+    node.add(store, replace(trace, collectives=trace.collectives[:half], lost={"arrivals": 3}))
+    with node.reading(tmp_path / "trace.db") as db:
+        following = Following(db)
+        first = following.batch()
+        assert np.array_equal(first.collectives["ts_ns"], trace.collectives["ts_ns"][:half])
+        assert first.lost == {"arrivals": 3}
+        assert first.nodes[1] == "host-a"
+        nothing = following.batch()
+        assert not len(nothing.collectives)
+        assert not nothing.lost
+        number = store.node("host-a")
+        more = trace.collectives[half:].copy()
+        more["node"] = number
+        store.append(layout.COLLECTIVES, more)
+        store.commit()
+        assert len(following.batch().collectives) == len(trace.collectives) - half
+        since = int(trace.collectives["ts_ns"][-10])
+        assert len(Following(db, since).batch().collectives) == 10
+    store.close()
+
+
+def test_records_carry_names_and_null():
+    trace = dp_trace(n_steps=1)
+    told = list(records(trace, Clock(0, 0, 1_700_000_000 * 10**9)))
+    first = next(one for one in told if one["record"] == "collectives")
+    assert first["op"] == "all_reduce"
+    assert first["node"] == "host-a"
+    assert first["time"].startswith("2023-11-14T22:13:30")
+    assert first["gpu_start_ns"] is None
+    assert len(first["comm_hash"]) == 16
+    assert sum(one["record"] == "processes" for one in told) == 4
+
+
+def test_a_change_is_a_record_with_the_verdict():
+    told = changed(Change("opened", "i1", Verdict("straggler", "Rank 2 drags.", ranks=[2]), 10**18))
+    assert (told["record"], told["change"], told["verdict"]["ranks"]) == ("verdict", "opened", [2])
