@@ -150,7 +150,7 @@ def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array
     """When a job that runs ahead was released from its waits, on the common clock: int64 (k,), those of the process
     that waits most. Empty where it synchronises in most steps, or too seldom to tell anything.
     """
-    own = slice(*place.first[int(np.argmax(np.diff(place.waited_ns[place.first]))) :][:2].tolist())
+    own = slice(*place.first[int(np.argmax(np.diff(place.synced_ns[place.first]))) :][:2].tolist())
     synced = np.diff(line.rows["n_syncs"][own].astype(np.int64), prepend=0) > 0
     edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
@@ -171,7 +171,7 @@ def _waited_longer(
     """
     process = late[0].process
     ends = [place.at(moment, "right") + 1 for moment in released_ns.tolist()]
-    before = place.waited_ns[np.minimum(np.array(ends), place.first[1:])]
+    before = place.synced_ns[np.minimum(np.array(ends), place.first[1:])]
     waited = np.diff(before, axis=0).astype(np.float64)
     mine, everyones = (_late_in(released_ns, arrival_ns, steps) for steps in (late, among))
     quiet = everyones == 0
