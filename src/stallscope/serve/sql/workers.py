@@ -40,7 +40,7 @@ class QueryLimits:
     """
 
     timeout_s: float = 10.0
-    max_rows: int = 1_000
+    max_rows: int = 10_000
     answer_bytes: int = 4_000_000
     memory_bytes: int = 512_000_000
     address_bytes: int = 2_500_000_000

@@ -1,0 +1,103 @@
+"""What the hub's tools work with, and the arguments that many of them take."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from stallscope.errors import BadInput
+from stallscope.rates import RateTable
+from stallscope.serve.sql.values import plain
+from stallscope.serve.sql.workers import Workers
+
+if TYPE_CHECKING:  # loading the store here would load the engine
+    from stallscope.store.hub.store import HubStore
+
+MAX_TEXT = 256
+_MAX_MS = 253_402_300_799_999
+_MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Hub:
+    """All that the tools ask: the store, the prices in force, the processes for SQL, the wall clock."""
+
+    store: HubStore
+    rates: RateTable
+    workers: Workers
+    now_ns: Callable[[], int] = field(default=time.time_ns)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A hub as one tenant sees it: what a tool gets as its context."""
+
+    hub: Hub
+    tenant: str
+
+    def rows(self, question: str, **params: object) -> list[dict[str, Any]]:
+        """The rows of a question of store/sql/hub/, with values as JSON has them."""
+        table = self.hub.store.ask(question, tenant=self.tenant, params=params)
+        return [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def moment_ns(value: object) -> object:
+    """ns since 1970 of epoch milliseconds or ISO 8601 text; without a zone it is UTC."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("give epoch milliseconds or a time such as 2026-01-31T12:00:00Z")
+    if isinstance(value, int) or re.fullmatch(r"\d{10,15}", value):
+        ms = int(value)
+        if not 0 <= ms <= _MAX_MS:
+            raise ValueError(f"{value} is no time in epoch milliseconds")
+        return min(ms * 1_000_000, _MAX_NS)
+    try:
+        found = datetime.fromisoformat(value)
+        moment = found if found.tzinfo else found.replace(tzinfo=UTC)
+        ns = round(moment.timestamp() * 1e6) * 1000
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{value[:40]!r} is no time: give epoch milliseconds or 2026-01-31T12:00:00Z"
+        ) from None
+    return max(_MIN_NS, min(ns, _MAX_NS))
+
+
+def said(ns: int | None) -> str | None:
+    """ISO 8601 in UTC with milliseconds; None where unknown or beyond the calendar."""
+    if ns is None or not 0 <= ns // 1_000_000 <= _MAX_MS:
+        return None
+    found = datetime.fromtimestamp(ns // 1_000_000 / 1000, UTC)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_MOMENT_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": _MAX_MS},
+        {"type": "string", "format": "date-time"},
+    ]
+}
+Moment = Annotated[int, BeforeValidator(moment_ns), WithJsonSchema(_MOMENT_SCHEMA)]
+
+Cluster = Annotated[
+    str | None, Field(default=None, max_length=MAX_TEXT, description="Cluster; all without it.")
+]
+Node = Annotated[str | None, Field(default=None, max_length=MAX_TEXT, description="Machine.")]
+Rank = Annotated[int | None, Field(default=None, ge=0, le=10_000_000, description="Rank in the job.")]
+From = Annotated[
+    Moment | None, Field(default=None, alias="from", description="Begin: epoch milliseconds or ISO 8601.")
+]
+To = Annotated[
+    Moment | None, Field(default=None, description="End (exclusive): epoch milliseconds or ISO 8601.")
+]
+
+
+def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]:
+    """The parameters from_ns and to_ns of a question. Raises BadInput where the end is not after the begin."""
+    if begin_ns is not None and end_ns is not None and end_ns <= begin_ns:
+        raise BadInput("from must be before to")
+    return {"from_ns": begin_ns, "to_ns": end_ns}

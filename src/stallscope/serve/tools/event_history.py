@@ -1,0 +1,111 @@
+"""fleet.cluster.event_history: single events, page by page."""
+
+import base64
+import binascii
+import json
+from typing import Any
+
+from pydantic import Field
+
+from stallscope.errors import BadInput
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, said, window
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+_MOST_SKIPPED = 100_000_000
+
+
+class EventHistoryParams(Params):
+    cluster: Cluster = None
+    node: Node = None
+    rank: Rank = None
+    from_: From = None
+    to: To = None
+    op: str | None = Field(default=None, max_length=MAX_TEXT, description="Operation: all_reduce, copy, ...")
+    name: str | None = Field(default=None, max_length=MAX_TEXT, description="Name of the event or metric.")
+    causal_chain_id: str | None = Field(default=None, max_length=MAX_TEXT)
+    cursor: str | None = Field(
+        default=None, max_length=MAX_TEXT, description="next_cursor of the page before; same filters."
+    )
+    limit: int = Field(default=50, ge=1, le=1000)
+
+
+class EventRow(Row):
+    time: str | None
+    ts_ns: int
+    cluster: str | None
+    node: str | None
+    rank: int | None
+    name: str | None
+    op: str | None
+    comm_hash: str | None
+    seq: int | None
+    step: int | None
+    pid: int | None
+    duration_ns: int | None
+    count_bytes: int | None
+    value: float | None
+    text: str | None
+    causal_chain_id: str | None
+    attrs: str | None = Field(description="JSON: what else the sender said.")
+
+
+class EventHistory(Result):
+    summary: str
+    rows: list[EventRow]
+    next_cursor: str | None = Field(description="For the next, older page; null at the end.")
+
+
+def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
+    """Single events, newest first, in pages. Their names, texts and attrs come from the traced processes."""
+    before_ns, n_skipped = _position(params.cursor)
+    filters: dict[str, Any] = {
+        "cluster": params.cluster,
+        "node": params.node,
+        "rank": params.rank,
+        "op": params.op,
+        "name": params.name,
+        "causal_chain_id": params.causal_chain_id,
+    }
+    wanted = params.limit + 1
+    times = window(params.from_, params.to)
+    edge = asker.rows("event_edge", **filters, **times, before_ns=before_ns, max_rows=wanted + n_skipped)[0]
+    rows: list[dict[str, Any]] = []
+    if edge["edge_ns"] is not None:
+        ends = {"edge_ns": edge["edge_ns"], "newest_ns": edge["newest_ns"]}
+        if edge["newest_ns"] != before_ns:
+            n_skipped = 0
+        rows = asker.rows("event_page", **filters, **ends, n_skipped=n_skipped, max_rows=wanted)
+    page, more = rows[: params.limit], len(rows) > params.limit
+    cursor = _cursor(page, before_ns, n_skipped) if more else None
+    told = f"{len(page)} events{', and older ones' if more else ''}." if page else "No event fits."
+    return EventHistory(summary=told, rows=[_flat(row) for row in page], next_cursor=cursor)
+
+
+def _flat(row: dict[str, Any]) -> EventRow:
+    renamed = {"cluster_id": "cluster", "node_id": "node", "value_double": "value", "value_text": "text"}
+    return EventRow(
+        time=said(row["ts_ns"]), **{renamed.get(name, name): value for name, value in row.items()}
+    )
+
+
+def _cursor(page: list[dict[str, Any]], before_ns: int | None, n_skipped: int) -> str:
+    """Where the next page begins: the last time shown, and how many rows of it were shown."""
+    last_ns = page[-1]["ts_ns"]
+    n_same = sum(row["ts_ns"] == last_ns for row in page)
+    shown = n_same + (n_skipped if last_ns == before_ns else 0)
+    return base64.urlsafe_b64encode(json.dumps([last_ns, shown]).encode()).decode()
+
+
+def _position(cursor: str | None) -> tuple[int | None, int]:
+    if cursor is None:
+        return None, 0
+    try:
+        before_ns, n_skipped = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
+        if type(before_ns) is int and type(n_skipped) is int and abs(before_ns) < 2**63 and n_skipped >= 0:
+            return before_ns, min(n_skipped, _MOST_SKIPPED)
+    except (ValueError, TypeError, binascii.Error, UnicodeError, RecursionError):
+        pass
+    raise BadInput("cursor: give next_cursor of the page before, unchanged")
+
+
+TOOL = Tool("fleet.cluster.event_history", "Events, page by page", event_history)

@@ -1,0 +1,196 @@
+"""fleet.cluster.explain_rank: what one rank does otherwise than its peers."""
+
+import json
+import statistics
+from typing import Any
+
+from pydantic import Field
+
+from stallscope.errors import NotFound
+from stallscope.events.names import CATEGORY_NAMES
+from stallscope.serve.sql.values import clean
+from stallscope.serve.tools.asking import Asker, Cluster, From, To, said, window
+from stallscope.serve.tools.found import Found, found
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+_N_LONGEST = 5
+_N_FRAMES = 12
+_MIN_LATE_NS = 2_000_000
+
+
+class ExplainParams(Params):
+    cluster: Cluster = None
+    rank: int = Field(ge=0, le=10_000_000, description="Rank in the job.")
+    from_: From = None
+    to: To = None
+
+
+class LedgerRow(Row):
+    category: str = Field(
+        description="Where the time between two collectives goes; docs/reference/categories.md."
+    )
+    rank_ms: float = Field(description="The rank's time for each round.")
+    peers_ms: float = Field(description="Median of the others.")
+    excess_ms: float
+
+
+class Rounds(Row):
+    node: str | None
+    n_rounds: int
+    lag_ms: float = Field(description="Mean lateness against the usual rank, by the senders' clocks.")
+    max_late_ms: float
+    share_late: float = Field(description="Share of rounds in which it was late by more than 2 ms.")
+
+
+class SlowCall(Row):
+    time: str | None
+    op: str | None
+    function: str | None
+    duration_ms: float
+    count_bytes: int | None
+    stack: list[str] = Field(description="Innermost frame first; empty where none was taken.")
+
+
+class OffCpu(Row):
+    time: str | None
+    category: str | None
+    duration_ms: float
+    runnable_ms: float | None = Field(description="Of it: ready to run.")
+    taken_by: str | None = Field(description="Who got the CPU.")
+    stack: list[str]
+
+
+class Explained(Result):
+    summary: str
+    rank: int
+    rounds: Rounds | None = Field(description="null where it shares no round.")
+    rows: list[LedgerRow] = Field(description="The ledger against the peers, most excess first.")
+    slow_calls: list[SlowCall]
+    off_cpu: list[OffCpu]
+    verdicts: list[Found] = Field(description="What names this rank.")
+
+
+def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
+    """One rank in detail: its rounds, where its time goes against its peers, longest calls and waits with stacks."""
+    times = window(params.from_, params.to)
+    late = asker.rows("lateness", cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
+    ledgers = asker.rows("rank_ledgers", cluster=params.cluster, **times)
+    mine = [row for row in late if row["rank"] == params.rank]
+    own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
+    named = found(
+        asker,
+        cluster=params.cluster,
+        rank=params.rank,
+        from_ns=params.from_,
+        to_ns=params.to,
+        max_rows=_N_LONGEST,
+    )
+    if not mine and not own_ledgers and not named:
+        raise NotFound(
+            f"nothing is known of rank {params.rank} there; fleet.cluster.find_nccl_processes lists ranks"
+        )
+    detail = {"cluster": params.cluster, "rank": params.rank, "max_rows": _N_LONGEST, **times}
+    rows = _against_peers(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
+    rounds = _rounds(mine, late)
+    return Explained(
+        summary=_said(params.rank, rounds, rows, named),
+        rank=params.rank,
+        rounds=rounds,
+        rows=rows,
+        slow_calls=[_call(row) for row in asker.rows("slow_calls", **detail)],
+        off_cpu=[_off(row) for row in asker.rows("off_cpu", **detail)],
+        verdicts=named,
+    )
+
+
+def _rounds(mine: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | None:
+    if not mine:
+        return None
+    row = max(mine, key=lambda each: each["n_rounds"])
+    usual = statistics.median(each["lag_ns"] for each in late)
+    return Rounds(
+        node=row["node_id"],
+        n_rounds=row["n_rounds"],
+        lag_ms=_ms(row["lag_ns"] - usual),
+        max_late_ms=_ms(row["max_late_ns"]),
+        share_late=round(row["n_late"] / row["n_rounds"], 4),
+    )
+
+
+def _against_peers(mine: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
+    """Each category's time for a round: the rank's, and the median of the others'. Empty without a ledger."""
+    if not mine or not others:
+        return []
+    own = max(mine, key=lambda row: row["n_rounds"])
+    rows = []
+    for category in CATEGORY_NAMES:
+        rank_ns = _each_round(own, category)
+        peers_ns = statistics.median(_each_round(row, category) for row in others)
+        if max(rank_ns, peers_ns) >= 1000:
+            rows.append(
+                LedgerRow(
+                    category=category,
+                    rank_ms=_ms(rank_ns),
+                    peers_ms=_ms(peers_ns),
+                    excess_ms=_ms(rank_ns - peers_ns),
+                )
+            )
+    return sorted(rows, key=lambda row: -row.excess_ms)
+
+
+def _each_round(row: dict[str, Any], category: str) -> float:
+    return float(row[f"{category}_ns"] or 0) / (row["n_rounds"] - 1)
+
+
+def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[Found]) -> str:
+    parts = []
+    if rounds:
+        parts.append(
+            f"Rank {rank} is {rounds.lag_ms:g} ms later than the usual rank, in {rounds.n_rounds} rounds."
+        )
+    if rows and rows[0].excess_ms > 0:
+        parts.append(f"It spends {rows[0].excess_ms:g} ms more a round in {rows[0].category} than its peers.")
+    if named:
+        parts.append(f"Verdict: {named[0].summary}")
+    return " ".join(parts) or f"Rank {rank} does nothing otherwise than its peers."
+
+
+def _call(row: dict[str, Any]) -> SlowCall:
+    return SlowCall(
+        time=said(row["ts_ns"]),
+        op=row["op"],
+        function=row["symbol"],
+        duration_ms=_ms(row["duration_ns"]),
+        count_bytes=row["count_bytes"],
+        stack=_frames(row["frames"]),
+    )
+
+
+def _off(row: dict[str, Any]) -> OffCpu:
+    runnable_ns = row["runnable_ns"]
+    return OffCpu(
+        time=said(row["ts_ns"]),
+        category=row["category"],
+        duration_ms=_ms(row["duration_ns"]),
+        runnable_ms=None if runnable_ns is None or runnable_ns < 0 else _ms(runnable_ns),
+        taken_by=row["by_comm"] or None,
+        stack=_frames(row["frames"]),
+    )
+
+
+def _frames(text: str | None) -> list[str]:
+    """Frames of a stack as text; what is no JSON list gives none."""
+    try:
+        frames = json.loads(text) if text else []
+    except ValueError:
+        return []
+    if not isinstance(frames, list):
+        return []
+    return [clean(each if isinstance(each, str) else json.dumps(each))[:200] for each in frames[:_N_FRAMES]]
+
+
+def _ms(ns: float) -> float:
+    return round(ns / 1e6, 3)
+
+
+TOOL = Tool("fleet.cluster.explain_rank", "One rank in detail", explain_rank)

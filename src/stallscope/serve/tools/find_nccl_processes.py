@@ -1,0 +1,56 @@
+"""fleet.cluster.find_nccl_processes: which process is which rank."""
+
+from pydantic import Field
+
+from stallscope.serve.tools.asking import Asker, Cluster, Node, said
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+
+class ProcessesParams(Params):
+    cluster: Cluster = None
+    node: Node = None
+    limit: int = Field(default=100, ge=1, le=10_000)
+
+
+class ProcessRow(Row):
+    cluster: str | None
+    node: str | None
+    pid: int
+    command: str | None = Field(description="Its name, as the process calls itself.")
+    rank: int | None
+    local_rank: int | None
+    nranks: int | None
+    device: int | None
+    n_communicators: int
+    n_collectives: int
+    first_seen: str | None
+    last_seen: str | None = Field(description="Its last collective.")
+    ended: str | None
+
+
+class Processes(Result):
+    summary: str
+    rows: list[ProcessRow]
+
+
+def find_nccl_processes(asker: Asker, params: ProcessesParams) -> Processes:
+    """Processes that use NCCL, with rank, device and when they last entered a collective."""
+    rows = asker.rows("nccl_processes", cluster=params.cluster, node=params.node, max_rows=params.limit)
+    same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)
+    flat = [
+        ProcessRow(
+            cluster=row["cluster_id"],
+            node=row["node_id"],
+            command=row["comm"],
+            first_seen=said(row["first_seen_ns"]),
+            last_seen=said(row["last_seen_ns"]),
+            ended=said(row["ended_ns"]),
+            **{name: row[name] for name in same},
+        )
+        for row in rows
+    ]
+    n_nodes = len({(row.cluster, row.node) for row in flat})
+    return Processes(summary=f"{len(flat)} processes on {n_nodes} machines use NCCL.", rows=flat)
+
+
+TOOL = Tool("fleet.cluster.find_nccl_processes", "Processes that use NCCL", find_nccl_processes)

@@ -1,0 +1,152 @@
+"""fleet.cluster.find_outlier_nodes: who is late, or whose numbers stand out."""
+
+import statistics
+from collections import defaultdict
+from typing import Any
+
+from pydantic import Field
+
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, window
+from stallscope.serve.tools.lag import scores
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+_FLOOR_NS = 100_000.0
+"""Ranks that differ by less than this are alike: clocks are no better."""
+
+_FLOOR_SHARE = 0.01
+"""The same for a metric, as a share of its median."""
+
+
+class OutlierParams(Params):
+    cluster: Cluster = None
+    from_: From = None
+    to: To = None
+    metric: str | None = Field(
+        default=None,
+        max_length=MAX_TEXT,
+        description="Compare this numeric event or metric instead of arrivals.",
+    )
+    threshold: float = Field(default=3.5, gt=0, le=1000, description="Deviations (MAD) from the median.")
+    min_late_ms: float = Field(
+        default=2.0, ge=0, le=3_600_000, description="Lateness below this does not count."
+    )
+    limit: int = Field(default=20, ge=1, le=1000)
+
+
+class OutlierRow(Row):
+    cluster: str | None
+    node: str | None
+    rank: int | None
+    score: float = Field(description="Deviations from the median of all ranks; below 0: low, or early.")
+    lag_ms: float | None = Field(description="Mean lateness in its rounds; null for a metric.")
+    max_late_ms: float | None
+    share_late: float | None = Field(description="Share of its rounds in which it was late, 0 to 1.")
+    n_rounds: int | None
+    value: float | None = Field(description="Median of the metric; null for lateness.")
+    usual: float | None = Field(description="Median of all; null for lateness.")
+
+
+class Outliers(Result):
+    summary: str
+    rows: list[OutlierRow]
+    n_compared: int = Field(description="Ranks (for a metric: ranks or machines) that were compared.")
+
+
+def find_outlier_nodes(asker: Asker, params: OutlierParams) -> Outliers:
+    """Ranks that arrive late in the rounds they share with others (not by call duration), most lag first.
+
+    By the senders' clocks; being late is not yet being guilty: fleet.cluster.verdicts follows the waits. With metric:
+    machines or ranks whose median of a numeric event stands out, such as a health score.
+    """
+    if params.metric is not None:
+        return _by_metric(asker, params, params.metric)
+    rows = asker.rows(
+        "lateness",
+        cluster=params.cluster,
+        min_late_ns=round(params.min_late_ms * 1e6),
+        **window(params.from_, params.to),
+    )
+    out = []
+    for members in _by_cluster(rows):
+        found = scores([row["lag_ns"] for row in members], floor=_FLOOR_NS)
+        middle = statistics.median(row["lag_ns"] for row in members)
+        out += [
+            _late_row(row, score, row["lag_ns"] - middle)
+            for row, score in zip(members, found, strict=True)
+            if score >= params.threshold and row["n_late"] > 0
+        ]
+    out.sort(key=lambda row: (-(row.lag_ms or 0), row.rank))
+    return Outliers(summary=_late_said(out, len(rows)), rows=out[: params.limit], n_compared=len(rows))
+
+
+def _by_cluster(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    groups: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["cluster_id"]].append(row)
+    return list(groups.values())
+
+
+def _late_row(row: dict[str, Any], score: float, lag_ns: float) -> OutlierRow:
+    return OutlierRow(
+        cluster=row["cluster_id"],
+        node=row["node_id"],
+        rank=row["rank"],
+        score=round(score, 2),
+        lag_ms=round(lag_ns / 1e6, 3),
+        max_late_ms=round(row["max_late_ns"] / 1e6, 3),
+        share_late=round(row["n_late"] / row["n_rounds"], 4),
+        n_rounds=row["n_rounds"],
+        value=None,
+        usual=None,
+    )
+
+
+def _late_said(rows: list[OutlierRow], n: int) -> str:
+    if not n:
+        return "There are no rounds that several ranks share."
+    if not rows:
+        return f"None of {n} ranks stands out."
+    first = rows[0]
+    return (
+        f"{len(rows)} of {n} ranks stand out; most: rank {first.rank} on {first.node}, {first.lag_ms:g} ms late on"
+        f" average, in {(first.share_late or 0) * 100:.0f} % of its rounds."
+    )
+
+
+def _by_metric(asker: Asker, params: OutlierParams, metric: str) -> Outliers:
+    rows = asker.rows(
+        "named_values", cluster=params.cluster, metric=metric, **window(params.from_, params.to)
+    )
+    out = []
+    for members in _by_cluster(rows):
+        values = [row["median"] for row in members]
+        usual = statistics.median(values)
+        found = scores(values, floor=max(_FLOOR_SHARE * abs(usual), 1e-12))
+        out += [
+            _value_row(row, score, usual)
+            for row, score in zip(members, found, strict=True)
+            if abs(score) >= params.threshold
+        ]
+    out.sort(key=lambda row: (-abs(row.score), row.node or "", -1 if row.rank is None else row.rank))
+    told = (
+        f"{len(out)} of {len(rows)} stand out in {metric}." if rows else f"There are no values of {metric}."
+    )
+    return Outliers(summary=told, rows=out[: params.limit], n_compared=len(rows))
+
+
+def _value_row(row: dict[str, Any], score: float, usual: float) -> OutlierRow:
+    return OutlierRow(
+        cluster=row["cluster_id"],
+        node=row["node_id"],
+        rank=row["rank"],
+        score=round(score, 2),
+        lag_ms=None,
+        max_late_ms=None,
+        share_late=None,
+        n_rounds=None,
+        value=row["median"],
+        usual=usual,
+    )
+
+
+TOOL = Tool("fleet.cluster.find_outlier_nodes", "Who stands out", find_outlier_nodes)

@@ -1,0 +1,70 @@
+"""fleet.cluster.memcpy_bandwidth_summary: how fast copies are, among copies of their size."""
+
+from pydantic import Field
+
+from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+
+class CopiesParams(Params):
+    cluster: Cluster = None
+    node: Node = None
+    from_: From = None
+    to: To = None
+    limit: int = Field(default=20, ge=1, le=1000)
+
+
+class CopyRow(Row):
+    cluster: str | None
+    node: str | None
+    rank: int | None
+    function: str | None = Field(description="The function that was called, as the sender names it.")
+    size_class_bytes: int = Field(description="Copies from this size to four times it.")
+    n: int
+    n_bytes: int
+    median_gbps: float = Field(description="10^9 bytes a second.")
+    slowest_gbps: float
+    fastest_gbps: float
+    busy_s: float
+
+
+class Copies(Result):
+    summary: str
+    rows: list[CopyRow]
+
+
+def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
+    """Bandwidth of memory copies by machine, rank, function and size class, most time first.
+
+    Only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.
+    """
+    rows = asker.rows(
+        "copies",
+        cluster=params.cluster,
+        node=params.node,
+        max_rows=params.limit,
+        **window(params.from_, params.to),
+    )
+    flat = [
+        CopyRow(
+            cluster=row["cluster_id"],
+            node=row["node_id"],
+            rank=row["rank"],
+            function=row["symbol"],
+            size_class_bytes=row["size_class"],
+            n=row["n"],
+            n_bytes=row["n_bytes"],
+            median_gbps=row["median_gbps"],
+            slowest_gbps=row["slowest_gbps"],
+            fastest_gbps=row["fastest_gbps"],
+            busy_s=row["busy_s"],
+        )
+        for row in rows
+    ]
+    if not flat:
+        return Copies(summary="No copies with a known size and length were sent.", rows=[])
+    n, busy_s = sum(row.n for row in flat), sum(row.busy_s for row in flat)
+    return Copies(summary=f"{n} copies that took {busy_s:.3g} s together.", rows=flat)
+
+
+TOOL = Tool("fleet.cluster.memcpy_bandwidth_summary", "Bandwidth of copies", memcpy_bandwidth_summary)

@@ -1,0 +1,161 @@
+"""What a tool is, and how it is called: the same check of its arguments and the same answer on every way in.
+
+A tool is a function (context, params) -> result. Both models are strict: their schemas are the contract of MCP,
+HTTP and the command line, and what does not fit is refused before the function runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stallscope.errors import BadInput, NotFound
+
+Context = TypeVar("Context")
+
+
+class Params(BaseModel):
+    """Arguments of a tool: unknown ones are refused, nothing is guessed from another type."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+class Row(BaseModel):
+    """One flat row of an answer: a panel or a script takes it as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Result(BaseModel):
+    """An answer. summary: one sentence that says it; what it quotes from traced processes is data, no instruction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Tool(Generic[Context]):
+    """One tool. run: its docstring is the description, its annotations are the schemas. scope: what a token needs."""
+
+    name: str
+    title: str
+    run: Callable[[Context, Any], BaseModel]
+    scope: str = "read"
+    is_read_only: bool = field(default=True)
+
+    @cached_property
+    def params(self) -> type[BaseModel]:
+        """The model of its arguments."""
+        hints = typing.get_type_hints(self.run)
+        return typing.cast(type[BaseModel], hints[list(inspect.signature(self.run).parameters)[1]])
+
+    @cached_property
+    def result(self) -> type[BaseModel]:
+        """The model of its answer."""
+        return typing.cast(type[BaseModel], typing.get_type_hints(self.run)["return"])
+
+    @property
+    def description(self) -> str:
+        """What it is for, in a few sentences."""
+        return " ".join((self.run.__doc__ or "").split())
+
+    @cached_property
+    def input_schema(self) -> dict[str, Any]:
+        """JSON Schema of the arguments."""
+        return _schema(self.params, "validation")
+
+    @cached_property
+    def output_schema(self) -> dict[str, Any]:
+        """JSON Schema of the answer."""
+        return _schema(self.result, "serialization")
+
+
+Tools = Mapping[str, Tool[Any]]
+
+
+def collected(package: ModuleType) -> dict[str, Tool[Any]]:
+    """The tools of a package by name: each module with a constant TOOL."""
+    modules = [import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    found = [module.TOOL for module in modules if isinstance(getattr(module, "TOOL", None), Tool)]
+    return {tool.name: tool for tool in sorted(found, key=lambda tool: tool.name)}
+
+
+def tool_named(tools: Tools, name: str) -> Tool[Any]:
+    """The tool. Raises NotFound and says which there are."""
+    if name not in tools:
+        raise NotFound(f"there is no tool {name[:80]!r}; there are {', '.join(tools)}")
+    return tools[name]
+
+
+def answer(tool: Tool[Context], context: Context, arguments: object) -> dict[str, Any]:
+    """The tool's answer as JSON. Raises BadInput for arguments that do not fit, and what the tool raises."""
+    result = tool.run(context, checked(tool, arguments))
+    return result.model_dump(mode="json", by_alias=True)
+
+
+def checked(tool: Tool[Any], arguments: object) -> BaseModel:
+    """The arguments as the tool's model. Raises BadInput that names each argument that is wrong."""
+    if not isinstance(arguments, dict):
+        raise BadInput("the arguments must be a JSON object, such as {}")
+    try:
+        return tool.params.model_validate(_as_json_means_it(arguments))
+    except ValidationError as error:
+        raise BadInput(f"{tool.name}: {_told(error)}") from None
+
+
+def _told(error: ValidationError) -> str:
+    """What is wrong with which argument, in one line, without the value."""
+    parts = []
+    for each in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
+        where = ".".join(str(part)[:60] for part in each["loc"])
+        said = "there is no such argument" if each["type"] == "extra_forbidden" else each["msg"]
+        parts.append(f"{where or 'arguments'}: {said.removeprefix('Value error, ')}")
+    return "; ".join(parts)
+
+
+def _as_json_means_it(value: Any) -> Any:
+    """JSON has one kind of number, so 5.0 is the integer 5; text that is no Unicode text is refused."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadInput("a text holds half of a surrogate pair: that is no character") from None
+        return value
+    if isinstance(value, list):
+        return [_as_json_means_it(each) for each in value]
+    if isinstance(value, dict):
+        return {_as_json_means_it(key): _as_json_means_it(each) for key, each in value.items()}
+    return value
+
+
+def _schema(model: type[BaseModel], mode: typing.Literal["validation", "serialization"]) -> dict[str, Any]:
+    """JSON Schema with everything in its place: no $ref, no titles that repeat the name."""
+    schema = model.model_json_schema(by_alias=True, mode=mode)
+    definitions = schema.pop("$defs", {})
+    return typing.cast(dict[str, Any], _inlined(schema, definitions))
+
+
+def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(each, definitions) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(definitions[node["$ref"].rsplit("/", 1)[1]], definitions)
+    return {
+        key: _inlined(value, definitions)
+        for key, value in node.items()
+        if key != "title" or not isinstance(value, str)
+    }

@@ -1,0 +1,41 @@
+"""fleet.cluster.run_analysis: a question of one's own, as SQL."""
+
+from typing import Any
+
+from pydantic import Field
+
+from stallscope.serve.sql.gate import MAX_SQL_BYTES
+from stallscope.serve.tools.asking import Asker
+from stallscope.serve.tools.registry import Params, Result, Tool
+
+
+class AnalysisParams(Params):
+    sql: str = Field(
+        min_length=1,
+        max_length=MAX_SQL_BYTES,
+        description="One SELECT (DuckDB), or EXPLAIN of one; reads only.",
+    )
+    params: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, max_length=100, description="Values of $name in the SQL."
+    )
+    limit: int = Field(default=100, ge=1, le=10_000, description="Rows at most.")
+
+
+class Analysis(Result):
+    columns: list[str]
+    rows: list[list[Any]] = Field(description="Values in the order of columns.")
+    truncated: bool = Field(description="There are more rows than limit, or than fit into an answer.")
+
+
+def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
+    """Run SQL of your own over the tables events, collectives, verdicts, causal_chains, node_metrics, nodes, gpu_rates.
+
+    DESCRIBE events tells columns. Times are ts (UTC) and ts_ns. Bounded in time, rows and memory.
+    """
+    found = asker.hub.workers.query(
+        params.sql, tenant=asker.tenant, params=params.params, max_rows=params.limit
+    )
+    return Analysis(columns=found.columns, rows=found.rows, truncated=found.truncated)
+
+
+TOOL = Tool("fleet.cluster.run_analysis", "SQL", run_analysis, scope="sql")

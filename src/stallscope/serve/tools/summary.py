@@ -1,0 +1,48 @@
+"""fleet.cluster.summary: where an assistant starts."""
+
+from pydantic import Field
+
+from stallscope.serve.tools.asking import Asker, Cluster
+from stallscope.serve.tools.found import Found, found
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+
+class SummaryParams(Params):
+    cluster: Cluster = None
+
+
+class ClusterRow(Row):
+    cluster: str
+    n_nodes: int
+    n_ranks: int = Field(description="Different ranks seen.")
+    n_gpus: int | None = Field(description="null where no machine told.")
+    gpu_models: list[str]
+    providers: list[str]
+    first_seen: str | None
+    last_seen: str | None
+    n_open_verdicts: int
+
+
+class Summary(Result):
+    summary: str
+    rows: list[ClusterRow]
+    open_verdicts: list[Found] = Field(description="The newest five that are open.")
+
+
+def summary(asker: Asker, params: SummaryParams) -> Summary:
+    """Clusters with their machines, ranks, when they were last heard of, and what is wrong now. Start here."""
+    rows = [
+        ClusterRow(cluster=row.pop("cluster_id"), **row)
+        for row in asker.rows("cluster_summary", cluster=params.cluster)
+    ]
+    opened = found(asker, cluster=params.cluster, state="open", max_rows=5)
+    n_open = sum(row.n_open_verdicts for row in rows)
+    n_nodes = sum(row.n_nodes for row in rows)
+    wrong = f"{n_open} open verdicts" if n_open != 1 else "1 open verdict"
+    said = f"{len(rows)} clusters, {n_nodes} machines, {wrong}."
+    if opened:
+        said += f" Newest: {opened[0].summary}"
+    return Summary(summary=said, rows=rows, open_verdicts=opened)
+
+
+TOOL = Tool("fleet.cluster.summary", "Clusters and what is wrong now", summary)

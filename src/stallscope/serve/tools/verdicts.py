@@ -1,0 +1,73 @@
+"""fleet.cluster.verdicts: what was found."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stallscope.errors import NotFound
+from stallscope.serve.sql.values import plain
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, window
+from stallscope.serve.tools.found import Found, flat
+from stallscope.serve.tools.registry import Params, Result, Tool
+
+Kind = Literal["straggler", "hang", "mismatch", "imbalance", "device", "process", "inconclusive"]
+
+
+class VerdictsParams(Params):
+    cluster: Cluster = None
+    node: Node = None
+    rank: Rank = None
+    kind: Kind | None = None
+    state: Literal["open", "closed"] | None = Field(default=None, description="Both without it.")
+    verdict_id: str | None = Field(
+        default=None, max_length=MAX_TEXT, description="One verdict, with all that is known of it."
+    )
+    from_: From = None
+    to: To = None
+    limit: int = Field(default=20, ge=1, le=500)
+
+
+class Verdicts(Result):
+    summary: str
+    rows: list[Found]
+    verdict: dict[str, Any] | None = Field(
+        description="The whole verdict, with causes, evidence and advice; only where verdict_id was given."
+    )
+
+
+def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
+    """What the standing diagnosis found: who drags, since when, why, at what loss. Open ones first, then the newest.
+
+    With verdict_id: that one with its causes, evidence and advice.
+    """
+    rows = asker.rows(
+        "found_verdicts",
+        cluster=params.cluster,
+        node=params.node,
+        rank=params.rank,
+        kind=params.kind,
+        state=params.state,
+        verdict_id=params.verdict_id,
+        max_rows=params.limit,
+        **window(params.from_, params.to),
+    )
+    if params.verdict_id is not None and not rows:
+        raise NotFound(
+            f"there is no verdict {params.verdict_id[:80]!r} that fits; fleet.cluster.verdicts lists them"
+        )
+    whole = None
+    if params.verdict_id is not None and rows[0]["verdict"]:
+        whole = plain(json.loads(rows[0]["verdict"]))
+    flat_rows = [flat(row) for row in rows]
+    n_open = sum(row.state == "open" for row in flat_rows)
+    more = " or more" if len(flat_rows) == params.limit else ""
+    said = (
+        f"{len(flat_rows)}{more} verdicts, {n_open} of them open."
+        if flat_rows
+        else "Nothing was found wrong."
+    )
+    return Verdicts(summary=said, rows=flat_rows, verdict=whole)
+
+
+TOOL = Tool("fleet.cluster.verdicts", "What was found", verdicts)

@@ -1,0 +1,16 @@
+-- Question: when was a rank off the CPU longest, and why?
+-- Parameters: cluster (NULL: any), rank, from_ns, to_ns (NULL: any), max_rows.
+-- Columns: ts_ns, node_id, pid, tid, category, duration_ns, runnable_ns, by_pid, by_comm, frames (JSON or NULL).
+WITH mine AS (
+    SELECT DISTINCT node_id, pid FROM collectives
+    WHERE rank = $rank AND pid IS NOT NULL AND ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)
+), longest AS (
+    SELECT o.* FROM offcpu o JOIN mine m ON o.node_id = m.node_id AND o.pid = m.pid
+    WHERE duration_ns IS NOT NULL AND ($from_ns::BIGINT IS NULL OR ts_ns >= $from_ns)
+        AND ($to_ns::BIGINT IS NULL OR ts_ns < $to_ns)
+    ORDER BY duration_ns DESC, ts_ns LIMIT $max_rows
+)
+SELECT s.ts_ns, s.node_id, s.pid, s.tid, s.category, s.duration_ns, s.runnable_ns, s.by_pid, s.by_comm,
+    any_value(k.frames) AS frames
+FROM longest s LEFT JOIN stacks k ON k.node_id = s.node_id AND k.pid = s.pid AND k.stack = s.stack
+GROUP BY ALL ORDER BY s.duration_ns DESC, s.ts_ns
