@@ -22,6 +22,9 @@ DEFAULT_PORT = 8443
 N_PROBES = 8
 _MAX_ANSWER_BYTES = 1 << 30
 
+_OTHER_NAME = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h."""
+
 T = TypeVar("T")
 
 
@@ -195,7 +198,7 @@ def tls_context(access: Access) -> ssl.SSLContext | None:
             context.load_cert_chain(access.cert, access.key)
     except (OSError, ssl.SSLError) as error:
         raise BadInput(
-            f"the certificates for --nodes cannot be used ({error}): check --ca, --cert, --key"
+            f"the certificates for --nodes cannot be used ({error}): check --ca-cert, --client-cert, --client-key"
         ) from error
     return context
 
@@ -235,8 +238,10 @@ def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection
 def _reason(error: Exception, access: Access) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {access.timeout_s:g} s (--timeout)"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
+        return f"{error.verify_message} name it as its certificate does, or serve it with --listen ADDR:PORT"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}): name who signed it with --ca"
+        return f"its certificate is not trusted ({error.verify_message}): name who signed it with --ca-cert"
     if isinstance(error, ssl.SSLError):
         return f"no TLS with it ({error.reason or error}): is it served with --no-tls?"
     if isinstance(error, http.client.RemoteDisconnected):

@@ -226,7 +226,7 @@ def _told(options: Options, port: int, files: NodeFiles) -> str:
     scheme = "https" if options.has_tls else "http"
     host = options.listen.rpartition(":")[0] or "this machine"
     with_what = "a client certificate" if options.client_ca else f"the token in {files.token}"
-    trust = f", --ca {files.ca}" if options.has_tls else ""
+    trust = f", --ca-cert {files.ca}" if options.has_tls else ""
     return f"serving {options.db} at {scheme}://{host}:{port} for {with_what}{trust}"
 
 
