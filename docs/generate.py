@@ -11,13 +11,14 @@ import itertools
 import sys
 import tokenize
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import measured
-from typer.models import ArgumentInfo, CommandInfo
+import typer
+from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 from stallscope import cli, errors, settings
@@ -110,18 +111,29 @@ def _commands() -> tuple[str, str]:
         "`stallscope COMMAND --help` says the same. An option that is also a [setting](settings.md) may be\n"
         "given in the environment or the settings file instead. [Exit codes](errors.md).\n"
     )
-    return "Commands", head + "".join(_command(info) for info in cli.app.registered_commands)
+    return "Commands", head + "".join(_command(words, function) for words, function in commands_of(cli.app))
 
 
-def _command(info: CommandInfo) -> str:
-    function = info.callback
-    assert function
+def commands_of(app: typer.Typer, before: str = "") -> Iterator[tuple[str, Callable[..., object]]]:
+    """Words and function of every command; a group that is itself a command comes before those in it."""
+    if app.registered_callback and app.registered_callback.callback and before:
+        yield before.strip(), app.registered_callback.callback
+    for info in app.registered_commands:
+        assert info.callback
+        yield f"{before}{info.name or info.callback.__name__.strip('_')}", info.callback
+    for group in app.registered_groups:
+        assert group.typer_instance
+        yield from commands_of(group.typer_instance, f"{before}{group.name} ")
+
+
+def _command(words: str, function: Callable[..., object]) -> str:
     hints = typing.get_type_hints(function, include_extras=True)
     rows = [
         _parameter(name, typing.get_args(hints[name]), parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
+        if hints[name] is not typer.Context
     ]
-    title = f"\n## stallscope {info.name or function.__name__.strip('_')}\n\n{inspect.getdoc(function)}\n"
+    title = f"\n## stallscope {words}\n\n{inspect.getdoc(function)}\n"
     return title + (f"\n{_table(('option', 'default', 'meaning'), rows)}" if rows else "")
 
 
