@@ -15,6 +15,7 @@ from stallscope.commands.explain import explain
 from stallscope.commands.export import export
 from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
+from stallscope.commands.merge import merge
 from stallscope.commands.query import query
 from stallscope.commands.serve import serve
 from stallscope.commands.trace import trace
@@ -33,6 +34,7 @@ app.command()(check)
 app.command()(explain)
 app.command()(query)
 app.command()(export)
+app.command()(merge)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)

@@ -21,7 +21,9 @@ from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 
 SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x57A11  # marks the file as ours
+APPLICATION_ID = 0x57A11
+"""Marks a SQLite file as a node trace (PRAGMA application_id)."""
+
 _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 """What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
 _PRUNED = (
@@ -60,7 +62,7 @@ class NodeTrace:
                 db.execute(columns.create_statement(table))
                 db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
             db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
-            db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
             db.execute("COMMIT")
         _check_schema(db, self.path)
         db.execute("PRAGMA synchronous=NORMAL")
@@ -98,6 +100,18 @@ class NodeTrace:
         """Add rows to a table (see events.layout); `node` must come from node()."""
         with _storage(self.path):
             self._connection.executemany(columns.insert_statement(table), columns.values(table, rows))
+
+    def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Add rows to one of the tables that hold no events. names: the columns that the rows have."""
+        places = ", ".join("?" * len(names))
+        with _storage(self.path):
+            self._connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places})", rows)
+
+    def next_number(self, table: str, column: str) -> int:
+        """The smallest number that no row of the table has, nor a larger one."""
+        with _storage(self.path):
+            found = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
+        return int(found[0])
 
     def clock(self, reading: Clock, *, is_synchronised: bool | None = None) -> None:
         """Keep one reading of the monotonic against the wall clock."""
@@ -185,13 +199,23 @@ def write(path: Path, trace: Trace) -> None:
 
     An existing file is never touched.
     """
+    with new_file(path) as store:
+        add(store, trace)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[NodeTrace]:
+    """A new trace to fill, which is at `path` once the with block is left, and nowhere if that fails.
+
+    An existing file is never touched. Raises StorageFailed.
+    """
     if path.exists():
-        raise StorageFailed(f"{path} exists already: choose another --db, or remove it first")
+        raise StorageFailed(f"{path} exists already: choose another name, or remove it first")
     part = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
         store = NodeTrace(part)
         try:
-            add(store, trace)
+            yield store
         finally:
             store.close()
         with _storage(path):

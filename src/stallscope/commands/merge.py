@@ -1,0 +1,36 @@
+"""`stallscope merge`: several traces as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.options import AsJson
+from stallscope.errors import BadInput
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Traces, or anything that can be imported.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write; must not exist yet.")],
+    force_node: Annotated[
+        bool, typer.Option("--force-node", help="Give a node that two sources name another name.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one trace of several; no row is lost, and what several nodes share stays apart."""
+    from stallscope.query.merge import merge as merged
+
+    if len(sources) < 2:
+        raise BadInput("merge needs two traces or more: name them one after the other")
+    done = merged(sources, out, force_node=force_node)
+    if as_json:
+        told = [{"source": str(one.source), "nodes": one.nodes, "rows": dict(one.n_rows)} for one in done]
+        typer.echo(json.dumps(told, indent=2))
+        return
+    for one in done:
+        rows = ", ".join(f"{name} {n:,}" for name, n in one.n_rows.items())
+        typer.echo(f"{one.source} ({', '.join(one.nodes)}): {rows or 'no rows'}")
+    typer.echo(f"next: stallscope explain --db {out}")

@@ -1,0 +1,201 @@
+"""Several traces as one file. Every row of every table goes in; what is numbered is numbered anew.
+
+Two sources that name the same node are refused: their processes could not be told apart afterwards. With
+`force_node` the later one gets a name of its own.
+"""
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.errors import BadInput
+from stallscope.events.layout import TABLES, UNKNOWN, Array, Table, empty
+from stallscope.importers import importer_for
+from stallscope.store import columns, node
+from stallscope.store.node import NodeTrace, reading
+
+_ROWS_AT_ONCE = 50_000
+_BY_NODE = ("clocks", "losses", "sessions", "annotations")
+"""Tables beside those of events whose rows belong to a node and are referred to by nobody."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came from one source. nodes: their names in the new file. n_rows: by table, those with rows only."""
+
+    source: Path
+    nodes: tuple[str, ...]
+    n_rows: Mapping[str, int]
+
+
+def merge(sources: Sequence[Path], out: Path, *, force_node: bool = False) -> list[Merged]:
+    """Write the traces into a new file, which is there when all of them are in it.
+
+    A source is a trace, or anything that can be imported. Raises BadInput for a node that two sources name, NotFound,
+    BadTrace, NewerSchema, StorageFailed.
+    """
+    done: list[Merged] = []
+    taken: dict[str, Path] = {}
+    with node.new_file(out) as store:
+        for source in sources:
+            with _as_trace(source) as path, reading(path) as db:
+                names = _names(db, source, taken, force_node=force_node)
+                taken |= dict.fromkeys(names.values(), source)
+                done.append(_Copy(db, store, names).all(source))
+        store.commit()
+    return done
+
+
+@contextmanager
+def _as_trace(source: Path) -> Iterator[Path]:
+    """The source as the path of a trace: itself, or a temporary one made by an importer."""
+    if _is_trace(source):
+        yield source
+        return
+    found = importer_for(source).read(source)
+    with tempfile.TemporaryDirectory(prefix="stallscope-merge-") as folder:
+        path = Path(folder) / "imported.db"
+        node.write(path, found)
+        yield path
+
+
+def _is_trace(source: Path) -> bool:
+    """Whether it is one of our own, or claims to be: then what is wrong with it is told by reading it."""
+    if not source.is_file():
+        return not source.exists()
+    with source.open("rb") as file:
+        head = file.read(72)
+    return head[:16] == b"SQLite format 3\0" and int.from_bytes(head[68:72], "big") == node.APPLICATION_ID
+
+
+def _names(
+    db: sqlite3.Connection, source: Path, taken: Mapping[str, Path], *, force_node: bool
+) -> dict[int, str]:
+    """The names that the source's nodes get, by their numbers in it."""
+    names: dict[int, str] = {}
+    for number, name in db.execute("SELECT node, name FROM nodes ORDER BY node"):
+        if name in taken and not force_node:
+            raise BadInput(
+                f"{taken[name]} and {source} both have a node {name!r}: "
+                "give --force-node to keep them apart under new names"
+            )
+        names[number] = _free(name, {*taken, *names.values()})
+    return names
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number, new = 2, name
+    while new in taken:
+        new, number = f"{name}-{number}", number + 1
+    return new
+
+
+class _Copy:
+    """Copies one source into the store."""
+
+    def __init__(self, db: sqlite3.Connection, store: NodeTrace, names: Mapping[int, str]):
+        self._db, self._store = db, store
+        self._names = names
+        self._nodes = {number: store.node(name) for number, name in names.items()}
+        symbols = db.execute("SELECT symbol, name FROM symbols")
+        self._symbols = {0: 0} | {number: store.symbol(name) for number, name in symbols}
+        self._stacks: dict[int, int] = {}
+
+    def all(self, source: Path) -> Merged:
+        """Copy every table and count."""
+        counts = {"stacks": self._copy_stacks(), "verdicts": self._copy_verdicts()}
+        counts |= {name: self._copy_by_node(name) for name in _BY_NODE}
+        counts |= {table.name: self._copy_events(table) for table in TABLES}
+        order = [table.name for table in TABLES] + [*_BY_NODE, "stacks", "verdicts"]
+        return Merged(
+            source, tuple(self._names.values()), {name: counts[name] for name in order if counts[name]}
+        )
+
+    def _copy_events(self, table: Table) -> int:
+        """By id, so that the order of equal times stays; a column that an older source lacks is unknown, or 0."""
+        there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table.name})")}
+        n_rows = 0
+        rows, last = self._events_after(table, 0, there)
+        while len(rows):
+            self._renumber(rows)
+            self._store.append(table, rows)
+            self._store.commit()
+            n_rows += len(rows)
+            rows, last = self._events_after(table, last, there)
+        return n_rows
+
+    def _events_after(self, table: Table, last: int, there: set[str]) -> tuple[Array, int]:
+        lacking = {name: value for name, value in _defaults(table).items() if name not in there}
+        wanted = columns.select_list(table)
+        source = table.name
+        if lacking:
+            added = ", ".join(f"{value} AS {name}" for name, value in lacking.items())
+            source = f"(SELECT *, {added} FROM {table.name})"
+        found = self._db.execute(
+            f"SELECT {wanted}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
+        ).fetchall()
+        return columns.rows(table, (row[:-1] for row in found)), found[-1][-1] if found else last
+
+    def _renumber(self, rows: Array) -> None:
+        rows["node"] = _mapped(rows["node"], self._nodes)
+        names = rows.dtype.names or ()
+        if "symbol" in names:
+            rows["symbol"] = _mapped(rows["symbol"], self._symbols)
+        if "stack" in names:
+            rows["stack"] = _mapped(rows["stack"], self._stacks | {UNKNOWN: UNKNOWN})
+
+    def _copy_by_node(self, name: str) -> int:
+        rows = self._rows(name)
+        for row in rows:
+            row.pop("id", None)
+            row["node"] = self._nodes[row["node"]]
+        return self._insert(name, rows)
+
+    def _copy_stacks(self) -> int:
+        rows = self._rows("stacks")
+        first = self._store.next_number("stacks", "stack")
+        for number, row in enumerate(rows, first):
+            self._stacks[row["stack"]] = row["stack"] = number
+            row["node"] = self._nodes[row["node"]]
+        return self._insert("stacks", rows)
+
+    def _copy_verdicts(self) -> int:
+        rows = self._rows("verdicts")
+        for row in rows:
+            row.pop("id", None)
+        return self._insert("verdicts", rows)
+
+    def _rows(self, name: str) -> list[dict[str, int]]:
+        cursor = self._db.execute(f"SELECT * FROM {name} ORDER BY rowid")
+        names = [each[0] for each in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def _insert(self, name: str, rows: list[dict[str, int]]) -> int:
+        if rows:
+            self._store.insert(name, list(rows[0]), [list(row.values()) for row in rows])
+        return len(rows)
+
+
+def _defaults(table: Table) -> dict[str, str]:
+    """What stands for a column that is not there: unknown where that can be said, else 0 or nothing."""
+    plain = empty(table, 1)
+    out = {}
+    for column in table.fields:
+        if column.format.startswith("("):
+            continue
+        value = plain[column.name][0]
+        out[column.name] = (
+            "''" if column.format.startswith("S") else "NULL" if value == UNKNOWN else str(int(value))
+        )
+    return out
+
+
+def _mapped(column: Array, numbers: Mapping[int, int]) -> Array:
+    """The column with its numbers replaced. Raises KeyError for one that stands for nothing in its source."""
+    values, inverse = np.unique(column, return_inverse=True)
+    return np.array([numbers[int(value)] for value in values], column.dtype)[inverse]
