@@ -50,13 +50,14 @@ def about_nodes(flat: Flat) -> list[dict[str, Any]]:
     sources += [
         (own, flat.groups[flat.group[number]].resource) for number, own in _of_gpu_model(flat.attributes)
     ]
-    out = []
+    out: dict[tuple[Any, Any], dict[str, Any]] = {}
     for source in sources:
         told = {name: _of_group(columns[name], source) for name in ABOUT_NODE}
-        node_id = _of_group(columns["node_id"], source)
-        if node_id and any(value is not None for value in told.values()):
-            out.append({"cluster_id": _of_group(columns["cluster_id"], source), "node_id": node_id, **told})
-    return [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in out)]
+        node = (_of_group(columns["cluster_id"], source), _of_group(columns["node_id"], source))
+        if node[1] and any(value is not None for value in told.values()):
+            known = out.setdefault(node, dict.fromkeys(ABOUT_NODE))
+            known |= {name: value for name, value in told.items() if value is not None}
+    return [{"cluster_id": cluster, "node_id": name, **told} for (cluster, name), told in out.items()]
 
 
 def _of_gpu_model(attributes: Attributes) -> list[tuple[int, dict[str, Any]]]:
@@ -131,13 +132,13 @@ class _Lifting:
         if any(shared):
             texts = pa.array([text or None for text in shared], pa.string())
             parts.append(texts.take(pa.array(self.flat.group)))
-        if not parts:
+        if not parts or not self.flat.n:
             return pa.nulls(self.flat.n, pa.string())
-        joined = (
-            pc.binary_join_element_wise(*parts, ",", null_handling="skip") if len(parts) > 1 else parts[0]
-        )
-        filled = pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)
-        return pc.binary_join_element_wise("{", filled, "}", "")
+        # Not with null_handling="skip": that drops rows in which all parts are NULL (pyarrow 26).
+        joined = parts[0]
+        for part in parts[1:]:
+            joined = pc.coalesce(pc.binary_join_element_wise(joined, part, ","), joined, part)
+        return pc.binary_join_element_wise("{", joined, "}", "")
 
     def _own_fragments(self) -> list[pa.Array]:
         """`"key":value,...` of each record's attributes that have no column; NULL where it has none."""

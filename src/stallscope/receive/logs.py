@@ -202,10 +202,18 @@ def _typed(value: pa.StructArray) -> tuple[pa.Array, pa.Array, pa.Array, pa.Arra
             is_plain |= np.asarray(part.is_valid())
     if is_plain.all():
         return text, integer, number, truth, pa.nulls(len(value), pa.string())
+    words: list[str | None] = [None] * len(value)  # bytes, which are text in base64
     other: list[str | None] = [None] * len(value)
     for at in np.flatnonzero(~is_plain).tolist():
-        other[at] = dumped(_nested(value[at].as_py()))
-    return text, integer, number, truth, pa.array(other, pa.string())
+        inner = _nested(value[at].as_py())
+        (words if isinstance(inner, str) else other)[at] = inner if isinstance(inner, str) else dumped(inner)
+    return (
+        pc.coalesce(text, pa.array(words, pa.string())),
+        integer,
+        number,
+        truth,
+        pa.array(other, pa.string()),
+    )
 
 
 def _child(value: pa.StructArray, name: str) -> pa.Array:
@@ -229,17 +237,21 @@ def _nested(value: dict[str, Any] | None) -> Any:
     if value.get("array_value") is not None:
         return [any_value(AnyValue.FromString(inner), 1) for inner in value["array_value"]["values"]]
     if value.get("kvlist_value") is not None:
-        pairs = value["kvlist_value"]["values"]
-        return {p["key"]: _inner(p["value"]) for p in pairs}
+        return dict(_nested_pair(pair) for pair in value["kvlist_value"]["values"])
     return None
 
 
-def _inner(value: Any) -> Any:
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+def _nested_pair(pair: dict[str, Any] | bytes) -> tuple[str, Any]:
+    """A KeyValue inside a map: ptars gives its fields, or below some depth its bytes."""
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-    if isinstance(value, bytes):
-        return any_value(AnyValue.FromString(value), 1)
-    return _nested(value)
+    if isinstance(pair, bytes):
+        message = KeyValue.FromString(pair)
+        return message.key, any_value(message.value, 1)
+    value = pair["value"]
+    return pair["key"], any_value(AnyValue.FromString(value), 1) if isinstance(value, bytes) else _nested(
+        value
+    )
 
 
 def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope: Array) -> list[Group]:

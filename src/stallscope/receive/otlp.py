@@ -41,9 +41,9 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes requests. logs: the way for logs, see logs.decoder(). series: state of cumulative counters."""
+    """Decodes requests. of_logs: the way for logs, see logs.decoder(). series: state of cumulative counters."""
 
-    logs: logs.Decoder = field(default_factory=logs.decoder)
+    of_logs: logs.Decoder = field(default_factory=logs.decoder)
     series: Series = field(default_factory=Series)
     now_ns: Callable[[], int] = time.time_ns
 
@@ -51,7 +51,7 @@ class Decoder:
         """A protobuf request of a signal. Raises BadInput."""
         now_ns = self.now_ns()
         if signal == "logs":
-            flat = self.logs(body, now_ns)
+            flat = self.of_logs(body, now_ns)
             tables = _tables_of_logs(flat)
         elif signal == "metrics":
             flat = metrics.decode(body, now_ns, tenant=tenant, series=self.series)

@@ -1,7 +1,9 @@
 """The hub's store as the other parts see it: append batches, ask named questions, get a tenant's files and hot rows."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -107,6 +109,22 @@ class HubStore:
     def subscribe(self, listener: Listener) -> None:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is committed inside the with block: to copy the folder, or to see what a full hub does."""
+        begun, ended = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            ended.wait()
+
+        self._writer.call(wait)
+        begun.wait()
+        try:
+            yield
+        finally:
+            ended.set()
 
     @property
     def counters(self) -> Counters:
