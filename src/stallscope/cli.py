@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from stallscope.commands.ask import ask
 from stallscope.commands.check import check
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
@@ -18,6 +19,7 @@ from stallscope.commands.import_ import import_
 from stallscope.commands.merge import merge
 from stallscope.commands.query import query
 from stallscope.commands.serve import serve
+from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
 from stallscope.errors import StallscopeError
@@ -40,6 +42,8 @@ app.command()(demo)
 app.command()(trace)
 app.command()(serve)
 app.add_typer(hub_app, name="hub")
+app.command()(ask)
+app.command()(stress)
 app.command()(version)
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from starlette.routing import BaseRoute
-
+from stallscope import rates
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Receiver
 from stallscope.serve.app import House, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
+from stallscope.serve.front import front
 from stallscope.serve.listening import Listening, address, bound
 from stallscope.serve.numbers import expose
 from stallscope.serve.tls import Certificates, Files
@@ -96,7 +96,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         http = stack.enter_context(bound(options.otlp_http, "--otlp-http"))
         credentials = certificates.grpc() if certificates else None
         grpc, grpc_port_number = _grpc_server(receiver, options.otlp_grpc, credentials)
-        app = create_app(_parts(store, options), house=house)
+        parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
+        app = create_app(parts, house=house, lifespan=lifespan)
         grpc.start()
         stack.callback(lambda: grpc.stop(_GRACE_S).wait())
         served = [
@@ -106,11 +107,6 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         ports = Ports(grpc_port_number, *(one.port for one in served))
         _announce(out, options, ports, tokens)
         yield ports
-
-
-def _parts(store: HubStore, options: Options) -> list[BaseRoute]:
-    """The routes of tools, SQL and MCP."""
-    return []
 
 
 def _authenticate(tokens: Tokens, audit: AuditLog) -> Callable[[Mapping[str, str]], Identity]:

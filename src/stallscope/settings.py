@@ -91,6 +91,12 @@ class Settings:
             minimum=0,
         ),
     ] = None
+    rates: Annotated[
+        Path | None,
+        About(
+            "file with what a GPU hour costs by provider and model; without it: the shipped list", "--rates"
+        ),
+    ] = None
     nodes: Annotated[
         str, About("agents that query, explain and export ask, HOST:PORT,HOST:PORT; empty: none", "--nodes")
     ] = ""

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from stallscope.commands.hub_mcp import mcp
 from stallscope.commands.hub_quickstart import quickstart
 from stallscope.commands.hub_token import token_app
-from stallscope.commands.options import HubDb, SettingsFile, settings_from
+from stallscope.commands.options import HubDb, Rates, SettingsFile, settings_from
 from stallscope.errors import BadInput
 
 hub_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, invoke_without_command=True)
 hub_app.command()(quickstart)
+hub_app.command()(mcp)
 hub_app.add_typer(token_app, name="token")
 
 
@@ -39,6 +41,7 @@ def hub(
     insecure_no_tls: Annotated[
         bool, typer.Option("--insecure-no-tls", help="Everything in clear text, tokens included.")
     ] = False,
+    rates: Rates = None,
     settings: SettingsFile = None,
 ) -> None:
     """Receive from every node, keep it, say who drags which job, and answer questions, until Ctrl-C."""
@@ -55,6 +58,7 @@ def hub(
         "hub_tls_cert": tls_cert,
         "hub_tls_key": tls_key,
         "hub_tls_client_ca": tls_client_ca,
+        "rates": rates,
     }
     chosen = settings_from(flags, settings)
     cert, key = chosen.hub_tls_cert, chosen.hub_tls_key

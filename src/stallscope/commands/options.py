@@ -23,6 +23,16 @@ HubDb = Annotated[
 ]
 Price = Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Price of one GPU for one hour.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Rates = Annotated[
+    Path | None, typer.Option("--rates", help="File with prices of GPU hours (default: the shipped list).")
+]
+HubUrl = Annotated[
+    str, typer.Option("--hub", help="Where the hub answers: https://HOST:8081 (http:// for one without TLS).")
+]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for the hub.")]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-cert", help="Authority that signed the hub's certificate (PEM).")
+]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -10,7 +10,9 @@ from stallscope.errors import BadInput, NotAuthenticated, NotFound, StorageFaile
 from stallscope.serve.tls import Files, self_signed
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
 
-_ELSEWHERE = "192.0.2.1"  # of RFC 5737: nobody's; connecting UDP to it sends nothing and tells our own address
+_ELSEWHERE = (
+    "192.0.2.1"  # of RFC 5737: nobody's; connecting UDP to it sends nothing and tells our own address
+)
 
 
 @dataclass(frozen=True)

@@ -101,3 +101,8 @@ def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]
     if begin_ns is not None and end_ns is not None and end_ns <= begin_ns:
         raise BadInput("from must be before to")
     return {"from_ns": begin_ns, "to_ns": end_ns}
+
+
+def counted(n: int, word: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{n} {word}" if n == 1 else f"{n} {word}{'es' if word.endswith('s') else 's'}"

@@ -8,7 +8,18 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.errors import BadInput
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, said, window
+from stallscope.serve.tools.asking import (
+    MAX_TEXT,
+    Asker,
+    Cluster,
+    From,
+    Node,
+    Rank,
+    To,
+    counted,
+    said,
+    window,
+)
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _MOST_SKIPPED = 100_000_000
@@ -77,7 +88,7 @@ def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
         rows = asker.rows("event_page", **filters, **ends, n_skipped=n_skipped, max_rows=wanted)
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None
-    told = f"{len(page)} events{', and older ones' if more else ''}." if page else "No event fits."
+    told = f"{counted(len(page), 'event')}{', and older ones' if more else ''}." if page else "No event fits."
     return EventHistory(summary=told, rows=[_flat(row) for row in page], next_cursor=cursor)
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster, Node, said
+from stallscope.serve.tools.asking import Asker, Cluster, Node, counted, said
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
@@ -50,7 +50,7 @@ def find_nccl_processes(asker: Asker, params: ProcessesParams) -> Processes:
         for row in rows
     ]
     n_nodes = len({(row.cluster, row.node) for row in flat})
-    return Processes(summary=f"{len(flat)} processes on {n_nodes} machines use NCCL.", rows=flat)
+    return Processes(summary=f"{counted(len(flat), 'process')} on {counted(n_nodes, 'machine')}.", rows=flat)
 
 
 TOOL = Tool("fleet.cluster.find_nccl_processes", "Processes that use NCCL", find_nccl_processes)

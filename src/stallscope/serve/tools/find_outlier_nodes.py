@@ -108,7 +108,7 @@ def _late_said(rows: list[OutlierRow], n: int) -> str:
         return f"None of {n} ranks stands out."
     first = rows[0]
     return (
-        f"{len(rows)} of {n} ranks stand out; most: rank {first.rank} on {first.node}, {first.lag_ms:g} ms late on"
+        f"{len(rows)} of {n} stand out; most: rank {first.rank} on {first.node}, {first.lag_ms:g} ms late on"
         f" average, in {(first.share_late or 0) * 100:.0f} % of its rounds."
     )
 

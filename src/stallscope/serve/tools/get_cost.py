@@ -8,7 +8,7 @@ from pydantic import Field
 
 from stallscope import rates
 from stallscope.rates import Found, RateTable
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, said, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, counted, said, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _HOUR_NS = 3_600_000_000_000
@@ -184,7 +184,7 @@ def _said(losses: list[_Loss], usd: float | None, is_least: bool, unpriced: list
     seconds = sum(loss.gpu_seconds for loss in losses)
     least = "at least " if is_least else ""
     priced = f"{least}${usd:,.2f}" if usd is not None else "an unknown price"
-    text = f"{len(losses)} incidents cost {priced} ({least}{seconds:,.1f} GPU seconds)."
+    text = f"{counted(len(losses), 'incident')} cost {priced} ({least}{seconds:,.1f} GPU seconds)."
     if unpriced:
         missing = unpriced[0]
         what = f"{missing.gpu or 'a GPU that is not known'} at {missing.provider or 'a provider that is not known'}"

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
+from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, counted, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
@@ -59,9 +59,7 @@ def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
         for row in rows
     ]
     n_slow = sum(row.n_slow for row in flat)
-    said = (
-        f"{len(flat)} processes launch kernels; {n_slow} slow launches." if flat else "No launches were sent."
-    )
+    said = f"{counted(len(flat), 'process')}; slow launches: {n_slow}." if flat else "No launches were sent."
     return Launches(summary=said, rows=flat)
 
 

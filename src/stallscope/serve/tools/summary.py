@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster
+from stallscope.serve.tools.asking import Asker, Cluster, counted
 from stallscope.serve.tools.found import Found, found
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
@@ -38,8 +38,8 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     opened = found(asker, cluster=params.cluster, state="open", max_rows=5)
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
-    wrong = f"{n_open} open verdicts" if n_open != 1 else "1 open verdict"
-    said = f"{len(rows)} clusters, {n_nodes} machines, {wrong}."
+    sizes = (counted(len(rows), "cluster"), counted(n_nodes, "machine"), counted(n_open, "open verdict"))
+    said = f"{', '.join(sizes)}."
     if opened:
         said += f" Newest: {opened[0].summary}"
     return Summary(summary=said, rows=rows, open_verdicts=opened)

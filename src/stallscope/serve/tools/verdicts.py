@@ -7,7 +7,7 @@ from pydantic import Field
 
 from stallscope.errors import NotFound
 from stallscope.serve.sql.values import plain
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, counted, window
 from stallscope.serve.tools.found import Found, flat
 from stallscope.serve.tools.registry import Params, Result, Tool
 
@@ -63,7 +63,7 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     n_open = sum(row.state == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
     said = (
-        f"{len(flat_rows)}{more} verdicts, {n_open} of them open."
+        f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
         if flat_rows
         else "Nothing was found wrong."
     )

@@ -1,0 +1,120 @@
+"""`stallscope ask`: the hub's tools from a shell."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stallscope.commands.options import AsJson, CaFile, HubUrl, SettingsFile, TokenFile, settings_from
+from stallscope.errors import BadInput, NotFound
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from pathlib import Path
+
+    from stallscope.serve.client import HubClient
+
+DEFAULT_HUB = "https://localhost:8081"
+
+
+def ask(
+    tool: Annotated[
+        str | None, typer.Argument(help="The tool; fleet.cluster. may be left out. Without one: list them.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", help="An argument of the tool, NAME=VALUE; repeat it."),
+    ] = None,
+    hub: HubUrl = DEFAULT_HUB,
+    token_file: TokenFile = None,
+    ca_cert: CaFile = None,
+    as_json: AsJson = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Ask a hub: which clusters there are, what is wrong, who is late, what it costs, SQL."""
+    client = client_from(hub, token_file, ca_cert, settings=settings)
+    tools = client.tools()
+    if tool is None:
+        for entry in tools:
+            typer.echo(json.dumps(entry) if as_json else f"{entry['name']}\n    {entry['description']}")
+        return
+    entry = _entry(tools, tool)
+    answer = client.ask(entry["name"], arguments(param or [], entry["input_schema"]))
+    typer.echo(json.dumps(answer, indent=2) if as_json else _text(answer))
+
+
+def client_from(
+    hub: str, token_file: Path | None, ca_cert: Path | None, *, settings: Path | None
+) -> HubClient:
+    """The client of a hub, with what the settings say of tokens. Raises BadInput, NotFound."""
+    from stallscope.serve.client import HubClient
+    from stallscope.serve.tokens import token_in
+
+    chosen = settings_from({"hub_token_file": token_file, "hub_ca_file": ca_cert}, settings)
+    if chosen.hub_token_file is None:
+        raise BadInput("a hub wants a token: give --token-file (stallscope hub token create prints one)")
+    return HubClient(hub, token_in(chosen.hub_token_file), chosen.hub_ca_file)
+
+
+def arguments(given: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of NAME=VALUE texts: text where the tool wants text, else JSON. Raises BadInput."""
+    out: dict[str, Any] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise BadInput(f"--param {each!r}: give NAME=VALUE")
+        if name in out:
+            raise BadInput(f"--param {name} is given twice")
+        out[name] = _value(text, schema.get("properties", {}).get(name, {}))
+    return out
+
+
+def _value(text: str, schema: dict[str, Any]) -> Any:
+    kinds = {each.get("type") for each in schema.get("anyOf", [schema])}
+    if kinds <= {"string", "null"} and "string" in kinds:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _entry(tools: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    found = [entry for entry in tools if name in (entry["name"], entry["name"].rsplit(".", 1)[-1])]
+    if not found:
+        raise NotFound(f"there is no tool {name!r}; there are {', '.join(entry['name'] for entry in tools)}")
+    return found[0]
+
+
+def _text(answer: dict[str, Any]) -> str:
+    """The answer for a person: its sentence, its rows as a table without empty columns."""
+    rows = answer.get("rows") or []
+    if rows and isinstance(rows[0], list):
+        rows = [dict(enumerate(row)) for row in rows]
+        names: dict[Any, str] = dict(enumerate(answer["columns"]))
+    else:
+        names = {name: name for row in rows[:1] for name in row}
+    shown = [key for key in names if any(row[key] not in (None, [], "") for row in rows)]
+    table = [[names[key] for key in shown], *([_cell(row[key]) for key in shown] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(shown))]
+    lines = [answer["summary"]] if "summary" in answer else []
+    if rows:
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in table
+        ]
+    if answer.get("truncated"):
+        lines.append("(there are more rows)")
+    if answer.get("next_cursor"):
+        lines.append(f"(older ones: --param cursor={answer['next_cursor']})")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return " ".join(text.split())[:120]

@@ -1,0 +1,80 @@
+"""The tools over HTTP and JSON: one path for each, SQL, a list, and the OpenAPI document."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from stallscope.errors import BadInput
+from stallscope.serve.calls import called, listed
+from stallscope.serve.openapi import document
+from stallscope.serve.tools.asking import Hub
+from stallscope.serve.tools.registry import Tools
+
+SQL_TOOL = "fleet.cluster.run_analysis"
+"""What POST /api/v1/sql calls."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def routes(hub: Hub, tools: Tools) -> list[BaseRoute]:
+    """The routes that the application gets besides its own."""
+    return [
+        Route("/api/v1/tools/list", _list(tools), methods=["GET"]),
+        Route("/api/v1/tools/{name}", _tool(hub, tools), methods=["POST"]),
+        Route("/api/v1/sql", _sql(hub, tools), methods=["POST"]),
+        Route("/api/v1/openapi.json", _openapi(tools), methods=["GET"]),
+    ]
+
+
+def _list(tools: Tools) -> Endpoint:
+    async def tools_list(request: Request) -> Response:
+        return JSONResponse({"tools": listed(tools)})
+
+    return tools_list
+
+
+def _openapi(tools: Tools) -> Endpoint:
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document(tools, sql_tool=SQL_TOOL))
+
+    return openapi
+
+
+def _tool(hub: Hub, tools: Tools) -> Endpoint:
+    async def tool(request: Request) -> Response:
+        return await _answered(hub, tools, request.path_params["name"], request)
+
+    return tool
+
+
+def _sql(hub: Hub, tools: Tools) -> Endpoint:
+    async def sql(request: Request) -> Response:
+        return await _answered(hub, tools, SQL_TOOL, request)
+
+    return sql
+
+
+async def _answered(hub: Hub, tools: Tools, name: str, request: Request) -> Response:
+    """The answer; an error is raised and told by the application as every other one."""
+    request.state.noted["tool"] = name[:80]
+    arguments = _arguments(await request.body())
+    who = request.state.identity
+    return JSONResponse(await called(hub, tools, name, arguments=arguments, who=who))
+
+
+def _arguments(body: bytes) -> Any:
+    """The body's JSON; no body is no arguments."""
+    if not body.strip():
+        return {}
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the body is no JSON: {str(error)[:120]}") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")

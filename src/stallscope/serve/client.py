@@ -1,0 +1,107 @@
+"""Asks a hub's HTTP interface from a shell or another process; errors are those that the hub raised."""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stallscope import errors
+from stallscope.errors import BadInput, NotFound, StallscopeError, TookTooLong, Unreachable
+from stallscope.serve.answers import kind_of
+from stallscope.serve.tokens import bearer
+
+_TIMEOUT_S = 60.0
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class HubClient:
+    """A hub at http(s)://HOST:PORT. ca: who signed its certificate, None for the system's authorities."""
+
+    url: str
+    token: str
+    ca: Path | None = None
+
+    def tools(self) -> list[dict[str, Any]]:
+        """The hub's tools. Raises as ask()."""
+        found: list[dict[str, Any]] = self._sent("GET", "/api/v1/tools/list", None)["tools"]
+        return found
+
+    def ask(self, tool: str, arguments: object) -> dict[str, Any]:
+        """A tool's answer. Raises what the hub raised, or Unreachable, TookTooLong."""
+        if not tool.replace(".", "").replace("_", "").isalnum() or not tool.isascii():
+            raise NotFound(f"there is no tool {tool[:80]!r}; stallscope ask without a tool lists them")
+        return self._sent("POST", f"/api/v1/tools/{tool}", arguments)
+
+    def _sent(self, method: str, path: str, body: object) -> dict[str, Any]:
+        headers = {"Authorization": bearer(self.token), "Accept": "application/json"}
+        text = None if body is None else json.dumps(body)
+        if text is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self._connection()
+        try:
+            connection.request(method, path, text, headers)
+            response = connection.getresponse()
+            data = response.read(_MOST_BYTES)
+        except TimeoutError:
+            raise TookTooLong(f"{self.url} did not answer within {_TIMEOUT_S:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(
+                f"{self.url}: {_said(error)}; is it the hub's address, and is the hub up?"
+            ) from None
+        finally:
+            connection.close()
+        return self._read(response.status, data)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or port == 0
+            or parts.path not in ("", "/")
+        ):
+            raise BadInput(
+                f"--hub {self.url!r}: give http(s)://HOST:PORT, for example https://localhost:8081"
+            )
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
+        except OSError as error:
+            raise BadInput(f"--ca-cert {self.ca}: cannot be used ({error.strerror or error})") from None
+        return http.client.HTTPSConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
+
+    def _read(self, status: int, data: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(data)
+            if status == 200 and isinstance(answer, dict):
+                return answer
+            raise error_of(answer["error"]["kind"], str(answer["error"]["message"]))
+        except (ValueError, TypeError, KeyError):
+            raise Unreachable(f"{self.url} answers with status {status} and not as a hub does") from None
+
+
+def error_of(kind: str, message: str) -> StallscopeError:
+    """The error that an answer tells, of its own class where this version knows it."""
+    known = {
+        kind_of(each): each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, StallscopeError)
+    }
+    return known.get(kind, StallscopeError)(message)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message}); name its authority with --ca-cert"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,52 @@
+"""What a hub answers with: tools, SQL and MCP as routes for the application, over one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.routing import BaseRoute
+
+from stallscope.rates import RateTable
+from stallscope.serve import api, guidance, mcp, tools
+from stallscope.serve.calls import called, listed
+from stallscope.serve.sql.sources import of_store
+from stallscope.serve.sql.workers import QueryLimits, Workers
+from stallscope.serve.tools.asking import Hub
+from stallscope.serve.tools.registry import Tools, collected
+
+if TYPE_CHECKING:  # loading the store here would load the engine
+    from stallscope.store.hub.store import HubStore
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+@contextmanager
+def front(
+    store: HubStore, rates: RateTable, *, limits: QueryLimits | None = None, n_workers: int = 2
+) -> Iterator[tuple[list[BaseRoute], Lifespan]]:
+    """The routes, and the lifespan that must run while they are served. The SQL processes end with the block."""
+    limits = limits or QueryLimits()
+    data = of_store(store, rates, max_hot_rows=limits.max_hot_rows)
+    with closing(Workers(data, n=n_workers, limits=limits)) as workers:
+        yield parts(Hub(store, rates, workers), collected(tools))
+
+
+def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
+    """The routes of some tools over a hub, and the lifespan they need."""
+
+    async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
+        request.state.noted["tool"] = name[:80]
+        return await called(hub, there, name, arguments=arguments, who=request.state.identity)
+
+    served = mcp.server(
+        "stallscope",
+        listed(there),
+        call,
+        instructions=guidance.INSTRUCTIONS,
+        texts=guidance.texts(),
+        guides=guidance.guides(),
+    )
+    route, lifespan = mcp.mounted(served)
+    return [*api.routes(hub, there), route], lifespan
