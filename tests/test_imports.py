@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "live": VOCABULARY | {"store", "diagnose"},
     "diagnose": VOCABULARY,
     "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose", "query"},
+    "stress": VOCABULARY | {"exporters"},
     "synth": VOCABULARY,
     "agent": VOCABULARY | {"settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
     "hub": VOCABULARY

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,10 +85,13 @@ def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0) -> Plan:
 
 
 @contextmanager
-def started(plan: Plan, folder: Path | None = None) -> Iterator[Job]:
+def started(
+    plan: Plan, folder: Path | None = None, *, before: Callable[[int], Sequence[str]] = lambda rank: ()
+) -> Iterator[Job]:
     """The job's processes at their gate, libraries loaded; whatever happens, none is left at the end.
 
     folder: an empty one for what the job writes, truth.json at the end; without it nothing is kept.
+    before: words that go before the command of a rank, and end by executing it.
     """
     with ExitStack() as stack:
         folder = folder or Path(stack.enter_context(_scratch()))
@@ -99,7 +102,7 @@ def started(plan: Plan, folder: Path | None = None) -> Iterator[Job]:
         stack.callback(_remove_segments, folder.name)
         processes: list[subprocess.Popen[str]] = []
         stack.callback(_end, processes)
-        processes.extend(_start_rank(folder, rank) for rank in range(plan.ranks))
+        processes.extend(_start_rank(folder, rank, before(rank)) for rank in range(plan.ranks))
         _await_ready(processes, folder)
         job = Job(plan, folder, tuple(processes), threading.Event())
         outside.place(plan, job.pids)
@@ -118,10 +121,10 @@ def _remove_segments(name: str) -> None:
         left.unlink(missing_ok=True)
 
 
-def _start_rank(folder: Path, rank: int) -> subprocess.Popen[str]:
+def _start_rank(folder: Path, rank: int, before: Sequence[str]) -> subprocess.Popen[str]:
     with (folder / f"rank{rank}.err").open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "stallscope.demo.job", str(folder), str(rank)],
+            [*before, sys.executable, "-m", "stallscope.demo.job", str(folder), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -70,8 +70,13 @@ class Target:
 class HubChannel:
     """An open connection; it comes back by itself. For one sending thread."""
 
-    def __init__(self, target: Target, clock_s: Callable[[], float] = time.monotonic):
-        """Raises BadInput for files of certificates that cannot be read. Does not wait for the hub."""
+    def __init__(
+        self, target: Target, clock_s: Callable[[], float] = time.monotonic, *, only_logs: bool = False
+    ):
+        """Raises BadInput for files of certificates that cannot be read. Does not wait for the hub.
+
+        only_logs: OTLP logs even where the hub knows the Arrow lane.
+        """
         self._target = target
         self._clock_s = clock_s
         self._channel = (
@@ -81,7 +86,7 @@ class HubChannel:
         )
         self._arrow = self._channel.unary_unary(ARROW)
         self._logs = self._channel.unary_unary(LOGS)
-        self._no_arrow_until_s = 0.0
+        self._no_arrow_until_s = float("inf") if only_logs else 0.0
         self._lock = threading.Lock()
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:

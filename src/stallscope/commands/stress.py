@@ -1,0 +1,105 @@
+"""`stallscope stress`: a load for one's own hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.options import AsJson
+from stallscope.errors import BadInput
+
+
+def stress(
+    endpoint: Annotated[str, typer.Option(help="The hub's OTLP over gRPC: HOST:PORT.")],
+    token_file: Annotated[
+        Path, typer.Option("--token-file", help="File with a token that may send (scope ingest).")
+    ],
+    node_id: Annotated[
+        str, typer.Option("--node-id", help="The machine that the rows say they are from.")
+    ] = ("stress-0"),
+    events: Annotated[int, typer.Option(help="Rows to send.", min=1)] = 100_000,
+    rate: Annotated[float, typer.Option(help="Rows a second; 0: as fast as the hub takes them.", min=0)] = 0,
+    straggler: Annotated[int | None, typer.Option(help="This rank is late in each round.", min=0)] = None,
+    late_ms: Annotated[float, typer.Option("--late-ms", help="How late the straggler is.", min=0.1)] = 20.0,
+    ranks: Annotated[int, typer.Option(help="Ranks of this machine.", min=1, max=1024)] = 8,
+    first_rank: Annotated[int, typer.Option("--first-rank", help="The first of them.", min=0)] = 0,
+    world: Annotated[
+        int | None, typer.Option(help="Ranks of the job on all machines (default: those of this one).", min=1)
+    ] = None,
+    job: Annotated[str, typer.Option(help="Machines with the same job send rounds that match.")] = "stress",
+    cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "stress",
+    batch: Annotated[int, typer.Option(help="Rows in a request.", min=1, max=50_000)] = 500,
+    at_once: Annotated[int, typer.Option("--at-once", help="Requests under way.", min=1, max=256)] = 4,
+    lane: Annotated[str, typer.Option(help="arrow, or otlp (logs).")] = "arrow",
+    ca_cert: Annotated[
+        Path | None, typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's.")
+    ] = None,
+    hub_insecure: Annotated[
+        bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send made-up rounds to a hub, and say how long it takes to acknowledge them."""
+    import json
+
+    from stallscope.exporters.hub_channel import HubChannel, Target
+    from stallscope.serve.tokens import token_in
+    from stallscope.stress.load import Job
+    from stallscope.stress.run import Plan, run
+
+    if lane not in ("arrow", "otlp"):
+        raise BadInput(f"--lane: there is no lane {lane!r}; give arrow or otlp")
+    n_world = world or first_rank + ranks
+    if n_world < first_rank + ranks:
+        raise BadInput(
+            f"--world {n_world} has no rank {first_rank + ranks - 1}: give {first_rank + ranks} or more"
+        )
+    if straggler is not None and straggler >= n_world:
+        raise BadInput(f"--straggler {straggler}: the job has ranks 0 to {n_world - 1}")
+    interval_ns = int(ranks / rate * 1e9) if rate else max(50_000_000, int(late_ms * 3e6))
+    if straggler is not None and late_ms * 1e6 > interval_ns / 2:
+        raise BadInput(
+            f"--late-ms {late_ms:g}: a round takes {interval_ns / 1e6:.3g} ms; give less, or a lower --rate"
+        )
+    token_in(token_file)
+    target = Target(
+        address=endpoint,
+        node=node_id,
+        cluster=cluster,
+        token=lambda: token_in(token_file),
+        ca_file=ca_cert,
+        insecure=hub_insecure,
+        about={"agent": "stallscope stress"},
+    )
+    channel = HubChannel(target, only_logs=lane == "otlp")
+    try:
+        result = run(
+            Plan(
+                job=Job(
+                    name=job,
+                    ranks=ranks,
+                    first_rank=first_rank,
+                    world=n_world,
+                    interval_ns=interval_ns,
+                    straggler=straggler,
+                    late_ns=int(late_ms * 1e6),
+                ),
+                events=events,
+                rate=rate,
+                batch=batch,
+                at_once=at_once,
+            ),
+            channel,
+        )
+    finally:
+        channel.close()
+    told = result.numbers()
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        for name, value in told.items():
+            typer.echo(f"{name.replace('_', ' '):20} {value:,}")
+    if result.n_acknowledged < result.n_sent:
+        raise BadInput(f"the hub refused {result.n_refused:,} rows: {result.reason}")

@@ -1,0 +1,143 @@
+"""Several machines on one: network namespaces with addresses of their own, and an agent in each, as real ones would be.
+
+They share the kernel, so they share its monotonic clock; a wall clock of its own is given to each agent. As a
+program (`python -m stallscope.demo.machines`) this file is one such agent.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stallscope.demo.plan import end_with_parent
+from stallscope.errors import CannotTrace
+
+_NETWORK = "198.18"  # of RFC 2544: for tests, routed nowhere
+_OURS = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of them: its name, its address, and the words that run a command in it (and become that command)."""
+
+    name: str
+    address: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What they are connected by. address: of this machine, where they reach a hub."""
+
+    address: str
+    machines: tuple[Machine, ...]
+
+
+@contextmanager
+def network(n: int) -> Iterator[Network]:
+    """`n` machines on one bridge inside the with block. Raises CannotTrace where namespaces cannot be made."""
+    mark = os.getpid() % 100_000
+    subnet = f"{_NETWORK}.{mark % 254 + 1}"
+    bridge = f"ss{mark}"
+    with ExitStack() as stack:
+        _ip("link", "add", bridge, "type", "bridge")
+        stack.callback(_ip, "link", "del", bridge)
+        _ip("addr", "add", f"{subnet}.{_OURS}/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        made = []
+        for number in range(n):
+            space, outer, inner = f"{bridge}-{number}", f"{bridge}o{number}", f"{bridge}i{number}"
+            address = f"{subnet}.{number + _OURS + 1}"
+            _ip("netns", "add", space)
+            stack.callback(_ip, "netns", "del", space)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
+            _ip("link", "set", outer, "master", bridge, "up")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", inner)
+            _ip("-n", space, "link", "set", inner, "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            # Not `ip netns exec`: that hides the kernel's file systems from what it runs.
+            words = ("nsenter", f"--net=/run/netns/{space}", "--")
+            made.append(Machine(f"machine-{number}", address, words))
+        yield Network(f"{subnet}.{_OURS}", tuple(made))
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise CannotTrace(
+            f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}; it takes root and iproute2"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentPlan:
+    """An agent on one of the machines. Its wall clock is ahead by offset_ns and gains drift_ppm."""
+
+    db: str
+    node: str
+    pids: tuple[int, ...]
+    hub: str
+    token_file: str
+    ca_file: str | None = None
+    cluster: str = "machines"
+    offset_ns: int = 0
+    drift_ppm: float = 0.0
+
+
+def start_agent(machine: Machine, plan: AgentPlan, said: Path) -> "subprocess.Popen[bytes]":
+    """An agent as a process on a machine; what it says goes into a file. It never outlives this process."""
+    with said.open("w") as out:
+        return subprocess.Popen(
+            [*machine.words, sys.executable, "-m", __name__, json.dumps(asdict(plan))],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+
+def wall_clock(
+    offset_ns: int, drift_ppm: float, true_ns: Callable[[], int] = time.time_ns
+) -> Callable[[], int]:
+    """A wall clock that is wrong: ahead by offset_ns now, and by drift_ppm more as time goes by."""
+    begin_ns = true_ns()
+
+    def now_ns() -> int:
+        at_ns = true_ns()
+        return at_ns + offset_ns + round((at_ns - begin_ns) * drift_ppm / 1e6)
+
+    return now_ns
+
+
+def main(words: Sequence[str]) -> None:
+    """Be an agent as told, until SIGTERM."""
+    from stallscope import agent
+
+    end_with_parent()
+    told: dict[str, Any] = json.loads(words[0])
+    plan = AgentPlan(**told | {"pids": tuple(told["pids"])})
+    agent.trace(
+        agent.Options(
+            db=Path(plan.db),
+            node=plan.node,
+            pids=plan.pids,
+            hub=agent.Hub(
+                address=plan.hub,
+                token_file=Path(plan.token_file),
+                cluster=plan.cluster,
+                ca_file=Path(plan.ca_file) if plan.ca_file else None,
+                insecure=plan.ca_file is None,
+            ),
+            wall_ns=wall_clock(plan.offset_ns, plan.drift_ppm),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

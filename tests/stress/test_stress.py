@@ -1,0 +1,108 @@
+"""The load maker: its rows match over machines and name their straggler; what it prints is what was stored."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stallscope import cli, hub
+from stallscope.errors import BadInput, NotAllowed, Unreachable
+from stallscope.events.names import Category
+from stallscope.serve.tokens import FILE_NAME, Tokens
+from stallscope.store.hub.store import HubStore
+from stallscope.stress import load
+from stallscope.stress.load import Job
+
+
+def job(**changes: object) -> Job:
+    told = {"name": "j", "ranks": 4, "first_rank": 0, "world": 8, "interval_ns": 50_000_000}
+    return Job(**told | {"straggler": 2, "late_ns": 10_000_000} | changes)
+
+
+def test_rounds_of_two_machines_match():
+    first = load.collectives(job(), 100, 5, origin_round=100)
+    second = load.collectives(job(first_rank=4), 100, 5, origin_round=100)
+    assert set(first["comm_hash"]) == set(second["comm_hash"])
+    assert first["seq"].tolist() == second["seq"].tolist()
+    assert set(first["comm_rank"]) | set(second["comm_rank"]) == set(range(8))
+    assert abs(int(first["ts_ns"].min()) - int(second["ts_ns"].min())) < 1_000_000
+
+
+def test_the_straggler_is_late_and_its_ledger_says_that_it_slept():
+    rows = load.collectives(job(), 100, 20, origin_round=100).reshape(20, 4)
+    late_ns = rows["ts_ns"] - np.median(rows["ts_ns"], axis=1, keepdims=True)
+    assert (late_ns[:, 2] > 9_000_000).all()
+    assert (np.abs(late_ns[:, [0, 1, 3]]) < 1_000_000).all()
+    spent_ns = np.diff(rows["ledger_ns"], axis=0)
+    assert (spent_ns[:, 2, Category.SLEEP - 1] == 10_000_000).all()
+    assert (spent_ns[:, [0, 1, 3], Category.WAIT_GPU - 1] == 10_000_000).all()
+    assert (spent_ns.sum(axis=2) == 50_000_000).all()
+
+
+def test_nobody_is_late_without_a_straggler():
+    rows = load.collectives(job(straggler=None), 7, 9, origin_round=7).reshape(9, 4)
+    assert (np.ptp(rows["ts_ns"], axis=1) < 1_000_000).all()
+
+
+@pytest.mark.parametrize("lane", ["arrow", "otlp"])
+def test_what_it_says_is_acknowledged_is_stored(tmp_path: Path, lane: str):
+    folder, local = tmp_path / "h", "127.0.0.1:0"
+    (tmp_path / "token").write_text(Tokens(folder / FILE_NAME).create(["ingest"], "default"))
+    options = hub.Options(db=folder, otlp_grpc=local, otlp_http=local, api=local)
+    words = [
+        "--token-file",
+        str(tmp_path / "token"),
+        "--hub-insecure",
+        "--json",
+        "--events",
+        "2003",
+        "--lane",
+        lane,
+    ]
+    with (tmp_path / "said").open("w") as out, hub.started(options, out=out) as ports:
+        endpoint = f"127.0.0.1:{ports.otlp_grpc}"
+        done = CliRunner().invoke(cli.app, ["stress", "--endpoint", endpoint, *words, "--rate", "20000"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["sent"], told["acknowledged"], told["refused"]) == (2003, 2003, 0)
+    assert told["ack_p99_ms"] >= told["ack_p50_ms"] > 0
+    store = HubStore.open(folder)
+    rows = store.snapshot("default").hot["collectives"]
+    store.close()
+    assert len(rows) == 2003
+    assert len({(r["seq"], r["comm_rank"]) for r in rows.to_pylist()}) == 2003
+
+
+def test_a_hub_that_is_not_there_or_does_not_let_in_is_one_clear_error(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("stallscope.stress.run.Plan.patience_s", 0.5)
+    folder, local = tmp_path / "h", "127.0.0.1:0"
+    tokens = Tokens(folder / FILE_NAME)
+    (tmp_path / "token").write_text(tokens.create(["read"], "default"))
+    words = ["--token-file", str(tmp_path / "token"), "--hub-insecure", "--events", "10"]
+    options = hub.Options(db=folder, otlp_grpc=local, otlp_http=local, api=local)
+    with (tmp_path / "said").open("w") as out, hub.started(options, out=out) as ports:
+        endpoint = f"127.0.0.1:{ports.otlp_grpc}"
+        done = CliRunner().invoke(cli.app, ["stress", "--endpoint", endpoint, *words])
+    assert isinstance(done.exception, NotAllowed)
+    begin_s = time.monotonic()
+    done = CliRunner().invoke(cli.app, ["stress", "--endpoint", endpoint, *words])
+    assert isinstance(done.exception, Unreachable)
+    assert time.monotonic() - begin_s < 20
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--lane", "x"], "--lane"),
+        (["--world", "4"], "--world 4 has no rank 7"),
+        (["--straggler", "8"], "--straggler 8"),
+        (["--rate", "8000", "--straggler", "1"], "--late-ms 20"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], told: str):
+    done = CliRunner().invoke(cli.app, ["stress", "--endpoint", "h:1", "--token-file", "t", *words])
+    assert isinstance(done.exception, BadInput)
+    assert told in str(done.exception)
