@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stallscope.commands.options import AsJson
+from stallscope.commands.options import AsJson, duration_ns
 from stallscope.errors import BadInput
 
 
@@ -33,6 +33,9 @@ def stress(
     batch: Annotated[int, typer.Option(help="Rows in a request.", min=1, max=50_000)] = 500,
     at_once: Annotated[int, typer.Option("--at-once", help="Requests under way.", min=1, max=256)] = 4,
     lane: Annotated[str, typer.Option(help="arrow, or otlp (logs).")] = "arrow",
+    patience: Annotated[
+        str, typer.Option(help="Give up when nothing is acknowledged for this time: 30s, 2m.")
+    ] = "30s",
     ca_cert: Annotated[
         Path | None, typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's.")
     ] = None,
@@ -90,6 +93,7 @@ def stress(
                 rate=rate,
                 batch=batch,
                 at_once=at_once,
+                patience_s=duration_ns(patience, "--patience") / 1e9,
             ),
             channel,
         )

@@ -160,7 +160,7 @@ class _Flight:
                 now_s = time.monotonic()
                 if now_s - self._last_good_s > self._plan.patience_s:
                     raise Unreachable(
-                        f"the hub has acknowledged nothing for {self._plan.patience_s:.0f} s "
+                        f"the hub has acknowledged nothing for {self._plan.patience_s:g} s "
                         f"({self.reason or 'no answer'}); see --endpoint"
                     )
                 due = [again for at_s, again in self._again if at_s <= now_s]
