@@ -7,9 +7,9 @@ import pytest
 
 from stallscope.diagnose.blame import (
     LateStep,
-    beyond_chance,
     _poisson_tail,
     _rate_of_quiet,
+    beyond_chance,
     one_offs,
     recurring,
 )
@@ -222,3 +222,16 @@ def test_long_traces_are_judged_too():
     assert not beyond_chance(1000, [1000] * 7, LIMITS.chance)
     assert beyond_chance(2000, [1000] * 7, LIMITS.chance)
     assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
+
+
+def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is_accused():
+    delays = [*(Delay(1, step, 60 * MS) for step in (8, 17, 29)), Delay(2, 22, 60 * MS)]
+    verdict = only(report_of(dp_trace(delays)))
+    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert verdict.evidence["suspects"] == [1]
+    assert "chance" in verdict.abstained_because
+
+
+def test_two_late_steps_are_no_reason_to_say_anything():
+    delays = [Delay(1, 8, 60 * MS), Delay(1, 17, 60 * MS), Delay(2, 22, 60 * MS)]
+    assert report_of(dp_trace(delays)).healthy

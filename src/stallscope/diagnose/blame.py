@@ -307,6 +307,17 @@ def recurring(
     return named
 
 
+def unsure(
+    found: list[LateStep], named: dict[int, list[LateStep]], *, least_ns: float, limits: Thresholds
+) -> dict[int, list[LateStep]]:
+    """Processes that are not named though they have several clear late steps: the others' make that no surprise."""
+    mine: dict[int, list[LateStep]] = {}
+    for late in found:
+        if late.process not in named and late.excess_ns >= limits.clear_factor * least_ns:
+            mine.setdefault(late.process, []).append(late)
+    return {process: late for process, late in mine.items() if len(late) >= limits.min_late_steps}
+
+
 def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int, limits: Thresholds) -> Array:
     """How many independent delays each process's late steps are: int64 (n_processes,).
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose import late_verdicts, single, text, told
-from stallscope.diagnose.blame import LateStep, late_steps, one_offs, recurring
+from stallscope.diagnose.blame import LateStep, late_steps, one_offs, recurring, unsure
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
@@ -59,7 +59,7 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
         return single.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
     if told.is_told(trace):
-        return told.report(trace, _mismatches(case), limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
+        return told.report(trace, mismatch_verdicts(case), limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     return report(findings(case))
 
 
@@ -73,7 +73,7 @@ def findings(case: Case) -> Findings:
     uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
-        odd=_mismatches(case),
+        odd=mismatch_verdicts(case),
         late=found,
         named=named,
         device=gpus.slow,
@@ -102,7 +102,7 @@ def report(found: Findings) -> Report:
     once, benign = _once(case, one_offs(found.late, case.limits), looked_at)
     verdicts += once
     if not verdicts:
-        verdicts = alike(case)
+        verdicts = alike(case) or _unsure(found, looked_at)
     return Report(
         source=case.trace.source,
         looked_at=counted(case),
@@ -111,7 +111,7 @@ def report(found: Findings) -> Report:
     )
 
 
-def _mismatches(case: Case) -> list[Verdict]:
+def mismatch_verdicts(case: Case) -> list[Verdict]:
     found = mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)
     return [_mismatch(case, one) for one in found]
 
@@ -259,6 +259,30 @@ def stage_verdict(case: Case, stage: SlowStage) -> Verdict:
             "step_ms": round(case.step_ns / 1e6, 3),
         },
     )
+
+
+def _unsure(found: Findings, looked_at: Seen) -> list[Verdict]:
+    """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
+    case = found.case
+    doubtful = unsure(found.late, found.named, least_ns=case.pace.least_ns, limits=case.limits)
+    if not doubtful:
+        return []
+    delays = delays_by_process(case, [late for mine in doubtful.values() for late in mine])
+    verdict = late_verdicts.moving(case, total(delays.values()), looked_at=looked_at)
+    ranks = sorted(int(case.line.rank[process]) for process in doubtful)
+    because = "the late steps are too few, among so many ranks, to be more than chance"
+    return [
+        replace(
+            verdict,
+            kind="inconclusive",
+            confidence=0.5,
+            abstained_because=because,
+            advice=[
+                "Look again after more steps: a rank that is late for a reason of its own will be late again."
+            ],
+            evidence=verdict.evidence | {"suspects": ranks, "moves": False},
+        )
+    ]
 
 
 def _moving(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
