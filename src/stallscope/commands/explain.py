@@ -17,13 +17,19 @@ from stallscope.commands.fleet import (
     fleet_trace,
     is_fleet,
 )
-from stallscope.commands.options import AsJson, Db, Price, SettingsFile, duration_ns, settings_from
+from stallscope.commands.options import AsJson, Db, Price, SettingsFile, settings_from
+from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.commands.report import print_report
 
 
 def explain(
     db: Db = None,
-    since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    since: Since = None,
+    begin: From = None,
+    end: To = None,
+    step: Step = None,
+    phase: Phase = None,
+    last: Last = None,
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
     min_late: Annotated[
@@ -44,7 +50,7 @@ def explain(
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
     chosen = settings_from(flags, settings)
-    since_ns = None if since is None else duration_ns(since, "--since")
+    part = part_from(since, begin, end, step=step, phase=phase, last=last)
     of_nodes = is_fleet(chosen, asked, db)
-    trace = fleet_trace(chosen, asked, since_ns) if of_nodes else node.read(chosen.db, since_ns)
+    trace = fleet_trace(chosen, asked, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
     print_report(trace, as_json, settings=chosen)

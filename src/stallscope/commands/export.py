@@ -24,11 +24,13 @@ from stallscope.commands.fleet import (
     fleet_trace,
     is_fleet,
 )
-from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_from
+from stallscope.commands.options import Db, SettingsFile, settings_from
+from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import StorageFailed
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.settings import Settings
+    from stallscope.store.part import Part
 
 
 class ExportFormat(StrEnum):
@@ -52,7 +54,12 @@ def export(
         Path | None,
         typer.Option("--out", "-o", help="The file; for tables the folder. Default: the trace's name, here."),
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    since: Since = None,
+    begin: From = None,
+    end: To = None,
+    step: Step = None,
+    phase: Phase = None,
+    last: Last = None,
     nodes: Nodes = None,
     timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
     token_file: TokenFile = None,
@@ -65,12 +72,12 @@ def export(
     """Write a trace for ui.perfetto.dev, chrome://tracing, or as tables."""
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     chosen = settings_from({"db": db, **asked.flags()}, settings)
-    since_ns = None if since is None else duration_ns(since, "--since")
+    part = part_from(since, begin, end, step=step, phase=phase, last=last)
     if is_fleet(chosen, asked, db):
-        with _trace_of_nodes(chosen, asked, since_ns) as merged:
-            _export(replace(chosen, db=merged), form, out, since_ns=None)
+        with _trace_of_nodes(chosen, asked, only_since(part)) as merged:
+            _export(replace(chosen, db=merged), form, out, part_from(None, None, None, step=None, phase=None))
         return
-    _export(chosen, form, out, since_ns=since_ns)
+    _export(chosen, form, out, part)
 
 
 @contextmanager
@@ -84,48 +91,46 @@ def _trace_of_nodes(chosen: Settings, asked: Asked, since_ns: int | None) -> Ite
         yield merged
 
 
-def _export(chosen: Settings, form: ExportFormat, out: Path | None, *, since_ns: int | None) -> None:
+def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:
     if form in _ENDINGS:
         target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
-        _write_timeline(chosen, form, target, since_ns=since_ns)
+        _write_timeline(chosen, form, target, part)
         typer.echo(f"{target}: {target.stat().st_size:,} bytes; open it in https://ui.perfetto.dev", err=True)
         return
     folder = out or Path(f"{chosen.db.stem}-{form}")
-    for path, n_rows in _write_tables(chosen.db, form, folder, since_ns=since_ns):
+    for path, n_rows in _write_tables(chosen.db, form, folder, part):
         typer.echo(f"{path}: {n_rows:,} row{'' if n_rows == 1 else 's'}", err=True)
 
 
-def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, *, since_ns: int | None) -> None:
+def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Part) -> None:
     from stallscope.commands.report import diagnosed
     from stallscope.exporters.chrome import chrome_json
     from stallscope.exporters.perfetto import perfetto_bytes
     from stallscope.exporters.telling import story
     from stallscope.store import node
 
-    trace = node.read(chosen.db, since_ns)
+    trace = node.read(chosen.db, part=part)
     told = story(trace, diagnosed(trace, chosen))
-    parts: Iterable[bytes] = (
+    pieces: Iterable[bytes] = (
         perfetto_bytes(told)
         if form is ExportFormat.PERFETTO
         else (text.encode() for text in chrome_json(told))
     )
-    with _replacing(target) as part, part.open("wb") as file:
-        file.writelines(parts)
+    with _replacing(target) as new, new.open("wb") as file:
+        file.writelines(pieces)
 
 
-def _write_tables(
-    db: Path, form: ExportFormat, folder: Path, *, since_ns: int | None
-) -> Iterator[tuple[Path, int]]:
+def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Iterator[tuple[Path, int]]:
     """Every table as a file of the folder. Yields each with its number of rows."""
     from stallscope.exporters.tables import write_table
     from stallscope.query.sql import rows_by_table
 
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for table, columns, rows in rows_by_table(db, since_ns):
+    for table, columns, rows in rows_by_table(db, part):
         path = folder / f"{table}.{form}"
-        with _replacing(path) as part:
-            n_rows = write_table(part, columns, rows)
+        with _replacing(path) as new:
+            n_rows = write_table(new, columns, rows)
         yield path, n_rows
 
 

@@ -22,6 +22,7 @@ from stallscope.commands.fleet import (
     tell,
 )
 from stallscope.commands.options import AsJson, Db, SettingsFile, duration_ns, settings_from
+from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing these here would slow every command
@@ -36,7 +37,12 @@ def query(
         str | None, typer.Argument(help="One SELECT; left out, or -: read from standard input.")
     ] = None,
     db: Db = None,
-    since: Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")] = None,
+    since: Since = None,
+    begin: From = None,
+    end: To = None,
+    step: Step = None,
+    phase: Phase = None,
+    last: Last = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows at most; what is cut off is said.")] = 1000,
     timeout: Annotated[str, typer.Option(help="When to give up: 10s, 2m.")] = "10s",
     form: Annotated[Format, typer.Option("--format", help="How the rows are written.")] = Format.TABLE,
@@ -61,13 +67,13 @@ def query(
         _print_schema(chosen.db, form, out)
         return
     limits = engine.Limits(max_rows=limit, timeout_s=duration_ns(timeout, "--timeout") / 1e9)
-    since_ns = None if since is None else duration_ns(since, "--since")
+    part = part_from(since, begin, end, step=step, phase=phase, last=last)
     if is_fleet(chosen, asked, db):
         print_answer(
-            _of_nodes(_statement(sql), chosen, asked, limits=limits, since_ns=since_ns), form, out=out
+            _of_nodes(_statement(sql), chosen, asked, limits=limits, since_ns=only_since(part)), form, out=out
         )
         return
-    print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, since_ns=since_ns), form, out=out)
+    print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, part=part), form, out=out)
 
 
 def _of_nodes(

@@ -192,6 +192,18 @@ SPANS = Table(
     ),
 )
 
+ANNOTATIONS = Table(
+    "annotations",
+    "A label that the job gave: it holds until the next of its kind from the same process.",
+    (
+        Field("ts_ns", "i8", "from when on"),
+        *_WHO,
+        Field("label", "S32", "what kind: step, epoch, phase, container, or a word of the job's own"),
+        Field("value", "S128", "which one"),
+    ),
+)
+"""Beside TABLES: not captured, and not sent."""
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
 

@@ -34,6 +34,7 @@ class Trace:
     communicators: Array = field(default_factory=lambda: layout.empty(layout.COMMUNICATORS))
     processes: Array = field(default_factory=lambda: layout.empty(layout.PROCESSES))
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
+    annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

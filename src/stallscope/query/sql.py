@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.errors import BadInput, RefusedQuery, StallscopeError, TookTooLong
-from stallscope.events.layout import TABLES
 from stallscope.query.words import add_functions
-from stallscope.store.node import question, reading
+from stallscope.store.node import reading
+from stallscope.store.part import Part, narrow, windows
 
 _STEPS_BETWEEN_LOOKS = 10_000
 _MAX_SQL_BYTES = 1_000_000
@@ -74,17 +74,24 @@ _WORDS = {
 }
 
 
-def ask(path: Path, statement: str, *, limits: Limits | None = None, since_ns: int | None = None) -> Answer:
+def ask(
+    path: Path,
+    statement: str,
+    *,
+    limits: Limits | None = None,
+    since_ns: int | None = None,
+    part: Part | None = None,
+) -> Answer:
     """The rows of one statement that only reads, over the trace in a file.
 
-    since_ns: only events of the last so many ns before each node's newest. Raises BadInput for a statement that is
-    wrong, RefusedQuery for one that does more than read, TookTooLong, NotFound, BadTrace, NewerSchema.
+    since_ns: only events of the last so many ns before each node's newest; part: more of that kind. Raises
+    BadInput for a statement that is wrong, RefusedQuery for one that does more than read, TookTooLong, NotFound,
+    BadTrace, NewerSchema.
     """
     limits = limits or Limits()
     with reading(path) as db:
         add_functions(db)
-        if since_ns is not None:
-            _shorten(db, since_ns)
+        _narrow(db, part or Part(since_ns=since_ns))
         gate = _Gate()
         _limit(db)
         db.set_authorizer(gate)
@@ -105,15 +112,14 @@ def ask(path: Path, statement: str, *, limits: Limits | None = None, since_ns: i
 
 
 def rows_by_table(
-    path: Path, since_ns: int | None = None
+    path: Path, part: Part
 ) -> Iterator[tuple[str, dict[str, str], Iterable[tuple[object, ...]]]]:
     """Every table of a trace: name, SQL type by column, rows (to be read before the next table).
 
-    since_ns: as in ask(). Raises NotFound, BadTrace, NewerSchema.
+    part: as in ask(). Raises NotFound, BadTrace, NewerSchema.
     """
     with reading(path) as db:
-        if since_ns is not None:
-            _shorten(db, since_ns)
+        _narrow(db, part)
         for (table,) in db.execute(_TABLES).fetchall():
             columns = {row[1]: row[2] for row in db.execute(f"PRAGMA main.table_info({table})")}
             yield table, columns, db.execute(f"SELECT * FROM {table} ORDER BY 1")
@@ -140,15 +146,9 @@ def _deadline(timeout_s: float) -> Callable[[], int]:
     return lambda: int(time.monotonic() > end_s)
 
 
-def _shorten(db: sqlite3.Connection, since_ns: int) -> None:
-    """Let the names of the tables of events mean their last part only."""
-    latest = dict(db.execute(question("latest")))
-    each = [f"(node = {int(node)} AND ts_ns >= {int(newest) - since_ns})" for node, newest in latest.items()]
-    for table in TABLES:
-        if each and not any(column.name == "ended_ns" for column in table.fields):
-            db.execute(
-                f"CREATE TEMP VIEW {table.name} AS SELECT * FROM main.{table.name} WHERE {' OR '.join(each)}"
-            )
+def _narrow(db: sqlite3.Connection, part: Part) -> None:
+    if not part.is_whole:
+        narrow(db, windows(db, part))
 
 
 def _told(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:

@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import TABLES, Array, Table
+from stallscope.events.layout import ANNOTATIONS, TABLES, Array, Table
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
+from stallscope.store.part import Part, narrow, windows
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x57A11
@@ -29,6 +30,7 @@ _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
     ("losses", "ts_ns"),
+    ("annotations", "ts_ns"),
     ("clocks", "monotonic_ns"),
 )
 """What prune() deletes from; processes and communicators are few, and needed to name ranks."""
@@ -240,22 +242,27 @@ def add(store: NodeTrace, trace: Trace) -> None:
         if "symbol" in (rows.dtype.names or ()):
             rows["symbol"] = _renumbered(rows["symbol"], symbols)
         store.append(table, rows)
+    labels = trace.annotations.copy()
+    labels["node"] = _renumbered(labels["node"], nodes)
+    store.append(ANNOTATIONS, labels)
     for clock in trace.clocks:
         store.clock(Clock(nodes[clock.node], clock.monotonic_ns, clock.wall_ns, clock.error_ns))
     store.lost(nodes[0], 0, [(kind, None, n) for kind, n in trace.lost.items() if n])
     store.commit()
 
 
-def read(path: Path, since_ns: int | None = None) -> Trace:
-    """The trace in a file. since_ns: only events of the last so many ns before the newest.
+def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -> Trace:
+    """The trace in a file. since_ns: only events of the last so many ns before the newest; part: more of that kind.
 
     Never changes the file. Raises NotFound, BadTrace, NewerSchema.
     """
+    part = part or Part(since_ns=since_ns)
     with reading(path) as db:
+        if not part.is_whole:
+            narrow(db, windows(db, part))
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        latest = dict(db.execute(question("latest")))
-        tables = {table.name: _read_table(db, table, latest, since_ns=since_ns) for table in TABLES}
+        tables = {table.name: _read_table(db, table) for table in (*TABLES, ANNOTATIONS)}
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
         clocks = db.execute(
@@ -266,6 +273,7 @@ def read(path: Path, since_ns: int | None = None) -> Trace:
         symbols = dict(db.execute("SELECT symbol, name FROM symbols"))
         return Trace(
             **tables,
+            probed=(),
             nodes=tuple(names[node] for node in sorted(names)) or ("",),
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
             clocks=tuple(Clock(numbers[node], *rest) for node, *rest in clocks if node in numbers),
@@ -306,19 +314,8 @@ def question(name: str) -> str:
     return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
 
 
-def _read_table(
-    db: sqlite3.Connection, table: Table, latest: dict[int, int], *, since_ns: int | None
-) -> Array:
-    where, parameters = "", []
-    if since_ns is not None and latest and not any(field.name == "ended_ns" for field in table.fields):
-        each = []
-        for node, latest_ns in latest.items():
-            each.append("(node = ? AND ts_ns >= ?)")
-            parameters += [node, latest_ns - since_ns]
-        where = f" WHERE {' OR '.join(each)}"
-    found = db.execute(
-        f"SELECT {columns.select_list(table)} FROM {table.name}{where} ORDER BY ts_ns, id", parameters
-    )
+def _read_table(db: sqlite3.Connection, table: Table) -> Array:
+    found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
     return columns.rows(table, found)
 
 

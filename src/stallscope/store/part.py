@@ -1,0 +1,202 @@
+"""A part of a trace: the last seconds, a stretch of wall time, the steps or the phase that the job has told.
+
+A part is windows of each node's clock. Where it is in force, the tables of events mean their rows inside them; what
+a job is made of (processes, communicators) stays whole.
+"""
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from stallscope.errors import NotFound
+from stallscope.events.layout import TABLES
+
+Window = tuple[int, int]
+Windows = Mapping[int, Sequence[Window]]
+"""By node: begin and end (not included) in ns on its clock, sorted, apart from each other."""
+
+_EVER = (-(1 << 62), 1 << 62)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is asked for; what is None is not. All that is given must hold.
+
+    since_ns: the last so many ns before each node's newest event. from_wall_ns, to_wall_ns: wall time. steps: the
+    first and last step, as the job has told them. phase: the phase that it has told. last_rounds: of the communicator
+    with most rounds.
+    """
+
+    since_ns: int | None = None
+    from_wall_ns: int | None = None
+    to_wall_ns: int | None = None
+    steps: tuple[int, int] | None = None
+    phase: str | None = None
+    last_rounds: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Part()
+
+
+def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
+    """The windows of a part, for every node of the trace.
+
+    Raises NotFound for steps or a phase that nobody has told.
+    """
+    nodes = [node for (node,) in db.execute("SELECT node FROM nodes")]
+    found: dict[int, list[Window]] = {node: [_EVER] for node in nodes}
+    if part.since_ns is not None:
+        latest = dict(db.execute(files("stallscope.store").joinpath("sql", "latest.sql").read_text()))
+        found = {node: [(latest.get(node, 0) - part.since_ns, _EVER[1])] for node in nodes}
+    if part.last_rounds is not None:
+        found = _both(found, _last_rounds(db, nodes, part.last_rounds))
+    clocks = {node: _Wall(db, node) for node in nodes}
+    if part.from_wall_ns is not None or part.to_wall_ns is not None:
+        found = _both(
+            found, {node: [clocks[node].window(part.from_wall_ns, part.to_wall_ns)] for node in nodes}
+        )
+    if part.steps is not None:
+        low, high = part.steps
+        told = _told(db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high)
+        found = _both(found, _present(told, f"no step {low} to {high}: the job has told none of them"))
+    if part.phase is not None:
+        told = _told(db, "phase", clocks, lambda value: value == part.phase)
+        found = _both(found, _present(told, f"no phase {part.phase!r}: {_phases(db)}"))
+    return found
+
+
+def narrow(db: sqlite3.Connection, found: Windows) -> None:
+    """Let the tables of events mean their rows in the windows, on this connection only. The file is not changed."""
+    db.execute("CREATE TEMP TABLE part_windows (node INTEGER, begin_ns INTEGER, end_ns INTEGER)")
+    rows = [(node, *window) for node, each in found.items() for window in each]
+    db.executemany("INSERT INTO part_windows VALUES (?, ?, ?)", rows)
+    db.commit()
+    for name in _NARROWED:
+        db.execute(
+            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE EXISTS (SELECT 1 FROM temp.part_windows AS w "
+            f"WHERE w.node = {name}.node AND {name}.ts_ns >= w.begin_ns AND {name}.ts_ns < w.end_ns)"
+        )
+
+
+_NARROWED = (
+    *(table.name for table in TABLES if not any(field.name == "ended_ns" for field in table.fields)),
+    "annotations",
+)
+
+
+class _Wall:
+    """Wall time on a node's clock, by its nearest reading."""
+
+    def __init__(self, db: sqlite3.Connection, node: int):
+        wanted = "SELECT wall_ns, monotonic_ns FROM clocks WHERE node = ? ORDER BY wall_ns"
+        self._readings = db.execute(wanted, (node,)).fetchall()
+
+    def window(self, begin_ns: int | None, end_ns: int | None) -> Window:
+        """A stretch of wall time; all of it where no clock was read."""
+        return (
+            _EVER[0] if begin_ns is None else self.at(begin_ns, _EVER[0]),
+            _EVER[1] if end_ns is None else self.at(end_ns, _EVER[1]),
+        )
+
+    def at(self, wall_ns: int, otherwise: int) -> int:
+        """A moment of wall time."""
+        if not self._readings:
+            return otherwise
+        after = bisect_right(self._readings, (wall_ns, 1 << 62))
+        near = self._readings[max(after - 1, 0)]
+        return int(wall_ns - near[0] + near[1])
+
+    def wall_ns(self, at_ns: int) -> int | None:
+        """The wall time of a moment of the node's clock."""
+        if not self._readings:
+            return None
+        near = min(self._readings, key=lambda reading: abs(reading[1] - at_ns))
+        return int(at_ns - near[1] + near[0])
+
+
+def _told(
+    db: sqlite3.Connection, label: str, clocks: Mapping[int, _Wall], wanted: Callable[[str], bool]
+) -> dict[int, list[Window]]:
+    """Between each label that is wanted and the next of its kind from the same process.
+
+    A node whose processes have told nothing takes the windows of another one, by wall time.
+    """
+    rows = db.execute(
+        "SELECT node, pid, ts_ns, value FROM annotations WHERE label = ? ORDER BY node, pid, ts_ns, id",
+        (label,),
+    ).fetchall()
+    found: dict[int, list[Window]] = {}
+    for i, (node, pid, ts_ns, value) in enumerate(rows):
+        following = rows[i + 1] if i + 1 < len(rows) else None
+        end_ns = following[2] if following and following[:2] == (node, pid) else _EVER[1]
+        if value is not None and wanted(value):
+            found.setdefault(node, []).append((ts_ns, end_ns))
+    told = {node: _joined(each) for node, each in found.items()}
+    if not told:
+        return {}
+    model = next(iter(told))
+    return {
+        node: told.get(node) or _moved(told[model], clocks[model], clock) for node, clock in clocks.items()
+    }
+
+
+def _moved(each: list[Window], source: _Wall, target: _Wall) -> list[Window]:
+    def moved(at_ns: int) -> int:
+        wall = source.wall_ns(at_ns) if abs(at_ns) < _EVER[1] else None
+        return at_ns if wall is None else target.at(wall, at_ns)
+
+    return [(moved(begin), moved(end)) for begin, end in each]
+
+
+def _last_rounds(db: sqlite3.Connection, nodes: list[int], n: int) -> dict[int, list[Window]]:
+    largest = db.execute(
+        "SELECT comm_hash, MAX(seq) FROM collectives WHERE seq IS NOT NULL GROUP BY comm_hash "
+        "ORDER BY COUNT(DISTINCT seq) DESC LIMIT 1"
+    ).fetchone()
+    if not largest:
+        return {node: [_EVER] for node in nodes}
+    first = dict(
+        db.execute(
+            "SELECT node, MIN(ts_ns) FROM collectives WHERE comm_hash = ? AND seq > ? GROUP BY node",
+            (largest[0], largest[1] - n),
+        )
+    )
+    return {node: [(first.get(node, _EVER[0]), _EVER[1])] for node in nodes}
+
+
+def _present(told: dict[int, list[Window]], otherwise: str) -> dict[int, list[Window]]:
+    if not told:
+        raise NotFound(f"{otherwise} (stallscope annotate, or stallscope.annotate in Python, tells)")
+    return told
+
+
+def _phases(db: sqlite3.Connection) -> str:
+    found = [
+        value
+        for (value,) in db.execute("SELECT DISTINCT value FROM annotations WHERE label = 'phase' LIMIT 9")
+    ]
+    return f"the job has told {', '.join(map(str, found))}" if found else "the job has told none"
+
+
+def _both(a: Mapping[int, list[Window]], b: Mapping[int, list[Window]]) -> dict[int, list[Window]]:
+    """What lies in both, by node."""
+    out: dict[int, list[Window]] = {}
+    for node, mine in a.items():
+        pairs = [(max(m[0], o[0]), min(m[1], o[1])) for m in mine for o in b.get(node, [])]
+        out[node] = _joined([pair for pair in pairs if pair[0] < pair[1]])
+    return out
+
+
+def _joined(each: Sequence[Window]) -> list[Window]:
+    """The windows in order, those that touch or overlap made one."""
+    out: list[Window] = []
+    for begin, end in sorted(each):
+        if out and begin <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((begin, end))
+    return out

@@ -1,0 +1,54 @@
+"""The options that choose a part of a trace."""
+
+import json
+
+import pytest
+
+from stallscope.commands.part import step_range, wall_ns
+from stallscope.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("100..200", (100, 200)),
+        ("100..", (100, 1 << 62)),
+        ("..200", (0, 200)),
+        ("7", (7, 7)),
+        (" 1..1 ", (1, 1)),
+    ],
+)
+def test_ranges_of_steps(text, wanted):
+    assert step_range(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "..", "a..b", "5..3", "1-2", "-1", "1...2"])
+def test_ranges_that_are_none(text):
+    with pytest.raises(BadInput, match="--step"):
+        step_range(text)
+
+
+def test_times_are_utc_unless_they_say_otherwise():
+    assert wall_ns("2026-11-28T14:03:20", "--from") == 1795874600 * 10**9
+    assert wall_ns("2026-11-28T14:03:20.5Z", "--from") == 1795874600 * 10**9 + 5 * 10**8
+    assert wall_ns("2026-11-28T15:03:20+01:00", "--from") == 1795874600 * 10**9
+    assert wall_ns("14:03", "--from") % (86_400 * 10**9) == (14 * 60 + 3) * 60 * 10**9
+    for text in ("", "soon", "25:00", "14"):
+        with pytest.raises(BadInput, match="--from"):
+            wall_ns(text, "--from")
+
+
+def test_explain_query_and_export_take_them(run, db, tmp_path):
+    told = json.loads(run("explain", "--db", db, "--json", "--last", "30")[1])
+    assert told["looked_at"]["n_rounds"] == 30
+    out = run("query", "--db", db, "--last", "30", "SELECT count(DISTINCT seq) AS n FROM collectives")[1]
+    assert out.split() == ["n", "30"]
+    assert run("export", "--db", db, "--last", "30", "--format", "csv", "-o", tmp_path / "part")[0] == 0
+    assert len((tmp_path / "part/collectives.csv").read_text().splitlines()) == 121
+
+
+def test_steps_that_nobody_told_are_an_error(run, db):
+    for word in ("explain", "query"):
+        code, out, err = run(word, "--db", db, "--step", "1..2", *(["SELECT 1"] if word == "query" else []))
+        assert (code, out) == (3, "")
+        assert "annotate" in err

@@ -1,0 +1,123 @@
+"""Parts of a trace: by time, by rounds, by what the job has told; on every table, and without changing the file."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.errors import NotFound
+from stallscope.events import layout
+from stallscope.events.trace import Trace
+from stallscope.store import node
+from stallscope.store.part import Part, narrow, windows
+
+from ..diagnose.builders import EPOCH_NS, MS, dp_trace
+
+STEP_ROUNDS = 3
+
+
+def labelled(trace: Trace, *labels: tuple[int, int, str, str]) -> Trace:
+    """The trace with labels (ts_ns, pid, label, value)."""
+    rows = layout.empty(layout.ANNOTATIONS, len(labels))
+    for i, (ts_ns, pid, label, value) in enumerate(labels):
+        rows[i] = (ts_ns, 0, pid, label.encode(), value.encode())
+    return replace(trace, annotations=rows)
+
+
+def step_begins(trace: Trace, rank: int = 0) -> list[int]:
+    own = trace.collectives[trace.collectives["pid"] == 1000 + rank]
+    return [int(own["ts_ns"][i]) - 1 for i in range(0, len(own), STEP_ROUNDS)]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """40 steps, told by rank 0 as steps 100 to 139; the first 10 are phase warm, the rest train."""
+    plain = dp_trace()
+    begins = step_begins(plain)
+    steps = [(at, 1000, "step", str(100 + i)) for i, at in enumerate(begins)]
+    phases = [(begins[0], 1000, "phase", "warm"), (begins[10], 1000, "phase", "train")]
+    return labelled(plain, *steps, *phases)
+
+
+@pytest.fixture(scope="module")
+def db(trace, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("part") / "trace.db"
+    node.write(path, trace)
+    return path
+
+
+def rounds_of(db: Path, part: Part, rank: int = 0) -> set[int]:
+    rows = node.read(db, part=part).collectives
+    return set(rows["seq"][rows["pid"] == 1000 + rank].tolist())
+
+
+def test_labels_come_back_as_they_were(db, trace):
+    assert sorted(node.read(db).annotations.tolist()) == sorted(trace.annotations.tolist())
+
+
+@pytest.mark.parametrize("steps", [(105, 109), (0, 104), (139, 1 << 62), (100, 139)])
+def test_steps_are_those_that_the_job_told(db, steps):
+    low, high = max(steps[0], 100), min(steps[1], 139)
+    assert rounds_of(db, Part(steps=steps)) == set(range((low - 100) * 3, (high - 99) * 3))
+
+
+def test_a_phase_lasts_until_the_next(db):
+    assert rounds_of(db, Part(phase="warm")) == set(range(30))
+    assert rounds_of(db, Part(phase="train")) == set(range(30, 120))
+
+
+def test_all_that_is_given_must_hold(db):
+    assert rounds_of(db, Part(phase="train", steps=(105, 111))) == set(range(30, 36))
+    assert rounds_of(db, Part(phase="warm", steps=(120, 130))) == set()
+
+
+def test_the_last_rounds_are_counted(db):
+    assert rounds_of(db, Part(last_rounds=5)) == set(range(115, 120))
+    assert rounds_of(db, Part(last_rounds=10_000)) == set(range(120))
+
+
+def test_wall_times_bound_it(db, trace):
+    own = trace.collectives[trace.collectives["pid"] == 1000]
+    begin, end = int(own["ts_ns"][30]), int(own["ts_ns"][60])
+    found = rounds_of(db, Part(from_wall_ns=begin + EPOCH_NS, to_wall_ns=end + EPOCH_NS))
+    assert found == set(range(30, 60))
+    assert rounds_of(db, Part(to_wall_ns=begin + EPOCH_NS)) == set(range(30))
+
+
+def test_who_is_who_stays_whole(db):
+    assert len(node.read(db, part=Part(steps=(105, 105))).processes) == 4
+
+
+def test_another_node_takes_the_steps_by_wall_time(tmp_path):
+    plain = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 5_000 * MS))
+    begins = step_begins(plain)
+    node.write(
+        tmp_path / "two.db", labelled(plain, *((at, 1000, "step", str(i)) for i, at in enumerate(begins)))
+    )
+    for rank in (0, 3):
+        found = rounds_of(tmp_path / "two.db", Part(steps=(5, 6)), rank)
+        assert found >= set(range(16, 21))
+        assert found <= set(range(14, 22))
+
+
+def test_what_nobody_told_is_said(db, tmp_path):
+    node.write(tmp_path / "plain.db", dp_trace(n_steps=5))
+    for part, words in (
+        (Part(steps=(7, 9)), "no step 7 to 9"),
+        (Part(phase="evaluation"), "warm, train"),
+    ):
+        with pytest.raises(NotFound, match=words):
+            node.read(db, part=part)
+        with pytest.raises(NotFound, match="annotate"):
+            node.read(tmp_path / "plain.db", part=part)
+
+
+def test_the_file_is_not_changed(db):
+    before = db.read_bytes()
+    with node.reading(db) as connection:
+        narrow(connection, windows(connection, Part(steps=(105, 109))))
+        of_rank_0 = "SELECT count(*) FROM collectives WHERE pid = 1000"
+        assert connection.execute(of_rank_0).fetchone() == (15,)
+        assert connection.execute("SELECT count(*) FROM main.collectives").fetchone() == (4 * 120,)
+    assert db.read_bytes() == before
