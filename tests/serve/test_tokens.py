@@ -143,3 +143,10 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
         folder.mkdir(mode=0o500)
     with pytest.raises(StorageFailed, match="cannot be read or written"):
         Tokens(folder / FILE_NAME).create(["read"], "a")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_root_makes_belongs_to_whom_the_folder_belongs(path: Path):
+    os.chown(path.parent, 12345, 23456)
+    Tokens(path).create(["read"], "a")
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in path.parent.iterdir()} == {(12345, 23456)}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.serve.ownership import give_to_owner_of_folder
 
 if TYPE_CHECKING:  # each is wanted in one case only
     import grpc
@@ -205,6 +206,7 @@ def self_signed(folder: Path, names: Sequence[str]) -> Files:
     key, cert = _made(names)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        give_to_owner_of_folder(folder)
         _write(files.key, key, 0o600)
         _write(files.cert, cert, 0o644)
     except OSError as error:
@@ -270,3 +272,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
+    give_to_owner_of_folder(path)

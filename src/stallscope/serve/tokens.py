@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
+from stallscope.serve.ownership import give_to_owner_of_folder
 
 SCOPES = ("ingest", "read", "sql", "admin")
 """What a token may be for: send events; ask the tools; run SQL; see the hub's own state."""
@@ -142,7 +143,9 @@ class Tokens:
         """The entries, to be changed: no other process changes them meanwhile; then the file is replaced."""
         with _storage(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_path = self.path.with_suffix(".lock")
+            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            give_to_owner_of_folder(lock_path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = _read(self.path)
@@ -229,6 +232,7 @@ def _replace(path: Path, entries: Iterable[Entry]) -> None:
         file.write(content)
         file.flush()
         os.fsync(fd)
+    give_to_owner_of_folder(part)
     part.replace(path)
 
 

@@ -1,0 +1,62 @@
+"""The systemd units: systemd finds nothing wrong with them, and they start commands that exist."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stallscope import cli
+
+UNITS = {"stallscope-hub.service": 30, "stallscope-agent.service": 70}
+"""Each with the exposure that `systemd-analyze security` may find, of 100."""
+
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
+
+
+@pytest.fixture
+def folder(repository: Path) -> Path:
+    return repository / "deploy" / "systemd"
+
+
+def command(folder: Path, unit: str) -> list[str]:
+    """The command that a unit starts."""
+    text = (folder / unit).read_text().replace("\\\n", " ")
+    found = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_finds_no_fault(folder: Path, tmp_path: Path, unit: str):
+    program = tmp_path / "stallscope"
+    program.symlink_to(sys.executable)  # verify looks whether the program is there
+    text = (folder / unit).read_text().replace("/usr/local/bin/stallscope", str(program))
+    (tmp_path / unit).write_text(text.replace("User=stallscope\nGroup=stallscope\n", "User=root\n"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit)], capture_output=True, text=True
+    )
+    ours = [line for line in done.stderr.splitlines() if unit in line]
+    assert not ours, done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_service_may_do_little_besides_its_work(folder: Path, unit: str):
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", f"--threshold={UNITS[unit]}", str(folder / unit)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_flags_it_gives_exist(folder: Path, unit: str):
+    program, word, *rest = command(folder, unit)
+    assert program.endswith("/stallscope")
+    told = CliRunner().invoke(cli.app, [word, "--help"], env={"COLUMNS": "200"}).output
+    for flag in (word for word in rest if word.startswith("--")):
+        assert re.search(rf"{flag}\b", told), flag
