@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from stallscope.errors import Overloaded, StallscopeError, TooLarge
@@ -117,6 +117,7 @@ class Receiver:
             "commits": stored.commits,
             "commit_seconds": stored.commit_s,
             "longest_hold_seconds": stored.longest_hold_s,
+            **asdict(self._store.kept),
             "listener_failures": stored.listener_failures,
         }
 

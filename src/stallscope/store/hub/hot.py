@@ -40,6 +40,7 @@ class Snapshot:
 class _Tenant:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
+    borders: dict[str, int] = field(default_factory=dict)
     version: int = 0
 
 
@@ -56,7 +57,8 @@ class Hot:
             mine = self._tenants.setdefault(tenant, _Tenant())
             pieces = mine.pieces.setdefault(table, [])
             pieces.append(Piece(received_us, received_us, rows))
-            while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1]):
+            border_us = mine.borders.get(table, 0)
+            while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1], border_us):
                 last = pieces.pop()
                 pieces[-1] = _joined(pieces[-1], last)
             mine.version += 1
@@ -90,10 +92,25 @@ class Hot:
         hot = {table: pa.concat_tables([p.rows for p in found]) for table, found in pieces.items()}
         return Snapshot(segments, hot, version)
 
-    def pieces(self, tenant: str, table: str) -> tuple[Piece, ...]:
-        """The hot rows of a table, oldest first."""
+    def begin_seal(
+        self, tenant: str, table: str, settled_us: int | None
+    ) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """The rows committed up to settled_us (None: all), and the later ones, until sealed() is told.
+
+        From now on nothing is joined across the border, so that sealed() finds it again.
+        """
         with self._lock:
-            return tuple(self._tenants.get(tenant, _Tenant()).pieces.get(table, ()))
+            mine = self._tenants.get(tenant, _Tenant())
+            pieces = mine.pieces.get(table, [])
+            n_now = sum(settled_us is None or piece.last_us <= settled_us for piece in pieces)
+            if n_now:
+                mine.borders[table] = pieces[n_now - 1].last_us
+            return tuple(pieces[:n_now]), tuple(pieces[n_now:])
+
+    def segments(self, tenant: str) -> dict[str, tuple[Segment, ...]]:
+        """The tenant's sealed files by table, oldest first."""
+        with self._lock:
+            return dict(self._tenants.get(tenant, _Tenant()).segments)
 
     def sizes(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Rows, and received_us of the oldest, by tenant and table."""
@@ -111,8 +128,10 @@ class Hot:
             return sorted(self._tenants)
 
 
-def _belong_together(before: Piece, last: Piece) -> bool:
+def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
     """Pieces of like size are joined, so that there are few and each row is copied a few times only."""
+    if before.last_us == border_us:
+        return False
     total = len(before.rows) + len(last.rows)
     return total <= _MOST_ROWS_OF_A_PIECE and len(before.rows) <= 2 * len(last.rows)
 

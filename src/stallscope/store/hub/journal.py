@@ -62,6 +62,8 @@ class Journal:
         lock = _locked(folder)
         path = folder / FILE_NAME
         try:
+            if path.exists() and not path.stat().st_size:
+                path.unlink()  # of a hub that ended in the moment it began: nothing was acknowledged
             # Checkpoints are made at quiet moments; a small threshold would stop ingest for up to a second.
             db = duckdb.connect(
                 str(path),
@@ -74,10 +76,10 @@ class Journal:
                     "enable_external_access": False,
                 },
             )
-        except duckdb.Error as error:
+        except (duckdb.Error, OSError) as error:
             os.close(lock)
             raise StorageFailed(
-                f"cannot open {path}: {_line(error)}; check free space and permissions, or restore a copy"
+                f"cannot open {path}: {line(error)}; check free space and permissions, or restore a copy"
             ) from error
         journal = cls(folder, db, lock)
         try:
@@ -161,18 +163,55 @@ class Journal:
         ).fetchall()
         return [Segment(*row) for row in rows]
 
+    def seal(self, segment: Segment, until_us: int, *, medians: pa.Table | None) -> None:
+        """A file takes the place of the rows received up to until_us. medians: of rounds sealed in part, if any."""
+        with self.transaction() as db:
+            _add(db, segment)
+            db.execute(
+                "DELETE FROM journal WHERE tenant = ? AND table_name = ? AND received_us <= ?",
+                [segment.tenant, segment.table, until_us],
+            )
+            if medians is not None:
+                db.execute("DELETE FROM round_medians WHERE tenant = ?", [segment.tenant])
+                db.register("new_medians", medians)
+                db.execute(
+                    "INSERT INTO round_medians SELECT ?, cluster_id, comm_hash, seq, median_ns, ? FROM new_medians",
+                    [segment.tenant, until_us],
+                )
+                db.unregister("new_medians")
+
+    def replace_segments(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """Files take the place of others."""
+        with self.transaction() as db:
+            db.execute(
+                "DELETE FROM segments WHERE path IN (SELECT unnest(?::VARCHAR[]))", [[s.path for s in gone]]
+            )
+            for segment in new:
+                _add(db, segment)
+
+    def round_medians(self) -> dict[str, pa.Table]:
+        """Medians of rounds whose rows were sealed in part, by tenant."""
+        tenants = [row[0] for row in self._db.execute("SELECT DISTINCT tenant FROM round_medians").fetchall()]
+        return {
+            tenant: self._db.sql(
+                "SELECT cluster_id, comm_hash, seq, median_ns FROM round_medians WHERE tenant = $tenant",
+                params={"tenant": tenant},
+            ).to_arrow_table()
+            for tenant in tenants
+        }
+
     def kept(self, name: str) -> pa.Table:
         """All rows of a table that the hub keeps itself."""
         return self._db.sql(f"SELECT * FROM {name}").to_arrow_table()
 
     def latest_us(self) -> int:
         """The newest received_us there is, 0 for an empty hub."""
-        row = self._db.execute(
+        ((latest_us,),) = self._db.execute(
             "SELECT greatest(COALESCE((SELECT max(received_us) FROM journal), 0),"
             " COALESCE((SELECT max(received_us) FROM batches), 0),"
             " COALESCE((SELECT max(sealed_us) FROM segments), 0))"
-        ).fetchone()
-        return int(row[0]) if row else 0
+        ).fetchall()
+        return int(latest_us)
 
     def wal_bytes(self) -> int:
         """Size of the write-ahead log."""
@@ -197,6 +236,22 @@ def replace(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
         db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
     finally:
         db.unregister("incoming")
+
+
+def _add(db: duckdb.DuckDBPyConnection, segment: Segment) -> None:
+    db.execute(
+        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            segment.tenant,
+            segment.table,
+            segment.path,
+            segment.n_rows,
+            segment.n_bytes,
+            segment.min_ts_ns,
+            segment.max_ts_ns,
+            segment.sealed_us,
+        ],
+    )
 
 
 def packed(rows: pa.Table) -> bytes:
@@ -232,8 +287,7 @@ def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
     """Bring the file to this version's schema, step by step, each in its transaction."""
     try:
         db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
-        row = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchone()
-        found = int(row[0]) if row else 0
+        ((found,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
         if found > schema.SCHEMA_VERSION:
             raise NewerSchema(
                 f"{path} was written by a newer stallscope (schema {found}, this one knows"
@@ -246,7 +300,7 @@ def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
             db.execute("INSERT INTO schema_version VALUES (?, ?)", [version, time.time_ns() // 1000])
             db.commit()
     except duckdb.Error as error:
-        raise StorageFailed(f"cannot prepare {path}: {_line(error)}; restore a copy of it") from error
+        raise StorageFailed(f"cannot prepare {path}: {line(error)}; restore a copy of it") from error
 
 
 def _roll_back(db: duckdb.DuckDBPyConnection) -> None:
@@ -262,9 +316,10 @@ def _storage(folder: Path) -> Iterator[None]:
         yield
     except (duckdb.Error, OSError) as error:
         raise StorageFailed(
-            f"cannot write {folder}: {_line(error)}; what was acknowledged is unharmed: check free space"
+            f"cannot write {folder}: {line(error)}; what was acknowledged is unharmed: check free space"
         ) from error
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

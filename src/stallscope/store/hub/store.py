@@ -10,10 +10,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from stallscope.errors import BadInput, NotFound
-from stallscope.store.hub import schema, views
+from stallscope.errors import BadInput, NotFound, StorageFailed
+from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal
+from stallscope.store.hub.keeper import Keeper, Kept
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.writer import Batch, Counters, Listener, Receipt, Writer, completed
@@ -27,9 +28,12 @@ class HubStore:
     def __init__(self, folder: Path, journal: Journal, limits: Limits):
         self.folder = folder
         self._journal, self._limits = journal, limits
+        self._is_closed = False
         self._hot = Hot()
         self._load()
+        self.n_orphans = segments.remove_orphans(folder, journal.segments())
         self._writer = Writer(journal, self._hot, nodes=Nodes(journal.kept("nodes")), limits=limits)
+        self._keeper = Keeper(journal, self._hot, self._writer, limits)
         self._reader = duckdb.connect(
             ":memory:",
             config={
@@ -39,6 +43,8 @@ class HubStore:
                 "autoload_known_extensions": False,
             },
         )
+
+        self._keeper.start()
 
     @classmethod
     def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
@@ -51,7 +57,12 @@ class HubStore:
             raise
 
     def _load(self) -> None:
-        for segment in self._journal.segments():
+        known = self._journal.segments()
+        if gone := segments.missing(self.folder, known):
+            raise StorageFailed(
+                f"{self.folder / gone[0].path} is missing ({len(gone)} of {len(known)} files): restore it from a copy"
+            )
+        for segment in known:
             self._hot.replaced(segment.tenant, segment.table, (), new=(segment,))
         for entry in self._journal.entries():
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
@@ -131,12 +142,29 @@ class HubStore:
         """Numbers since the start."""
         return self._writer.counters
 
+    @property
+    def kept(self) -> Kept:
+        """Numbers of the housekeeping since the start."""
+        return self._keeper.numbers
+
+    def keep_house(self) -> None:
+        """Do now what is due: seal, merge, expire, checkpoint."""
+        self._keeper.round()
+
+    def seal_all(self) -> None:
+        """Seal every hot row now, as a hub does that is asked for files only."""
+        self._keeper.seal_all()
+
     def queued(self) -> tuple[int, int]:
         """Rows and bytes that wait to be committed."""
         return self._writer.queued()
 
     def close(self) -> None:
-        """Commit what waits and close the file."""
+        """Commit what waits and close the file; once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._keeper.close()
         self._writer.close()
         self._reader.close()
         self._journal.close()

@@ -1,0 +1,219 @@
+"""The thread that keeps house: it seals hot rows, merges small files, expires old ones, and asks for checkpoints.
+
+Files are written here, beside ingest; the writer's thread only does the short transaction that puts a file in the
+place of hot rows or of other files. A failure (a full disk) is counted, said, and tried again at the next round.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stallscope.errors import StallscopeError
+from stallscope.store.hub import rounds
+from stallscope.store.hub.hot import Hot, Piece
+from stallscope.store.hub.journal import Journal, Segment
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.segments import Sealer
+from stallscope.store.hub.writer import Writer
+
+_LOG = logging.getLogger(__name__)
+_EXPIRE_EVERY_S = 30.0
+_MERGE_AT_LEAST = 8
+_QUIET_WAL_BYTES = 4 << 20
+
+
+@dataclass
+class Kept:
+    """Numbers since the start, for /metrics."""
+
+    sealed_segments: int = 0
+    sealed_rows: int = 0
+    merged_segments: int = 0
+    expired_segments: int = 0
+    checkpoints: int = 0
+    housekeeping_failures: int = 0
+
+
+@dataclass
+class Keeper:
+    """Housekeeping of one store. start() begins the thread; every step can be called by itself, too."""
+
+    journal: Journal
+    hot: Hot
+    writer: Writer
+    limits: Limits
+    numbers: Kept = field(default_factory=Kept)
+
+    def __post_init__(self) -> None:
+        self._sealer = Sealer(self.journal.folder)
+        self._retired: list[tuple[float, Segment]] = []
+        self._medians = self.journal.round_medians()
+        self._ended = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        self._expired_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="hub-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to keep house."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the step at hand."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._sealer.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.limits.maintenance_s):
+            try:
+                self.round()
+            except StallscopeError as error:
+                self.numbers.housekeeping_failures += 1
+                _LOG.error("housekeeping: %s", error)
+            except Exception:  # noqa: BLE001 (housekeeping goes on; what failed is counted and in the log)
+                self.numbers.housekeeping_failures += 1
+                _LOG.exception("housekeeping failed; it is tried again")
+
+    def round(self) -> None:
+        """All that is due now."""
+        with self._one_at_a_time:
+            self._seal_what_is_due()
+            self._merge_what_is_small()
+            if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
+                self._expired_s = time.monotonic()
+                self.expire()
+            self._remove_retired()
+            self._checkpoint_if_due()
+
+    def seal_all(self) -> None:
+        """Seal every hot row now."""
+        with self._one_at_a_time:
+            for tenant, table in self.hot.sizes():
+                self._seal(tenant, table, settled_us=None)
+
+    def _seal_what_is_due(self) -> None:
+        now_us = time.time_ns() // 1000
+        sizes = self.hot.sizes()
+        settled_us = now_us - int(self.limits.settle_s * 1e6)
+        for (tenant, table), (n_rows, first_us) in sizes.items():
+            is_old = now_us - first_us > self.limits.seal_after_s * 1e6
+            if n_rows >= self.limits.seal_rows or is_old:
+                self._seal(tenant, table, settled_us=settled_us)
+        while sum(n for n, _ in self.hot.sizes().values()) > self.limits.max_hot_rows:
+            largest = max(self.hot.sizes().items(), key=lambda item: item[1][0])[0]
+            self._seal(*largest, settled_us=None)
+
+    def _seal(self, tenant: str, table: str, *, settled_us: int | None) -> None:
+        """Seal the rows committed before settled_us (None: all): by then the other ranks of a round have come, too."""
+        now, later = self.hot.begin_seal(tenant, table, settled_us)
+        if not now:
+            return
+        until_us = now[-1].last_us
+        medians: pa.Table | None = None
+        if table == "collectives":
+            known = self._medians.get(tenant, rounds.MEDIANS.empty_table())
+            select, medians = rounds.with_lateness(self._sealer.db, _rows(now), _rows(later), known=known)
+        else:
+            self._sealer.db.register("now_rows", pa.concat_tables(_rows(now)))
+            select = "SELECT * FROM now_rows"
+        try:
+            segment = self._sealer.sealed(tenant, table, select=select, sealed_us=until_us)
+        finally:
+            for name in ("now_rows", "later_rows", "known_medians"):
+                self._sealer.db.unregister(name)
+
+        def put_in_place() -> None:
+            self.journal.seal(segment, until_us, medians=medians)
+            self.hot.sealed(tenant, table, until_us, segment=segment)
+
+        self.writer.call(put_in_place).result()
+        if medians is not None:
+            self._medians[tenant] = medians
+        self.numbers.sealed_segments += 1
+        self.numbers.sealed_rows += segment.n_rows
+
+    def _merge_what_is_small(self) -> None:
+        """Many small files make every question slower: join neighbours until they are large."""
+        for tenant in self.hot.tenants():
+            for found in self.hot.segments(tenant).values():
+                if len(group := _to_merge(found, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
+                    self._replace(group, [self._sealer.merged(group)])
+                    self.numbers.merged_segments += len(group)
+
+    def expire(self) -> None:
+        """Drop what is too old, and the oldest beyond the limit in bytes."""
+        now_ns = time.time_ns()
+        all_of_them = [
+            s for t in self.hot.tenants() for found in self.hot.segments(t).values() for s in found
+        ]
+        all_of_them.sort(key=_age_ns)
+        total = sum(segment.n_bytes for segment in all_of_them)
+        gone: dict[tuple[str, str], list[Segment]] = {}
+        for segment in all_of_them:
+            is_old = _age_ns(segment) < now_ns - self.limits.max_age_s * 1e9
+            if not is_old and total <= self.limits.max_bytes:
+                continue
+            total -= segment.n_bytes
+            gone.setdefault((segment.tenant, segment.table), []).append(segment)
+        for group in gone.values():
+            self._replace(group, [])
+            self.numbers.expired_segments += len(group)
+        oldest_us = time.time_ns() // 1000 - int(self.limits.batch_ids_s * 1e6)
+        self.writer.call(lambda: self.writer.forget_batches(oldest_us)).result()
+
+    def _replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
+        tenant, table = gone[0].tenant, gone[0].table
+
+        def put_in_place() -> None:
+            self.journal.replace_segments(gone, new)
+            self.hot.replaced(tenant, table, tuple(gone), new=tuple(new))
+
+        self.writer.call(put_in_place).result()
+        self._retired += [(time.monotonic(), segment) for segment in gone]
+
+    def _remove_retired(self) -> None:
+        """Files that no list names any more stay a while: a question may have begun before."""
+        now_s = time.monotonic()
+        due = [segment for when_s, segment in self._retired if now_s - when_s >= self.limits.grace_s]
+        self._retired = [entry for entry in self._retired if now_s - entry[0] < self.limits.grace_s]
+        for segment in due:
+            with suppress(OSError):
+                (self.journal.folder / segment.path).unlink(missing_ok=True)
+
+    def _checkpoint_if_due(self) -> None:
+        wal_bytes = self.journal.wal_bytes()
+        is_quiet = self.writer.quiet_s() >= self.limits.quiet_s and wal_bytes > _QUIET_WAL_BYTES
+        if is_quiet or wal_bytes > self.limits.wal_bytes:
+            self.writer.call(self.journal.checkpoint).result()
+            self.numbers.checkpoints += 1
+
+
+def _rows(pieces: Sequence[Piece]) -> list[pa.Table]:
+    return [piece.rows for piece in pieces]
+
+
+def _to_merge(segments: Sequence[Segment], merge_rows: int) -> list[Segment]:
+    """The first run of small neighbours that fit into one file."""
+    group: list[Segment] = []
+    n_rows = 0
+    for segment in segments:
+        is_small = segment.n_rows <= merge_rows // 4
+        if is_small and n_rows + segment.n_rows <= merge_rows:
+            group.append(segment)
+            n_rows += segment.n_rows
+        elif len(group) >= _MERGE_AT_LEAST:
+            break
+        else:
+            group, n_rows = ([segment], segment.n_rows) if is_small else ([], 0)
+    return group
+
+
+def _age_ns(segment: Segment) -> int:
+    """When its newest row happened."""
+    return segment.max_ts_ns if segment.max_ts_ns is not None else segment.sealed_us * 1000

@@ -1,0 +1,54 @@
+"""How late each rank was, set when its rows are sealed: arrival minus the median arrival of its round.
+
+A round is taken when all its ranks are hot. Where only some of its rows are sealed now, the median is remembered (in
+the journal, in the same transaction) for those that follow. By the senders' clocks: what clocks are wrong by across
+machines is not taken out here.
+"""
+
+from collections.abc import Sequence
+
+import duckdb
+import pyarrow as pa
+
+_KEY = "coalesce(cluster_id, '') AS cluster_id, comm_hash, seq"
+_MATCHED = "comm_hash IS NOT NULL AND seq IS NOT NULL AND op NOT IN ('send', 'recv') AND ts_ns IS NOT NULL"
+
+MEDIANS = pa.schema(
+    [
+        ("cluster_id", pa.string()),
+        ("comm_hash", pa.string()),
+        ("seq", pa.int64()),
+        ("median_ns", pa.int64()),
+    ]
+)
+
+
+def with_lateness(
+    db: duckdb.DuckDBPyConnection, now: Sequence[pa.Table], later: Sequence[pa.Table], *, known: pa.Table
+) -> tuple[str, pa.Table]:
+    """A query over the rows that are sealed now, with late_ns; and the medians that rows sealed later will need.
+
+    now, later: hot rows of `collectives`. known: medians of rounds that were sealed in part before. Registers
+    relations with db.
+    """
+    db.register("now_rows", pa.concat_tables(now))
+    db.register("later_rows", pa.concat_tables(later) if later else pa.concat_tables(now).slice(0, 0))
+    db.register("known_medians", known)
+    both = f"SELECT {_KEY}, ts_ns, nranks FROM now_rows WHERE {_MATCHED}"
+    both += f" UNION ALL SELECT {_KEY}, ts_ns, nranks FROM later_rows WHERE {_MATCHED}"
+    db.execute(
+        "CREATE OR REPLACE TEMP TABLE medians AS"
+        " SELECT cluster_id, comm_hash, seq, quantile_disc(ts_ns, 0.5) AS median_ns"
+        f" FROM ({both}) GROUP BY ALL HAVING count(*) = max(nranks) AND count(*) > 1"
+        " UNION ALL SELECT * FROM known_medians"
+    ).fetchall()
+    needed = db.sql(
+        "SELECT DISTINCT medians.* FROM medians SEMI JOIN"
+        f" (SELECT {_KEY} FROM later_rows WHERE {_MATCHED}) USING (cluster_id, comm_hash, seq)"
+    ).to_arrow_table()
+    select = (
+        "SELECT now_rows.* REPLACE (now_rows.ts_ns - medians.median_ns AS late_ns) FROM now_rows LEFT JOIN medians"
+        " ON medians.comm_hash = now_rows.comm_hash AND medians.seq = now_rows.seq"
+        " AND medians.cluster_id = coalesce(now_rows.cluster_id, '') AND now_rows.op NOT IN ('send', 'recv')"
+    )
+    return select, needed.cast(MEDIANS)

@@ -1,0 +1,118 @@
+"""Sealed segments: Parquet files, one folder for each tenant and table, each file whole or not there at all."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import duckdb
+
+from stallscope.errors import StorageFailed
+from stallscope.store.hub import schema, views
+from stallscope.store.hub.journal import Segment, line
+
+FOLDER = "segments"
+_PART = ".part"
+_ROW_GROUP = 65_536
+"""Rows that are skipped together where a question asks for another time: a few minutes of a large job."""
+
+
+class Sealer:
+    """Writes segments, with an engine of its own. For one thread at a time."""
+
+    def __init__(self, folder: Path, *, memory_limit: str = "1GB"):
+        self.folder = folder
+        self._db = duckdb.connect(
+            config={
+                "memory_limit": memory_limit,
+                "threads": 1,
+                "temp_directory": str(folder / "spill"),
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self._db.close()
+
+    @property
+    def db(self) -> duckdb.DuckDBPyConnection:
+        """The engine: relations registered here can be sealed."""
+        return self._db
+
+    def sealed(self, tenant: str, table: str, *, select: str, sealed_us: int) -> Segment:
+        """Write the rows of a query as a new segment, in order of time, and bring it to disk. Raises StorageFailed.
+
+        select: a query with the table's columns, over relations registered with `db`.
+        """
+        columns = ", ".join(schema.TABLES[table].names)
+        path = self._fresh_path(tenant, table, sealed_us)
+        part = path.with_suffix(_PART)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db.execute(
+                f"COPY (SELECT {columns} FROM ({select}) ORDER BY ts_ns) TO {views.quoted(str(part))}"
+                f" (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP})"
+            ).fetchall()
+            _synced(part)
+            part.rename(path)
+            for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
+                _synced(folder)
+            ((n_rows, min_ts_ns, max_ts_ns),) = self._db.execute(
+                f"SELECT count(*), min(ts_ns), max(ts_ns) FROM read_parquet({views.quoted(str(path))})"
+            ).fetchall()
+        except (duckdb.Error, OSError) as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise StorageFailed(f"cannot write {path}: {line(error)}; check free space") from error
+        told = str(path.relative_to(self.folder))
+        return Segment(tenant, table, told, n_rows, path.stat().st_size, min_ts_ns, max_ts_ns, sealed_us)
+
+    def merged(self, segments: Sequence[Segment]) -> Segment:
+        """One segment with the rows of several of the same tenant and table. Raises StorageFailed."""
+        first = segments[0]
+        listed = ", ".join(views.quoted(str(self.folder / segment.path)) for segment in segments)
+        latest_us = max(segment.sealed_us for segment in segments)
+        return self.sealed(
+            first.tenant, first.table, select=f"SELECT * FROM read_parquet([{listed}])", sealed_us=latest_us
+        )
+
+    def _fresh_path(self, tenant: str, table: str, sealed_us: int) -> Path:
+        folder = self.folder / FOLDER / quote(tenant, safe="") / table
+        number = 0
+        while (path := folder / f"{sealed_us}-{number}.parquet").exists():
+            number += 1
+        return path
+
+
+def remove_orphans(folder: Path, known: Sequence[Segment]) -> int:
+    """Remove files that no list names: of a seal or a merge that a crash cut off, or that were replaced.
+
+    Returns how many. Nothing else lies in the folder of segments.
+    """
+    wanted = {folder / segment.path for segment in known}
+    orphans = [
+        path
+        for path in (folder / FOLDER).rglob("*")
+        if path.suffix in (".parquet", _PART) and path not in wanted
+    ]
+    for path in orphans:
+        path.unlink(missing_ok=True)
+    return len(orphans)
+
+
+def missing(folder: Path, known: Sequence[Segment]) -> list[Segment]:
+    """Segments whose files are not there."""
+    return [segment for segment in known if not (folder / segment.path).is_file()]
+
+
+def _synced(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

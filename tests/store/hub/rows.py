@@ -1,0 +1,67 @@
+"""Rows and batches for tests of the hub's store."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from stallscope.store.hub import views
+from stallscope.store.hub.store import Batch, HubStore
+
+NOW_NS = 1_795_000_000 * 10**9
+
+
+def collectives(
+    seqs: Sequence[int], *, rank: int = 0, nranks: int = 2, late_ns: int = 0, gap_ns: int = 10**9
+) -> pa.Table:
+    """One rank's arrivals in rounds."""
+    n = len(seqs)
+    return pa.table(
+        {
+            "ts_ns": [NOW_NS + seq * gap_ns + late_ns for seq in seqs],
+            "cluster_id": ["c1"] * n,
+            "node_id": [f"n{rank // 8}"] * n,
+            "rank": [rank] * n,
+            "nranks": [nranks] * n,
+            "comm_hash": ["00000000000000aa"] * n,
+            "op": ["all_reduce"] * n,
+            "seq": list(seqs),
+        }
+    )
+
+
+def events(names: Sequence[str], ts_ns: int = NOW_NS) -> pa.Table:
+    """Events of one machine."""
+    return pa.table(
+        {"ts_ns": [ts_ns + i for i in range(len(names))], "node_id": ["n0"] * len(names), "name": names}
+    )
+
+
+def appended(store: HubStore, tenant: str = "a", batch_id: str = "", **tables: pa.Table) -> None:
+    """Store rows and wait for the commit."""
+    store.append(Batch(batch_id, tenant, tables)).result(30)
+
+
+def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...]]:
+    """Rows of a query over what a tenant has, sealed and hot."""
+    snapshot = store.snapshot(tenant)
+    files = {name: [str(store.folder / s.path) for s in found] for name, found in snapshot.segments.items()}
+    with duckdb.connect() as db:
+        for name, rows in snapshot.hot.items():
+            db.register(f"hot_{name}", rows)
+        for statement in views.statements(files, {name: f"hot_{name}" for name in snapshot.hot}):
+            db.execute(statement)
+        return db.execute(text).fetchall()
+
+
+def reopened(store: HubStore, folder: Path, **limits: float) -> HubStore:
+    """The store, closed and opened again."""
+    from stallscope.store.hub.limits import Limits
+
+    store.close()
+    return HubStore.open(folder, Limits(**limits))  # type: ignore[arg-type]
+
+
+__all__ = ["NOW_NS", "appended", "closing", "collectives", "events", "reopened", "sql"]

@@ -1,0 +1,390 @@
+"""The hub's store: committed before it is acknowledged, once each, sealed without gaps, opened by one hub alone."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from stallscope.errors import BadInput, NewerSchema, NotFound, Overloaded, StorageFailed
+from stallscope.store.hub import schema
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import Batch, HubStore
+
+from .rows import NOW_NS, appended, collectives, events, reopened, sql
+
+STILL = Limits(maintenance_s=3600, settle_s=0)
+"""No housekeeping but what a test asks for."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[HubStore]:
+    with closing(HubStore.open(tmp_path, STILL)) as made:
+        yield made
+
+
+def n_rows(store: HubStore, table: str = "stored_events", tenant: str = "a") -> int:
+    ((n,),) = sql(store, f"SELECT count(*) FROM {table}", tenant)
+    return int(str(n))
+
+
+def test_what_was_acknowledged_is_there_after_a_restart(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x", "y"]), collectives=collectives([1, 2]))
+    again = reopened(store, tmp_path)
+    with closing(again):
+        assert sql(again, "SELECT name FROM stored_events ORDER BY name") == [("x",), ("y",)]
+        assert sql(again, "SELECT seq, op, rank FROM collectives ORDER BY seq") == [
+            (1, "all_reduce", 0),
+            (2, "all_reduce", 0),
+        ]
+
+
+def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: HubStore, tmp_path: Path):
+    batch = Batch("b-1", "a", {"events": events(["x"])})
+    receipts = [store.append(batch).result(30) for _ in range(2)]
+    again = reopened(store, tmp_path)
+    with closing(again):
+        receipts.append(again.append(batch).result(30))
+        assert [receipt.is_duplicate for receipt in receipts] == [False, True, True]
+        assert n_rows(again) == 1
+
+
+def test_the_same_id_of_another_tenant_is_another_batch(store: HubStore):
+    for tenant in ("a", "b"):
+        assert not store.append(Batch("b-1", tenant, {"events": events(["x"])})).result(30).is_duplicate
+    assert n_rows(store, tenant="a") == n_rows(store, tenant="b") == 1
+
+
+def test_two_of_one_id_that_wait_together_are_stored_once(store: HubStore):
+    with store.paused():
+        futures = [store.append(Batch("b", "a", {"events": events(["x"])})) for _ in range(3)]
+    assert sorted(f.result(30).is_duplicate for f in futures) == [False, True, True]
+    assert n_rows(store) == 1
+
+
+def test_a_tenant_sees_its_own_rows_only_sealed_or_hot(store: HubStore):
+    appended(store, "a", events=events(["mine"]))
+    appended(store, "b", events=events(["theirs"]))
+    for _ in range(2):
+        assert sql(store, "SELECT name, tenant FROM stored_events", "a") == [("mine", "a")]
+        assert store.ask("clusters", tenant="a", params={}).num_rows == 1
+        assert store.ask("clusters", tenant="nobody", params={}).num_rows == 0
+        store.seal_all()
+
+
+def test_a_second_hub_on_the_folder_fails_loudly(store: HubStore, tmp_path: Path):
+    with pytest.raises(StorageFailed, match="another stallscope hub uses"):
+        HubStore.open(tmp_path)
+
+
+def test_a_newer_schema_is_refused(store: HubStore, tmp_path: Path):
+    store.close()
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        db.execute("INSERT INTO schema_version VALUES (99, 0)")
+    with pytest.raises(NewerSchema, match="upgrade"):
+        HubStore.open(tmp_path)
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        db.execute("DELETE FROM schema_version WHERE version = 99")
+    HubStore.open(tmp_path).close()
+
+
+def test_a_migration_that_was_cut_off_is_done_again(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x"]))
+    store.close()
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        db.execute("DELETE FROM schema_version")
+        db.execute("DROP TABLE gpu_rates")
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert n_rows(again) == 1
+        assert sql(again, "SELECT count(*) FROM gpu_rates") == [(0,)]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 1000], ids=["empty", "garbage"])
+def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes):
+    (tmp_path / "hub.duckdb").write_bytes(content)
+    if not content:
+        HubStore.open(tmp_path).close()
+        return
+    with pytest.raises(StorageFailed, match="cannot open"):
+        HubStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "said"),
+    [
+        ("nothing", {"ts_ns": [1]}, "no table"),
+        ("events", {"ts_ns": [1], "colour": ["red"]}, "no column 'colour'"),
+        ("events", {"ts_ns": ["soon"]}, "do not fit"),
+        ("events", {"ts_ns": [1], "rank": [1 << 40]}, "do not fit"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_before_they_wait(
+    store: HubStore, table: str, rows: dict, said: str
+):
+    with pytest.raises(BadInput, match=said):
+        store.append(Batch("", "a", {table: pa.table(rows)}))
+
+
+def test_too_much_that_waits_is_refused_and_the_rest_is_stored(tmp_path: Path):
+    with closing(HubStore.open(tmp_path, Limits(max_queue_rows=5, retry_after_s=2.5))) as store:
+        with store.paused():
+            future = store.append(Batch("", "a", {"events": events(["x"] * 4)}))
+            with pytest.raises(Overloaded) as told:
+                store.append(Batch("", "a", {"events": events(["y"] * 4)}))
+        assert told.value.retry_after_s == 2.5
+        assert future.result(30).n_rows == 4 and n_rows(store) == 4
+
+
+def test_writers_at_once_lose_nothing(store: HubStore):
+    def write(number: int) -> None:
+        for i in range(25):
+            appended(store, batch_id=f"{number}-{i}", events=events([f"{number}-{i}-{k}" for k in range(25)]))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sql(store, "SELECT count(*), count(DISTINCT name) FROM stored_events") == [(5000, 5000)]
+    assert store.counters.rows == 5000 and store.counters.commits <= 200
+
+
+def test_sealing_changes_no_answer(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x", "y"]), collectives=collectives([1, 2, 3]))
+    question = "SELECT * EXCLUDE (received_at) FROM events ORDER BY ts_ns, name"
+    before = sql(store, question)
+    store.seal_all()
+    assert [p.parent.name for p in store.segments("a")].count("stored_events") == 0
+    assert {path.parent.name for path in store.segments("a")} == {"events", "collectives"}
+    assert store.snapshot("a").hot.keys() == set(schema.KEPT)
+    assert sql(store, question) == before
+    appended(store, events=events(["z"]))
+    assert n_rows(store) == 3
+    again = reopened(store, tmp_path)
+    with closing(again):
+        assert n_rows(again) == 3 and n_rows(again, "collectives") == 3
+
+
+def test_rows_that_come_while_a_file_is_written_stay_hot(store: HubStore, monkeypatch: pytest.MonkeyPatch):
+    keeper = store._keeper
+    sealed = keeper._sealer.sealed
+
+    def slowly(*args: object, **named: object) -> object:
+        appended(store, events=events(["while sealing"]))
+        return sealed(*args, **named)
+
+    monkeypatch.setattr(keeper._sealer, "sealed", slowly)
+    appended(store, events=events(["before"]))
+    store.seal_all()
+    assert sql(store, "SELECT name FROM stored_events ORDER BY name") == [("before",), ("while sealing",)]
+    assert store.snapshot("a").hot["events"].num_rows == 1
+
+
+def test_lateness_is_set_when_the_round_is_complete_and_only_then(store: HubStore):
+    appended(store, collectives=collectives([1, 2, 3], rank=0, nranks=3))
+    appended(store, collectives=collectives([1, 2, 3], rank=1, nranks=3))
+    appended(store, collectives=collectives([1, 2], rank=2, nranks=3, late_ns=7_000_000))
+    store.seal_all()
+    assert sql(store, "SELECT rank, seq, late_ns FROM collectives ORDER BY rank, seq") == [
+        (0, 1, 0),
+        (0, 2, 0),
+        (0, 3, None),
+        (1, 1, 0),
+        (1, 2, 0),
+        (1, 3, None),
+        (2, 1, 7_000_000),
+        (2, 2, 7_000_000),
+    ]
+
+
+def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, tmp_path: Path):
+    appended(store, collectives=collectives([1, 2], rank=0, nranks=3))
+    appended(store, collectives=collectives([1, 2], rank=1, nranks=3, late_ns=1_000_000))
+    border_us = time.time_ns() // 1000
+    appended(store, collectives=collectives([2], rank=2, nranks=3, late_ns=7_000_000))
+    store._keeper._seal("a", "collectives", settled_us=border_us)
+    assert store.snapshot("a").hot["collectives"].num_rows == 1
+    again = reopened(store, tmp_path, maintenance_s=3600.0)
+    with closing(again):
+        again.seal_all()
+        assert sql(again, "SELECT rank, late_ns FROM collectives WHERE seq = 2 ORDER BY rank") == [
+            (0, -1_000_000),
+            (1, 0),
+            (2, 6_000_000),
+        ]
+        assert sql(again, "SELECT DISTINCT late_ns FROM collectives WHERE seq = 1") == [(None,)]
+
+
+def test_small_files_are_merged_and_the_old_ones_go_later(tmp_path: Path):
+    with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, grace_s=0.2))) as store:
+        for i in range(9):
+            appended(store, events=events([f"e{i}"], NOW_NS + i))
+            store.seal_all()
+        old = store.segments("a")
+        store.keep_house()
+        (merged,) = store.segments("a")
+        assert len(old) == 9 and n_rows(store) == 9
+        assert all(path.exists() for path in old), "a question may still read them"
+        time.sleep(0.25)
+        store.keep_house()
+        assert [path for path in old if path.exists()] == [] and merged.exists()
+        assert sql(store, "SELECT name FROM stored_events") == [(f"e{i}",) for i in range(9)]
+
+
+def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
+    now_ns, day_ns = time.time_ns(), 86_400 * 10**9
+    with closing(
+        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
+    ) as store:
+        for days in (20, 5, 1):
+            appended(store, events=events([f"{days} days old"], now_ns - days * day_ns))
+            store.seal_all()
+        store.keep_house()
+        assert sql(store, "SELECT name FROM stored_events ORDER BY ts") == [("5 days old",), ("1 days old",)]
+        sizes = [path.stat().st_size for path in store.segments("a")]
+    with closing(
+        HubStore.open(tmp_path, Limits(maintenance_s=3600, max_age_s=10 * 86_400, max_bytes=max(sizes)))
+    ) as store:
+        store.keep_house()
+        assert sql(store, "SELECT name FROM stored_events") == [("1 days old",)]
+        assert len(list(tmp_path.rglob("*.parquet"))) <= 3
+
+
+def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x"]))
+    store.seal_all()
+    (segment,) = store.segments("a")
+    orphan, part = segment.with_name("1-0.parquet"), segment.with_name("2-0.part")
+    orphan.write_bytes(segment.read_bytes())
+    part.write_bytes(b"half")
+    again = reopened(store, tmp_path)
+    with closing(again):
+        assert not orphan.exists() and not part.exists() and segment.exists()
+        assert n_rows(again) == 1
+
+
+def test_a_lost_file_is_said_at_the_start_and_not_passed_over(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x"]))
+    store.seal_all()
+    (segment,) = store.segments("a")
+    store.close()
+    segment.rename(tmp_path / "aside")
+    with pytest.raises(StorageFailed, match="is missing"):
+        HubStore.open(tmp_path)
+    (tmp_path / "aside").rename(segment)
+    HubStore.open(tmp_path).close()
+
+
+def test_housekeeping_goes_on_by_itself(tmp_path: Path):
+    with closing(HubStore.open(tmp_path, Limits(maintenance_s=0.05, settle_s=0, seal_rows=10))) as store:
+        appended(store, events=events(["x"] * 12))
+        until_s = time.monotonic() + 20
+        while not store.segments("a") and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert len(store.segments("a")) == 1 and n_rows(store) == 12
+
+
+def test_a_disk_that_is_full_fails_the_batch_and_nothing_else(
+    store: HubStore, monkeypatch: pytest.MonkeyPatch
+):
+    appended(store, events=events(["before"]))
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageFailed("cannot write: no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._journal, "commit", full)
+        with pytest.raises(StorageFailed, match="no space"):
+            appended(store, batch_id="b", events=events(["during"]))
+    appended(store, batch_id="b", events=events(["during"]))
+    assert sql(store, "SELECT name FROM stored_events ORDER BY name") == [("before",), ("during",)]
+
+
+def test_rows_of_the_hub_itself_are_replaced_by_key(store: HubStore):
+    for state in ("open", "closed"):
+        verdict = pa.table({"verdict_id": ["v1"], "state": [state], "cluster_id": ["c1"]})
+        appended(store, verdicts=verdict)
+    appended(store, "b", verdicts=pa.table({"verdict_id": ["v1"], "state": ["open"]}))
+    assert sql(store, "SELECT verdict_id, state FROM verdicts") == [("v1", "closed")]
+    assert sql(store, "SELECT state FROM verdicts", "b") == [("open",)]
+
+
+def test_who_has_sent_is_known_and_what_it_said_of_itself(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x"]), nodes=pa.table({"node_id": ["n0"], "gpu_model": ["H100"]}))
+    question = "SELECT node_id, gpu_model, last_seen >= first_seen FROM nodes"
+    assert sql(store, question) == [("n0", "H100", True)]
+    again = reopened(store, tmp_path)
+    with closing(again):
+        assert sql(again, question) == [("n0", "H100", True)]
+        assert sql(again, question, "b") == []
+
+
+def test_listeners_hear_every_committed_batch_and_cannot_stop_it(store: HubStore):
+    heard: list[str] = []
+
+    def failing(batch: Batch) -> None:
+        raise ValueError("not mine")
+
+    store.subscribe(failing)
+    store.subscribe(lambda batch: heard.append(batch.batch_id))
+    for batch_id in ("one", "two", "two"):
+        appended(store, batch_id=batch_id, events=events(["x"]))
+    appended(store, batch_id="three", events=events(["x"]))
+    assert heard == ["one", "two", "three"]
+    assert store.counters.listener_failures == 3
+
+
+def test_a_question_that_does_not_exist_or_lacks_a_parameter_is_said(store: HubStore):
+    with pytest.raises(NotFound):
+        store.ask("nothing", tenant="a", params={})
+    with pytest.raises(NotFound):
+        store.ask("../node", tenant="a", params={})
+    with pytest.raises(BadInput):
+        store.ask("lateness", tenant="a", params={})
+
+
+def test_the_hot_tail_is_bounded_and_newest_first_when_cut(store: HubStore):
+    appended(store, events=events(["a", "b", "c"]))
+    assert store.hot_tail("a", max_rows=2)["events"]["name"].to_pylist() == ["c", "b"]
+    assert store.hot_tail("a", max_rows=9)["events"]["name"].to_pylist() == ["a", "b", "c"]
+
+
+WRITER = """
+import sys, pathlib
+from stallscope.store.hub.store import Batch, HubStore
+from stallscope.store.hub.limits import Limits
+import pyarrow as pa
+store = HubStore.open(pathlib.Path(sys.argv[1]), Limits(settle_s=0, seal_rows=200, maintenance_s=0.02, grace_s=0))
+print("ready", flush=True)
+first, number = int(sys.argv[2]), 0
+while True:
+    name = f"{first}-{number}"
+    rows = pa.table({"ts_ns": [1_795_000_000_000_000_000 + i for i in range(50)], "name": [name] * 50})
+    store.append(Batch(name, "a", {"events": rows})).result()
+    print(name, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("n_acknowledged", [1, 20, 45])
+def test_every_acknowledged_row_is_there_once_after_kill_9(tmp_path: Path, n_acknowledged: int):
+    acknowledged: list[str] = []
+    for life in range(2):  # the second begins in what the first left
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(life)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writing:
+            assert writing.stdout and writing.stdout.readline() == "ready\n"
+            for _ in range(n_acknowledged):
+                acknowledged.append(writing.stdout.readline().strip())
+            writing.kill()
+            acknowledged += writing.stdout.read().splitlines()
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        found = dict(sql(store, "SELECT name, count(*) FROM stored_events GROUP BY name"))
+        assert set(acknowledged) <= set(found)
+        assert set(found.values()) == {50}
+        assert len(set(found) - set(acknowledged)) <= 2, "at most what was under way in each life"
