@@ -42,9 +42,10 @@ class Network:
 @contextmanager
 def network(n: int) -> Iterator[Network]:
     """`n` machines on one bridge inside the with block. Raises CannotTrace where namespaces cannot be made."""
-    mark = os.getpid() % 100_000
-    subnet = f"{_NETWORK}.{mark % 254 + 1}"
-    bridge = f"ss{mark}"
+    # At random, since others may do the same now; a device of a namespace goes some time after it.
+    mark = os.urandom(3)
+    subnet = f"{_NETWORK}.{mark[0] % 254 + 1}"
+    bridge = f"ss{mark.hex()}"
     with ExitStack() as stack:
         _ip("link", "add", bridge, "type", "bridge")
         stack.callback(_ip, "link", "del", bridge)
@@ -57,6 +58,7 @@ def network(n: int) -> Iterator[Network]:
             _ip("netns", "add", space)
             stack.callback(_ip, "netns", "del", space)
             _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
+            stack.callback(_ip, "link", "del", outer)
             _ip("link", "set", outer, "master", bridge, "up")
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", inner)
             _ip("-n", space, "link", "set", inner, "up")

@@ -28,6 +28,10 @@ class Prepared:
 
 def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
     """Certificate, a token to send and one to ask; made where missing. Raises StorageFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be made ({error.strerror}): choose another --db") from error
     tls = self_signed(folder / "tls", [*dict.fromkeys([*names, *own_names()])])
     tokens = Tokens(folder / FILE_NAME)
     ingest, read = folder / "ingest.token", folder / "read.token"
