@@ -68,11 +68,17 @@ class Delays:
         return max(self.rounds, key=lambda comm: self.rounds[comm][0])
 
 
-def delays_by_process(case: Case, late: Iterable[LateStep]) -> dict[int, Delays]:
-    """The delays of each process, with what they cost the others by waiting."""
+def delays_by_process(
+    case: Case, late: Iterable[LateStep], *, among: Iterable[LateStep] = ()
+) -> dict[int, Delays]:
+    """The delays of each process, with what they cost the others by waiting.
+
+    among: further late steps, which share in what the others waited.
+    """
     every = list(late)
+    all_late = {(one.process, one.step): one for one in [*every, *among]}
     return {
-        process: _with_cost(case, delays, mine, among=every)
+        process: _with_cost(case, delays, mine, among=list(all_late.values()))
         for process, (delays, mine) in _by_process(case, every).items()
     }
 

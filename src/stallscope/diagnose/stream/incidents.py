@@ -38,7 +38,7 @@ class Sighted:
     verdict: Verdict
     last_step: int
     quiet_steps: int
-    confirm_steps: int = 4
+    confirm_steps: int = 0
 
 
 @dataclass
@@ -72,20 +72,28 @@ class Incidents:
         *,
         step: int,
         at_ns: int,
-        is_last: bool,
+        is_whole: bool,
         closing: Callable[[Incident, str], None],
         job: str,
     ) -> list[Change]:
         """The changes that a look brings. step: the newest step it saw. closing: told of each that ends."""
-        changes = []
         waiting: dict[tuple[str, frozenset[Who]], int] = {}
+        ready = []
+        for one in sighted:
+            first = self._waiting.get((one.sort, one.who), step)
+            if self.of(one.sort, one.who) is None and not is_whole and step - first < one.confirm_steps:
+                waiting[one.sort, one.who] = first
+            else:
+                ready.append(one)
+        self._waiting = waiting
+        return [*self.tell(ready, step, at_ns, job=job), *self._gone(step, at_ns, closing)]
+
+    def tell(self, sighted: list[Sighted], step: int, at_ns: int, *, job: str) -> list[Change]:
+        """The changes by what is certain enough: incidents that open or are updated."""
+        changes = []
         for one in sighted:
             known = self.of(one.sort, one.who)
             if known is None:
-                first = self._waiting.get((one.sort, one.who), step)
-                if not is_last and step - first < one.confirm_steps:
-                    waiting[one.sort, one.who] = first
-                    continue
                 known = Incident(_id(job, one), one, one.verdict, step)
                 if known.id in self._over:
                     continue
@@ -96,12 +104,14 @@ class Incidents:
                 changes.append(Change("updated", known.id, one.verdict, at_ns))
             known.sighted, known.seen_step = one, step
             changes += self._absorbed(known, sighted, at_ns)
-        self._waiting = waiting
-        return changes + self._gone(step, at_ns, closing)
+        return changes
 
-    def end(self, at_ns: int, reason: str, closing: Callable[[Incident, str], None]) -> list[Change]:
-        """Close all that are open."""
-        return [self._closed(one, at_ns, reason, closing) for one in list(self.open)]
+    def end(
+        self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None
+    ) -> list[Change]:
+        """Close all that are open, or those of one sort."""
+        ending = [one for one in self.open if sort in (None, one.sighted.sort)]
+        return [self._closed(one, at_ns, reason, closing) for one in ending]
 
     def _absorbed(self, known: Incident, sighted: list[Sighted], at_ns: int) -> list[Change]:
         """Ranks that were told one by one and are now told together; a delay seen once that has come again."""

@@ -1,6 +1,7 @@
 """One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from stallscope.diagnose import engine, single, told
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.delays import delays_by_process, device_delays
+from stallscope.diagnose.failures import CODES, with_failures
 from stallscope.diagnose.stream import sightings
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Sighted, worded
@@ -27,7 +29,6 @@ _FIXED_ROWS = 10_000  # a look costs as much as so many rows, however few there 
 _BURST = 4  # looks that may follow each other at once, after quiet times
 _EVERY = 8  # without anything odd a job is looked at when an eighth of its rows is new
 _LEAST_ROWS = 12  # of each process: fewer show no pattern
-_HOLD_STEPS = 8  # the newest steps may still look different with what follows them
 _MOST_ONCE = 8  # long delays of a rank that happened once
 _JUDGED_STEPS = 8  # before so many were judged nothing is known of what is usual
 
@@ -55,6 +56,10 @@ class Job:
     _newest_ns: dict[Who, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
     _n_since: int = 0
+    _n_arrived: int = 0
+    _n_at_hang: int = 0
+    _has_failed: bool = False
+    _ended_ns: dict[Who, int] = field(default_factory=dict)
     _rows_a_step: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,11 +72,14 @@ class Job:
         for name, rows in tables.items():
             if len(rows):
                 self.rows.add(name, rows)
+        self._has_failed |= bool(np.isin(tables["calls"]["result"], list(CODES)).any())
+        self._note_ends(tables["processes"])
         arrived = tables["collectives"]
         if len(arrived):
             self.ended_at_ns = None
             self.watch.add(arrived)
             self._n_since += len(arrived)
+            self._n_arrived += len(arrived)
             self._allowance += self.retention.looks * len(arrived)
 
     def absorb(self, other: "Job") -> list[Change]:
@@ -82,6 +90,9 @@ class Job:
                 self.rows.add(name, rows)
         self.watch.add(other.rows.tables["collectives"])
         self._n_since += other.rows.n
+        self._n_arrived += other._n_arrived
+        self._has_failed |= other._has_failed
+        self._ended_ns.update(other._ended_ns)
         self._allowance = max(self._allowance, other._allowance)
         for mine, theirs in (
             (self.history.late, other.history.late),
@@ -122,13 +133,14 @@ class Job:
         seen = look(case, self.rows.step[usable], self.history)
         self.rows.step[usable] = seen.step_of_row
         self._noted(seen)
+        is_whole = is_last and not self.history.is_trimmed
         n_judged = seen.looked_at.n_steps
         shown = (
-            sightings.sightings(seen, self.history, self.incidents, is_last=is_last)
-            if is_last or (n_judged >= _JUDGED_STEPS and right is not None)
+            sightings.sightings(seen, self.history, self.incidents, is_whole=is_whole)
+            if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)
             else []
         )
-        changes = self._changed(shown, seen.step, at_ns, is_last=is_last)
+        changes = self._changed(shown, seen.step, at_ns, is_whole=is_whole)
         self._trim(seen, usable, most_rows)
         return changes
 
@@ -141,7 +153,7 @@ class Job:
         silent = [nodes.now_ns(who[0], at_ns) - ns for who, ns in last.items() if who not in ended]
         patient = not self.silence.is_due(silent, is_one_gone=bool(ended), limits=self.limits)
         if patient and not is_last:
-            return []
+            return self._resumed(at_ns)
         if any(one.sighted.sort.startswith("mismatch") for one in self.incidents.open):
             return []
         self.rows.fold()
@@ -150,9 +162,29 @@ class Job:
             return []
         case = self._case(trace, None if is_last else self.numbering.put_right(trace.collectives))
         self.silence.patience_ns = usual_patience_ns(case)
+        if odd := engine.mismatch_verdicts(case):
+            shown = [sightings.odd(worded(verdict)) for verdict in odd]
+            return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
-        found = [Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0, 0) for verdict in hangs(case)]
-        return self._changed(found, self.history.next_step, at_ns, is_last=is_last) if found else []
+        found = [Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0) for verdict in hangs(case)]
+        self._n_at_hang = self._n_arrived if found else self._n_at_hang
+        return self.incidents.tell(found, self.history.next_step, at_ns, job=self.name)
+
+    def failed(self, nodes: Nodes, at_ns: int) -> list[Change]:
+        """Tell CUDA calls that failed, while there are any that were not told."""
+        if not self._has_failed:
+            return []
+        self.rows.fold()
+        found = with_failures(self.trace(nodes, at_ns), Report("", {}, [])).verdicts
+        self._has_failed = not found
+        shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in found]
+        return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
+
+    def _resumed(self, at_ns: int) -> list[Change]:
+        """Close a hang whose ranks go on."""
+        if self.silence.n_silent or self._n_arrived == self._n_at_hang:
+            return []
+        return self.incidents.end(at_ns, "the ranks go on", self._close, sort=sightings.HANG)
 
     def trace(self, nodes: Nodes, at_ns: int, usable: Array | None = None) -> Trace:
         """The rows that are left as a trace."""
@@ -202,13 +234,15 @@ class Job:
         if not self.history.is_trimmed or told.is_told(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
         seen = look(self._case(trace, None), self.rows.step, self.history)
-        verdicts = sightings.report(seen, self.history, standstill=engine.standstill(seen.case))
+        verdicts = sightings.report(
+            seen, self.history, self.incidents, standstill=engine.standstill(seen.case)
+        )
         looked_at = engine.counted(seen.case) | {
             "n_rounds": sum(seen.looked_at.n_rounds.values()),
             "n_steps": seen.looked_at.n_steps,
             "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
         }
-        return Report(source=self.source, looked_at=looked_at, verdicts=verdicts)
+        return with_failures(trace, Report(source=self.source, looked_at=looked_at, verdicts=verdicts))
 
     def has_ended(self, nodes: Nodes) -> bool:
         """Whether all its processes have ended, as far as their nodes were heard."""
@@ -218,13 +252,13 @@ class Job:
         """Close all incidents."""
         return self.incidents.end(at_ns, reason, self._close)
 
+    def _note_ends(self, processes: Array) -> None:
+        for node, pid, ended_ns in processes[["node", "pid", "ended_ns"]].tolist():
+            if ended_ns != UNKNOWN:
+                self._ended_ns[node, pid] = ended_ns
+
     def _ended(self, nodes: Nodes) -> set[Who]:
-        self.rows.fold()
-        known = self.rows.tables["processes"]
-        rows = zip(*(known[name].tolist() for name in ("node", "pid", "ended_ns")), strict=True)
-        return {
-            (node, pid) for node, pid, ended in rows if ended != UNKNOWN and ended <= nodes.heard_ns(node)
-        }
+        return {who for who, ended_ns in self._ended_ns.items() if ended_ns <= nodes.heard_ns(who[0])}
 
     def _noted(self, seen: Look) -> None:
         """What the next look and the cheap one go by."""
@@ -244,11 +278,11 @@ class Job:
         found = engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour).verdicts
         shown = [Sighted(f"{one.kind} {one.ranks}", frozenset(), one, -1, 0, 0) for one in found]
         self.history.next_step += 1
-        return self._changed(shown, self.history.next_step, at_ns, is_last=is_last)
+        return self._changed(shown, self.history.next_step, at_ns, is_whole=is_last)
 
-    def _changed(self, shown: list[Sighted], step: int, at_ns: int, *, is_last: bool) -> list[Change]:
+    def _changed(self, shown: list[Sighted], step: int, at_ns: int, *, is_whole: bool) -> list[Change]:
         return self.incidents.seen(
-            shown, step=step, at_ns=at_ns, is_last=is_last, closing=self._close, job=self.name
+            shown, step=step, at_ns=at_ns, is_whole=is_whole, closing=self._close, job=self.name
         )
 
     def _close(self, incident: Incident, reason: str) -> None:
@@ -274,15 +308,20 @@ class Job:
             track.over_ns = self._newest_ns.get(who, track.over_ns)
 
     def _trim(self, seen: Look, usable: Array, most_rows: int) -> None:
-        """Settle what is old, and drop its rows."""
+        """Settle what is old, and drop its rows.
+
+        Half of the rows go. What is late in the older half of those that stay is settled, too: so a late step is
+        judged with as much before it as after it.
+        """
         kept = self.retention
         wanted = max(kept.least_rows, min(kept.most_rows, int(kept.n_steps * self._rows_a_step)))
         if self.rows.n <= min(wanted, most_rows):
             return
         case, history = seen.case, self.history
         arrival = case.arrival_ns
-        cut = float(np.partition(arrival, len(arrival) // 2)[len(arrival) // 2])
-        until = max(cut, float(arrival.max()) - _HOLD_STEPS * case.step_ns)
+        half, three_quarters = len(arrival) // 2, 3 * len(arrival) // 4
+        ordered = np.partition(arrival, (half, three_quarters))
+        cut, until = float(ordered[half]), float(ordered[three_quarters])
         if not history.is_trimmed:
             history.is_trimmed = True
             history.first_step = int(seen.found.case.judged.step.min(initial=0))
@@ -291,9 +330,10 @@ class Job:
             for comm, seq in zip(case.line.comm_hash.tolist(), first.tolist(), strict=True):
                 history.first_seq[comm] = min(seq, history.first_seq.get(comm, seq))
         self._settle(seen, until)
+        old = _before_step_at(case, cut)
         gone = np.zeros(len(usable), bool)
-        gone[np.flatnonzero(usable)[arrival < cut]] = True
-        history.gone_ns += float(arrival[arrival >= cut].min()) - float(arrival.min())
+        gone[np.flatnonzero(usable)[old]] = True
+        history.gone_ns += float(arrival[~old].min()) - float(arrival.min())
         self.rows.keep(~gone, most_side_rows=max(min(wanted, most_rows), 1))
 
     def _settle(self, seen: Look, until: float) -> None:
@@ -304,13 +344,15 @@ class Job:
             track = history.late.track(case.who(one.process))
             track.once = [*track.once, delays_by_process(case, [one])[one.process]][-_MOST_ONCE:]
         late = [one for one in late if (one.process, one.step) not in seen.once]
-        for is_over in (True, False):
+        for is_over, is_named in product((True, False), (True, False)):
             part = [
                 one
                 for one in late
                 if (seen.ts_ns(one) <= history.late.track(case.who(one.process)).over_ns) == is_over
+                and (one.process in seen.found.named) == is_named
             ]
-            for process, delays in delays_by_process(case, part).items():
+            processes = seen.found.named if is_named else {one.process for one in part}
+            for process, delays in delays_by_process(case, part, among=seen.late_of(processes)).items():
                 history.late.track(case.who(process)).add(delays, is_over=is_over)
         for process, mine in seen.device.items():
             track = history.device.track(case.who(process))
@@ -321,6 +363,18 @@ class Job:
                     track.add(device_delays(case, process, part), is_over=is_over)
         for process, ts in _latest_before(case.line.process, case.arrival_ns, until, case.line.rows["ts_ns"]):
             history.settled_ns[case.who(process)] = ts
+
+
+def _before_step_at(case: Case, cut: float) -> Array:
+    """Rows before the step that goes on at a moment of the common clock, in each program: bool (n,)."""
+    step, program = case.plan.step, case.plan.program[case.line.process]
+    first = np.full(int(program.max()) + 1, np.iinfo(np.int64).max)
+    after = (case.arrival_ns >= cut) & (step >= 0)
+    np.minimum.at(first, program[after], step[after])
+    old: Array = np.where(
+        first[program] < np.iinfo(np.int64).max, step < first[program], case.arrival_ns < cut
+    )
+    return old
 
 
 def _latest_before(process: Array, arrival_ns: Array, until: float, ts_ns: Array) -> list[tuple[int, int]]:

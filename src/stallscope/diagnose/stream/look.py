@@ -1,5 +1,6 @@
 """One diagnosis of a job's rows, together with what is kept of its past: the same steps as for a whole trace."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -25,8 +26,10 @@ _LOOKS = 10
 class Look:
     """found: steps are the stream's; what is named takes the past into account. step_of_row: the stream's, by row.
     live: late steps that are not in the history yet, by process; device: the same of slow GPUs. once: (process, step)
-    of long delays that happened once. clear: processes named whose late steps are clear; firm: those named whose late
-    steps are so many more than the others' that many looks do not make it chance. step: the newest.
+    of long delays that happened once. step: the newest.
+
+    Of the processes named: large are those whose late steps are far above what makes a step late; firm those with so
+    many more than the others that many looks do not make it chance, or with large ones while nobody else has such.
     """
 
     found: engine.Findings
@@ -34,7 +37,7 @@ class Look:
     live: dict[int, list[LateStep]]
     device: dict[int, list[LateStep]]
     once: frozenset[tuple[int, int]]
-    clear: frozenset[int]
+    large: frozenset[int]
     firm: frozenset[int]
     step: int
     looked_at: Seen
@@ -48,6 +51,13 @@ class Look:
         """All late steps in the rows."""
         return self.found.late
 
+    def late_of(self, processes: Iterable[int]) -> list[LateStep]:
+        """Late steps in the rows, those that are in the history already included; without what happened once."""
+        chosen = set(processes)
+        return [
+            one for one in self.late if one.process in chosen and (one.process, one.step) not in self.once
+        ]
+
     def ts_ns(self, late: LateStep) -> int:
         """When a late step of these rows peaked, on its node's clock."""
         return int(self.case.line.rows["ts_ns"][late.peak_row])
@@ -60,7 +70,7 @@ def look(case: Case, known: Array, history: History) -> Look:
     """
     limits = case.limits
     found = engine.findings(case)
-    shift = _shift(case.plan.step, known, history)
+    shift = _shift(case, known, history)
     found = replace(
         found,
         late=_moved(found.late, shift),
@@ -77,15 +87,18 @@ def look(case: Case, known: Array, history: History) -> Look:
             case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
         ),
     )
-    steps = np.where(case.plan.step >= 0, case.plan.step + shift, UNKNOWN)
+    least = limits.clear_factor * case.pace.least_ns
+    large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
+    firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
+    steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
     return Look(
         found=found,
         step_of_row=steps,
         live=_grouped(live),
         device={p: _unsettled(case, one.late, history) for p, one in found.device.items()},
         once=frozenset((one.process, one.step) for one in one_offs(everything, limits)),
-        clear=frozenset(p for p, late in found.named.items() if is_clear(late, case)),
-        firm=frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS))),
+        large=large,
+        firm=firm | {process for process in large if is_alone(found.named[process], everything)},
         step=int(steps.max(initial=0)),
         looked_at=_seen(case, steps, history),
     )
@@ -122,7 +135,8 @@ def summed(
 ) -> dict[int, Delays]:
     """The delays of some processes, those kept and those still in the rows together."""
     chosen = [process for process in processes if process in held]
-    fresh = delays_by_process(seen.case, [one for process in chosen for one in held[process][1]])
+    live = [one for process in chosen for one in held[process][1]]
+    fresh = delays_by_process(seen.case, live, among=seen.late_of(chosen))
     return {p: total([*held[p][0], *([fresh[p]] if p in fresh else [])]) for p in chosen}
 
 
@@ -140,24 +154,42 @@ def verdict_of_ranks(seen: Look, group: list[int], delays: dict[int, Delays]) ->
     return late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
 
 
-def is_clear(late: list[LateStep], case: Case) -> bool:
-    """Whether late steps are far above what makes a step late."""
-    usual = float(np.median([one.excess_ns for one in late]))
-    return usual >= case.limits.clear_factor * case.pace.least_ns
+def is_alone(late: list[LateStep], everything: list[LateStep]) -> bool:
+    """Whether no other process has had delays like these twice, in other steps."""
+    steps, usual = {one.step for one in late}, _usual_ns(late)
+    others = Counter(
+        one.process for one in everything if one.step not in steps and one.excess_ns >= 0.5 * usual
+    )
+    return max((n for process, n in others.items() if process != late[0].process), default=0) < 2
 
 
-def _shift(step: Array, known: Array, history: History) -> int:
-    """What to add to the steps of these rows to get the stream's. Before anything is gone they begin with 0."""
+def _usual_ns(late: list[LateStep]) -> float:
+    return float(np.median([one.excess_ns for one in late]))
+
+
+def _shift(case: Case, known: Array, history: History) -> Array:
+    """What to add to the steps of these rows to get the stream's, by process: int64 (p,).
+
+    Before anything is gone they begin with 0. Then what most rows that were numbered before had counts, for each
+    program by itself, as the steps of each are found by themselves.
+    """
+    step, program = case.plan.step, case.plan.program
     if not history.is_trimmed:
-        return 0
+        return np.zeros(case.line.n_processes, np.int64)
     both = (step >= 0) & (known >= 0)
     if not both.any():
-        return history.next_step
-    return int(np.median(known[both] - step[both]))
+        return np.full(case.line.n_processes, history.next_step)
+    moved, of_row = known - step, program[case.line.process]
+    usual = int(np.median(moved[both]))
+    by_program = [
+        int(np.median(moved[mine])) if (mine := both & (of_row == number)).any() else usual
+        for number in range(int(program.max()) + 1)
+    ]
+    return np.array(by_program)[program]
 
 
-def _moved(late: list[LateStep], shift: int) -> list[LateStep]:
-    return [replace(one, step=one.step + shift) for one in late] if shift else late
+def _moved(late: list[LateStep], shift: Array) -> list[LateStep]:
+    return [replace(one, step=one.step + int(shift[one.process])) for one in late] if shift.any() else late
 
 
 def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[LateStep]:

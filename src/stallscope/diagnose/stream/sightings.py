@@ -11,13 +11,15 @@ from stallscope.diagnose.stream.look import Look
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.verdict import Verdict
 
-RANK, MOVES, STAGE, SLOW, HANG = "rank", "moves", "stage", "slow", "hang"
+RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
+_CONFIRM_STEPS = 4  # what is no matter of seconds is opened when it is still seen so many steps later
 _CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
+_CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
 _STILL_SLOW = 0.8  # of the growth that was told first
 
 
-def sightings(seen: Look, history: History, incidents: Incidents, *, is_last: bool = False) -> list[Sighted]:
-    """The verdicts of a look, each on its incident only. is_last: nothing will come that could confirm them."""
+def sightings(seen: Look, history: History, incidents: Incidents, *, is_whole: bool = False) -> list[Sighted]:
+    """The verdicts of a look, each on its incident only. is_whole: these are all the rows there will ever be."""
     found, case = seen.found, seen.case
     known = {
         process
@@ -25,40 +27,49 @@ def sightings(seen: Look, history: History, incidents: Incidents, *, is_last: bo
         for one in [incidents.of(RANK, frozenset([case.who(process)]))]
         if one is not None and one.sighted.verdict.kind == "straggler"
     }
-    ranks = _ranks(seen, history, known, only_since=not is_last)
+    ranks = _ranks(seen, history, known, only_since=True, is_whole=is_whole)
     taken = {p for p in range(case.line.n_processes) for one in ranks if case.who(p) in one.who}
-    devices = [
-        one for one in _devices(seen, history, only_since=not is_last) if not one.who & _who(seen, taken)
-    ]
-    out = [*(_odd(seen, verdict) for verdict in found.odd), *ranks, *devices]
+    devices = [one for one in _devices(seen, history, only_since=True) if not one.who & _who(seen, taken)]
+    out = [*(odd(worded(verdict)) for verdict in found.odd), *ranks, *devices]
     if found.stage:
-        out.append(Sighted(STAGE, frozenset(), worded(stage(seen, history)), -1, LEAST_QUIET_STEPS))
+        said = worded(stage(seen, history))
+        out.append(Sighted(STAGE, frozenset(), said, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
     if found.uneven:
-        out += _moves(seen, history, named=taken, only_since=not is_last)
+        out += _moves(seen, history, named=taken, only_since=True)
     out += _once(seen, history)
     return out or _slow(seen, incidents)
 
 
-def report(seen: Look, history: History, *, standstill: list[Verdict]) -> list[Verdict]:
-    """All verdicts on a job, those on incidents that are over included."""
-    found, case = seen.found, seen.case
-    ranks = [one.verdict for one in _ranks(seen, history, set(), only_since=False)]
-    devices = [
-        one for one in _devices(seen, history, only_since=False) if not one.who & _who(seen, set(found.named))
-    ]
+def report(seen: Look, history: History, incidents: Incidents, *, standstill: list[Verdict]) -> list[Verdict]:
+    """All verdicts on a job whose first rows are gone, those on incidents that are over included.
+
+    What only the rows that are left show is told when an incident was opened on it.
+    """
+    found = seen.found
+    ranks = _ranks(seen, history, set(), only_since=False, is_whole=False)
+    taken = frozenset(who for one in ranks for who in one.who)
+    rest = [one for one in _devices(seen, history, only_since=False) if not one.who & taken]
+    if found.stage:
+        rest.append(Sighted(STAGE, frozenset(), stage(seen, history), -1, 0))
+    if found.uneven:
+        rest += _moves(seen, history, named=set(found.named), only_since=False)
     now = [
         *found.odd,
         *([] if found.odd else standstill),
-        *engine.costliest_first(ranks),
-        *(one.verdict for one in devices),
-        *([stage(seen, history)] if found.stage else []),
+        *engine.costliest_first([one.verdict for one in ranks]),
+        *(one.verdict for one in rest if incidents.of(one.sort, one.who)),
+        *(one.verdict for one in _once(seen, history)),
     ]
-    if found.uneven:
-        now += [one.verdict for one in _moves(seen, history, named=set(found.named), only_since=False)]
-    now += [one.verdict for one in _once(seen, history)]
     told = {_what(verdict) for verdict in now}
-    now += [verdict for verdict in history.over if _what(verdict) not in told and _matters(seen, verdict)]
-    return [worded(verdict) for verdict in now or engine.alike(case)]
+    before = [*history.over, *(one.sighted.verdict for one in incidents.open)]
+    now += [verdict for verdict in before if _what(verdict) not in told and _matters(seen, verdict)]
+    return [worded(verdict) for verdict in now]
+
+
+def odd(verdict: Verdict) -> Sighted:
+    """A round that was entered differently."""
+    sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
+    return Sighted(sort, frozenset(), verdict, -1, LEAST_QUIET_STEPS)
 
 
 def stage(seen: Look, history: History) -> Verdict:
@@ -77,19 +88,24 @@ def stage(seen: Look, history: History) -> Verdict:
     return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.looked_at.n_steps})
 
 
-def _ranks(seen: Look, history: History, known: set[int], *, only_since: bool) -> list[Sighted]:
-    """Ranks to name. known: those named before whose incident is open; late or not, they stay named."""
+def _ranks(
+    seen: Look, history: History, known: set[int], *, only_since: bool, is_whole: bool
+) -> list[Sighted]:
+    """Ranks to name. known: those named before whose incident is open; late or not, they stay named.
+
+    is_whole: what is likely after one look at everything is enough.
+    """
     case, least = seen.case, seen.case.limits.min_late_steps
     held = looks.parts(seen, history.late, seen.live, only_since=only_since)
     n_late = {p: sum(one.n_late for one in kept) + len(late) for p, (kept, late) in held.items()}
-    named = {p for p in seen.found.named if not only_since or p in seen.clear or p in seen.firm}
+    named = {p for p in seen.found.named if is_whole or p in seen.firm}
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
     for group in engine.by_node(case, sorted(chosen)):
         verdict = looks.verdict_of_ranks(seen, group, delays)
         steps = total(delays[process] for process in group).steps
-        confirm = 0 if seen.clear.issuperset(group) else _CONFIRM_SMALL_STEPS
+        confirm = 0 if seen.large.issuperset(group) else _CONFIRM_SMALL_STEPS
         who, last = _who(seen, set(group)), int(steps.max())
         out.append(Sighted(RANK, who, worded(verdict), last, quiet_steps(steps), confirm))
     return out
@@ -104,7 +120,8 @@ def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]
             continue
         verdict = late_verdicts.device(seen.case, process, slow, delays, looked_at=seen.looked_at)
         quiet = quiet_steps(delays.steps)
-        out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), int(delays.steps.max()), quiet))
+        last = int(delays.steps.max())
+        out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), last, quiet, _CONFIRM_STEPS))
     return out
 
 
@@ -116,7 +133,8 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
         return []
     whole = total(delays.values())
     verdict = late_verdicts.moving(seen.case, whole, looked_at=seen.looked_at)
-    return [Sighted(MOVES, frozenset(), worded(verdict), int(whole.steps.max()), quiet_steps(whole.steps))]
+    last, quiet = int(whole.steps.max()), quiet_steps(whole.steps)
+    return [Sighted(MOVES, frozenset(), worded(verdict), last, quiet, _CONFIRM_SMALL_STEPS)]
 
 
 def _once(seen: Look, history: History) -> list[Sighted]:
@@ -134,13 +152,17 @@ def _once(seen: Look, history: History) -> list[Sighted]:
     for process, delays in found:
         verdict = late_verdicts.once(seen.case, process, delays, looked_at=seen.looked_at)
         step = delays.late[0].step
-        out.append(Sighted(f"once {step}", _who(seen, {process}), worded(verdict), step, LEAST_QUIET_STEPS))
+        out.append(
+            Sighted(
+                f"once {step}",
+                _who(seen, {process}),
+                worded(verdict),
+                step,
+                LEAST_QUIET_STEPS,
+                _CONFIRM_STEPS,
+            )
+        )
     return out
-
-
-def _odd(seen: Look, verdict: Verdict) -> Sighted:
-    sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
-    return Sighted(sort, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, 0)
 
 
 def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
@@ -152,7 +174,10 @@ def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
         before, after = (float(str(was.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
         if seen.case.step_ns / 1e6 >= before + _STILL_SLOW * (after - before):
             found = [was]
-    return [Sighted(SLOW, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS) for verdict in found]
+    return [
+        Sighted(SLOW, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STEPS)
+        for verdict in found
+    ]
 
 
 def _who(seen: Look, processes: set[int]) -> frozenset[Who]:

@@ -21,8 +21,8 @@ from stallscope.diagnose.verdict import Report
 from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 
-_SIDE_ROWS_OF_A_PROCESS = 20_000  # of processes that have made no collective yet
 _MOST_ENDED = 32
+_PASS_NS = 250_000_000  # batches closer together than this are not followed by a look at the time each
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Stream:
     _members: Members = field(default_factory=Members)
     _jobs: dict[Who, Job] = field(default_factory=dict)
     _ended: list[Report] = field(default_factory=list)
+    _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def feed(self, batch: Trace) -> list[Change]:
@@ -62,7 +63,9 @@ class Stream:
                         job.lost[kind] = job.lost.get(kind, 0) + n
                 if job.is_due:
                     changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job())
-            return changes + self._passed(at_ns)
+            if at_ns - self._passed_ns >= _PASS_NS:
+                changes += self._passed(at_ns)
+            return changes
 
     def tick(self, now_ns: int | None = None) -> list[Change]:
         """Say what the going by of time changes: hangs, jobs that are over. now_ns: by the stream's clock."""
@@ -135,8 +138,10 @@ class Stream:
         return jobs
 
     def _passed(self, at_ns: int) -> list[Change]:
+        self._passed_ns = at_ns
         changes: list[Change] = []
         for group, job in list(self._jobs.items()):
+            changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns)
             if at_ns - job.heard_at_ns >= self.forget_ns:
                 changes += self._end(group, at_ns, "nothing was heard of the job any more")
@@ -151,6 +156,7 @@ class Stream:
         changes: list[Change] = []
         if job.rows.n:
             changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
+            changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
         if job.rows.n_all:
