@@ -9,6 +9,7 @@ from stallscope.diagnose.programs import Programs, programs
 from stallscope.diagnose.rounds import Rounds, rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline, timeline
+from stallscope.diagnose.told_steps import told_steps
 from stallscope.events.layout import Array
 from stallscope.events.trace import Trace
 
@@ -72,7 +73,7 @@ def case_of(
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
     line = timeline(trace, is_numbered=is_numbered)
     clocks = aligned(line, trace.probed)
-    plan = programs(line)
+    plan = programs(line, told_steps(trace, line))
     met = rounds(line, clocks, limits)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
     table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))

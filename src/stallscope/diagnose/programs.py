@@ -21,6 +21,7 @@ _MAX_PERIOD = 4096
 _MATCH = 0.9
 _LONG = 2.5  # intervals of so many medians are the gaps between the steps of jobs that run ahead
 _COMPARED_ROWS = 16_384
+_TOLD = 0.5  # share of the rows of a process that must lie in a step that it told
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Programs:
     has_steps: Array
 
 
-def programs(line: Timeline) -> Programs:
-    """Programs, matching calls and steps of a timeline."""
+def programs(line: Timeline, told: Array | None = None) -> Programs:
+    """Programs, matching calls and steps of a timeline.
+
+    told: int64 (n,), the step in which each row lies as the job told it (see told_steps); it beats what is found.
+    """
     kind = _kind(line)
     signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, kind)
     program = _same_program(line, signature)
@@ -50,12 +54,26 @@ def programs(line: Timeline) -> Programs:
     counts = np.bincount(line.process, minlength=line.n_processes)
     for number in range(n_programs):
         members = np.flatnonzero(program == number)
-        rows = np.flatnonzero(line.process == members[np.argmax(counts[members])])
-        step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature)
+        teller = _teller(line, members, told)
+        rows = np.flatnonzero(line.process == (members[np.argmax(counts[members])] if teller < 0 else teller))
+        if told is not None and teller >= 0:
+            step_of_key[key[rows]], has_steps[number] = told[rows], True
+        else:
+            step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature)
     member = np.zeros(line.n_processes, np.int64)
     for number in range(n_programs):
         member[program == number] = np.arange(int((program == number).sum()))
     return Programs(program, member, key, _carried_forward(step_of_key[key], line.is_first), has_steps)
+
+
+def _teller(line: Timeline, members: Array, told: Array | None) -> int:
+    """The process of a program that has told the step of most of its rows; -1 where none told enough of them."""
+    if told is None:
+        return -1
+    n_told = np.bincount(line.process[told >= 0], minlength=line.n_processes)[members]
+    n_rows = np.bincount(line.process, minlength=line.n_processes)[members]
+    best = int(np.argmax(n_told))
+    return int(members[best]) if n_told[best] >= _TOLD * n_rows[best] > 0 else -1
 
 
 def _kind(line: Timeline) -> Array:

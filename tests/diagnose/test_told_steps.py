@@ -1,0 +1,76 @@
+"""Steps that the job tells beat those that are found, for its own process and for its peers."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.engine import diagnose
+from stallscope.diagnose.programs import programs
+from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.told_steps import told_steps
+from stallscope.events import layout
+from stallscope.events.trace import Trace
+
+from .builders import MS, dp_trace, every
+
+ROUNDS = 3
+
+
+def telling(trace: Trace, *, rank: int = 0, every_rounds: int = ROUNDS, pid: int | None = None) -> Trace:
+    """The trace with a step told by one rank before each so many of its rounds; values from 1000 on."""
+    own = trace.collectives[trace.collectives["pid"] == 1000 + rank]["ts_ns"][::every_rounds]
+    rows = layout.empty(layout.ANNOTATIONS, len(own))
+    rows["ts_ns"], rows["pid"], rows["label"] = own - 1, 1000 + rank if pid is None else pid, b"step"
+    rows["value"] = [str(1000 + i).encode() for i in range(len(own))]
+    return replace(trace, annotations=rows)
+
+
+def steps(trace: Trace) -> dict[int, list[int]]:
+    """The step of each round, by rank."""
+    line = timeline(trace)
+    plan = programs(line, told_steps(trace, line))
+    return {int(line.rank[p]): plan.step[line.process == p].tolist() for p in range(line.n_processes)}
+
+
+def test_told_steps_hold_for_all_ranks_of_the_program():
+    found = steps(telling(dp_trace(), every_rounds=6))
+    assert found == {rank: [i // 6 for i in range(120)] for rank in range(4)}
+
+
+def test_what_is_told_for_the_whole_machine_counts():
+    found = steps(telling(dp_trace(), every_rounds=6, pid=0))
+    assert found[3][6:12] == [1] * 6
+
+
+def test_without_labels_steps_are_found_as_before():
+    assert told_steps(dp_trace(), timeline(dp_trace())) is None
+
+
+def test_a_few_labels_at_the_end_are_not_enough():
+    trace = telling(dp_trace())
+    trace = replace(trace, annotations=trace.annotations[-3:])
+    plain = steps(dp_trace())
+    assert steps(trace) == plain
+
+
+def test_other_labels_are_no_steps():
+    trace = telling(dp_trace())
+    trace.annotations["label"] = b"epoch"
+    assert told_steps(trace, timeline(trace)) is None
+
+
+def test_the_period_is_told_in_the_steps_of_the_job():
+    """Two of the found steps are one of the job's: what comes every 8th of those comes every 4th of these."""
+    trace = dp_trace(every(2, 8, 50 * MS, first=4, until=120), n_steps=120)
+    assert diagnose(trace).verdicts[0].period_steps == 8
+    assert diagnose(telling(trace, every_rounds=2 * ROUNDS)).verdicts[0].period_steps == 4
+
+
+def test_the_rows_before_the_first_label_have_no_step():
+    trace = telling(dp_trace())
+    trace = replace(trace, annotations=trace.annotations[5:])
+    line = timeline(trace)
+    told = told_steps(trace, line)
+    assert told is not None
+    assert told[line.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
+    assert np.all(told[line.process == 0][5 * ROUNDS :] >= 0)
