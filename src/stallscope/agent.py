@@ -5,6 +5,7 @@ what has come. With a hub a third one sends, and what has come is taken several 
 DuckDB nor pyarrow: it runs beside a job and must stay small.
 """
 
+import grp
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from stallscope.capture import clock, program, records, requirements
 from stallscope.capture.attaching import Attaching
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
+from stallscope.capture.identity import container
+from stallscope.capture.labels import Label, Labels
 from stallscope.capture.losses import Losses
 from stallscope.capture.machine import boot_id, facts
 from stallscope.capture.operations import SYMBOLS
@@ -32,11 +35,13 @@ from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.status import StatusLine, Tally, line
+from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.trace import Clock
 from stallscope.exporters.outputs import Outputs, outputs
+from stallscope.serve.beside import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
@@ -45,7 +50,7 @@ if TYPE_CHECKING:  # gRPC comes with it: only where there is a hub
 
 _LOOK_EVERY_S = 0.04
 _SECOND_NS = 10**9
-_SEND_EVERY_NS = _SECOND_NS // 5
+_SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOURCE = "live capture of real processes by eBPF"
@@ -72,7 +77,9 @@ class Options:
     pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
     record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
     ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
+    serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
     wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
+    annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
     """
 
     db: Path
@@ -82,8 +89,12 @@ class Options:
     duration_s: float | None = None
     record_all: bool = False
     notes_only: bool = False
+    annotate_socket: Path | None = None
+    annotate_group: str = ""
     prometheus: str = ""
     otlp: str = ""
+    serve: str = ""
+    serve_words: tuple[str, ...] = ()
     hub: Hub | None = None
     wall_ns: Callable[[], int] = time.time_ns
 
@@ -118,11 +129,26 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
         told = stack.enter_context(
-            outputs(prometheus=options.prometheus, otlp=options.otlp, node=options.node, say=status.note)
+            outputs(
+                db=options.db,
+                prometheus=options.prometheus,
+                otlp=options.otlp,
+                node=options.node,
+                say=status.note,
+            )
         )
+        if options.serve:
+            stack.enter_context(
+                serving_beside(
+                    options.db, options.serve, node=options.node, words=options.serve_words, say=status.note
+                )
+            )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
         to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
-        _run(options, probes, store, to_hub, told=told, status=status, stop=stop)
+        labels = _labels(options, status)
+        if labels:
+            stack.enter_context(closing(labels))
+        _run(options, probes, store, to_hub, told=told, labels=labels, status=status, stop=stop)
 
 
 def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
@@ -152,13 +178,14 @@ def _run(
     to_hub: "HubLine | None",
     *,
     told: Outputs | None,
+    labels: Labels | None,
     status: StatusLine,
     stop: threading.Event,
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off."""
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
     attaching = Attaching(discovery, probes.attach)
-    scribe = _Scribe(options, probes, store, to_hub, told=told)
+    scribe = _Scribe(options, probes, store, to_hub, told=told, labels=labels)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
     followed: set[int] = set()
@@ -196,6 +223,7 @@ class _Scribe:
         to_hub: "HubLine | None",
         *,
         told: Outputs | None,
+        labels: Labels | None = None,
     ):
         self.tally = Tally()
         self.next_ns = 0
@@ -205,6 +233,7 @@ class _Scribe:
         self._events: list[Array] = []
         self.collector = Collector(probes.arrivals.drain, probes.events.drain)
         self._options, self._probes, self._store, self._told = options, probes, store, told
+        self._labels = labels
         self._node = store.node(options.node)
         self._session = store.session(
             self._node, _SOURCE, started_ns=time.monotonic_ns(), facts=facts(probes.mode)
@@ -228,6 +257,7 @@ class _Scribe:
         self._take_records(now_ns)
         events, self._events = np.concatenate(self._events), []
         self._keep_states(events, now_ns)
+        self._keep_labels(self._labels.taken() if self._labels else [])
         lost = self._keep_losses(now_ns)
         reading = clock.reading(self._node, wall_ns=self._options.wall_ns)
         is_synchronised = clock.is_synchronised()
@@ -286,7 +316,9 @@ class _Scribe:
         born = records.of_kind(events, Kind.PROCESS)
         first_ns = dict.fromkeys(state.pids.tolist(), now_ns)
         first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
-        self._append(layout.PROCESSES, self._processes.first_seen(first_ns))
+        new = self._processes.first_seen(first_ns)
+        self._append(layout.PROCESSES, new)
+        self._keep_labels(_containers(new))
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
@@ -297,6 +329,11 @@ class _Scribe:
             if self._to_hub:
                 self._to_hub.process_ended(pid, ended_ns)
         self.tally.n_processes = len(self._processes)
+
+    def _keep_labels(self, told: list[Label]) -> None:
+        rows = [(one.ts_ns, self._node, one.pid, one.label, one.value) for one in told]
+        if rows:
+            self._store.insert("annotations", ("ts_ns", "node", "pid", "label", "value"), rows)
 
     def _keep_losses(self, now_ns: int) -> dict[str, int]:
         """Records lost since the last call, by kind; in the trace by CPU, too."""
@@ -328,6 +365,29 @@ class _Scribe:
         for number in set(numbers.tolist()) - self._symbol_of.keys():
             self._symbol_of[number] = self._store.symbol(SYMBOLS[number]) if number else 0
         return np.array([self._symbol_of[number] for number in numbers.tolist()], numbers.dtype)
+
+
+def _labels(options: Options, status: StatusLine) -> Labels | None:
+    """Where jobs may tell labels; a trace without is no reason to give up. Raises NotFound for an unknown group."""
+    if options.annotate_socket is None:
+        return None
+    try:
+        group = grp.getgrnam(options.annotate_group).gr_gid if options.annotate_group else None
+    except KeyError:
+        raise NotFound(
+            f"there is no group {options.annotate_group!r}: check --annotate-group, or create it (groupadd)"
+        ) from None
+    try:
+        return Labels(options.annotate_socket, group)
+    except CannotTrace as error:
+        status.note(f"no labels are taken: {error}")
+        return None
+
+
+def _containers(processes: Array) -> list[Label]:
+    """In which container each of these processes is, as a label of it."""
+    found = ((row, container(int(row["pid"]))) for row in processes)
+    return [Label(int(row["ts_ns"]), int(row["pid"]), "container", name) for row, name in found if name]
 
 
 def _group_of_the_user() -> int | None:

@@ -81,10 +81,12 @@ def over_http(receiver: Receiver) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextmanager
@@ -112,8 +114,10 @@ def over_grpc(receiver: Receiver) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(Handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield f"grpc://127.0.0.1:{port}"
-    server.stop(0).wait()
+    try:
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
 
 
 @pytest.fixture(params=[over_http, over_grpc], ids=["http", "grpc"])
@@ -196,7 +200,7 @@ def test_an_incident_arrives_once_as_a_span_whose_ids_follow_from_it(sent):
     receiver, start = sent
     first, second = start(), start()
     for sending in (first, second):
-        sending.incident(INCIDENT)
+        sending.incident(**INCIDENT._asdict())
     receiver.until(lambda: len(receiver.spans) >= 2)
     n_metrics = len(receiver.metrics)
     receiver.until(lambda: len(receiver.metrics) > n_metrics + 4)
@@ -213,7 +217,7 @@ def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
     receiver, start = sent
     receiver.refusals = list(receiver.busy)
     said: list[str] = []
-    start(say=said.append).incident(INCIDENT)
+    start(say=said.append).incident(**INCIDENT._asdict())
     receiver.until(lambda: receiver.spans)
     assert receiver.n_asked >= 4
     assert len(said) == 2, "told when it goes and when it is back, not each time"

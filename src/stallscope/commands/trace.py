@@ -36,6 +36,16 @@ def trace(
     otlp: Annotated[
         str, typer.Option(help="Send metrics and incidents by OTLP: http://HOST:4318, grpc://HOST:4317.")
     ] = "",
+    serve: Annotated[
+        str, typer.Option(help="Answer `--nodes` of other machines and assistants at ADDR:PORT: :8443.")
+    ] = "",
+    no_tls: Annotated[
+        bool, typer.Option("--no-tls", help="--serve in clear text, the token included.")
+    ] = False,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-client-ca", help="--serve to who has a certificate of this authority (PEM)."),
+    ] = None,
     hub: Annotated[
         str | None, typer.Option(help="Send to the hub at HOST:PORT (its OTLP over gRPC).")
     ] = None,
@@ -54,6 +64,12 @@ def trace(
     hub_insecure: Annotated[
         bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
     ] = False,
+    annotate_socket: Annotated[
+        Path | None, typer.Option("--annotate-socket", help="Where jobs may tell labels (step, phase).")
+    ] = None,
+    annotate_group: Annotated[
+        str | None, typer.Option("--annotate-group", help="Whose users may tell labels, too.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON, instead of the page.")
     ] = False,
@@ -76,6 +92,8 @@ def trace(
         "cluster": cluster,
         "hub_client_cert": client_cert,
         "hub_client_key": client_key,
+        "annotate_socket": annotate_socket,
+        "annotate_group": annotate_group,
     }
     chosen = settings_from(flags, settings)
     options = agent.Options(
@@ -86,14 +104,27 @@ def trace(
         duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
         record_all=record_all,
         notes_only=quiet or as_json,
+        annotate_socket=chosen.annotate_socket,
+        annotate_group=chosen.annotate_group,
         prometheus=prometheus,
         otlp=otlp,
+        serve=serve,
+        serve_words=_serve_words(serve, no_tls=no_tls, client_ca=tls_client_ca),
         hub=_hub(chosen, is_insecure=hub_insecure),
     )
     if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
         _show(options, chosen, as_json=as_json)
     else:
         agent.trace(options)
+
+
+def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[str, ...]:
+    """Options of `stallscope serve`. Raises BadInput where there is nothing to serve."""
+    words: tuple[str, ...] = ("--no-tls",) if no_tls else ()
+    words += ("--tls-client-ca", str(client_ca)) if client_ca else ()
+    if words and not serve:
+        raise BadInput(f"{words[0]} needs --serve ADDR:PORT: without it nothing is served")
+    return words
 
 
 def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stallscope.errors import BadInput
 from stallscope.exporters.meter import Meter
@@ -40,15 +41,18 @@ class Sending:
         self._messages = otlp_messages
         self._meter, self._wire, self._every_s, self._wall_ns, self._say = meter, to, every_s, wall_ns, say
         self._who = otlp_messages.resource(node)
-        self._waiting: deque[object] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[otlp_messages.Incident] = deque(maxlen=MAX_WAITING)
         self._is_over = threading.Event()
         self._n_failures = 0
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
-    def incident(self, incident: object) -> None:
-        """An otlp_messages.Incident to be sent with the next metrics; of too many the oldest are lost."""
-        self._waiting.append(incident)
+    def incident(self, **told: Any) -> None:
+        """An incident to be sent with the next metrics, by the fields of otlp_messages.Incident.
+
+        Of too many the oldest are lost.
+        """
+        self._waiting.append(self._messages.Incident(**told))
 
     def close(self) -> None:
         """Send once more, and end."""
@@ -68,7 +72,7 @@ class Sending:
         answer = self._wire.send("metrics", request.SerializeToString())
         if answer.is_taken and self._waiting:
             batch = list(self._waiting)[:_INCIDENTS_AT_ONCE]
-            spans = self._messages.spans_request(batch, self._who)  # type: ignore[arg-type]
+            spans = self._messages.spans_request(batch, self._who)
             answer = self._wire.send("traces", spans.SerializeToString())
             if answer.is_taken or not answer.may_retry:
                 for _ in batch:

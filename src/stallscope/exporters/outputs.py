@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stallscope.events.layout import Array, Table
 from stallscope.exporters import machine
 from stallscope.exporters.counting import Counting
+from stallscope.exporters.incidents import found_beside
 from stallscope.exporters.meter import Meter
 from stallscope.exporters.otlp import Sending
 
@@ -32,6 +34,22 @@ class Outputs:
         """Records that were lost."""
         self.counting.lost(kind, n)
 
+    def incident(self, line: dict[str, Any]) -> None:
+        """An incident opened, changed or closed: a line of live/incidents.py."""
+        if line["change"] != "updated":
+            self.counting.incident(
+                kind=line["kind"], cause=line["cause"], was_opened=line["change"] == "opened"
+            )
+        if line["change"] == "closed" and self.otlp:
+            self.otlp.incident(
+                incident_id=line["incident"],
+                name=f"stallscope {line['kind']}",
+                begin_ns=line["begin_ns"],
+                end_ns=line["end_ns"],
+                summary=line["summary"],
+                attributes=line["attributes"],
+            )
+
     def second(self, *, n_processes: int) -> None:
         """To be called about once a second."""
         self.counting.n_processes(n_processes)
@@ -44,8 +62,12 @@ class Outputs:
 
 
 @contextmanager
-def outputs(*, prometheus: str, otlp: str, node: str, say: Callable[[str], None]) -> Iterator[Outputs | None]:
+def outputs(
+    *, db: Path, prometheus: str, otlp: str, node: str, say: Callable[[str], None]
+) -> Iterator[Outputs | None]:
     """The outputs that are asked for; None without any. prometheus: an address; otlp: a URL; empty: not.
+
+    db: the trace that the agent writes, in which incidents are found.
 
     Raises BadInput for an address or URL that cannot be, or a package that is missing.
     """
@@ -65,4 +87,6 @@ def outputs(*, prometheus: str, otlp: str, node: str, say: Callable[[str], None]
 
             sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
             say(f"metrics and incidents go to {otlp}")
-        yield Outputs(Counting(meter), stack.enter_context(machine.gpus()), sender)
+        told = Outputs(Counting(meter), stack.enter_context(machine.gpus()), sender)
+        stack.enter_context(found_beside(db, told.incident))
+        yield told
