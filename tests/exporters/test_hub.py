@@ -28,6 +28,7 @@ from stallscope.exporters import sending
 from stallscope.exporters.hub import HubLine, Target
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
+from stallscope.exporters.spool import Spool
 
 CLOCK = Clock(0, monotonic_ns=1_000, wall_ns=1_000_000_000_000_001_000)
 PATIENCE_S = 30.0
@@ -345,6 +346,18 @@ def test_a_token_that_cannot_be_read_now_is_read_later(line):
         open_line.offer({"collectives": collectives()}, clock=CLOCK)
         until(lambda: bool(far.got))
     assert far.got[0][2]["authorization"] == "Bearer " + "u" * 20
+
+
+def test_a_batch_that_cannot_be_sent_is_dropped_and_the_next_one_goes_out(line, tmp_path):
+    broken = Spool(tmp_path / "spool", max_bytes=10**8)
+    broken.put({"of another version": collectives(3)})
+    broken.put({"collectives": collectives(4)})
+    broken.waiting()[1].path.write_bytes(b"damaged")
+    far = Far()
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives(2)}, clock=CLOCK)
+        until(lambda: "7 dropped" in open_line.status() and sum(_n_rows(far, "collectives")) == 2)
 
 
 def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):

@@ -7,6 +7,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,10 @@ def _stream(name: str, rows: Array) -> bytes:
     import nanoarrow
     from nanoarrow import ipc
 
-    fields = [field for field in TABLES[name].fields if field.name in (rows.dtype.names or ())]
-    columns = [_column(field, rows[field.name]) for field in fields]
-    schema = nanoarrow.struct({field.name: kind for field, (kind, _) in zip(fields, columns, strict=True)})
-    children = [array for _, array in columns]
+    known = {field.name for field in TABLES[name].fields}
+    there = tuple(column for column in rows.dtype.names or () if column in known)
+    kinds, schema = _kinds(name, there)
+    children = [_column(kind, rows[field]) for field, kind in zip(there, kinds, strict=True)]
     batch = nanoarrow.c_array_from_buffers(schema, len(rows), [None], null_count=0, children=children)
     out = io.BytesIO()
     with ipc.StreamWriter.from_writable(out) as writer:
@@ -54,30 +55,47 @@ def _stream(name: str, rows: Array) -> bytes:
     return out.getvalue()
 
 
-def _column(field: Field, values: Array) -> tuple[Any, Any]:
-    """Type and array of one column."""
+@cache
+def _kinds(name: str, there: tuple[str, ...]) -> tuple[tuple[Any, ...], Any]:
+    """The Arrow type of each column of a table, and of the table."""
+    import nanoarrow
+
+    fields = {field.name: field for field in TABLES[name].fields}
+    kinds = tuple(nanoarrow.c_schema(_kind(fields[column])) for column in there)
+    return kinds, nanoarrow.c_schema(nanoarrow.struct(dict(zip(there, kinds, strict=True))))
+
+
+def _kind(field: Field) -> Any:
     import nanoarrow
 
     if field.name in _TEXTS:
-        return nanoarrow.string(), _text(values)
-    plain = np.ascontiguousarray(values)
-    if plain.dtype.kind == "S":
-        fixed = nanoarrow.fixed_size_binary(plain.dtype.itemsize)
-        return fixed, nanoarrow.c_array_from_buffers(
-            fixed, len(plain), [None, plain.view("u1")], null_count=0
-        )
-    if plain.ndim == 2:
-        listed = nanoarrow.fixed_size_list(nanoarrow.int64(), plain.shape[1])
-        inner = nanoarrow.c_array_from_buffers(
-            nanoarrow.int64(), plain.size, [None, plain.ravel()], null_count=0
-        )
-        return listed, nanoarrow.c_array_from_buffers(
-            listed, len(plain), [None], null_count=0, children=[inner]
-        )
+        return nanoarrow.string()
     if field.name == "is_synchronised":
-        return nanoarrow.bool_(), _truth(plain)
-    kind = getattr(nanoarrow, plain.dtype.name)()
-    return kind, nanoarrow.c_array_from_buffers(kind, len(plain), [None, plain], null_count=0)
+        return nanoarrow.bool_()
+    dtype = np.dtype(field.format)
+    if dtype.kind == "S":
+        return nanoarrow.fixed_size_binary(dtype.itemsize)
+    if dtype.subdtype:
+        return nanoarrow.fixed_size_list(nanoarrow.int64(), dtype.shape[0])
+    return getattr(nanoarrow, dtype.name)()
+
+
+def _column(kind: Any, values: Array) -> Any:
+    """The array of one column."""
+    import nanoarrow
+
+    if kind.format == "u":
+        return _text(values)
+    if kind.format == "b":
+        return _truth(values)
+    plain = np.ascontiguousarray(values)
+    if kind.format.startswith("w:"):
+        return nanoarrow.c_array_from_buffers(kind, len(plain), [None, plain.view("u1")], null_count=0)
+    if plain.ndim == 2:
+        long = kind.child(0)
+        inner = nanoarrow.c_array_from_buffers(long, plain.size, [None, plain.ravel()], null_count=0)
+        return nanoarrow.c_array_from_buffers(kind, len(plain), [None], null_count=0, children=[inner])
+    return nanoarrow.c_array_from_buffers(kind, len(plain), [None, plain], null_count=0)
 
 
 def _text(values: Array) -> Any:

@@ -165,11 +165,9 @@ class Sending:
             self._in_flight |= {batch.number: batch for batch in ready}
         for batch in ready:
             try:
-                tables = read(batch)
-            except ValueError as error:
-                self._answered(batch, Answer(Outcome.REFUSED, reason=str(error)))
-                continue
-            self._channel.send(batch.batch_id, tables, self._answering(batch))
+                self._channel.send(batch.batch_id, read(batch), self._answering(batch))
+            except Exception as error:  # noqa: BLE001 (one batch that cannot be sent must not hold up the rest)
+                self._answered(batch, Answer(Outcome.REFUSED, reason=f"{batch.path.name}: {error}"))
 
     def _answering(self, batch: Waiting) -> Callable[[Answer], None]:
         return lambda answer: self._answered(batch, answer)
