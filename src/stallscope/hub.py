@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from stallscope import rates
+from stallscope.diagnose.stream import Stream
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Receiver
@@ -30,6 +31,7 @@ from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens
 from stallscope.settings import Settings
+from stallscope.standing import Standing
 from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
@@ -80,6 +82,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
         store = stack.enter_context(closing(HubStore.open(options.db)))
+        price = options.settings.usd_per_gpu_hour
+        standing = stack.enter_context(closing(Standing(store, lambda: Stream(usd_per_gpu_hour=price))))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
         receiver = Receiver(store, _authenticate(tokens, audit))
         house = House(
@@ -90,6 +94,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             requests_per_minute=options.settings.hub_requests_per_minute,
         )
         expose(house.registry, "stallscope_hub", receiver.numbers)
+        expose(house.registry, "stallscope_hub", lambda: asdict(standing.numbers))
         expose(house.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
         # Addresses first: nothing is served before all of them are ours.
         api = stack.enter_context(bound(options.api, "--api"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
@@ -117,6 +118,28 @@ class HubStore:
         """Rows that are in no file yet, by table; newest first where a table has more than max_rows."""
         return {name: _newest(rows, max_rows) for name, rows in self.snapshot(tenant).hot.items()}
 
+    def tenants(self) -> list[str]:
+        """Who has anything here."""
+        return self._hot.tenants()
+
+    def tail(self, tenant: str, table: str, *, since_us: int) -> pa.Table:
+        """Rows of a table committed since then (us since 1970), sealed and hot, in order of the commits."""
+        import pyarrow.parquet as pq
+
+        found = self._hot.snapshot(tenant)
+        since = pa.scalar(since_us, pa.timestamp("us", "UTC"))
+        pieces = [
+            pq.read_table(
+                self.folder / segment.path, filters=[("received_at", ">=", since)], partitioning=None
+            )
+            for segment in found.segments.get(table, ())
+            if segment.sealed_us >= since_us
+        ]
+        wanted = schema.arrow_schema(schema.TABLES[table])
+        hot = found.hot.get(table, wanted.empty_table())
+        hot = hot.filter(pc.greater_equal(hot["received_at"], since))
+        return pa.concat_tables([*(piece.cast(wanted) for piece in pieces), hot]).sort_by("received_at")
+
     def subscribe(self, listener: Listener) -> None:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)
@@ -179,8 +202,6 @@ def question_text(name: str) -> str:
 
 
 def _of_tenant(rows: pa.Table, tenant: str) -> pa.Table:
-    import pyarrow.compute as pc
-
     return rows.filter(pc.equal(rows["tenant"], tenant))
 
 

@@ -1,0 +1,138 @@
+"""Rows of the hub as the arrays that the diagnosis takes: names become numbers again, NULL becomes unknown.
+
+All times are wall-clock ns here, where arrays of one machine have its monotonic clock: each batch carries a reading
+that says so (both clocks equal). Records of other senders lack what only our agents know: without a process number the rank
+stands for it, without a ledger the record says that it has none.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Datatype, Op
+from stallscope.events.trace import Clock, Trace
+
+TABLES = tuple(table.name for table in layout.TABLES)
+
+_NUMBERS: dict[str, dict[str, int]] = {
+    "op": {op.name.lower(): int(op) for op in Op},
+    "in_call": {op.name.lower(): int(op) for op in Op},
+    "category": {category.name.lower(): int(category) for category in Category},
+    "datatype": {datatype.name.lower(): int(datatype) for datatype in Datatype},
+    "reduce_op": {name: number for number, name in enumerate(("sum", "prod", "max", "min", "avg"), 1)},
+}
+_HASHES = ("comm_hash", "parent_hash")
+_FOREIGN_PIDS = 1 << 30
+"""Above what a kernel gives (4,194,304), so that a made-up process is never a real one."""
+
+
+def trace(tables: Mapping[str, pa.Table]) -> Trace:
+    """The rows of one cluster, by table of events/layout.py, as a trace."""
+    names = sorted(
+        {name for rows in tables.values() for name in pc.unique(rows["node_id"]).to_pylist() if name}
+    )
+    nodes = {name: number for number, name in enumerate(names or [""])}
+    symbols = _symbols(tables.get("calls"))
+    arrays: dict[str, Any] = {
+        table.name: _array(table, tables[table.name], nodes, symbols)
+        for table in layout.TABLES
+        if table.name in tables
+    }
+    latest = [_latest(arrays, number) for number in range(len(nodes))]
+    clocks = tuple(Clock(number, ts_ns, ts_ns) for number, ts_ns in enumerate(latest) if ts_ns != UNKNOWN)
+    # Our agents tell every second how their processes are: nothing heard is known to be nothing then.
+    has_snapshots = set(np.unique(arrays["snapshots"]["node"]).tolist()) if "snapshots" in arrays else set()
+    ends = tuple(ts_ns if number in has_snapshots else UNKNOWN for number, ts_ns in enumerate(latest))
+    return Trace(
+        **arrays,
+        nodes=tuple(nodes),
+        symbols=tuple(symbols),
+        clocks=clocks,
+        ends_ns=ends,
+        source="Events that agents sent to this hub.",
+    )
+
+
+def _array(table: layout.Table, rows: pa.Table, nodes: dict[str, int], symbols: dict[str, int]) -> Array:
+    rows = rows.filter(rows["ts_ns"].is_valid())
+    out = layout.empty(table, len(rows))
+    for field in table.fields:
+        if field.format.startswith("("):
+            for column, name in enumerate(CATEGORY_NAMES):
+                out[field.name][:, column] = _integers(rows[f"{name}_ns"], 0)
+        elif field.name == "node":
+            out["node"] = _numbered(rows["node_id"], nodes)
+        elif field.name == "symbol":
+            out["symbol"] = _numbered(rows["symbol"], symbols)
+        elif field.name in _NUMBERS:
+            out[field.name] = _numbered(rows[field.name], _NUMBERS[field.name])
+        elif field.name in _HASHES:
+            out[field.name] = _hashes(rows[field.name])
+        elif field.format.startswith("S"):
+            words = ["" if word is None else word for word in rows[field.name].to_pylist()]
+            out[field.name] = np.char.encode(np.array(words or [""]), "utf-8")[: len(rows)]
+        else:
+            out[field.name] = _integers(rows[field.name], UNKNOWN if field.may_be_unknown else 0).astype(
+                np.dtype(field.format), casting="unsafe"
+            )
+    if table is layout.COLLECTIVES:
+        _complete(out, rows)
+    return out
+
+
+def _complete(out: Array, rows: pa.Table) -> None:
+    """What records of other senders say in other columns, or do not know."""
+    rank = _integers(rows["rank"], UNKNOWN)
+    out["comm_rank"] = np.where(out["comm_rank"] == UNKNOWN, rank, out["comm_rank"])
+    is_foreign = (out["pid"] == 0) & (rank != UNKNOWN)
+    out["pid"] = np.where(is_foreign, _FOREIGN_PIDS + rank, out["pid"])
+    has_ledger = np.asarray(rows["on_cpu_ns"].is_valid())
+    out["flags"] |= np.where(has_ledger, 0, int(CollectiveFlag.NO_LEDGER)).astype(np.uint32)
+
+
+def _integers(column: pa.ChunkedArray, unknown: int) -> Array:
+    return np.asarray(column.fill_null(unknown).cast(pa.int64()))
+
+
+def _numbered(column: pa.ChunkedArray, numbers: Mapping[str, int]) -> Array:
+    """The number of each word; 0 for words that have none."""
+    coded = column.combine_chunks().dictionary_encode()
+    table = np.array([numbers.get(word, 0) for word in coded.dictionary.to_pylist()] + [0])
+    return table[np.asarray(coded.indices.fill_null(len(table) - 1))]
+
+
+def _hashes(column: pa.ChunkedArray) -> Array:
+    coded = column.combine_chunks().dictionary_encode()
+    table = np.array([_hash(word) for word in coded.dictionary.to_pylist()] + [0], np.uint64)
+    return table[np.asarray(coded.indices.fill_null(len(table) - 1))]
+
+
+def _hash(word: str) -> int:
+    try:
+        return int(word, 16) if len(word) == 16 else _digest(word)
+    except ValueError:
+        return _digest(word)
+
+
+def _digest(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def _symbols(calls: pa.Table | None) -> dict[str, int]:
+    words = pc.unique(calls["symbol"]).to_pylist() if calls is not None else []
+    return {word: number for number, word in enumerate(["", *(word for word in words if word)])}
+
+
+def _latest(arrays: Mapping[str, Any], node: int) -> int:
+    times = [
+        int(rows["ts_ns"][rows["node"] == node].max())
+        for name, rows in arrays.items()
+        if name not in ("processes", "communicators") and (rows["node"] == node).any()
+    ]
+    return max(times, default=UNKNOWN)
