@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "settings": {"errors"},
     "rates": {"errors"},
+    "annotate": set(),
     "events": {"errors"},
     "capture": VOCABULARY | {"settings"},
     "importers": VOCABULARY,
@@ -35,6 +36,16 @@ MAY_IMPORT = {
     | {"settings", "rates", "importers", "exporters", "store", "store.hub", "receive", "standing", "diagnose"}
     | {"serve"},
     "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "synth", "agent"},
+}
+MAY_IMPORT["assistant"] = VOCABULARY | {
+    "settings",
+    "rates",
+    "check",
+    "store",
+    "diagnose",
+    "query",
+    "serve",
+    "demo",
 }
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}

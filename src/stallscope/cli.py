@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from stallscope.commands.annotate import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
 from stallscope.commands.demo import demo
@@ -17,6 +18,7 @@ from stallscope.commands.export import export
 from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
 from stallscope.commands.merge import merge
+from stallscope.commands.mcp import mcp
 from stallscope.commands.query import query
 from stallscope.commands.serve import serve
 from stallscope.commands.stress import stress
@@ -37,10 +39,12 @@ app.command()(explain)
 app.command()(query)
 app.command()(export)
 app.command()(merge)
+app.command()(annotate)
 app.command("import")(import_)
 app.command()(demo)
 app.command()(trace)
 app.command()(serve)
+app.command()(mcp)
 app.add_typer(hub_app, name="hub")
 app.command()(ask)
 app.command()(stress)

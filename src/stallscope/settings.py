@@ -57,6 +57,15 @@ class Settings:
         ),
     ] = 10_000_000_000
     node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
+    annotate_socket: Annotated[
+        Path, About("where the agent takes labels (step, epoch, phase) from jobs", "--annotate-socket")
+    ] = Path("/run/stallscope/annotate.sock")
+    annotate_group: Annotated[
+        str,
+        About(
+            "group whose users may tell labels; empty: only the agent's own user and root", "--annotate-group"
+        ),
+    ] = ""
     hang_after_s: Annotated[
         float,
         About("a rank that its peers wait for is not called hung before this", unit="s", minimum=0.1),

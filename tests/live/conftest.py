@@ -25,7 +25,7 @@ class Agent:
     def __init__(self, db: Path, *arguments: str, prefix: tuple[str, ...] = ()):
         self.db = db
         self.said = db.with_name(f"{db.name}-{time.monotonic_ns()}.said")
-        command = [*prefix, *COMMAND, "trace", "--db", str(db), "--node", "here", *arguments]
+        command = [*prefix, *COMMAND, "trace", "--db", str(db), "--node", "here", *map(str, arguments)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self.said.open("w") as out:
             self.process = subprocess.Popen(command, stdin=-3, stdout=out, stderr=out, env=environment)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20
+_CONTAINER = re.compile(r"(?:^|[/:.-])([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?:/|$)", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -69,6 +70,15 @@ def environment(home: Path) -> dict[str, str]:
         return {}
     pairs = (item.partition(b"=") for item in data.split(b"\0") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def container(pid: int, proc: Path = Path("/proc")) -> str:
+    """The first twelve digits of the container that a process is in, by its control group; empty outside of one."""
+    try:
+        found = _CONTAINER.search((proc / str(pid) / "cgroup").read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def place(variables: Mapping[str, str]) -> tuple[int, int, int]:

@@ -1,0 +1,197 @@
+"""Labels from inside a job: which step, epoch or phase it is in. Needs the standard library only.
+
+    from stallscope.annotate import Annotator
+
+    tell = Annotator()
+    for batch in tell.steps(loader):
+        with tell.phase("forward"):
+            ...
+
+Telling takes some microseconds and never waits, raises or disturbs the job: a thread sends what is told to the agent
+of this machine. Where no agent listens, or it is too slow, labels are dropped and counted in `n_dropped`.
+"""
+
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+DEFAULT_SOCKET = "/run/stallscope/annotate.sock"
+VARIABLE = "STALLSCOPE_ANNOTATE_SOCKET"
+_MOST_WAITING = 10_000
+_AGAIN_S = 5.0
+_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class Annotator:
+    """Tells labels to the agent. One a process is enough; any thread may use it.
+
+    path: the agent's socket; else the one named by STALLSCOPE_ANNOTATE_SOCKET, else the usual one.
+    """
+
+    def __init__(self, path: str | None = None):
+        self.n_told = 0
+        self.n_dropped = 0
+        self._path = path or os.environ.get(VARIABLE) or DEFAULT_SOCKET
+        self._phases: list[str] = []
+        self._begin()
+
+    def __call__(self, label: str, value: object) -> None:
+        """Tell a label of any kind: it holds until the next of its kind from this process."""
+        if self._pid != os.getpid():  # a fork has no threads
+            self._begin()
+        try:
+            self._waiting.put_nowait((time.monotonic_ns(), label, str(value)))
+        except queue.Full:
+            self.n_dropped += 1
+
+    def step(self, number: int) -> None:
+        """A training step begins."""
+        self("step", number)
+
+    def epoch(self, number: int) -> None:
+        """An epoch begins."""
+        self("epoch", number)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Inside the with block the job is in this phase; then in the one before again."""
+        self._phases.append(name)
+        self("phase", name)
+        try:
+            yield
+        finally:
+            self._phases.pop()
+            self("phase", self._phases[-1] if self._phases else "")
+
+    def steps(self, batches: Iterable[T], *, first: int = 0) -> Iterator[T]:
+        """The batches, each told as a step."""
+        for number, batch in enumerate(batches, first):
+            self.step(number)
+            yield batch
+
+    def flush(self, timeout_s: float = _TIMEOUT_S) -> bool:
+        """Wait until all that was told is with the agent, or dropped; False when that takes longer."""
+        end_s = time.monotonic() + timeout_s
+        while self._waiting.unfinished_tasks and time.monotonic() < end_s:
+            time.sleep(0.005)
+        return not self._waiting.unfinished_tasks
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._waiting: queue.Queue[tuple[int, str, str]] = queue.Queue(_MOST_WAITING)
+        threading.Thread(target=self._send_all, daemon=True, name="stallscope-annotate").start()
+
+    def _send_all(self) -> None:
+        waiting, again_s, line = self._waiting, 0.0, None
+        while True:
+            ts_ns, label, value = waiting.get()
+            if line is None and time.monotonic() >= again_s:
+                line = _connected(self._path)
+                again_s = time.monotonic() + _AGAIN_S
+            if line is not None:
+                told = {"ts_ns": ts_ns, "label": label, "value": value}
+                try:
+                    is_taken = _exchanged(line, told) == "ok"
+                except OSError:
+                    line, is_taken = None, False
+                self.n_told += is_taken
+                self.n_dropped += not is_taken
+            else:
+                self.n_dropped += 1
+            waiting.task_done()
+
+
+def tell(told: Iterable[dict[str, Any]], path: str) -> list[str]:
+    """Send labels and wait: the agent's answer to each, "ok" or what is wrong. Raises OSError without an agent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(_TIMEOUT_S)
+        line.connect(path)
+        return [_exchanged(line, one) for one in told]
+
+
+def lightning_callback(annotator: Annotator | None = None) -> Any:
+    """A callback for `Trainer(callbacks=[...])` of Lightning: tells steps, epochs, and train or validation."""
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback
+    note = annotator or Annotator()
+
+    class Telling(Callback):  # type: ignore[misc]
+        """Lightning wants a class of its own."""
+
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            note.epoch(trainer.current_epoch)
+            note("phase", "train")
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            note.step(trainer.global_step)
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            note("phase", "validation")
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            note("phase", "train")
+
+    return Telling()
+
+
+def ray_report(
+    annotator: Annotator | None = None, report: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """`ray.train.report` that also tells: a report ends a step, and its metrics may name it ("step", "epoch").
+
+    report: the function to call; without it Ray's own.
+    """
+    if report is None:
+        from ray import train
+
+        report = train.report
+    note, real = annotator or Annotator(), report
+    count = iter(range(1 << 62))
+
+    def telling(metrics: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        result = real(metrics, *rest, **named)
+        number = next(count)
+        if "epoch" in metrics:
+            note.epoch(metrics["epoch"])
+        note.step(int(metrics.get("step", number)) + 1)
+        return result
+
+    return telling
+
+
+def _connected(path: str) -> socket.socket | None:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(_TIMEOUT_S)
+    try:
+        line.connect(path)
+    except OSError:
+        line.close()
+        return None
+    return line
+
+
+def _exchanged(line: socket.socket, told: dict[str, Any]) -> str:
+    """One label and the answer to it. Raises OSError when the agent has gone; the connection is closed then."""
+    try:
+        line.sendall(json.dumps(told).encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            new = line.recv(4096)
+            if not new:
+                raise ConnectionResetError("the agent has closed the connection")
+            answer += new
+    except OSError:
+        with suppress(OSError):
+            line.close()
+        raise
+    return answer.decode().strip()

@@ -1,0 +1,231 @@
+"""The socket at which jobs tell labels (step, epoch, phase), and what has been told.
+
+A local stream socket: a JSON object a line, each answered with "ok" or what is wrong. It belongs to the agent's user,
+mode 0600; with a group 0660. Who is at the other end the kernel tells (SO_PEERCRED), never the message.
+"""
+
+import json
+import os
+import re
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.errors import CannotTrace
+
+_LABEL = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
+_MOST_BYTES = 4096
+_MOST_VALUE = 128
+_MOST_CONNECTIONS = 256
+_MOST_WAITING = 100_000
+_OLDEST_NS = 60 * 10**9
+_SO_PEERGROUPS = 59  # asm-generic/socket.h, since Linux 4.13
+
+
+class Label(NamedTuple):
+    """pid: who told it, 0 for all of the machine."""
+
+    ts_ns: int
+    pid: int
+    label: str
+    value: str
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, as the kernel says."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+
+@dataclass
+class Labels:
+    """Listens from the start to close(). group: number of the group that may tell labels, too.
+
+    Raises CannotTrace when the place is taken by another agent, or is not ours to use.
+    """
+
+    path: Path
+    group: int | None = None
+    proc: Path = Path("/proc")
+    now_ns: Callable[[], int] = time.monotonic_ns
+    n_refused: int = 0
+    _told: list[Label] = field(default_factory=list)
+    _lines: dict[int, tuple[socket.socket, Peer, bytearray]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._listening = _bound(self.path, self.group)
+        self._listening.setblocking(False)
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="labels", daemon=True)
+        self._thread.start()
+
+    def taken(self) -> list[Label]:
+        """What has been told since the last call."""
+        with self._lock:
+            told, self._told = self._told, []
+        return told
+
+    def close(self) -> None:
+        """Stop listening; the socket is removed."""
+        self._waker.send(b"x")
+        self._thread.join()
+        for line, _, _ in self._lines.values():
+            line.close()
+        self._selector.close()
+        for each in (self._listening, self._waker, self._woken):
+            each.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    return
+                if key.fileobj is self._listening:
+                    self._accept()
+                else:
+                    self._read(key.fd)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            line, _ = self._listening.accept()
+            peer = _peer(line)
+            if len(self._lines) >= _MOST_CONNECTIONS or not self._may_tell(peer):
+                self.n_refused += 1
+                with suppress(OSError):
+                    line.send(b"not allowed\n" if len(self._lines) < _MOST_CONNECTIONS else b"too many\n")
+                line.close()
+                return
+            line.setblocking(False)
+            self._lines[line.fileno()] = (line, peer, bytearray())
+            self._selector.register(line, selectors.EVENT_READ)
+
+    def _may_tell(self, peer: Peer) -> bool:
+        return peer.uid in (0, os.geteuid()) or (self.group is not None and self.group in peer.groups)
+
+    def _read(self, fd: int) -> None:
+        line, peer, rest = self._lines[fd]
+        try:
+            new = line.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            new = b""
+        rest += new
+        *whole, tail = rest.split(b"\n")
+        answers = "".join(f"{self._answer(peer, bytes(one))}\n" for one in whole)
+        rest[:] = tail
+        is_over = not new or len(rest) > _MOST_BYTES
+        if answers:
+            try:
+                is_over |= line.send(answers.encode()) < len(answers)
+            except OSError:  # it does not read what it is told
+                is_over = True
+        if is_over:
+            self._selector.unregister(line)
+            del self._lines[fd]
+            line.close()
+
+    def _answer(self, peer: Peer, line: bytes) -> str:
+        """Take one label; "ok", or what is wrong."""
+        try:
+            told = json.loads(line[:_MOST_BYTES])
+            label, value = told["label"], told.get("value", "")
+            pid, ts_ns = told.get("pid", peer.pid), told.get("ts_ns", self.now_ns())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return 'give {"label": ..., "value": ...}'
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            return "a label is a word of small letters, 32 at most"
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return "a value is a text or a whole number"
+        if not isinstance(pid, int) or not self._is_of(peer, pid):
+            return f"process {pid} is not yours to tell about"
+        now_ns = self.now_ns()
+        if not isinstance(ts_ns, int) or not now_ns - _OLDEST_NS <= ts_ns <= now_ns:
+            ts_ns = now_ns
+        with self._lock:
+            if len(self._told) >= _MOST_WAITING:
+                return "too many labels at once"
+            self._told.append(Label(ts_ns, pid, label, str(value)[:_MOST_VALUE]))
+        return "ok"
+
+    def _is_of(self, peer: Peer, pid: int) -> bool:
+        """Whether a peer may tell about a process: itself, one of its user; the machine's users about the machine."""
+        if pid in (peer.pid, 0) or peer.uid in (0, os.geteuid()):
+            return pid >= 0
+        try:
+            return (self.proc / str(pid)).stat().st_uid == peer.uid
+        except OSError:
+            return False
+
+
+def _bound(path: Path, group: int | None) -> socket.socket:
+    """A listening socket that has its mode and group before it has its name."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_place(path)
+        with suppress(FileNotFoundError):
+            part.unlink()
+        listening.bind(str(part))
+        part.chmod(0o600 if group is None else 0o660)
+        if group is not None:
+            os.chown(part, -1, group)
+        listening.listen(64)
+        part.rename(path)
+    except OSError as error:
+        listening.close()
+        told = error.strerror or str(error)
+        raise CannotTrace(f"cannot listen at {path}: {told}; choose another --annotate-socket") from error
+    except CannotTrace:
+        listening.close()
+        raise
+    return listening
+
+
+def _check_place(path: Path) -> None:
+    """Raises CannotTrace where somebody listens, or the file or folder is not ours to replace."""
+    folder = path.parent.stat()
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise CannotTrace(
+            f"cannot listen at {path}: everybody may write its folder; choose another --annotate-socket"
+        )
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise CannotTrace(
+            f"cannot listen at {path}: it is somebody else's file; choose another --annotate-socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        if trial.connect_ex(str(path)) == 0:
+            raise CannotTrace(
+                f"cannot listen at {path}: another agent does; choose another --annotate-socket"
+            )
+
+
+def _peer(line: socket.socket) -> Peer:
+    pid, uid, gid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    try:
+        raw = line.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 1024)
+    except OSError:
+        raw = b""
+    groups = struct.unpack(f"{len(raw) // 4}i", raw)
+    return Peer(pid, uid, frozenset({gid, *groups}))

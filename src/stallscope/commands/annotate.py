@@ -1,0 +1,49 @@
+"""`stallscope annotate`: labels for the trace that is being made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.options import SettingsFile, settings_from
+from stallscope.errors import BadInput, NotFound
+
+
+def annotate(
+    labels: Annotated[
+        list[str], typer.Argument(help="LABEL=VALUE, one or more: step=100, epoch=3, phase=evaluation.")
+    ],
+    pid: Annotated[
+        int, typer.Option(min=0, help="The process that it is about; 0: all of this machine.")
+    ] = 0,
+    socket: Annotated[Path | None, typer.Option("--annotate-socket", help="Where the agent listens.")] = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Tell the running trace which step, epoch or phase a job is in."""
+    from stallscope.annotate import tell
+
+    chosen = settings_from({"annotate_socket": socket}, settings)
+    told = [_label(text, pid) for text in labels]
+    try:
+        answers = tell(told, str(chosen.annotate_socket))
+    except FileNotFoundError:
+        raise NotFound(
+            f"nobody listens at {chosen.annotate_socket}: start `stallscope trace`, or name its --annotate-socket"
+        ) from None
+    except OSError as error:
+        raise NotFound(
+            f"cannot tell the agent at {chosen.annotate_socket}: {error.strerror or error}; "
+            "it takes labels from its own user and from --annotate-group"
+        ) from None
+    for text, answer in zip(labels, answers, strict=True):
+        if answer != "ok":
+            raise BadInput(f"{text}: {answer}")
+
+
+def _label(text: str, pid: int) -> dict[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise BadInput(f"{text!r} is no label: give LABEL=VALUE, for example step=100")
+    return {"label": name, "value": value, "pid": pid}

@@ -1,0 +1,57 @@
+"""Labels told while a job runs are in its trace, and choose parts of it."""
+
+import signal
+import time
+
+import pytest
+
+from stallscope.annotate import tell
+from stallscope.store import node
+from stallscope.store.part import Part
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+
+def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
+    path = tmp_path / "annotate.sock"
+    job = job(seconds=5)
+    tracer = agent("--annotate-socket", path, *only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    tracer.says("1 communicator")
+    told = []
+    for name in ("warm", "train"):
+        told.append(time.monotonic_ns())
+        assert tell([{"label": "phase", "value": name, "pid": job.pids[0]}], str(path)) == ["ok"]
+        time.sleep(1.2)
+    assert job.wait(60)
+    assert tracer.ended(signal.SIGINT) == 0
+    assert not path.exists()
+    labels = node.read(tracer.db).annotations
+    assert [(label["value"], label["pid"]) for label in labels] == [
+        (b"warm", job.pids[0]),
+        (b"train", job.pids[0]),
+    ]
+    warm = node.read(tracer.db, part=Part(phase="warm")).collectives["ts_ns"]
+    train = node.read(tracer.db, part=Part(phase="train")).collectives["ts_ns"]
+    assert told[0] <= warm.min() < warm.max() < told[1] + 10**9
+    assert told[1] <= train.min()
+    assert warm.max() < train.min()
+
+
+def test_a_place_that_is_taken_is_no_reason_not_to_trace(agent, tmp_path):
+    path = tmp_path / "annotate.sock"
+    first = agent("--annotate-socket", path)
+    first.says("process")
+    second = agent("--annotate-socket", path, "--db", str(tmp_path / "other.db"))
+    second.says("no labels are taken", "another agent")
+    second.says("process")
+    assert second.ended(signal.SIGINT) == 0
+    assert path.exists()
+    assert first.ended(signal.SIGINT) == 0
+
+
+def test_a_group_that_does_not_exist_is_named(agent, tmp_path):
+    tracer = agent("--annotate-socket", tmp_path / "a.sock", "--annotate-group", "no-such-group")
+    assert tracer.ended() == 3
+    assert "no-such-group" in tracer.lines()[-1]
