@@ -4,6 +4,9 @@ Such a rank's calls are matched to another rank's by what they are (operation, c
 rhythm: the right shift is the one at which the two ranks' arrivals stay closest together. A communicator that is
 older than the capture has no known identity; there the members are found the same way. Both are guesses, made
 well by jobs that synchronise; the rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
+
+An agent that is started anew counts anew, and knows its processes' communicators by their addresses only: those the
+records from before tell.
 """
 
 from dataclasses import dataclass, replace
@@ -50,10 +53,11 @@ def matched(rows: Array, process: Array, clocks: tuple[Clock, ...]) -> Array:
     rows = rows.copy()
     call, _ = numbered(rows["op"], rows["count"], rows["datatype"])
     is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
+    _name_by_address(rows, process)
     unknown = rows["comm_hash"] == 0
     own = np.where(unknown, rows["comm_handle"], rows["comm_hash"])
     unit_of, _ = numbered(
-        process, own, np.where(is_p2p, rows["op"], 0), np.where(is_p2p, rows["peer_rank"], 0)
+        process, own, is_late, np.where(is_p2p, rows["op"], 0), np.where(is_p2p, rows["peer_rank"], 0)
     )
     units = [
         _Unit(
@@ -74,6 +78,20 @@ def matched(rows: Array, process: Array, clocks: tuple[Clock, ...]) -> Array:
     return rows
 
 
+def _name_by_address(rows: Array, process: Array) -> None:
+    """Fill in the identity of communicators that the same process used at the same address under a known one."""
+    place, n = numbered(process, rows["comm_handle"])
+    known = np.flatnonzero((rows["comm_hash"] != 0) & (rows["comm_handle"] != 0))
+    example = np.full(n, UNKNOWN)
+    example[place[known]] = known
+    found = np.flatnonzero((rows["comm_hash"] == 0) & (example[place] != UNKNOWN))
+    told = rows[example[place[found]]]
+    rows["comm_hash"][found] = told["comm_hash"]
+    for name in ("comm_rank", "nranks"):
+        now = rows[name][found]
+        rows[name][found] = np.where(now == UNKNOWN, told[name], now)
+
+
 @dataclass(frozen=True)
 class _Between:
     """What is known of the nodes' clocks: monotonic minus wall time by node, and offsets found from the job by
@@ -88,6 +106,14 @@ class _Between:
             return 0.0
         there, back = self.found_ns.get((first, second)), self.found_ns.get((second, first))
         return there if there is not None else None if back is None else -back
+
+    def may_overlap(self, one: _Unit, other: _Unit) -> bool:
+        """Whether two units have calls in the same time, as far as the clocks tell."""
+        apart = 0.0 if one.node == other.node else self.by_wall(one.node, other.node)
+        if apart is None:
+            return True
+        begins, ends = one.ts_ns[[0, -1]] + apart
+        return bool(begins <= other.ts_ns[-1] and other.ts_ns[0] <= ends)
 
     def by_wall(self, first: int, second: int) -> float | None:
         if first not in self.wall_ns or second not in self.wall_ns:
@@ -116,11 +142,17 @@ def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _B
 
 
 def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> None:
-    """Number one communicator's late members, each by a member on its own node where there is one already."""
+    """Number one communicator's late members, each by another one of the same time, on its own node where there is one.
+
+    Without such a one they follow what was numbered before, with a gap: something was missed.
+    """
     done: list[_Unit] = []
     for unit in sorted(members, key=lambda one: (one.is_late, -len(one.rows))):
-        reference = next((one for one in done if one.node == unit.node), done[0] if done else None)
+        beside = [one for one in done if one.process != unit.process and between.may_overlap(one, unit)]
+        reference = next((one for one in beside if one.node == unit.node), beside[0] if beside else None)
         shift = 0
+        if reference is None and unit.is_late and done:
+            shift = max(int(one.seq.max()) for one in done) + 2 - int(unit.seq.min())
         if reference is not None:
             fixed = 0 if not unit.is_late else None
             shift, _ = _best_shift(reference, unit, between=between, fixed=fixed)

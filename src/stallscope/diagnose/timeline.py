@@ -84,7 +84,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         rows=rows,
         process=process,
         is_first=is_first,
-        is_whole=~is_first & ~_after_gap(rows, process, comm),
+        is_whole=~is_first & ~_after_gap(rows, process, comm) & ~_begins_anew(rows, is_first),
         interval_ns=interval_ns,
         wait_ns=np.minimum(wait_ns, interval_ns),
         self_ns=np.maximum(interval_ns - wait_ns, 0),
@@ -160,6 +160,17 @@ def _after_gap(rows: Array, process: Array, comm: Array) -> Array:
         seq, same = rows["seq"][order], np.diff(pair[order]) == 0
     gap[order[1:]] = same & (np.diff(seq) > 1)
     return gap
+
+
+def _begins_anew(rows: Array, is_first: Array) -> Array:
+    """Whether the running sums of a row count from another moment than those of the row before: bool (n,).
+
+    So it is where an agent was started anew.
+    """
+    anew = np.zeros(len(rows), bool)
+    late = np.flatnonzero((rows["flags"] & CollectiveFlag.LATE_ATTACH > 0) & ~is_first)
+    anew[late] = (rows["ledger_ns"][late] < rows["ledger_ns"][late - 1]).any(axis=1)
+    return anew
 
 
 def _roles(rows: Array, process: Array, comm_of_hash: Array) -> Array:

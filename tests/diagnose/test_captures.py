@@ -1,0 +1,117 @@
+"""What the capture does must not change the blame: clocks of hosts, parts of the time, agents that start anew."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stallscope.diagnose.sequences import matched
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Category, CollectiveFlag
+from stallscope.events.trace import Trace
+from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, simulate
+
+from .builders import MS, Call, dp_trace, every, trace_of
+from .builders import Job as MadeJob
+from .reports import blamed, report_of
+
+FEW = settings(max_examples=8, deadline=None)
+TWO_HOSTS = (0, 0, 1, 1)
+DELAYS = tuple(every(2, 5, 50 * MS, category=Category.IO, until=100))
+NESTED = (
+    Call(((0, 1), (2, 3)), count=10, waits=True),
+    Call(((0, 2), (1, 3)), count=500, waits=True),
+)
+CULPRIT = [("straggler", (2,), 5, "block_io")]
+
+
+def two_hosts(offset_ns: int = 0, *, program: tuple[Call, ...] = ()) -> Trace:
+    """Rank 2 is late every fifth of 100 steps; ranks 2 and 3 run on a host whose clock is offset_ns ahead."""
+    more = {"node": TWO_HOSTS, "offset_ns": (0, offset_ns), "n_steps": 100}
+    if program:
+        return trace_of(MadeJob(program, delays=DELAYS, **more))
+    return dp_trace(DELAYS, **more)
+
+
+@pytest.mark.parametrize("program", [(), NESTED], ids=["data", "nested"])
+@FEW
+@given(offset_ns=st.integers(-5 * 10**9, 10**15))
+def test_the_clock_of_one_host_does_not_matter(program, offset_ns):
+    assert blamed(report_of(two_hosts(offset_ns, program=program))) == CULPRIT
+
+
+@FEW
+@given(share=st.floats(0.3, 0.7))
+def test_both_parts_of_a_split_trace_blame_the_same_rank(share):
+    trace = two_hosts(10**12)
+    rows = trace.collectives
+    moment = {node: np.quantile(rows["ts_ns"][rows["node"] == node], share) for node in (0, 1)}
+    is_early = rows["ts_ns"] < np.array([moment[node] for node in rows["node"].tolist()])
+    for part, ends_ns in (
+        (is_early, tuple(int(moment[node]) for node in (0, 1))),
+        (~is_early, trace.ends_ns),
+    ):
+        assert blamed(report_of(replace(trace, collectives=rows[part], ends_ns=ends_ns))) == CULPRIT
+
+
+def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: int = 40 * MS) -> Trace:
+    """The trace with the agents of some nodes away for a while: they count anew, and know addresses only."""
+    rows = trace.collectives.copy()
+    rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
+    keep = np.ones(len(rows), bool)
+    for node in nodes:
+        mine = rows["node"] == node
+        begin = int(np.quantile(rows["ts_ns"][mine], share))
+        keep &= ~(mine & (rows["ts_ns"] >= begin) & (rows["ts_ns"] < begin + away_ns))
+        again = mine & (rows["ts_ns"] >= begin + away_ns)
+        for pid in np.unique(rows["pid"][again]).tolist():
+            own = again & (rows["pid"] == pid)
+            for handle in np.unique(rows["comm_handle"][own]).tolist():
+                these = own & (rows["comm_handle"] == handle)
+                rows["seq"][these] -= rows["seq"][these].min()
+            rows["ledger_ns"][own] -= rows["ledger_ns"][own].min(axis=0)
+            for name in ("n_syncs", "n_allocs", "n_copies", "n_launches"):
+                rows[name][own] -= rows[name][own].min()
+        rows["comm_hash"][again] = 0
+        rows["comm_rank"][again] = rows["nranks"][again] = UNKNOWN
+        rows["flags"][again] |= np.uint32(CollectiveFlag.LATE_ATTACH)
+    return replace(trace, collectives=rows[keep])
+
+
+@pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("program", [(), NESTED], ids=["data", "nested"])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_an_agent_that_starts_anew_leaves_the_blame(nodes, program, share):
+    assert blamed(report_of(restarted(two_hosts(10**12, program=program), nodes, share=share))) == CULPRIT
+
+
+@pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])
+def test_rounds_are_the_same_after_an_agent_starts_anew(nodes):
+    """Where another host saw on, the numbers are those of before; else they match between the ranks."""
+    trace = two_hosts(10**12)
+    after = restarted(trace, nodes, share=0.5).collectives
+    order = np.lexsort((after["ts_ns"], after["pid"]))
+    rows = after[order]
+    put_right = matched(rows, rows["pid"] - 1000, trace.clocks)
+    assert (put_right["comm_hash"] != 0).all()
+    arrivals: dict[int, list[int]] = {}
+    for row in put_right:
+        arrivals.setdefault(int(row["seq"]), []).append(int(row["ts_ns"]) - 10**12 * int(row["node"]))
+    assert max(max(times) - min(times) for times in arrivals.values()) < 60 * MS
+    if nodes != (0, 1):
+        true = {(int(row["pid"]), int(row["ts_ns"])): int(row["seq"]) for row in trace.collectives}
+        assert all(true[int(r["pid"]), int(r["ts_ns"])] == int(r["seq"]) for r in put_right)
+
+
+@pytest.mark.parametrize("sync_every", [1, 10])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_captured_late_does_not_change_the_blame(sync_every, seed):
+    job = Job(dp=16, steps=240, sync_every=sync_every)
+    fault = HostStall(cause="block_io", ranks=(5,), delay_ns=150 * MS, schedule=Schedule(every=7))
+    capture = Capture(late_nodes=(1,), late_ns=3_000_000_000)
+    trace, _ = simulate(job, [fault], seed=seed, capture=capture, clocks=ClockSpread(), has_twin=False)
+    report = report_of(trace)
+    assert {rank for verdict in report.verdicts for rank in verdict.ranks} <= {5}
+    assert report.verdicts
