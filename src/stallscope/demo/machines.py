@@ -6,6 +6,7 @@ program (`python -m stallscope.demo.machines`) this file is one such agent.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stallscope.demo.plan import end_with_parent
+from stallscope.demo import build, live
+from stallscope.demo.live import Job
+from stallscope.demo.plan import Plan, end_with_parent
 from stallscope.errors import CannotTrace
 
 _NETWORK = "198.18"  # of RFC 2544: for tests, routed nowhere
 _OURS = 1
+_ATTACH_S = 60.0
+_END_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,70 @@ def start_agent(machine: Machine, plan: AgentPlan, said: Path) -> "subprocess.Po
             stderr=out,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Where agents send, and as whom. ca_file: None sends in clear text."""
+
+    hub: str
+    token_file: Path
+    ca_file: Path | None = None
+
+
+@contextmanager
+def traced_job(
+    plan: Plan,
+    machines: Sequence[Machine],
+    report: Report,
+    *,
+    folder: Path,
+    clocks: Sequence[tuple[int, float]] = (),
+) -> Iterator[Job]:
+    """A job whose ranks are shared out over the machines, at its gate, with an agent attached on each.
+
+    folder: for the agents' traces and what they say. clocks: each machine's (offset_ns, drift_ppm).
+    Raises CannotTrace when an agent does not attach.
+    """
+    n_here = -(-plan.ranks // len(machines))
+    with ExitStack() as stack:
+        job = stack.enter_context(live.started(plan, before=lambda rank: machines[rank // n_here].words))
+        running = []
+        for number, machine in enumerate(machines):
+            offset_ns, drift_ppm = clocks[number] if clocks else (0, 0.0)
+            agent = AgentPlan(
+                db=str(folder / f"{machine.name}.db"),
+                node=machine.name,
+                pids=tuple(job.pids[number * n_here : (number + 1) * n_here]),
+                hub=report.hub,
+                token_file=str(report.token_file),
+                ca_file=str(report.ca_file) if report.ca_file else None,
+                offset_ns=offset_ns,
+                drift_ppm=drift_ppm,
+            )
+            running.append(start_agent(machine, agent, folder / f"{machine.name}.said"))
+            stack.callback(_end, running[-1])
+        for machine, process in zip(machines, running, strict=True):
+            _await_attached(process, folder / f"{machine.name}.said")
+        yield job
+
+
+def _await_attached(agent: "subprocess.Popen[bytes]", said: Path) -> None:
+    end_s = time.monotonic() + _ATTACH_S
+    while said.read_text().count("attached to") < len(build.LIBRARIES):
+        if agent.poll() is not None or time.monotonic() > end_s:
+            raise CannotTrace(f"an agent did not attach: {said.read_text()[-300:]}")
+        time.sleep(live.POLL_S)
+
+
+def _end(agent: "subprocess.Popen[bytes]") -> None:
+    """As Ctrl-C does; by force if that takes too long."""
+    agent.send_signal(signal.SIGINT)
+    try:
+        agent.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
 
 
 def wall_clock(
