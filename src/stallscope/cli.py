@@ -21,6 +21,7 @@ from stallscope.commands.merge import merge
 from stallscope.commands.mcp import mcp
 from stallscope.commands.query import query
 from stallscope.commands.serve import serve
+from stallscope.commands.settings import settings
 from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
@@ -48,6 +49,7 @@ app.command()(mcp)
 app.add_typer(hub_app, name="hub")
 app.command()(ask)
 app.command()(stress)
+app.command()(settings)
 app.command()(version)
 
 

@@ -62,7 +62,7 @@ class Fleet:
 
 
 @contextmanager
-def served(options: api.Options) -> Iterator[str]:
+def served(options: api.Options, **parts: object) -> Iterator[str]:
     """One API in a thread; gives its address."""
     said: list[str] = []
     failed: list[BaseException] = []
@@ -70,7 +70,7 @@ def served(options: api.Options) -> Iterator[str]:
 
     def run() -> None:
         try:
-            api.serve(options, say=said.append, stop=stop)
+            api.serve(options, say=said.append, stop=stop, **parts)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the test
             failed.append(error)
 

@@ -29,6 +29,8 @@ def serve(
     settings: SettingsFile = None,
 ) -> None:
     """Answer `query|explain|export --nodes` and assistants (MCP at /mcp) from a node trace, until Ctrl-C."""
+    from stallscope.assistant import serving as assistant
+    from stallscope.assistant.asking import Node
     from stallscope.errors import BadInput
     from stallscope.serve import node as api
 
@@ -45,4 +47,7 @@ def serve(
         client_ca=tls_client_ca,
         has_tls=not no_tls,
     )
-    api.serve(options, say=lambda text: typer.echo(f"stallscope: {text}", err=True))
+    parts, lifespan = assistant.parts(Node(chosen))
+    api.serve(
+        options, say=lambda text: typer.echo(f"stallscope: {text}", err=True), parts=parts, lifespan=lifespan
+    )

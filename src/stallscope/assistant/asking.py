@@ -1,0 +1,63 @@
+"""What a node's tools work with, and the arguments that many of them take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from stallscope.settings import Settings
+from stallscope.store import node as store
+
+if TYPE_CHECKING:
+    from stallscope.events.trace import Trace
+    from stallscope.query.nodes import Access
+
+SINCE_S = 300
+MAX_TEXT = 256
+
+Since = Annotated[int, Field(ge=1, le=10**7, description="Only the last so many seconds of the trace.")]
+Limit = Annotated[int, Field(ge=1, le=1000, description="Rows at most.")]
+Detail = Annotated[
+    Literal["short", "full"], Field(description="short: what decides; full: all that is known, much text.")
+]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine's trace. nodes, access: of the other agents that query_fleet asks; empty: none are known."""
+
+    settings: Settings
+    nodes: Sequence[str] = ()
+    access: Access | None = None
+    now_s: Callable[[], float] = field(default=time.time)
+
+    @property
+    def db(self) -> Path:
+        """The trace."""
+        return self.settings.db
+
+    def trace(self, since_s: int | None) -> Trace:
+        """What happened last. Raises NotFound, BadTrace, NewerSchema."""
+        return store.read(self.db, None if since_s is None else since_s * 10**9)
+
+
+def short_text(value: Any) -> str:
+    """Text that came from a traced process, bounded."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text[:MAX_TEXT]
+
+
+def rank_of(trace: Trace) -> dict[tuple[int, int], int]:
+    """Ranks by (node, pid): what a launcher told, else the rank in the process's largest communicator."""
+    found: dict[tuple[int, int], int] = {}
+    known = trace.communicators[trace.communicators["comm_rank"] >= 0]
+    for row in known[known["nranks"].argsort()]:
+        found[int(row["node"]), int(row["pid"])] = int(row["comm_rank"])
+    for row in trace.processes[trace.processes["rank"] >= 0]:
+        found[int(row["node"]), int(row["pid"])] = int(row["rank"])
+    return found

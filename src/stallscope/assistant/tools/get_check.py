@@ -1,0 +1,43 @@
+"""get_check: is this machine ready to be traced?"""
+
+from pydantic import Field
+
+from stallscope.assistant.asking import Detail, Node
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+
+class CheckParams(Params):
+    detail: Detail = "short"
+
+
+class Line(Row):
+    state: str = Field(description="pass, warn or fail.")
+    subject: str
+    found: str
+    advice: str = Field(description="What to do; empty where all is well.")
+
+
+class Check(Result):
+    summary: str
+    is_ready: bool
+    lines: list[Line]
+
+
+def get_check(asker: Node, params: CheckParams) -> Check:
+    """Whether this machine is ready to be traced: kernel, permissions, driver, libraries, clock. Short: only what is
+    wrong, each with what to do.
+    """
+    from stallscope.check import readiness
+
+    found = list(readiness.findings(asker.settings))
+    wrong = [one for one in found if one.state != "pass"]
+    shown = found if params.detail == "full" else wrong
+    is_ready = readiness.is_ready(found)
+    said = f"{len(found) - len(wrong)} of {len(found)} checks pass" + (
+        f"; {', '.join(one.subject for one in wrong)} do not" if wrong else ""
+    )
+    lines = [Line(state=str(o.state), subject=o.subject, found=o.found, advice=o.advice) for o in shown]
+    return Check(summary=said, is_ready=is_ready, lines=lines)
+
+
+TOOL: Tool[Node] = Tool("get_check", "Is this machine ready?", get_check)

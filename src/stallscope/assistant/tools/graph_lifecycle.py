@@ -1,0 +1,68 @@
+"""graph_lifecycle: since when a process replays CUDA graphs, and which collectives are inside."""
+
+import numpy as np
+from pydantic import Field
+
+from stallscope.assistant.asking import Node, Since, rank_of
+from stallscope.diagnose.clocks import wall_ns
+from stallscope.diagnose.verdict import wall_text
+from stallscope.events.names import CollectiveFlag, Op
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+
+class LifecycleParams(Params):
+    since_s: Since | None = Field(
+        default=None, description="Only the last so many seconds; null: the whole trace."
+    )
+
+
+class GraphRow(Row):
+    pid: int
+    rank: int | None
+    n_eager_collectives: int = Field(description="Collectives issued by calls, before or beside graphs.")
+    n_replayed_collectives: int = Field(
+        description="Collectives replayed from a graph: its launch is their arrival."
+    )
+    first_replay: str | None
+    last_replay: str | None
+    n_slow_launches: int = Field(description="Graph launches slow enough for a record of their own.")
+
+
+class Lifecycle(Result):
+    summary: str
+    processes: list[GraphRow]
+
+
+def graph_lifecycle(asker: Node, params: LifecycleParams) -> Lifecycle:
+    """CUDA graphs by process: from when to when they are replayed, and how many collectives they carry."""
+    trace = asker.trace(params.since_s)
+    ranks = rank_of(trace)
+    rows = []
+    who = np.unique(np.stack([trace.processes["node"], trace.processes["pid"]], axis=1), axis=0)
+    for node, pid in who.tolist():
+        mine = trace.collectives[(trace.collectives["node"] == node) & (trace.collectives["pid"] == pid)]
+        calls = trace.calls[(trace.calls["node"] == node) & (trace.calls["pid"] == pid)]
+        is_replayed = (mine["flags"] & CollectiveFlag.GRAPH) != 0
+        times = mine["ts_ns"][is_replayed]
+        moments = (
+            [wall_text(wall_ns(trace, node, float(t))) for t in (times.min(), times.max())]
+            if len(times)
+            else []
+        )
+        rows.append(
+            GraphRow(
+                pid=pid,
+                rank=ranks.get((node, pid)),
+                n_eager_collectives=int((~is_replayed).sum()),
+                n_replayed_collectives=int(is_replayed.sum()),
+                first_replay=moments[0] if moments else None,
+                last_replay=moments[1] if moments else None,
+                n_slow_launches=int((calls["op"] == Op.GRAPH_LAUNCH).sum()),
+            )
+        )
+    n = sum(row.n_replayed_collectives > 0 for row in rows)
+    said = f"{n} of {len(rows)} processes replay graphs with collectives in them"
+    return Lifecycle(summary=said, processes=rows)
+
+
+TOOL: Tool[Node] = Tool("graph_lifecycle", "CUDA graphs by process", graph_lifecycle)

@@ -1,0 +1,92 @@
+"""query_fleet: the agents of all machines that are known, asked at once."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stallscope.assistant.asking import Node, short_text
+from stallscope.diagnose.engine import diagnose
+from stallscope.errors import BadInput
+from stallscope.query import fanout, fleet_trace
+from stallscope.query.sql import Limits
+from stallscope.serve.tools.registry import Params, Result, Row, Tool
+
+_OPS = (
+    "SELECT node, rank_of(node, pid) AS rank, op_name(op) AS operation, count(*) AS n,"
+    " max(duration_ns) / 1e6 AS max_ms, avg(duration_ns) / 1e6 AS mean_ms FROM calls"
+    " WHERE duration_ns IS NOT NULL GROUP BY 1, 2, 3 ORDER BY max_ms DESC"
+)
+_OVERVIEW = (
+    "SELECT node, count(*) AS n_collectives, count(DISTINCT pid) AS n_processes, min(wall_time(node, ts_ns)) AS first,"
+    " max(wall_time(node, ts_ns)) AS last FROM collectives GROUP BY node ORDER BY node"
+)
+
+
+class FleetParams(Params):
+    action: Literal["chains", "ops", "overview", "sql"] = Field(
+        default="overview",
+        description="chains: who drags the whole job, and why. ops: slow calls by rank. overview: who has what.",
+    )
+    sql: str | None = Field(default=None, max_length=100_000, description="For action sql: one SELECT.")
+    since_s: int | None = Field(default=300, ge=1, description="Only the last so many seconds; null: all.")
+    limit: int = Field(default=50, ge=1, le=1000)
+
+
+class Missing(Row):
+    node: str
+    reason: str
+
+
+class Fleet(Result):
+    summary: str
+    columns: list[str]
+    rows: list[list[Any]]
+    is_cut: bool
+    missing: list[Missing] = Field(description="Machines that did not answer: the answer is without them.")
+
+
+def query_fleet(asker: Node, params: FleetParams) -> Fleet:
+    """Ask the agents of all machines at once: who drags a job that spans them, their slow calls, or SQL over all."""
+    if not asker.nodes or asker.access is None:
+        raise BadInput("no other machines are known: start with --nodes HOST:PORT,HOST:PORT or set `nodes`")
+    if (params.action == "sql") != (params.sql is not None):
+        raise BadInput("query_fleet: give sql with action sql, and only then")
+    since_ns = None if params.since_s is None else params.since_s * 10**9
+    if params.action == "chains":
+        return _chains(asker, since_ns)
+    statement = params.sql or {"ops": _OPS, "overview": _OVERVIEW}[params.action]
+    limits = Limits(max_rows=params.limit, timeout_s=asker.access.timeout_s)
+    found = fanout.query(statement, asker.nodes, asker.access, limits=limits, since_ns=since_ns)
+    return Fleet(
+        summary=_said(len(found.replies), found.failures, f"{len(found.answer.rows)} rows"),
+        columns=list(found.answer.columns),
+        rows=[list(row) for row in found.answer.rows],
+        is_cut=found.answer.is_cut,
+        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
+    )
+
+
+def _chains(asker: Node, since_ns: int | None) -> Fleet:
+    assert asker.access is not None
+    found = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
+    report = diagnose(found.trace, usd_per_gpu_hour=asker.settings.usd_per_gpu_hour)
+    rows: list[list[Any]] = [
+        [v.kind, v.summary, v.ranks, v.nodes, v.causes[0].cause.name if v.causes else None, v.confidence]
+        for v in report.verdicts
+    ]
+    said = report.verdicts[0].summary if report.verdicts else "Healthy: no rank drags the others."
+    return Fleet(
+        summary=_said(len(found.replies), found.failures, said),
+        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence"],
+        rows=rows,
+        is_cut=False,
+        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
+    )
+
+
+def _said(n_answered: int, failures: list[Any], what: str) -> str:
+    missing = f"; {len(failures)} did not answer" if failures else ""
+    return f"{what} ({n_answered} machines answered{missing})"
+
+
+TOOL: Tool[Node] = Tool("query_fleet", "All machines at once", query_fleet, scope="sql")

@@ -1,0 +1,50 @@
+"""run_sql: one SELECT on the trace."""
+
+from typing import Any
+
+from pydantic import Field
+
+from stallscope.assistant.asking import Node
+from stallscope.query.sql import Limits, ask
+from stallscope.serve.tools.registry import Params, Result, Tool
+
+_MAX_CELL = 2000
+
+
+class SqlParams(Params):
+    sql: str = Field(
+        max_length=100_000,
+        description="One SELECT in SQLite's SQL. `SELECT name, sql FROM sqlite_master` tells the "
+        "tables; op_name(op), category_name(category), rank_of(node, pid), wall_time(node, ts_ns) give words.",
+    )
+    limit: int = Field(default=50, ge=1, le=1000)
+    timeout_s: float = Field(default=10.0, gt=0, le=60)
+
+
+class Rows(Result):
+    summary: str
+    columns: list[str]
+    rows: list[list[Any]]
+    is_cut: bool = Field(description="There were more rows than `limit`.")
+
+
+def run_sql(asker: Node, params: SqlParams) -> Rows:
+    """Ask the trace of this machine in SQL; nothing can be changed."""
+    found = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
+    rows = [[_cell(value) for value in row] for row in found.rows]
+    n = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+    return Rows(
+        summary=f"{n}; there are more" if found.is_cut else n,
+        columns=list(found.columns),
+        rows=rows,
+        is_cut=found.is_cut,
+    )
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()[:_MAX_CELL]
+    return value[:_MAX_CELL] if isinstance(value, str) else value
+
+
+TOOL: Tool[Node] = Tool("run_sql", "SQL on the trace", run_sql, scope="sql")

@@ -1,0 +1,31 @@
+"""`stallscope mcp`: the tools of this machine for an assistant."""
+
+from __future__ import annotations
+
+from stallscope.commands.fleet import Asked, CaCert, ClientCert, ClientKey, Nodes, NoTls, TokenFile, access
+from stallscope.commands.options import Db, Price, SettingsFile, settings_from
+
+
+def mcp(
+    db: Db = None,
+    usd_per_gpu_hour: Price = None,
+    nodes: Nodes = None,
+    token_file: TokenFile = None,
+    ca_cert: CaCert = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_tls: NoTls = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Let an assistant ask about this machine: an MCP server on standard input and output.
+
+    Over the network: `stallscope serve`, path /mcp.
+    """
+    from stallscope.assistant import serving
+    from stallscope.assistant.asking import Node
+    from stallscope.query.nodes import addresses
+
+    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
+    chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **asked.flags()}, settings)
+    others = addresses(chosen.nodes) if chosen.nodes else []
+    serving.on_streams(Node(chosen, others, access(chosen, asked) if others else None))

@@ -1,0 +1,190 @@
+"""The tools of one machine as a real MCP client sees them: over standard streams, and over HTTPS."""
+
+import json
+import os
+import re
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from stallscope.assistant import serving
+from stallscope.assistant.asking import Node
+from stallscope.serve import node as api
+from stallscope.serve.node_files import NodeFiles
+from stallscope.settings import Settings
+from stallscope.store import node as store
+
+from ..query.fleet import VICTIM, Fleet, fleet, job_trace, served
+
+TOOLS = {
+    "explain_rank",
+    "get_causal_chains",
+    "get_check",
+    "get_stacks",
+    "get_trace_stats",
+    "graph_frequency",
+    "graph_lifecycle",
+    "query_fleet",
+    "run_demo",
+    "run_sql",
+}
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("mcp") / "trace.db"
+    store.write(path, job_trace())
+    return path
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory) -> Iterator[Fleet]:
+    with fleet(tmp_path_factory.mktemp("fleet"), job_trace()) as running:
+        yield running
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STALLSCOPE_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@asynccontextmanager
+async def over_streams(db: Path):
+    """A client of `stallscope mcp`, started as an assistant starts it."""
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-c", "from stallscope.cli import main; main()", "mcp", "--db", str(db)],
+        env=environment(),
+    )
+    async with Client(stdio_client(parameters)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def in_this_process(db: Path, **more: Any):
+    """A client of the same server, without a process between them."""
+    async with Client(serving.made(Node(Settings(db=db), **more))) as client:
+        yield client
+
+
+@asynccontextmanager
+async def over_https(db: Path, folder: Path):
+    """A client of /mcp of `stallscope serve`, with its token."""
+    files = NodeFiles(folder / "api")
+    options = api.Options(db=db, listen="127.0.0.1:0", node="here", files=files.folder)
+    routes, lifespan = serving.parts(Node(Settings(db=db)))
+    with served(options, parts=routes, lifespan=lifespan) as address:
+        trusted = ssl.create_default_context(cafile=files.ca)
+        headers = {"Authorization": f"Bearer {files.token.read_text().strip()}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, verify=trusted, timeout=60) as http_client,
+            Client(streamable_http_client(f"https://{address}/mcp", http_client=http_client)) as client,
+        ):
+            yield client
+
+
+async def called(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
+    """The answer of a tool; its text is the same data."""
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result.content
+    assert json.loads(result.content[0].text) == result.structured_content
+    return result.structured_content
+
+
+@pytest.mark.parametrize("way", ["streams", "https"])
+def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
+    async def investigate() -> None:
+        opened = over_streams(db) if way == "streams" else over_https(db, tmp_path)
+        async with opened as client:
+            listed = (await client.list_tools()).tools
+            assert {tool.name for tool in listed} == TOOLS
+            prompt = await client.get_prompt("investigate", {"symptom": "steps take twice as long"})
+            told = prompt.messages[0].content.text
+            assert "twice as long" in told
+            assert all(name in TOOLS for name in re.findall(r"\b(?:get|explain|run|query)_\w+", told))
+
+            stats = await called(client, "get_trace_stats", since_s=1000)
+            assert stats["n_ranks"] == 12
+            found = await called(client, "explain_rank")
+            (verdict,) = found["verdicts"]
+            assert (verdict["ranks"], verdict["causes"][0]["cause"]) == ([VICTIM], "host_sleep")
+            assert verdict["full"] is None
+            assert len(json.dumps(found)) < 2000
+            whole = await called(client, "explain_rank", rank=VICTIM, detail="full")
+            assert whole["summary"].startswith("It is the culprit")
+            assert whole["verdicts"][0]["full"]["evidence"]
+            other = await called(client, "explain_rank", rank=0)
+            assert other["summary"].startswith("It waits for others")
+            rows = await called(client, "run_sql", sql="SELECT count(*) AS n FROM collectives")
+            assert (rows["columns"], rows["rows"]) == (["n"], [[len(store.read(db).collectives)]])
+
+    anyio.run(investigate)
+
+
+def test_every_other_tool_answers(db: Path):
+    async def ask() -> None:
+        async with in_this_process(db) as client:
+            assert (await called(client, "get_check"))["summary"].endswith(("pass", "not"))
+            for name in ("get_causal_chains", "get_stacks", "graph_lifecycle", "graph_frequency"):
+                assert (await called(client, name))["summary"]
+            demo = await called(client, "run_demo", scenario="hang")
+            assert "rank 2 has not entered" in demo["answer"]
+
+    anyio.run(ask)
+
+
+def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
+    async def ask() -> None:
+        async with in_this_process(db) as client:
+            for name, arguments, says in (
+                ("run_sql", {"sql": "DELETE FROM collectives"}, "may only read"),
+                ("run_sql", {"sql": "SELECT sq FROM collectives"}, "did you mean seq"),
+                ("explain_rank", {"rnk": 1}, "rnk: there is no such argument"),
+                ("explain_rank", {"detail": "all"}, "detail"),
+                ("query_fleet", {}, "no other machines are known"),
+            ):
+                result = await client.call_tool(name, arguments)
+                assert result.is_error
+                assert says in result.content[0].text
+
+    before = db.read_bytes()
+    anyio.run(ask)
+    assert db.read_bytes() == before
+
+
+def test_without_a_trace_one_is_told_how_to_make_one(tmp_path: Path):
+    async def ask() -> None:
+        async with in_this_process(tmp_path / "none.db") as client:
+            result = await client.call_tool("explain_rank", {})
+            assert result.is_error
+            assert "stallscope trace --db" in result.content[0].text
+
+    anyio.run(ask)
+
+
+def test_the_fleet_is_asked(nodes: Fleet, db: Path):
+    others = [*nodes.addresses, "127.0.0.1:1"]
+
+    async def ask() -> None:
+        async with in_this_process(db, nodes=others, access=nodes.access()) as client:
+            overview = await called(client, "query_fleet", since_s=None)
+            assert [row[0] for row in overview["rows"]] == ["node0000", "node0001", "node0002"]
+            assert overview["missing"] == [{"node": "127.0.0.1:1", "reason": "Connection refused"}]
+            chains = await called(client, "query_fleet", action="chains", since_s=None)
+            assert [row[2:5] for row in chains["rows"]] == [[[VICTIM], ["node0001"], "host_sleep"]]
+            sql = "SELECT count(*) FROM collectives"
+            rows = await called(client, "query_fleet", action="sql", sql=sql, since_s=None)
+            assert rows["rows"] == [[len(store.read(db).collectives)]]
+            assert (await called(client, "query_fleet", action="ops", since_s=None))["columns"][0] == "node"
+
+    anyio.run(ask)
