@@ -238,6 +238,14 @@ def effective(
     return Effective(Settings(**values), types.MappingProxyType(origins))
 
 
+def named(name: str) -> Setting:
+    """The entry of the table with this name. Raises UnknownSetting, with the closest one."""
+    by_name = {setting.name: setting for setting in TABLE}
+    if name not in by_name:
+        raise _unknown(name, by_name, "settings")
+    return by_name[name]
+
+
 def parsed(setting: Setting, value: Any, origin: str) -> Any:
     """The value as the setting's type. origin: where it was given, for the message.
 

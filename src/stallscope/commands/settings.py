@@ -1,0 +1,52 @@
+"""`stallscope settings`: the values in force, and where each comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.options import AsJson, SettingsFile
+
+
+def settings(
+    name: Annotated[str | None, typer.Argument(help="Only this one; its value alone is printed.")] = None,
+    as_json: AsJson = False,
+    path: SettingsFile = None,
+) -> None:
+    """Print the settings in force, and where each of them comes from."""
+    from stallscope.settings import TABLE, effective, named
+
+    found = effective({}, os.environ, path)
+    if name is not None:
+        value = getattr(found.settings, named(name).name)
+        typer.echo(json.dumps(_plain(value)) if as_json else _shown(value))
+        return
+    if as_json:
+        told = {
+            setting.name: {
+                "value": _plain(getattr(found.settings, setting.name)),
+                "from": found.origins[setting.name],
+                "environment": setting.environment,
+                "flag": setting.flag or None,
+            }
+            for setting in TABLE
+        }
+        typer.echo(json.dumps(told, indent=2))
+        return
+    rows = [(s.name, _shown(getattr(found.settings, s.name)), found.origins[s.name]) for s in TABLE]
+    width = [max(len(row[i]) for row in rows) for i in range(2)]
+    for key, value, origin in rows:
+        typer.echo(f"{key.ljust(width[0])}  {value.ljust(width[1])}  {origin}")
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _shown(value: object) -> str:
+    """Empty where a setting is not set."""
+    return "" if value is None else str(value)
