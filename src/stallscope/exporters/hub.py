@@ -57,8 +57,11 @@ class HubLine:
         """
         self._remember(tables)
         tables = {**tables, **self._with_ends(tables)}
+        ranks = {
+            pid: (int(row["rank"][0]), int(row["local_rank"][0])) for pid, row in self._processes.items()
+        }
         sent = {
-            name: hub_batches.on_wall_clock(_BY_NAME[name], rows, clock, symbols)
+            name: hub_batches.on_wall_clock(_BY_NAME[name], rows, clock, symbols, ranks=ranks)
             for name, rows in tables.items()
             if len(rows)
         }

@@ -32,25 +32,47 @@ LOSSES = Table(
 )
 SYMBOL = Field("symbol", "S64", "exported function")
 
+RANKS = (
+    Field("rank", "i4", "rank in the job", True),
+    Field("local_rank", "i4", "rank on the node", True),
+)
+
 TABLES = {
     table.name: table._replace(
-        fields=tuple(
-            SYMBOL if field.name == "symbol" else field for field in table.fields if field.name != "node"
+        fields=(
+            *(SYMBOL if field.name == "symbol" else field for field in table.fields if field.name != "node"),
+            *(RANKS if table is layout.COLLECTIVES else ()),
         )
     )
     for table in (*layout.TABLES, CLOCKS, LOSSES)
 }
-"""What is sent, by table: no `node` column, since a batch is of one node, which stands beside it."""
+"""What is sent, by table: no `node` column, since a batch is of one node, which stands beside it.
+
+A collective carries the ranks of its process: whoever asks the hub asks by rank.
+"""
 
 _ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
 """Times of the node's CLOCK_MONOTONIC. Those of the GPU stay on the GPU's clock."""
 
 
-def on_wall_clock(table: Table, rows: Array, clock: Clock, symbols: Sequence[str]) -> Array:
-    """Rows of an events table (n,) as they are sent. clock: a fresh reading. symbols: names by table's number."""
+def on_wall_clock(
+    table: Table,
+    rows: Array,
+    clock: Clock,
+    symbols: Sequence[str],
+    *,
+    ranks: Mapping[int, tuple[int, int]] | None = None,
+) -> Array:
+    """Rows of an events table (n,) as they are sent. clock: a fresh reading. symbols: names by table's number.
+
+    ranks: rank and local rank by process, as far as they are known.
+    """
     to_wall_ns = clock.wall_ns - clock.monotonic_ns
     sent = np.zeros(len(rows), layout.dtype(TABLES[table.name]))
     for field in TABLES[table.name].fields:
+        if field in RANKS:
+            sent[field.name] = _ranks(rows["pid"], ranks or {}, RANKS.index(field))
+            continue
         values = rows[field.name]
         if field.name == "symbol":
             values = np.array([symbols[number] for number in values.tolist()], field.format)
@@ -59,6 +81,13 @@ def on_wall_clock(table: Table, rows: Array, clock: Clock, symbols: Sequence[str
             values = np.where(is_unknown, UNKNOWN, values + to_wall_ns)
         sent[field.name] = values
     return sent
+
+
+def _ranks(pids: Array, ranks: Mapping[int, tuple[int, int]], which: int) -> Array:
+    """The rank (which 0) or local rank (1) of each row's process."""
+    known, place = np.unique(pids, return_inverse=True)
+    told = np.array([ranks.get(pid, (UNKNOWN, UNKNOWN))[which] for pid in known.tolist()], np.int32)
+    return told[place]
 
 
 def clock_row(clock: Clock, *, is_synchronised: bool | None) -> Array:

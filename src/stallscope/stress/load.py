@@ -68,7 +68,8 @@ def collectives(job: Job, first_round: int, n_rounds: int, *, origin_round: int)
     rows["seq"] = rounds[:, None]
     rows["op"], rows["datatype"], rows["reduce_op"] = Op.ALL_REDUCE, Datatype.FLOAT32, 1
     rows["count"], rows["count_bytes"] = _COUNT, 4 * _COUNT
-    rows["device"] = ranks - job.first_rank
+    rows["rank"] = ranks
+    rows["local_rank"] = rows["device"] = ranks - job.first_rank
     n_done = (rounds - origin_round)[:, None] + 1
     rows["n_syncs"] = n_done
     waited_ns = np.where(is_late, 0, late_ns)
