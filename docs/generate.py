@@ -22,10 +22,18 @@ from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 from stallscope import cli, errors, settings
+from stallscope.assistant import serving
 from stallscope.diagnose import thresholds
 from stallscope.diagnose.causes import registry
 from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
+from stallscope.exporters.meter import MAX_SERIES
+from stallscope.exporters.metric_table import METRICS
+from stallscope.live.incidents import ATTRIBUTES
+from stallscope.query import schema
+from stallscope.query.words import FUNCTIONS
+from stallscope.serve import tools as hub_tools
+from stallscope.serve.tools.registry import Tool, collected
 
 DOCS = Path(__file__).resolve().parent
 NOTE = "<!-- Written by docs/generate.py from the code: change the code and run `make docs`. -->"
@@ -245,9 +253,93 @@ def _tree(root: type[StallscopeError]) -> Iterable[type[StallscopeError]]:
             yield from _tree(leaf)
 
 
+def _sql() -> tuple[str, str]:
+    head = (
+        "What `stallscope query` can ask. The tables of events have the columns of [events](events.md), with an\n"
+        "`id` in front; `stallscope query --schema` tells all columns of a trace. The SQL is SQLite's.\n\n"
+    )
+    listed = [table.name for table in layout.TABLES] + list(schema.OTHERS)
+    tables = [(f"`{name}`", schema.about(name)) for name in listed]
+    functions = [(f"`{name}`", meaning) for name, meaning in FUNCTIONS.items()]
+    return "SQL on a trace", (
+        f"{head}{_table(('table', 'a row is'), tables)}\n"
+        f"## Functions\n\n{_table(('function', 'meaning'), functions)}"
+    )
+
+
+def _metrics() -> tuple[str, str]:
+    head = (
+        "What `trace --otlp` sends and `trace --prometheus` serves. Names that begin with `hw.` and `system.` are\n"
+        "those of OpenTelemetry's semantic conventions. Counters and histograms are cumulative since the agent\n"
+        "was started (`system.*`: since the machine was), which their start time says. In Prometheus each\n"
+        "attribute is a label with underscores for dots, and each series has the label `node`. A metric has at\n"
+        f"most {MAX_SERIES:,} series; what is beyond them is counted in one more.\n\n"
+    )
+    rows = [
+        (
+            f"`{m.name}`",
+            f"`{m.prometheus_name}`",
+            str(m.kind),
+            f"`{m.unit}`",
+            ", ".join(f"`{name}`" for name in m.attributes),
+            m.meaning,
+        )
+        for m in METRICS
+    ]
+    spans = (
+        "\n## Incidents\n\nWith `--otlp` an incident is sent as a span when it is over: its begin and end, and status\n"
+        "error with the summary. Trace and span id follow from the incident's, so that sending it twice makes no\n"
+        "second one.\n\n"
+    )
+    attributes = [(f"`{name}`", meaning) for name, meaning in ATTRIBUTES.items()]
+    spans += _table(("attribute", "meaning"), attributes)
+    heads = ("OTLP", "Prometheus", "type", "unit", "attributes", "meaning")
+    return "Metrics", head + _table(heads, rows) + spans
+
+
+def _tools() -> tuple[str, str]:
+    head = (
+        "What an assistant can ask, over MCP. Of one machine: `stallscope mcp` on standard input and output, or\n"
+        "`/mcp` of `stallscope serve`. Of a cluster: `/mcp` of the hub, `stallscope hub mcp`, and the same by HTTP\n"
+        "and `stallscope ask`. Everything only reads.\n"
+    )
+    of_node = "".join(_tool(tool) for tool in serving.tools().values())
+    of_hub = "".join(_tool(tool) for tool in collected(hub_tools).values())
+    return "Tools", f"{head}\n## Of one machine\n{of_node}\n## Of a hub\n{of_hub}"
+
+
+def _tool(tool: Tool[Any]) -> str:
+    schema_ = tool.input_schema
+    rows = [
+        (f"`{name}`", _takes(told), _shown(told.get("default")), told.get("description", ""))
+        for name, told in schema_.get("properties", {}).items()
+    ]
+    listed = f"\n{_table(('argument', 'type', 'default', 'meaning'), rows)}" if rows else ""
+    return f"\n### {tool.name}\n\n{tool.description}\n{listed}"
+
+
+def _takes(told: dict[str, Any]) -> str:
+    """The type of an argument in words."""
+    kinds = [told, *told.get("anyOf", [])]
+    words = []
+    for kind in kinds:
+        if "enum" in kind:
+            words.append(", ".join(f"`{value}`" for value in kind["enum"]))
+        elif "type" in kind and kind["type"] != "null":
+            words.append(str(kind["type"]))
+    return " or ".join(words)
+
+
+def _shown(default: object) -> str:
+    return "" if default in (None, "") else f"`{default}`"
+
+
 REFERENCE: dict[str, Callable[[], tuple[str, str]]] = {
     "commands": _commands,
     "settings": _settings,
+    "sql": _sql,
+    "metrics": _metrics,
+    "tools": _tools,
     "events": _events,
     "categories": _categories,
     "numbers": _numbers,

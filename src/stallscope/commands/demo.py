@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from stallscope.commands.report import print_report
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.demo.scenarios import Scenario
-    from stallscope.settings import Settings
+    from stallscope.events.trace import Trace
 
 
 def demo(
@@ -25,6 +26,9 @@ def demo(
     no_bpf: Annotated[
         bool, typer.Option("--no-bpf", help="Made up by the simulator: no root and no kernel needed.")
     ] = False,
+    db: Annotated[
+        Path | None, typer.Option("--db", help="Keep the scenario's trace in this file, to go on with.")
+    ] = None,
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
 ) -> None:
@@ -37,6 +41,10 @@ def demo(
     name = name or scenario or ("sleep" if live else "")
     if not name and no_bpf:
         raise BadInput("--no-bpf makes up a scenario: name one, as `stallscope demo list` tells them")
+    if db and name in ("", "all", "list"):
+        raise BadInput("--db keeps the trace of one scenario: name one, as `stallscope demo list` tells them")
+    if db and db.exists():
+        raise BadInput(f"--db: {db} exists already: choose another name, or remove it first")
     if not name:
         from stallscope.demo.recording import recorded
 
@@ -52,7 +60,10 @@ def demo(
     for number, each in enumerate(wanted):
         if len(wanted) > 1 and not as_json:
             typer.echo("\n" * bool(number) + f"== {each.name}: {each.meaning}\n")
-        _show(each, is_real=is_real, as_json=as_json, settings=chosen)
+        trace = _traced(each, db) if is_real else _made_up(each, db)
+        print_report(trace, as_json, settings=chosen)
+        if each.learn and not as_json:
+            typer.echo("\nWhat to learn from it:\n" + "\n".join(f"  - {line}" for line in each.learn))
 
 
 def _list(as_json: bool) -> None:
@@ -82,16 +93,21 @@ def _can_trace() -> bool:
     return True
 
 
-def _show(scenario: Scenario, *, is_real: bool, as_json: bool, settings: Settings) -> None:
-    """Run or make up one scenario; print its answer, and what to learn from it."""
+def _traced(scenario: Scenario, db: Path | None) -> Trace:
+    """Run it for real, under the agent."""
+    from stallscope.demo import traced
+
+    with traced.run(
+        scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step, trace_db=db
+    ) as seen:
+        return seen
+
+
+def _made_up(scenario: Scenario, db: Path | None) -> Trace:
     from stallscope.demo.scenarios import made_up
+    from stallscope.store import node
 
-    if is_real:
-        from stallscope.demo import traced
-
-        with traced.run(scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step) as seen:
-            print_report(seen, as_json, settings=settings)
-    else:
-        print_report(made_up(scenario), as_json, settings=settings)
-    if scenario.learn and not as_json:
-        typer.echo("\nWhat to learn from it:\n" + "\n".join(f"  - {line}" for line in scenario.learn))
+    trace = made_up(scenario)
+    if db:
+        node.write(db, trace)
+    return trace

@@ -57,16 +57,20 @@ def run(
     ranks: int = 4,
     seconds: float | None = None,
     first_step: int | None = None,
+    trace_db: Path | None = None,
     say: Callable[[str], None] = _tell,
 ) -> Iterator[Trace]:
-    """Runs a scenario under the agent and gives what was traced; see trace_job. Nothing is kept."""
+    """Runs a scenario under the agent and gives what was traced; see trace_job.
+
+    trace_db: where the trace is kept; None: nothing is.
+    """
     with tempfile.TemporaryDirectory(prefix="stallscope-demo-") as folder:
         db = trace_job(
             scenario,
             ranks=ranks,
             seconds=seconds,
             first_step=first_step,
-            trace_db=Path(folder) / "trace.db",
+            trace_db=trace_db or Path(folder) / "trace.db",
             say=say,
         )
         yield node.read(db)

@@ -19,6 +19,21 @@ from stallscope.store import node
 
 _EVERY_S = 1.0
 
+ATTRIBUTES = {
+    "stallscope.incident": "its id: the same as long as it is the same incident",
+    "stallscope.verdict.kind": "straggler, hang, mismatch, imbalance, device, process, inconclusive",
+    "stallscope.cause": "the cause with the largest share; `unknown` where none is named",
+    "stallscope.confidence": "0 to 1",
+    "stallscope.ranks": "the ranks to look at",
+    "stallscope.nodes": "their machines",
+    "stallscope.waiting_ranks": "the ranks that waited for them",
+    "stallscope.late_ms": "median lateness",
+    "stallscope.period_steps": "it comes back every so many steps",
+    "stallscope.lost_gpu_seconds": "what the others waited",
+    "nccl.comm_hash": "the communicator in which it shows",
+}
+"""Of the span of an incident; those from stallscope.late_ms on only where they are known."""
+
 
 def told(change: str, incident: str, verdict: Verdict, *, at_ns: int) -> dict[str, Any]:
     """One line. attributes: of the span that stands for the incident. Times are wall-clock ns."""

@@ -7,7 +7,7 @@ from stallscope.events.layout import TABLES, Field
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.store.node import reading
 
-_OTHERS = {
+OTHERS = {
     "schema_version": "Which layout of tables this is.",
     "nodes": "The names of the machines, by number.",
     "symbols": "The names of exported functions, by number.",
@@ -49,7 +49,7 @@ def columns(path: Path) -> list[Column]:
 
 def about(table: str) -> str:
     """What a row of the table is."""
-    told = {each.name: each.meaning for each in TABLES} | _OTHERS
+    told = {each.name: each.meaning for each in TABLES} | OTHERS
     return told.get(table, "")
 
 
