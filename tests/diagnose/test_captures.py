@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stallscope.diagnose.in_order import RowsInOrder
 from stallscope.diagnose.sequences import matched
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
@@ -93,8 +94,8 @@ def test_rounds_are_the_same_after_an_agent_starts_anew(nodes):
     trace = two_hosts(10**12)
     after = restarted(trace, nodes, share=0.5).collectives
     order = np.lexsort((after["ts_ns"], after["pid"]))
-    rows = after[order]
-    put_right = matched(rows, rows["pid"] - 1000, trace.clocks)
+    changed = matched(RowsInOrder(after, order, {}), after["pid"][order] - 1000, trace.clocks)
+    put_right = RowsInOrder(after, order, changed)[:]
     assert (put_right["comm_hash"] != 0).all()
     arrivals: dict[int, list[int]] = {}
     for row in put_right:

@@ -1,12 +1,9 @@
 """The timeline: intervals, waits, gaps, communicators and who is who."""
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
 from stallscope.diagnose.timeline import timeline
-from stallscope.events.names import Category, CollectiveFlag, Op
+from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
 from .builders import MS, TRANSFER_NS, Call, Delay, Job, dp_trace, trace_of, where
@@ -119,11 +116,4 @@ def test_communicators_of_one_size_are_told_apart_by_first_use():
 
 def test_no_collectives_make_an_empty_timeline():
     line = timeline(Trace())
-    assert (line.n_processes, len(line.rows), line.has_ledger) == (0, 0, False)
-
-
-@pytest.mark.parametrize(("flag", "wanted"), [(0, True), (CollectiveFlag.NO_LEDGER, False)])
-def test_a_source_without_a_ledger_is_known(flag, wanted):
-    trace = dp_trace()
-    trace.collectives["flags"] = flag
-    assert timeline(replace(trace)).has_ledger is wanted
+    assert (line.n_processes, len(line.rows)) == (0, 0)

@@ -17,7 +17,7 @@ from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import cost
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
-from stallscope.events.names import N_CATEGORIES, CollectiveFlag
+from stallscope.events.names import CollectiveFlag
 
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
@@ -160,11 +160,10 @@ def _with_cost(case: Case, delays: Delays, late: list[LateStep], *, among: list[
 
 
 def _excess(case: Case, late: list[LateStep]) -> Excess:
-    ledger, counts = np.zeros(N_CATEGORIES), np.zeros(4)
+    spans = [np.arange(one.first_row, one.peak_row + 1) for one in late]
+    ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *spans]))
     calls, offcpu = np.zeros(len(case.trace.calls), bool), np.zeros(len(case.trace.offcpu), bool)
     for one in late:
-        more, called = ledger_excess_ns(case.line, case.plan, one.first_row, one.peak_row)
-        ledger, counts = ledger + more, counts + called
         calls |= _within(case, case.trace.calls, one)
         offcpu |= _within(case, case.trace.offcpu, one)
     flags = case.line.rows["flags"]

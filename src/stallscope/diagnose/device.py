@@ -11,7 +11,6 @@ import numpy as np
 from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
 from stallscope.diagnose.clocks import Clocks, releases
 from stallscope.diagnose.gpu_time import GpuTime
-from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -48,11 +47,8 @@ def device_excess(
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
-    picked = np.flatnonzero(times.known)
-    more = np.zeros(len(line.rows))
-    own = times.own_ns[picked]
-    theirs = median_of_others(plan.key[picked], own, plan.member[line.process[picked]])
-    more[picked] = np.nan_to_num(own - theirs, nan=0.0)
+    theirs = plan.calls.median_of_others(times.own_ns, times.known)
+    more = np.nan_to_num(times.own_ns - theirs, nan=0.0)
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
     by_host = np.maximum(_sums(table, of_host), 0.0)
@@ -127,9 +123,9 @@ def released_late(
     if line.is_p2p.any() or (line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any():
         return {}
     release, is_last = releases(line)
-    rows = np.flatnonzero(is_last & ~line.is_p2p)
-    common = release[rows] - (line.rows["ts_ns"][rows] - clocks.arrival_ns[rows])
-    late = common - median_of_others(met.round[rows], common, line.member[rows])
+    rows = np.flatnonzero(is_last)
+    common = release - (line.ts_ns - clocks.arrival_ns)
+    late = (common - line.meetings.median_of_others(common, is_last))[rows]
     late = np.where(
         np.abs(late) < limits.clock_error_factor * clocks.error_ns[line.node[line.process[rows]]], 0, late
     )

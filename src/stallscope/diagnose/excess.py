@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from stallscope.diagnose.groups import median_of_others, numbered
+from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
+
+_MOST_PEERS = 512  # a median of so many is as good as that of all
 
 
 def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
@@ -14,52 +16,70 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     Where a program has one rank only, minus the rank's own median in the same place of the step: then only what
     comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
     """
-    usable = np.flatnonzero(line.is_whole)
-    out = np.full(len(line.rows), np.nan)
-    out[usable] = value_ns[usable] - _of_peers(line, plan, value_ns, usable)
-    alone = usable[np.isnan(out[usable]) & (plan.step[usable] >= 0)]
+    out = plan.calls.median_of_others(value_ns, line.is_whole)
+    np.subtract(value_ns, out, out=out)
+    unknown = np.isnan(out)
+    alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
+    out[unknown] = 0.0
     if len(alone):
         places, _ = numbered(line.process[alone], _place(plan.step, line.process)[alone])
-        out[alone] = value_ns[alone] - median_of_others(places, value_ns[alone])
-    return np.nan_to_num(out, nan=0.0)
+        usual = median_of_others(places, value_ns[alone])
+        out[alone] = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
+    return out
 
 
-def _of_peers(line: Timeline, plan: Programs, value_ns: Array, rows: Array) -> Array:
-    """The median over the other processes with the same call, for some rows: float64 (len(rows),)."""
-    return median_of_others(plan.key[rows], value_ns[rows], plan.member[line.process[rows]])
-
-
-def held_ns(line: Timeline, plan: Programs, host_excess: Array) -> Array:
+def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
     """How long a process held up others that were waiting already: float64 (n,), 0 where it did not.
 
     A process that is stopped or loses its CPU in the middle of a round arrived in time; its peers wait in the very
     same interval, longer than they usually do there, for as long as its host time exceeds theirs.
-    host_excess: float64 (n,), the excess of host_ns.
+    host_excess: float64 (n,), the excess of host_ns. least_ns: less than this is not looked at.
     """
+    out = np.zeros(len(host_excess))
+    rows = np.flatnonzero((host_excess > 0) & (host_excess >= least_ns))
+    if not len(rows):
+        return out
     in_gpu_calls = line.interval_ns - line.host_ns
-    theirs = np.nan_to_num(_of_peers(line, plan, in_gpu_calls, np.arange(len(in_gpu_calls))), nan=0.0)
-    places, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
-    if not n_places:
-        return np.zeros(0)
-    usual = np.zeros(n_places)
-    order = np.argsort(places, kind="stable")
-    for place, values in enumerate(np.split(in_gpu_calls[order], np.cumsum(np.bincount(places))[:-1])):
-        usual[place] = np.median(values)
-    longer = theirs - usual[places]
-    return np.where((host_excess > 0) & (longer >= 0.5 * host_excess), host_excess, 0.0)
+    theirs = np.nan_to_num(_median_in_calls(plan, in_gpu_calls, rows), nan=0.0)
+    may_be = (
+        theirs >= 0.5 * host_excess[rows]
+    )  # what they usually wait there, at least 0, is still to be taken off
+    rows, theirs = rows[may_be], theirs[may_be]
+    if not len(rows):
+        return out
+    longer = theirs - _usual_there(line, plan, in_gpu_calls, rows)
+    is_held = longer >= 0.5 * host_excess[rows]
+    out[rows[is_held]] = host_excess[rows[is_held]]
+    return out
 
 
-def ledger_excess_ns(line: Timeline, plan: Programs, first: int, last: int) -> tuple[Array, Array]:
-    """Where the excess of one process over its peers went, from row `first` to row `last` (both included).
+def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
+    """For some rows the median of the other processes in the same call: float64 (len(rows),)."""
+    is_asked = np.zeros(plan.n_calls, bool)
+    is_asked[plan.key[rows]] = True
+    all_rows = np.flatnonzero(is_asked[plan.key])
+    found = median_of_others(plan.key[all_rows], value[all_rows])
+    return found[np.searchsorted(all_rows, rows)]
+
+
+def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
+    """For some rows the median over all processes and steps of a value in that place of the program's step."""
+    place, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
+    is_asked = np.zeros(n_places, bool)
+    is_asked[place[rows]] = True
+    all_rows = np.flatnonzero(is_asked[place])
+    return by_group(place[all_rows], value[all_rows], n_places, medians)[place[rows]]
+
+
+def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:
+    """Where the excess over their peers went in the intervals of some rows.
 
     Returns float64 (N_CATEGORIES,) ns by category, and float64 (4,) extra synchronise calls, allocations, copies
-    and launches. Peers are those with the same calls; without any, the process's own usual step.
+    and launches. Peers are those with the same calls, of very many some; without any, the process's own usual step.
     """
-    rows = np.arange(first, last + 1)
     rows = rows[line.is_whole[rows]]
     ledger, counts = _differences(line, rows)
-    peer_rows = [_peers(line, plan, row) for row in rows.tolist()]
-    for i, others in enumerate(peer_rows):
+    for i, others in enumerate(_peers(line, plan, rows)):
         if not len(others):
             continue
         their_ledger, their_counts = _differences(line, others)
@@ -77,14 +97,40 @@ def _differences(line: Timeline, rows: Array) -> tuple[Array, Array]:
     return ledger, np.stack(counts, axis=1)
 
 
-def _peers(line: Timeline, plan: Programs, row: int) -> Array:
-    """Rows of the same call in the other processes of the program, or of the same place in the own other steps."""
-    same = np.flatnonzero(plan.key == plan.key[row])
-    same = same[(line.process[same] != line.process[row]) & line.is_whole[same]]
-    if len(same) or plan.step[row] < 0:
-        return same
-    own = np.flatnonzero(line.process == line.process[row])
-    place = _place(plan.step, line.process)[own]
+def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
+    """For each of some rows those of the same call in the other processes of the program, or of the same place in the
+    own other steps.
+    """
+    is_asked = np.zeros(plan.n_calls, bool)
+    is_asked[plan.key[rows]] = True
+    same = _some_rows(line, plan)
+    same = same[is_asked[plan.key[same]] & line.is_whole[same]]
+    same = same[np.argsort(plan.key[same], kind="stable")]
+    keys = plan.key[same]
+    begin, end = np.searchsorted(keys, plan.key[rows]), np.searchsorted(keys, plan.key[rows], side="right")
+    found = []
+    for i, row in enumerate(rows.tolist()):
+        peers = same[begin[i] : end[i]]
+        peers = peers[line.process[peers] != line.process[row]]
+        found.append(_own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
+    return found
+
+
+def _some_rows(line: Timeline, plan: Programs) -> Array:
+    """All rows of up to _MOST_PEERS processes of each program, evenly spread: int64, sorted."""
+    size = np.bincount(plan.program)[plan.program]
+    every = -(-size // _MOST_PEERS)
+    chosen = np.flatnonzero(plan.member % every == 0)
+    if len(chosen) == line.n_processes:
+        return np.arange(len(line.rows))
+    return np.concatenate([np.arange(line.first[p], line.first[p + 1]) for p in chosen.tolist()])
+
+
+def _own_other(line: Timeline, plan: Programs, row: int) -> Array:
+    """Rows of the same process in the same place of its other steps."""
+    process = int(line.process[row])
+    own = np.arange(line.first[process], line.first[process + 1])
+    place = _place(plan.step[own], line.process[own])
     return own[(place == place[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)]
 
 

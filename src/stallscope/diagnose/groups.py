@@ -1,12 +1,19 @@
-"""Statistics over groups of rows: the median of the others, and the like, for millions of rows at once."""
+"""Statistics over groups of rows: numbers for equal rows, medians by group, for millions of rows at once.
+
+Rows are numbered through tables and hashes, which need no sorting; where sorting is needed, whole numbers are
+sorted, not indices.
+"""
+
+from collections.abc import Callable
 
 import numpy as np
 
 from stallscope.events.layout import Array
 
-_TABLE = 1 << 27  # codes up to here are renumbered through a table, which needs no sorting
-_SPARSE = 64  # and up to so many times as many as there are rows: clearing the table costs more than sorting else
-_DENSE = 4  # a table of groups x members may have this many cells per row
+_SPARSE = 4  # codes are renumbered through a table that has up to so many places per row
+_SMALL = 1 << 12  # fewer rows than this are sorted at once
+_HASH_BITS = 20
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads multiples (Knuth, TAOCP 6.4)
 
 
 def numbered(*columns: Array) -> tuple[Array, int]:
@@ -14,83 +21,129 @@ def numbered(*columns: Array) -> tuple[Array, int]:
 
     columns: arrays (n,) of any integer type. Returns int64 (n,).
     """
-    code = np.zeros(len(columns[0]), np.int64)
+    code, n_codes = np.zeros(len(columns[0]), np.int64), 1
     if not len(code):
         return code, 0
-    n_groups = 1
     for column in columns:
-        values, n_values = _dense(column)
-        code, n_groups = _dense(code * n_values + values)
-    return code, n_groups
+        code, n_codes = _joined(code, n_codes, column)
+    return _dense(code, n_codes)
 
 
-def _dense(column: Array) -> tuple[Array, int]:
-    """The column with its values renumbered 0.. in order, and how many there are."""
+def _joined(code: Array, n_codes: int, column: Array) -> tuple[Array, int]:
+    """Codes 0..n_codes that order rows by a code and a column; not all of them need occur."""
     if column.dtype == bool:
         column = column.view(np.uint8)
-    low, high = column.min(), column.max()
-    span = int(high) - int(low) + 1
+    low = column.min()
+    span, most = int(column.max()) - int(low) + 1, _SPARSE * len(code) + _SMALL
+    if span > most:
+        column, span = _distinct(column)
+        low = column.dtype.type(0)
+    if n_codes * span > most:
+        code, n_codes = _dense(code, n_codes)
+    if n_codes * span > most:
+        return _ragged(code, n_codes, _above(column, low), span=span)
     if span == 1:
-        return np.zeros(len(column), np.int64), 1
-    if span > min(_TABLE, _SPARSE * len(column)):
-        values, inverse = np.unique(column, return_inverse=True)
-        return inverse.astype(np.int64), len(values)
-    code = (column - low).astype(np.int64)
-    present = np.zeros(span, bool)
+        return code, n_codes
+    values = _above(column, low)
+    return (values if n_codes == 1 else code * span + values), n_codes * span
+
+
+def _above(column: Array, low: Array) -> Array:
+    """The column minus its least value, as int64."""
+    if column.dtype == np.uint64:
+        return (column - low).astype(np.int64)
+    return column.astype(np.int64) - np.int64(low)
+
+
+def _ragged(code: Array, n_codes: int, values: Array, *, span: int) -> tuple[Array, int]:
+    """The codes where each code has values of a range of its own, narrower than that of all."""
+    low, high = np.full(n_codes, span), np.zeros(n_codes, np.int64)
+    np.minimum.at(low, code, values)
+    np.maximum.at(high, code, values)
+    end = np.cumsum(high - low + 1)
+    if end[-1] <= _SPARSE * len(code) + _SMALL:
+        return values + (end - 1 - high)[code], int(end[-1])
+    values, span = _distinct(values)
+    return _distinct(code * span + values)
+
+
+def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
+    """Codes 0..n_codes renumbered without gaps, in order, and how many there are."""
+    if n_codes > _SPARSE * len(code) + _SMALL:
+        return _distinct(code)
+    present = np.zeros(n_codes, bool)
     present[code] = True
-    if present.all():
-        return code, span
-    place = np.cumsum(present) - 1
-    return place[code], int(place[-1]) + 1
+    n_present = int(np.count_nonzero(present))
+    if n_present == n_codes:
+        return code, n_codes
+    place: Array = np.cumsum(present, dtype=np.int32 if n_codes < 1 << 31 else np.int64)
+    place -= 1
+    return place[code].astype(np.int64), n_present
+
+
+def _distinct(column: Array) -> tuple[Array, int]:
+    """The column with its values renumbered 0.. in order, and how many there are, whatever its range.
+
+    The values go into a table, at a place that is hashed from them. What does not find itself there again lost its
+    place to another value; with few different values that are few.
+    """
+    if len(column) > _SMALL:
+        slot = ((column.astype(np.uint64) * _MIX) >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
+        owner, is_used = np.zeros(1 << _HASH_BITS, column.dtype), np.zeros(1 << _HASH_BITS, bool)
+        owner[slot], is_used[slot] = column, True
+        missed = np.flatnonzero(owner[slot] != column)
+        if len(missed) <= len(column) // _SPARSE:
+            left = column[missed]
+            values = np.unique(np.concatenate([owner[is_used], left]))
+            place = np.searchsorted(values, owner)[slot]
+            place[missed] = np.searchsorted(values, left)
+            return place, len(values)
+    values, inverse = np.unique(column, return_inverse=True)
+    return inverse.astype(np.int64, copy=False), len(values)
 
 
 def order_of(group: Array, n_groups: int) -> Array:
     """The rows in order of their group, those of one group in their own order: int64 (n,)."""
-    small = group.astype(np.uint16) if n_groups <= 1 << 16 else group  # 16 bits are sorted in linear time
-    return np.argsort(small, kind="stable")
+    n = len(group)
+    bits = max(n - 1, 1).bit_length()
+    if n_groups >> (62 - bits):
+        return np.argsort(group, kind="stable")
+    packed = (group << bits) | np.arange(
+        n
+    )  # numbers are sorted several times faster than their order is found
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
 
 
-def median_of_others(group: Array, value: Array, member: Array | None = None) -> Array:
-    """For each row the median of the other rows of its group; NaN where there is none.
+def by_group(group: Array, value: Array, n_groups: int, statistic: Callable[[Array], Array]) -> Array:
+    """A statistic of each group's values: float64 (n_groups,), NaN for groups without any.
 
-    group: int64 (n,). value: number (n,), finite. member: int64 (n,), small numbers that differ within a group
-    (the process, say): with them large groups need no sorting. Returns float64 (n,).
+    group: int64 (n,). value: number (n,). statistic: of a matrix (k, size) along its rows: groups of one size are
+    taken together.
     """
-    if not len(value):
-        return np.zeros(0)
-    if member is not None:
-        n_groups, n_members = int(group.max()) + 1, int(member.max()) + 1
-        if n_groups * n_members <= _DENSE * len(value):
-            return _by_table(group, value, member, shape=(n_groups, n_members))
-    return _by_sorting(group, value)
-
-
-def _by_table(group: Array, value: Array, member: Array, *, shape: tuple[int, int]) -> Array:
-    table = np.full(shape, np.inf)
-    table[group, member] = value
-    sizes = np.bincount(group, minlength=shape[0])
-    if np.isfinite(table).sum() < len(value):  # a member twice in a group
-        return _by_sorting(group, value)
-    out = np.full(len(value), np.nan)
-    for size in np.unique(sizes[sizes > 1]):
-        rows = np.flatnonzero(sizes == size)
-        low, high = (size - 2) // 2, (size - 1) // 2
-        places = sorted({low, low + 1, high, high + 1})
-        places = [place for place in places if place < shape[1]]
-        part = np.partition(table[rows], places, axis=1)
-        of_row = np.searchsorted(rows, group)
-        mine = sizes[group] == size
-        found, values = of_row[mine], value[mine]
-        lower, lower_next = part[:, low][found], part[:, low + 1][found]
-        upper, upper_next = part[:, high][found], part[:, min(high + 1, shape[1] - 1)][found]
-        a = np.where(values <= lower, lower_next, lower)
-        b = np.where(values <= upper, upper_next, upper)
-        out[mine] = (a + b) / 2
+    out = np.full(n_groups, np.nan)
+    order, sizes = order_of(group, n_groups), np.bincount(group, minlength=n_groups)
+    first = np.cumsum(sizes) - sizes
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        groups = np.flatnonzero(sizes == size)
+        out[groups] = statistic(value[order[first[groups][:, None] + np.arange(size)]])
     return out
 
 
-def _by_sorting(group: Array, value: Array) -> Array:
+def medians(table: Array) -> Array:
+    """The median of each row of a table (k, size)."""
+    return np.asarray(np.median(table, axis=1))
+
+
+def median_of_others(group: Array, value: Array) -> Array:
+    """For each row the median of the other rows of its group; NaN where there is none.
+
+    group: int64 (n,). value: number (n,), finite. Returns float64 (n,). For many rows see tables.py.
+    """
     n = len(value)
+    if not n:
+        return np.zeros(0)
     order = np.lexsort((value, group))
     grouped, ranked = group[order], value[order].astype(np.float64)
     starts = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))

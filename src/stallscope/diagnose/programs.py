@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.tables import Tables
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
@@ -27,7 +28,8 @@ _TOLD = 0.5  # share of the rows of a process that must lie in a step that it to
 @dataclass(frozen=True)
 class Programs:
     """program, member: int64 (p,) by process, and its place among the processes of the program.
-    key: int64 (n,), equal for rows that are the same call of one program.
+    key: int64 (n,), equal for rows that are the same call of one program; n_calls: how many there are. calls: the
+    same rows laid out as tables.
     step: int64 (n,), training step of each row within its program; -1 before the pattern begins.
     has_steps: bool by program, whether a repeating pattern was found.
     """
@@ -35,6 +37,8 @@ class Programs:
     program: Array
     member: Array
     key: Array
+    n_calls: int
+    calls: Tables
     step: Array
     has_steps: Array
 
@@ -45,25 +49,33 @@ def programs(line: Timeline, told: Array | None = None) -> Programs:
     told: int64 (n,), the step in which each row lies as the job told it (see told_steps); it beats what is found.
     """
     kind = _kind(line)
-    signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, kind)
+    signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, *kind)
     program = _same_program(line, signature)
-    by_row = program[line.process]
-    key, n_keys = numbered(by_row, line.role, kind, line.rows["seq"])
     n_programs = int(program.max(initial=-1)) + 1
-    step_of_key, has_steps = np.full(n_keys, -1, np.int64), np.zeros(n_programs, bool)
-    counts = np.bincount(line.process, minlength=line.n_processes)
+    by_row = (program[line.process],) if n_programs > 1 else ()
+    called_with, _ = numbered(*by_row, line.role, *kind)
+    key, n_calls = numbered(called_with, line.rows["seq"])
+    step_of_key, has_steps = np.full(n_calls, -1, np.int64), np.zeros(n_programs, bool)
+    member, counts = np.zeros(line.n_processes, np.int64), np.diff(line.first)
     for number in range(n_programs):
         members = np.flatnonzero(program == number)
+        member[members] = np.arange(len(members))
         teller = _teller(line, members, told)
-        rows = np.flatnonzero(line.process == (members[np.argmax(counts[members])] if teller < 0 else teller))
+        model = members[np.argmax(counts[members])] if teller < 0 else teller
+        rows = slice(int(line.first[model]), int(line.first[model + 1]))
         if told is not None and teller >= 0:
             step_of_key[key[rows]], has_steps[number] = told[rows], True
         else:
-            step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature)
-    member = np.zeros(line.n_processes, np.int64)
-    for number in range(n_programs):
-        member[program == number] = np.arange(int((program == number).sum()))
-    return Programs(program, member, key, _carried_forward(step_of_key[key], line.is_first), has_steps)
+            step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature[rows])
+    return Programs(
+        program=program,
+        member=member,
+        key=key,
+        n_calls=n_calls,
+        calls=Tables.of(called_with, member[line.process], key),
+        step=_carried_forward(step_of_key[key], line.is_first),
+        has_steps=has_steps,
+    )
 
 
 def _teller(line: Timeline, members: Array, told: Array | None) -> int:
@@ -71,25 +83,31 @@ def _teller(line: Timeline, members: Array, told: Array | None) -> int:
     if told is None:
         return -1
     n_told = np.bincount(line.process[told >= 0], minlength=line.n_processes)[members]
-    n_rows = np.bincount(line.process, minlength=line.n_processes)[members]
+    n_rows = np.diff(line.first)[members]
     best = int(np.argmax(n_told))
     return int(members[best]) if n_told[best] >= _TOLD * n_rows[best] > 0 else -1
 
 
-def _kind(line: Timeline) -> Array:
-    """0 for collectives; for point-to-point a number per direction and distance to the peer."""
-    distance = line.rows["peer_rank"].astype(np.int64) - line.rows["comm_rank"]
-    return np.where(line.is_p2p, line.rows["op"].astype(np.int64) * (1 << 32) + distance, 0)
+def _kind(line: Timeline) -> tuple[Array, ...]:
+    """A column with 0 for collectives, and for point-to-point a number per direction and distance to the peer; no
+    column where there is no such call.
+    """
+    calls = np.flatnonzero(line.is_p2p)
+    if not len(calls):
+        return ()
+    rows = line.rows[calls]
+    kind = np.zeros(len(line.rows), np.int64)
+    kind[calls] = numbered(rows["op"], rows["peer_rank"].astype(np.int64) - rows["comm_rank"])[0] + 1
+    return (kind,)
 
 
 def _same_program(line: Timeline, signature: Array) -> Array:
     """Number of the program of each process: int64 (p,)."""
-    previous = (
-        np.where(line.is_first, -1, np.concatenate([[-1], signature[:-1]])) if len(signature) else signature
-    )
+    previous = np.concatenate([[-1], signature[:-1]])[: len(signature)]
+    previous[line.first[:-1]] = -1
     pair, _ = numbered(previous, signature)
     pairs, calls = _shares(line, pair), _shares(line, signature)
-    n_rows = np.bincount(line.process, minlength=line.n_processes)
+    n_rows = np.diff(line.first)
     program = np.full(line.n_processes, -1, np.int64)
     number = 0
     while (program < 0).any():
@@ -113,27 +131,26 @@ def _shares(line: Timeline, code: Array) -> Array:
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
-def _steps(line: Timeline, rows: Array, signature: Array) -> tuple[Array, bool]:
+def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
     """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
-    sized, _ = numbered(signature[rows], line.rows["count"][rows])
-    interval = line.interval_ns[rows]
-    synced, copied = (
-        np.diff(line.rows[name][rows].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies")
-    )
+    rows = line.rows[where]
+    sized, _ = numbered(signature, rows["count"])
+    interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
+    synced, copied = (np.diff(rows[name].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies"))
     is_step_per_call = synced.mean() >= _MATCH  # then long intervals are delays, not gaps between steps
-    choices: list[tuple[Array, ...]] = [(sized,), (signature[rows],), (synced, copied)]
+    choices: list[tuple[Array, ...]] = [(sized,), (signature,), (synced, copied)]
     if not is_step_per_call:
         choices.append((interval > _LONG * np.median(interval),))
     for marks in choices:
-        symbols = [numbered(signature[rows], mark)[0] for mark in marks]
+        symbols = [numbered(signature, mark)[0] for mark in marks]
         # A job that runs ahead waits every so many steps, but copies its input in each: the shorter one is the step.
         periods = [(period, i) for i, one in enumerate(symbols) if (period := repeat_length(one)) > 1]
         if periods:
             period, shortest = min(periods)
-            return _counted(symbols[shortest], period, line.interval_ns[rows]), True
+            return _counted(symbols[shortest], period, interval), True
     if is_step_per_call:
         return np.arange(len(rows)), True
-    waited = line.wait_ns[rows] > 0
+    waited = line.wait_ns[where] > 0
     if waited.sum() >= _MIN_REPEATS:
         return np.cumsum(waited) - 1, False
     return np.arange(len(rows)), False
@@ -206,6 +223,8 @@ def _counted(symbols: Array, period: int, interval_ns: Array) -> Array:
 def _carried_forward(step: Array, is_first: Array) -> Array:
     """Rows whose call the model process lacks belong to the step before them."""
     known = step >= 0
+    if not (known[:-1] & ~known[1:] & ~is_first[1:]).any():
+        return step
     start = np.maximum.accumulate(np.where(is_first, np.arange(len(step)), 0))
     last = np.maximum.accumulate(np.where(known, np.arange(len(step)), -1))
     usable = last >= start

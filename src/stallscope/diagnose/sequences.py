@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.in_order import RowsInOrder
 from stallscope.events.identity import mixed
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
@@ -25,6 +26,12 @@ _SAME_CALLS = 0.9
 _WALL_WEIGHT = 0.1  # of a difference by wall clocks beside a spread: decides between equal rhythms
 _CLOSE = (
     0.5  # spread of the differences, as a share of the usual gap between steps, for ranks of one communicator
+)
+
+
+_NEEDED = (
+    *("node", "ts_ns", "comm_hash", "comm_handle", "comm_rank", "nranks"),
+    *("seq", "op", "datatype", "count", "peer_rank"),
 )
 
 
@@ -41,16 +48,18 @@ class _Unit:
     call: Array
 
 
-def matched(rows: Array, process: Array, clocks: tuple[Clock, ...]) -> Array:
-    """The rows with seq, and comm_hash where it is unknown, put right for ranks that were captured late.
+def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
+    """The columns seq, comm_hash and nranks put right for ranks that were captured late; none where there are none.
 
-    rows: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
+    whole: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
     tell nodes' clocks apart to some milliseconds.
     """
-    is_late = (rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0
+    is_late = (whole["flags"] & CollectiveFlag.LATE_ATTACH) > 0
     if not is_late.any():
-        return rows
-    rows = rows.copy()
+        return {}
+    rows = np.empty(len(whole), [(name, whole.table.dtype[name]) for name in _NEEDED])
+    for name in _NEEDED:
+        rows[name] = whole[name]
     call, _ = numbered(rows["op"], rows["count"], rows["datatype"])
     is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
     _name_by_address(rows, process)
@@ -75,7 +84,7 @@ def matched(rows: Array, process: Array, clocks: tuple[Clock, ...]) -> Array:
     _number_known(rows, [unit for unit in units if not unknown[unit.rows[0]]], is_p2p, between=between)
     unnamed = [unit for unit in units if unknown[unit.rows[0]] and not is_p2p[unit.rows[0]]]
     _find_unknown(rows, unnamed, between=between)
-    return rows
+    return {name: rows[name].copy() for name in ("seq", "comm_hash", "comm_rank", "nranks")}
 
 
 def _name_by_address(rows: Array, process: Array) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered, order_of
+from stallscope.diagnose.in_order import RowsInOrder
 from stallscope.diagnose.sequences import matched
+from stallscope.diagnose.tables import Tables
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
@@ -19,37 +21,44 @@ _MAY_WAIT_FOR_GPU = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Catego
 """Besides synchronise calls: a blocking copy or a free waits for what was enqueued before it, a launch on a full
 queue for room."""
 
+_LEDGER_ROWS = 1 << 13  # ledgers are read so many at a time: what fits the processor's cache
+_SPARSE = 4  # numbers of rounds may leave out so many times those that occur
+
 
 @dataclass(frozen=True)
 class Timeline:
     """One row per arrival, sorted by process, then time; `n` rows, `p` processes.
 
-    rows: the collectives (n,). process: int64 (n,), number of the process. is_first: bool (n,), the process's
-    first arrival: it has no interval. is_whole: bool (n,), no record was lost within the interval.
-    interval_ns, wait_ns, self_ns: int64 (n,), length of the interval, its waits, and the rest.
+    rows: the collectives (n,). ts_ns: int64 (n,), arrivals, each on its node's clock. process: int64 (n,), number of
+    the process. is_first: bool (n,), the process's first arrival: it has no interval. is_whole: bool (n,), no record
+    was lost within the interval.
+    wait_ns: int64 (n,), the waits in the interval.
     host_ns: int64 (n,), the interval without any call that can wait for the GPU: what the host did itself.
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
-    member: int64 (n,), the process's place among those of the communicator.
-    is_p2p: bool (n,). role: int64 (n,), the communicator's place in its process's program.
+    is_p2p: bool (n,). role: (n,), the communicator's place in its process's program.
+    round: int64 (n,), number of the round, in order of the communicators; meetings: the rounds laid out as tables.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
+    first: int64 (p + 1,), where each process's rows begin.
     comm_hash: uint64 by communicator number.
     """
 
-    rows: Array
+    rows: RowsInOrder
+    ts_ns: Array
     process: Array
     is_first: Array
     is_whole: Array
-    interval_ns: Array
     wait_ns: Array
-    self_ns: Array
     host_ns: Array
     comm: Array
-    member: Array
     is_p2p: Array
     role: Array
+    round: Array
+    n_rounds: int
+    meetings: Tables
     node: Array
     pid: Array
     rank: Array
+    first: Array
     comm_hash: Array
 
     @property
@@ -57,8 +66,14 @@ class Timeline:
         return len(self.pid)
 
     @property
-    def has_ledger(self) -> bool:
-        return bool(len(self.rows)) and not bool((self.rows["flags"] & CollectiveFlag.NO_LEDGER).all())
+    def interval_ns(self) -> Array:
+        """Length of each row's interval: int64 (n,). It is worked out each time."""
+        return _increase(self.ts_ns, self.first)
+
+    @property
+    def self_ns(self) -> Array:
+        """The interval without its waits: int64 (n,). It is worked out each time."""
+        return self.interval_ns - self.wait_ns
 
 
 def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
@@ -66,139 +81,194 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 
     is_numbered: rounds of ranks that were captured late have been put right before.
     """
-    rows = trace.collectives
-    process, n_processes = numbered(rows["node"], rows["pid"])
-    node, pid = np.zeros(n_processes, np.int64), np.zeros(n_processes, np.int64)
-    node[process], pid[process] = rows["node"], rows["pid"]
-    order = _by_process_and_time(process, rows["ts_ns"], n_processes)
-    rows, process = rows[order], process[order]
-    rows = rows if is_numbered else matched(rows, process, trace.clocks)
-    is_first = np.ones(len(rows), bool)
-    is_first[1:] = process[1:] != process[:-1]
-    interval_ns = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
-    interval_ns[is_first] = 0
-    wait_ns = _spent_ns(rows, is_first, Category.WAIT_GPU)
-    in_gpu_calls_ns = _spent_ns(rows, is_first, *_MAY_WAIT_FOR_GPU)
+    order, first = _by_process_and_time(trace.collectives)
+    process = np.repeat(np.arange(len(first) - 1), np.diff(first))
+    rows = _rows(trace, order, process, is_numbered=is_numbered)
+    is_first = np.zeros(len(rows), bool)
+    is_first[first[:-1]] = True
+    interval_ns = _increase(rows["ts_ns"], first)
+    wait_ns, in_gpu_calls_ns = _spent_ns(rows, first)
     comm, is_p2p, comm_hash, whole = _communicators(rows)
+    calls = _Membership.of(process, comm)
+    members = _Membership.of(process, whole) if whole is not comm else calls
+    number, n_rounds = numbered(comm, rows["seq"])
+    sizes = rows["nranks"][members.first_row]
+    one_each = rows.table[order[members.first_row]]
+    node, pid = (rows.table[name][order[first[:-1]]].astype(np.int64) for name in ("node", "pid"))
     return Timeline(
         rows=rows,
+        ts_ns=rows["ts_ns"],
         process=process,
         is_first=is_first,
-        is_whole=~is_first & ~_after_gap(rows, process, comm) & ~_begins_anew(rows, is_first),
-        interval_ns=interval_ns,
-        wait_ns=np.minimum(wait_ns, interval_ns),
-        self_ns=np.maximum(interval_ns - wait_ns, 0),
+        is_whole=~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
+        wait_ns=np.minimum(wait_ns, interval_ns, out=wait_ns),
         host_ns=np.maximum(interval_ns - in_gpu_calls_ns, 0),
         comm=comm,
-        member=_members(comm, process),
         is_p2p=is_p2p,
-        role=_roles(rows, process, whole),
+        role=_roles(members, sizes),
+        round=number,
+        n_rounds=n_rounds,
+        meetings=Tables.of(comm, calls.place[calls.pair], number),
         node=node,
         pid=pid,
-        rank=_ranks(trace, node, pid),
+        rank=_ranks(trace, node, pid, one_each),
+        first=first,
         comm_hash=comm_hash,
     )
 
 
-def _by_process_and_time(process: Array, ts_ns: Array, n_processes: int) -> Array:
-    """The order of the rows by process, then time; quick when they come in order of time already."""
+def _rows(trace: Trace, order: Array, process: Array, *, is_numbered: bool) -> RowsInOrder:
+    """The collectives in order, with the columns that are needed all along."""
+    rows = RowsInOrder(trace.collectives, order, {})
+    kept = {name: rows[name] for name in ("ts_ns", "seq")}
+    put_right = {} if is_numbered else matched(rows, process, trace.clocks)
+    return RowsInOrder(trace.collectives, order, kept | put_right)
+
+
+def _by_process_and_time(table: Array) -> tuple[Array, Array]:
+    """The order of the rows by process, then time, and where each process's rows begin: int64 (n,), (p + 1,).
+
+    Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
+    """
+    process, n_processes = numbered(table["node"], table["pid"])
+    first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
     order = order_of(process, n_processes)
-    ordered, owner = ts_ns[order], process[order]
-    if ((np.diff(ordered) < 0) & (np.diff(owner) == 0)).any():
-        return np.lexsort((ts_ns, process))
-    return order
+    ts_ns = table["ts_ns"][order]
+    is_back = ts_ns[1:] < ts_ns[:-1]
+    is_back[first[1:-1] - 1] = False
+    if is_back.any():
+        order = np.lexsort((table["ts_ns"], process))
+    return order, first
 
 
-def _members(comm: Array, process: Array) -> Array:
-    """Place of each row's process among the processes of its communicator: int64 (n,)."""
-    pair, n_pairs = numbered(comm, process)
-    comm_of_pair = np.zeros(n_pairs, np.int64)
-    comm_of_pair[pair] = comm
-    first = np.searchsorted(comm_of_pair, comm_of_pair)
-    return (np.arange(n_pairs) - first)[pair]
+def _increase(total: Array, first: Array) -> Array:
+    """What a running number of each process grew by since the row before: int64 (n,), 0 in first rows."""
+    grown = np.diff(total, prepend=total[:1])
+    grown[first[:-1]] = 0
+    return grown
 
 
-def _spent_ns(rows: Array, is_first: Array, *categories: Category) -> Array:
-    """Time in some ledger categories within each interval: int64 (n,)."""
-    total = sum(
-        (rows["ledger_ns"][:, category - 1] for category in categories), np.zeros(len(rows), np.int64)
-    )
-    spent = np.diff(total, prepend=total[:1])
-    return np.where(is_first, 0, np.maximum(spent, 0))
+def _spent_ns(rows: RowsInOrder, first: Array) -> tuple[Array, Array]:
+    """Time within each interval in waits for the GPU, and in all that may wait for it: int64 (n,) each."""
+    wait, may_wait = np.zeros((2, len(rows)), np.int64)
+    ledger = rows.table["ledger_ns"]
+    for begin in range(0, len(rows), _LEDGER_ROWS):
+        here = slice(begin, begin + _LEDGER_ROWS)
+        part = ledger[rows.order[here]]
+        wait[here] = part[:, Category.WAIT_GPU - 1]
+        may_wait[here] = sum(part[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
+    wait, may_wait = _increase(wait, first), _increase(may_wait, first)
+    return np.maximum(wait, 0, out=wait), np.maximum(may_wait, 0, out=may_wait)
 
 
-def _communicators(rows: Array) -> tuple[Array, Array, Array, Array]:
+def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
     """Number of the communicator of each row, whether it is point-to-point, the hashes by number, and a number that
     all point-to-point pairs of one communicator share with its collectives.
 
     Point-to-point calls match per (communicator, source, destination).
     """
-    is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
-    whole, _ = numbered(rows["comm_hash"])
+    op = rows["op"]
+    is_p2p = (op == Op.SEND) | (op == Op.RECV)
+    comm_hash = rows["comm_hash"]
+    whole, n_comms = numbered(comm_hash)
+    comm = whole
     if is_p2p.any():
         own, peer = rows["comm_rank"].astype(np.int64), rows["peer_rank"].astype(np.int64)
-        is_send = rows["op"] == Op.SEND
+        is_send = op == Op.SEND
         source = np.where(is_p2p, np.where(is_send, own, peer), UNKNOWN)
         destination = np.where(is_p2p, np.where(is_send, peer, own), UNKNOWN)
         comm, n_comms = numbered(whole, source, destination)
-    else:
-        comm, n_comms = whole, int(whole.max(initial=-1)) + 1
     hashes = np.zeros(n_comms, np.uint64)
-    hashes[comm] = rows["comm_hash"]
+    hashes[comm] = comm_hash
     return comm, is_p2p, hashes, whole
 
 
-def _after_gap(rows: Array, process: Array, comm: Array) -> Array:
+@dataclass(frozen=True)
+class _Membership:
+    """Processes in communicators; `m` of them, in order of process, then communicator.
+
+    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). place: int64 (m,), the process's place
+    among those of the communicator. first_row: int64 (m,).
+    """
+
+    pair: Array
+    process: Array
+    comm: Array
+    place: Array
+    first_row: Array
+
+    @staticmethod
+    def of(process: Array, comm: Array) -> "_Membership":
+        pair, n_pairs = numbered(process, comm)
+        first_row = np.zeros(n_pairs, np.int64)
+        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
+        comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
+        order = np.argsort(comm_of, kind="stable")
+        place[order] = _places(comm_of[order])
+        return _Membership(pair, process[first_row], comm_of, place, first_row)
+
+
+def _places(*sorted_by: Array) -> Array:
+    """How many rows before each one are equal to it in all columns by which they are sorted: int64 (n,)."""
+    n = len(sorted_by[0])
+    begins = np.zeros(n, bool)
+    begins[:1] = True
+    for column in sorted_by:
+        begins[1:] |= column[1:] != column[:-1]
+    return np.arange(n) - np.maximum.accumulate(np.where(begins, np.arange(n), 0))
+
+
+def _after_gap(seq: Array, calls: _Membership) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
-    pair, n_pairs = numbered(process, comm)
-    order = order_of(pair, n_pairs)
-    seq = rows["seq"][order]
-    same = np.diff(pair[order]) == 0
-    gap = np.zeros(len(rows), bool)
-    if (same & (np.diff(seq) < 0)).any():
-        order = np.lexsort((rows["seq"], pair))
-        seq, same = rows["seq"][order], np.diff(pair[order]) == 0
-    gap[order[1:]] = same & (np.diff(seq) > 1)
+    n, n_pairs = len(seq), len(calls.process)
+    low, high = np.full(n_pairs, np.iinfo(np.int64).max), np.full(n_pairs, np.iinfo(np.int64).min)
+    np.minimum.at(low, calls.pair, seq)
+    np.maximum.at(high, calls.pair, seq)
+    span = high - low + 2  # one more, for what is before the first
+    n_cells = float(span.sum(dtype=np.float64))
+    if n_cells <= _SPARSE * n + n_pairs:
+        before_first = np.cumsum(span) - span
+        cell = (before_first + 1 - low)[calls.pair] + seq
+        is_there = np.zeros(int(n_cells), bool)
+        is_there[before_first] = True
+        is_there[cell] = True
+        if np.count_nonzero(is_there) == n + n_pairs:
+            return ~is_there[cell - 1] if n_cells > n + n_pairs else np.zeros(n, bool)
+    order = np.lexsort((seq, calls.pair))
+    gap = np.zeros(n, bool)
+    gap[order[1:]] = (np.diff(calls.pair[order]) == 0) & (np.diff(seq[order]) > 1)
     return gap
 
 
-def _begins_anew(rows: Array, is_first: Array) -> Array:
+def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
     """Whether the running sums of a row count from another moment than those of the row before: bool (n,).
 
     So it is where an agent was started anew.
     """
     anew = np.zeros(len(rows), bool)
     late = np.flatnonzero((rows["flags"] & CollectiveFlag.LATE_ATTACH > 0) & ~is_first)
-    anew[late] = (rows["ledger_ns"][late] < rows["ledger_ns"][late - 1]).any(axis=1)
+    anew[late] = (rows[late]["ledger_ns"] < rows[late - 1]["ledger_ns"]).any(axis=1)
     return anew
 
 
-def _roles(rows: Array, process: Array, comm_of_hash: Array) -> Array:
+def _roles(members: _Membership, nranks: Array) -> Array:
     """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
 
-    comm_of_hash: int64 (n,), number of the communicator, the same for all its point-to-point pairs.
+    nranks: (m,), the size of each membership's communicator.
     """
-    pair, n_pairs = numbered(process, comm_of_hash)
-    if not n_pairs:
-        return np.zeros(0, np.int64)
-    first_row = np.full(n_pairs, len(rows))
-    np.minimum.at(first_row, pair, np.arange(len(rows)))
-    owner, nranks = process[first_row], rows["nranks"][first_row].astype(np.int64)
-    order = np.lexsort((first_row, nranks, owner))
-    begins = np.ones(n_pairs, bool)
-    begins[1:] = (np.diff(owner[order]) != 0) | (np.diff(nranks[order]) != 0)
-    start = np.maximum.accumulate(np.where(begins, np.arange(n_pairs), 0))
-    ordinal = np.zeros(n_pairs, np.int64)
-    ordinal[order] = np.arange(n_pairs) - start
-    role, _ = numbered(nranks, ordinal)
-    return role[pair]
+    order = np.lexsort((members.first_row, nranks, members.process))
+    ordinal = np.zeros(len(order), np.int64)
+    ordinal[order] = _places(members.process[order], nranks[order])
+    role, n_roles = numbered(nranks, ordinal)
+    return role.astype(np.uint16 if n_roles <= 1 << 16 else np.int64)[members.pair]
 
 
-def _ranks(trace: Trace, node: Array, pid: Array) -> Array:
+def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     """The job's own numbers of the processes: int64 (p,).
 
     As their launcher told them; where it did not tell all (processes that a parent forked, say), as they are
     numbered in the largest communicator that all are in, when that contradicts nothing told; else in order.
+    memberships: a collective of each process in each communicator.
     """
     told = {
         (int(row["node"]), int(row["pid"])): int(row["rank"])
@@ -211,20 +281,16 @@ def _ranks(trace: Trace, node: Array, pid: Array) -> Array:
     has_twins = len(np.unique(ranks[is_known])) < is_known.sum()
     if is_known.all() and not has_twins:
         return ranks
-    numbered_in = _ranks_in_largest(trace, who)
+    numbered_in = _ranks_in_largest(trace, who, memberships)
     if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
         return numbered_in
     return np.arange(len(ranks))
 
 
-def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]]) -> Array | None:
+def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]], memberships: Array) -> Array | None:
     """Each process's rank in the largest communicator that all of them are in; None without such a one."""
     columns = ["node", "pid", "comm_hash", "comm_rank", "nranks"]
-    rows = trace.collectives
-    number, n = numbered(rows["node"], rows["pid"], rows["comm_hash"])
-    one_of_each = np.zeros(n, np.int64)
-    one_of_each[number] = np.arange(len(rows))
-    seen = np.concatenate([trace.communicators[columns], rows[columns][one_of_each]])
+    seen = np.concatenate([trace.communicators[columns], memberships[columns]])
     seen = seen[(seen["comm_hash"] != 0) & (seen["comm_rank"] != UNKNOWN)]
     for nranks in np.unique(seen["nranks"])[::-1].tolist():
         if nranks < len(who):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.in_order import RowsInOrder
 from stallscope.events.layout import Array
 from stallscope.events.names import P2P_OPS, CollectiveFlag
 
@@ -42,7 +43,7 @@ class Numbering:
         out["comm_hash"], out["nranks"] = comm.astype(np.uint64)[unit], size[unit]
         return out
 
-    def note(self, before: Array, after: Array) -> None:
+    def note(self, before: Array, after: RowsInOrder) -> None:
         """Remember what a look found. before, after: the same rows as they came and as they were put right."""
         _, first = _units(before)
         for row in first.tolist():

@@ -1,0 +1,205 @@
+"""Rows laid out as tables, one for each set of processes that call together: a line per member, a column per round.
+
+Where rows are ordered by process a line of a table is written and read in one go, and statistics over the members
+of every round need neither sorting nor indices. Sets of equal size stand together as one array.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.groups import median_of_others
+from stallscope.events.layout import Array
+
+_SPARSE = 4  # tables of one size may have so many cells per row in them
+_SORTED = 32  # up to so many members sorting is quicker than partitioning
+_AT_ONCE = 1 << 18  # cells worked on together: what fits the processor's cache
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Tables of one size: cells first.. of the layout, as (n_sets, n_members, n_columns)."""
+
+    first: int
+    n_sets: int
+    n_members: int
+    n_columns: int
+
+    @property
+    def n_cells(self) -> int:
+        return self.n_sets * self.n_members * self.n_columns
+
+    def of(self, cells: Array) -> Array:
+        """This block's part of an array over all cells, shaped."""
+        part = cells[self.first : self.first + self.n_cells]
+        return part.reshape(self.n_sets, self.n_members, self.n_columns)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where each row stands. group, cell: int64 (n,), its group and its place among all cells; blocks: see _Block.
+
+    irregular: int64, rows whose groups do not fit a table: a member is in them twice, or most cells would be empty.
+    """
+
+    group: Array
+    cell: Array
+    blocks: tuple[_Block, ...]
+    irregular: Array
+
+    @staticmethod
+    def of(of_set: Array, member: Array, group: Array) -> "Tables":
+        """The layout of some rows.
+
+        of_set: int64 (n,), number of the set of processes that call together. member: int64 (n,), the process's place
+        in it. group: int64 (n,), number of the round, from 0, in order of the sets.
+        """
+        n = len(group)
+        if not n:
+            return Tables(group, np.zeros(0, np.int64), (), np.zeros(0, np.int64))
+        n_sets, n_groups = int(of_set.max()) + 1, int(group.max()) + 1
+        set_of_group = np.zeros(n_groups, np.int64)
+        set_of_group[group] = of_set
+        n_columns = np.bincount(set_of_group, minlength=n_sets)
+        n_members = np.zeros(n_sets, np.int64)
+        np.maximum.at(n_members, of_set, member + 1)
+        blocks, start, stride, is_sparse = _blocks(
+            n_columns, n_members, np.bincount(of_set, minlength=n_sets)
+        )
+        start -= np.cumsum(n_columns) - n_columns  # groups are numbered through all sets
+        cell = member * stride[of_set] if n_sets > 1 else member * stride[0]
+        cell += group
+        cell += start[of_set] if n_sets > 1 else start[0]
+        is_odd = is_sparse[of_set] if is_sparse.any() else None
+        return Tables(group, cell, blocks, _irregular(group, cell, blocks, is_odd))
+
+    @property
+    def n_cells(self) -> int:
+        """Of all blocks."""
+        return sum(block.n_cells for block in self.blocks)
+
+    def median_of_others(self, value: Array, is_in: Array | None = None) -> Array:
+        """For each row the median of the other rows of its group: float64 (n,), NaN where there is none.
+
+        value: int64 or float64 (n,), finite. is_in: bool (n,), rows that count and get an answer; else all.
+        """
+        empty = np.iinfo(np.int64).max if value.dtype.kind == "i" else np.inf
+        cells = np.full(self.n_cells, empty, value.dtype)
+        if is_in is None:
+            cells[self.cell] = value
+        else:
+            cells[self.cell[is_in]] = value[is_in]
+        out = np.empty(len(cells))
+        for block in self.blocks:
+            for part, target in _parts(block.of(cells), block.of(out)):
+                _median_of_others(part, target, empty)
+        found = out[self.cell]
+        if is_in is not None:
+            found[~is_in] = np.nan
+        rows = self.irregular if is_in is None else self.irregular[is_in[self.irregular]]
+        if len(rows):
+            found[rows] = median_of_others(self.group[rows], value[rows])
+        return found
+
+
+def _blocks(
+    n_columns: Array, n_members: Array, n_rows: Array
+) -> tuple[tuple[_Block, ...], Array, Array, Array]:
+    """Blocks for sets of so many columns and members; by set its first cell, the cells of a line, whether it is left
+    out because it would be empty mostly.
+    """
+    start, stride = np.zeros(len(n_columns), np.int64), np.zeros(len(n_columns), np.int64)
+    is_sparse = np.zeros(len(n_columns), bool)
+    # Sets of about as many columns share a block: those of one program differ by the few that were lost.
+    width = np.frexp(n_columns.astype(np.float64))[1]
+    blocks: list[_Block] = []
+    first = 0
+    for members, bits in np.unique(np.stack([n_members, width]), axis=1).T.tolist():
+        sets = np.flatnonzero((n_members == members) & (width == bits) & (n_rows > 0))
+        columns = int(n_columns[sets].max(initial=0))
+        if not len(sets):
+            continue
+        if len(sets) * members * columns > _SPARSE * int(n_rows[sets].sum()):
+            is_sparse[sets] = True
+            continue
+        blocks.append(_Block(first, len(sets), members, columns))
+        start[sets] = first + np.arange(len(sets)) * members * columns
+        stride[sets] = columns
+        first += blocks[-1].n_cells
+    return tuple(blocks), start, stride, is_sparse
+
+
+def _irregular(group: Array, cell: Array, blocks: tuple[_Block, ...], is_odd: Array | None) -> Array:
+    """Rows of sparse sets, whose cell becomes 0, and rows of groups in which a cell is taken twice."""
+    n_cells = sum(block.n_cells for block in blocks)
+    if is_odd is not None:
+        cell[is_odd] = 0
+    is_taken = np.zeros(max(n_cells, 1), bool)
+    is_taken[cell] = True
+    if is_odd is None and np.count_nonzero(is_taken) == len(cell):
+        return np.zeros(0, np.int64)
+    odd = np.zeros(len(cell), bool) if is_odd is None else is_odd.copy()
+    owner = np.zeros(max(n_cells, 1), np.int64)
+    regular = np.flatnonzero(~odd)
+    owner[cell[regular]] = regular
+    twice = np.unique(group[regular[owner[cell[regular]] != regular]])
+    if len(twice):
+        is_twice = np.zeros(int(group.max()) + 1, bool)
+        is_twice[twice] = True
+        odd |= is_twice[group]
+    return np.flatnonzero(odd)
+
+
+def _parts(cells: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+    """Both arrays (n_sets, n_members, n_columns) cut alike, between sets or columns, into pieces of a good size."""
+    n_sets, n_members, n_columns = cells.shape
+    sets = max(_AT_ONCE // (n_members * n_columns), 1)
+    columns = n_columns if sets > 1 else max(_AT_ONCE // n_members, 8)
+    for i in range(0, n_sets, sets):
+        for j in range(0, n_columns, columns):
+            here = np.s_[i : i + sets, :, j : j + columns]
+            yield cells[here], out[here]
+
+
+def _median_of_others(cells: Array, out: Array, empty: float) -> None:
+    """Fill out (sets, members, columns) with the median of each column's other cells; empty: marks cells without.
+
+    Of an even number of cells, the others' median is one of the middle two: the upper for the lower half and the
+    other way round. Of an odd number it is the mean of two of the middle three.
+    """
+    n_sets, size, n_columns = cells.shape
+    ranked = np.ascontiguousarray(cells.transpose(0, 2, 1)).reshape(-1, size)
+    n_seen = np.count_nonzero(ranked != empty, axis=1)
+    low, high = np.full((2, len(ranked)), empty, cells.dtype)
+    of_low, of_middle, of_high = np.full((3, len(ranked)), np.nan)
+    for n in np.unique(n_seen[n_seen > 1]).tolist():
+        at = n_seen == n
+        below, middle, above = _middle(ranked if at.all() else ranked[at], n)
+        low[at], high[at] = below, middle
+        of_low[at] = _mean(middle, above) if n % 2 else above
+        of_middle[at] = _mean(below, above)
+        of_high[at] = _mean(below, middle)
+    low, high, of_low, of_middle, of_high = (
+        each.reshape(n_sets, 1, n_columns) for each in (low, high, of_low, of_middle, of_high)
+    )
+    np.copyto(out, of_high)
+    np.copyto(out, of_low, where=cells <= low)
+    if (n_seen % 2).any():
+        np.copyto(out, of_middle, where=(cells > low) & (cells <= high))
+
+
+def _middle(ranked: Array, n: int) -> tuple[Array, Array, Array]:
+    """The middle three of the n lowest in each row, of an even n the lower middle one twice: (k,) each."""
+    half = (n - 1) // 2
+    places = (half - 1, half, half + 1) if n % 2 else (half, half, half + 1)
+    if ranked.shape[1] <= _SORTED:
+        ranked = np.sort(ranked, axis=1)
+    else:
+        ranked = np.partition(ranked, sorted(set(places)), axis=1)
+    below, middle, above = (ranked[:, place] for place in places)
+    return below, middle, above
+
+
+def _mean(one: Array, other: Array) -> Array:
+    return np.asarray((one + other) / 2)
