@@ -17,9 +17,10 @@ from stallscope.commands.explain import explain
 from stallscope.commands.export import export
 from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
-from stallscope.commands.merge import merge
 from stallscope.commands.mcp import mcp
+from stallscope.commands.merge import merge
 from stallscope.commands.query import query
+from stallscope.commands.rates import rates
 from stallscope.commands.serve import serve
 from stallscope.commands.settings import settings
 from stallscope.commands.stress import stress
@@ -49,6 +50,7 @@ app.command()(mcp)
 app.add_typer(hub_app, name="hub")
 app.command()(ask)
 app.command()(stress)
+app.command()(rates)
 app.command()(settings)
 app.command()(version)
 

@@ -100,6 +100,13 @@ class Settings:
             minimum=0,
         ),
     ] = None
+    gpu: Annotated[
+        str,
+        About("GPU model whose price counts, as its driver names it; empty: as the trace tells it", "--gpu"),
+    ] = ""
+    provider: Annotated[
+        str, About("whose prices count: aws, gcp, or another of the list; empty: those of any", "--provider")
+    ] = ""
     rates: Annotated[
         Path | None,
         About(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stallscope.commands.details import Details
 from stallscope.commands.fleet import (
     Asked,
     CaCert,
@@ -17,7 +18,7 @@ from stallscope.commands.fleet import (
     fleet_trace,
     is_fleet,
 )
-from stallscope.commands.options import AsJson, Db, Price, SettingsFile, settings_from
+from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.commands.report import print_report
 
@@ -32,6 +33,20 @@ def explain(
     last: Last = None,
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Tell the cost at the list price of this GPU.")
+    ] = None,
+    provider: Annotated[str | None, typer.Option("--provider", help="At this provider: aws, gcp.")] = None,
+    rates: Rates = None,
+    per_process: Annotated[
+        bool, typer.Option("--per-process", help="Add what each process did, and where its time went.")
+    ] = False,
+    per_container: Annotated[
+        bool, typer.Option("--per-container", help="Add the same by container.")
+    ] = False,
+    chains: Annotated[
+        bool, typer.Option("--chains", help="Add the calls that took far longer than their like, and why.")
+    ] = False,
     min_late: Annotated[
         float | None, typer.Option("--min-late", help="Lateness in ms that is never reported.")
     ] = None,
@@ -49,8 +64,10 @@ def explain(
 
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
+    flags |= {"gpu": gpu, "provider": provider, "rates": rates}
     chosen = settings_from(flags, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
     of_nodes = is_fleet(chosen, asked, db)
     trace = fleet_trace(chosen, asked, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
-    print_report(trace, as_json, settings=chosen)
+    details = Details(by_process=per_process, by_container=per_container, chains=chains)
+    print_report(trace, as_json, settings=chosen, details=details)

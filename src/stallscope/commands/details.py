@@ -1,0 +1,157 @@
+"""What `explain` adds when it is asked to: a table by process, by container, and the chains of slow calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.diagnose.chains import Chain
+    from stallscope.diagnose.verdict import Report
+    from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Details:
+    """Which of them are asked for."""
+
+    by_process: bool = False
+    by_container: bool = False
+    chains: bool = False
+
+    def text(self, trace: Trace, report: Report) -> str:
+        """As plain text, to stand below the report; empty where nothing is asked for."""
+        parts = []
+        if self.by_process:
+            parts.append(_processes(trace, report))
+        if self.by_container:
+            parts.append(_containers(trace, report))
+        if self.chains:
+            parts.append(_chains(trace, report))
+        return "".join(f"\n{part}" for part in parts)
+
+    def data(self, trace: Trace, report: Report) -> dict[str, Any]:
+        """As data, to stand in the report's JSON."""
+        from stallscope.diagnose.by_process import as_rows, container_rows, process_rows
+        from stallscope.diagnose.chains import chains
+
+        out: dict[str, Any] = {}
+        rows = process_rows(trace, report) if self.by_process or self.by_container else []
+        if self.by_process:
+            out["processes"] = as_rows(rows)
+        if self.by_container:
+            out["containers"] = as_rows(container_rows(rows))
+        if self.chains:
+            out["chains"] = [_chain(chain) for chain in chains(trace)]
+        return out
+
+
+def _processes(trace: Trace, report: Report) -> str:
+    from stallscope.commands.answer import plain
+    from stallscope.diagnose.by_process import process_rows
+    from stallscope.query.sql import Answer
+
+    names = ("rank", "node", "process", "rounds", "late ms", "at most", "part", "where the time went")
+    rows: list[tuple[object, ...]] = [
+        (
+            row.rank,
+            row.node,
+            f"{row.name} {row.pid}".strip(),
+            row.n_rounds,
+            _ms(row.late_ms),
+            _ms(row.worst_ms),
+            row.part,
+            _shares(row.shares),
+        )
+        for row in process_rows(trace, report)
+    ]
+    return f"By process\n{plain(Answer(names, rows))}"
+
+
+def _containers(trace: Trace, report: Report) -> str:
+    from stallscope.commands.answer import plain
+    from stallscope.diagnose.by_process import container_rows, process_rows
+    from stallscope.query.sql import Answer
+
+    names = ("container", "node", "ranks", "processes", "at most ms", "part", "where the time went")
+    rows: list[tuple[object, ...]] = [
+        (
+            row.container or "(none)",
+            row.node,
+            ", ".join(map(str, row.ranks)),
+            row.n_processes,
+            _ms(row.worst_ms),
+            row.part,
+            _shares(row.shares),
+        )
+        for row in container_rows(process_rows(trace, report))
+    ]
+    return f"By container\n{plain(Answer(names, rows))}"
+
+
+def _chains(trace: Trace, report: Report) -> str:
+    """The longest slow call of each function in each process, and how many there were."""
+    from stallscope.diagnose.chains import chains
+
+    groups: dict[tuple[str, int, str], list[Chain]] = {}
+    for chain in chains(trace):
+        groups.setdefault((chain.node, chain.pid, chain.function or chain.op.name.lower()), []).append(chain)
+    if not groups:
+        return "Slow calls\nnone that took ten times as long as its like\n"
+    return "Slow calls, and what held them\n" + "".join(
+        f"{_chain_line(name, group, report)}\n" for (_, _, name), group in groups.items()
+    )
+
+
+def _chain_line(name: str, group: list[Chain], report: Report) -> str:
+    longest = group[0]
+    often = f"{len(group)} slow ones, the longest" if len(group) > 1 else "one of"
+    return (
+        f"{name} of {longest.node} {longest.pid}/{longest.tid}: {often} {longest.duration_ns / 1e6:.1f} ms, "
+        f"{longest.duration_ns / max(longest.usual_ns, 1):.0f} times the usual {longest.usual_ns / 1e6:.2f} ms; "
+        f"{_held(longest, report)}"
+    )
+
+
+def _held(chain: Chain, report: Report) -> str:
+    from stallscope.events.names import Op
+
+    if chain.links:
+        return ", ".join(
+            f"{link.share:.0%} {link.category.name.lower()}{f' by {link.by}' if link.by else ''}"
+            for link in chain.links
+        )
+    culprits = sorted({rank for verdict in report.verdicts for rank in verdict.ranks})
+    if chain.op == Op.SYNC and culprits:
+        return f"its thread was not held: it waited, and rank {', '.join(map(str, culprits))} is late"
+    return "its thread was not held: the call itself took so long"
+
+
+def _chain(chain: Chain) -> dict[str, Any]:
+    from stallscope.diagnose.verdict import wall_text
+
+    return {
+        "function": chain.function or chain.op.name.lower(),
+        "node": chain.node,
+        "pid": chain.pid,
+        "tid": chain.tid,
+        "at": wall_text(chain.wall_ns),
+        "duration_ms": round(chain.duration_ns / 1e6, 3),
+        "usual_ms": round(chain.usual_ns / 1e6, 3),
+        "explained": round(chain.explained, 3),
+        "held_by": [
+            {"category": link.category.name.lower(), "share": round(link.share, 3), "by": link.by or None}
+            for link in chain.links
+        ],
+    }
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    told: Sequence[str] = [f"{name} {share:.0%}" for name, share in list(shares.items())[:4]]
+    return ", ".join(told)
+
+
+def _ms(value: float | None) -> float | None:
+    """With one decimal, and never a negative zero."""
+    return None if value is None else round(value, 1) + 0.0

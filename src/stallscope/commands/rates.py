@@ -1,0 +1,87 @@
+"""`stallscope rates`: what a GPU hour costs, by provider and model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.commands.options import AsJson, Rates, SettingsFile, settings_from
+from stallscope.errors import NotFound
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.rates import Rate, RateTable
+
+
+def rates(
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="The price of this GPU, by the name its driver reports.")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="At this provider, by any of its names.")
+    ] = None,
+    file: Rates = None,
+    validate: Annotated[
+        Path | None, typer.Option("--validate", help="Check a file of prices, and say what is wrong.")
+    ] = None,
+    as_json: AsJson = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Show the prices of GPU hours that costs are told in; nothing is fetched from anywhere.
+
+    They count in `explain` when the GPU is known (--gpu, or the trace tells it) and no --usd-per-gpu-hour is given.
+    """
+    from stallscope import rates as table_of
+
+    if validate is not None:
+        checked = table_of.load(validate)
+        n_providers = len({rate.provider for rate in checked.rates})
+        typer.echo(
+            f"{validate}: good, {len(checked.rates)} prices of {n_providers} providers, as of {checked.as_of}"
+        )
+        return
+    chosen = settings_from({"rates": file, "gpu": gpu, "provider": provider}, settings)
+    table = table_of.load(chosen.rates)
+    if chosen.provider and table_of.known_provider(table, chosen.provider) is None:
+        known = ", ".join(sorted({rate.provider for rate in table.rates}))
+        raise NotFound(f"{table.origin} knows no provider {chosen.provider!r}: it knows {known}")
+    if chosen.gpu:
+        _one(table, chosen.gpu, chosen.provider, as_json=as_json)
+        return
+    only = table_of.known_provider(table, chosen.provider)
+    shown = [rate for rate in table.rates if only in (None, rate.provider)]
+    if as_json:
+        told = [{"provider": r.provider, "gpu": r.gpu, "usd_per_hour": r.usd_per_hour} for r in shown]
+        typer.echo(json.dumps({"as_of": table.as_of, "origin": table.origin, "rates": told}, indent=2))
+        return
+    _draw(shown)
+    typer.echo(f"as of {table.as_of}, {table.origin}")
+
+
+def _one(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> None:
+    from stallscope.rates import lookup
+
+    found = lookup(table, gpu=gpu, provider=provider or None)
+    if found is None:
+        raise NotFound(f"{table.origin} has no price of a {gpu!r}: give a file of your own with --rates")
+    rate = found.rate
+    if as_json:
+        told = {
+            "provider": rate.provider,
+            "gpu": rate.gpu,
+            "usd_per_hour": rate.usd_per_hour,
+            "how": found.how,
+        }
+        typer.echo(json.dumps(told | {"as_of": table.as_of, "origin": table.origin}, indent=2))
+        return
+    typer.echo(f"{rate.usd_per_hour:.2f} USD an hour: {rate.gpu} of {rate.provider}, as of {table.as_of}")
+
+
+def _draw(shown: list[Rate]) -> None:
+    from stallscope.commands.answer import Format, print_answer
+    from stallscope.query.sql import Answer
+
+    rows: list[tuple[object, ...]] = [(r.provider, r.gpu, f"{r.usd_per_hour:.2f}") for r in shown]
+    print_answer(Answer(("provider", "gpu", "USD an hour"), rows), Format.TABLE)
