@@ -4,6 +4,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -46,6 +47,8 @@ def _openapi(tools: Tools) -> Endpoint:
 
 def _tool(hub: Hub, tools: Tools) -> Endpoint:
     async def tool(request: Request) -> Response:
+        if request.path_params["name"] == "list":
+            raise HTTPException(405, headers={"Allow": "GET"})
         return await _answered(hub, tools, request.path_params["name"], request)
 
     return tool

@@ -97,7 +97,6 @@ class Workers:
         params: values of $name. max_rows: never more than the limit. Raises BadInput for wrong SQL, RefusedQuery,
         TookTooLong, OverLimits, Busy.
         """
-        deadline_s = time.monotonic() + self.limits.timeout_s
         asked = {
             "sql": sql,
             "params": dict(params or {}),
@@ -105,6 +104,7 @@ class Workers:
             "timeout_s": self.limits.timeout_s,
         }
         worker = self._taken(tenant)
+        deadline_s = time.monotonic() + self.limits.timeout_s
         try:
             answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
             if answer.get("gone"):  # retention removed a file between our look and the worker's

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from stallscope.errors import BadInput
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
@@ -97,9 +96,7 @@ To = Annotated[
 
 
 def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]:
-    """The parameters from_ns and to_ns of a question. Raises BadInput where the end is not after the begin."""
-    if begin_ns is not None and end_ns is not None and end_ns <= begin_ns:
-        raise BadInput("from must be before to")
+    """The parameters from_ns and to_ns of a question. A window that ends before it begins is empty."""
     return {"from_ns": begin_ns, "to_ns": end_ns}
 
 

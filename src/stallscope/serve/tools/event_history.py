@@ -1,13 +1,9 @@
 """fleet.cluster.event_history: single events, page by page."""
 
-import base64
-import binascii
-import json
 from typing import Any
 
 from pydantic import Field
 
-from stallscope.errors import BadInput
 from stallscope.serve.tools.asking import (
     MAX_TEXT,
     Asker,
@@ -22,7 +18,8 @@ from stallscope.serve.tools.asking import (
 )
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
-_MOST_SKIPPED = 100_000_000
+_CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
+"""ns since 1970 of the last row shown, and how many rows of that moment were shown."""
 
 
 class EventHistoryParams(Params):
@@ -35,7 +32,7 @@ class EventHistoryParams(Params):
     name: str | None = Field(default=None, max_length=MAX_TEXT, description="Name of the event or metric.")
     causal_chain_id: str | None = Field(default=None, max_length=MAX_TEXT)
     cursor: str | None = Field(
-        default=None, max_length=MAX_TEXT, description="next_cursor of the page before; same filters."
+        default=None, pattern=_CURSOR, description="next_cursor of the page before; same filters."
     )
     limit: int = Field(default=50, ge=1, le=1000)
 
@@ -104,19 +101,14 @@ def _cursor(page: list[dict[str, Any]], before_ns: int | None, n_skipped: int) -
     last_ns = page[-1]["ts_ns"]
     n_same = sum(row["ts_ns"] == last_ns for row in page)
     shown = n_same + (n_skipped if last_ns == before_ns else 0)
-    return base64.urlsafe_b64encode(json.dumps([last_ns, shown]).encode()).decode()
+    return f"{last_ns}.{shown}"
 
 
 def _position(cursor: str | None) -> tuple[int | None, int]:
     if cursor is None:
         return None, 0
-    try:
-        before_ns, n_skipped = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
-        if type(before_ns) is int and type(n_skipped) is int and abs(before_ns) < 2**63 and n_skipped >= 0:
-            return before_ns, min(n_skipped, _MOST_SKIPPED)
-    except (ValueError, TypeError, binascii.Error, UnicodeError, RecursionError):
-        pass
-    raise BadInput("cursor: give next_cursor of the page before, unchanged")
+    before_ns, _, n_skipped = cursor.partition(".")
+    return int(before_ns), int(n_skipped)
 
 
 TOOL = Tool("fleet.cluster.event_history", "Events, page by page", event_history)
