@@ -277,3 +277,20 @@ def test_the_chrome_file_is_as_the_format_wants_it(late):
     assert names == {"verdicts", "host-a", *(f"host-a rank {rank}: pid {1000 + rank}" for rank in range(4))}
     drawn = {(e["pid"], e["tid"]) for e in by_phase["X"]}
     assert drawn == {(e["pid"], e["tid"]) for e in by_phase["M"] if e["name"] == "thread_name"}
+
+
+def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
+    begin = int(late.collectives["ts_ns"].min())
+    rows = layout.empty(layout.ANNOTATIONS, 4)
+    rows["ts_ns"] = begin + MS * np.array([0, 100, 200, 50])
+    rows["pid"], rows["label"] = (1000, 1000, 1000, 0), (b"step", b"step", b"phase", b"epoch")
+    rows["value"] = (b"7", b"8", b"", b"3")
+    found = read(b"".join(perfetto_bytes(told(replace(late, annotations=rows)))))
+    own = ("host-a", "rank 0: pid 1000")
+    end = late.ends_ns[0]
+    assert [one[:3] for one in found.slices[(*own, "step")]] == [
+        (begin, begin + 100 * MS, "step 7"),
+        (begin + 100 * MS, end, "step 8"),
+    ]
+    assert (*own, "phase") not in found.slices
+    assert found.slices["host-a", "epoch"][0][:3] == (begin + 50 * MS, end, "epoch 3")

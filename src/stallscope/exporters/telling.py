@@ -51,6 +51,8 @@ def story(trace: Trace, report: Report) -> Story:
         if not own:
             continue
         parent = drawn.add(0, name or f"node {node}", name or f"node {node}")
+        for title, slices in _labels(seen, node, 0):
+            drawn.add_laned(parent, title, name or f"node {node}", slices)
         for process in own:
             _draw_process(drawn, seen, pointing, parent=parent, process=process)
     readings = [clock for clock in trace.clocks if clock.node == seen.first_node]
@@ -70,6 +72,8 @@ def _draw_process(drawn: _Drawn, seen: Scene, pointing: Arrows, *, parent: int, 
             drawn.add_laned(own, title, whole, slices)
         drawn.add_laned(own, "waits", whole, _waits(seen, pointing, process.row))
         drawn.add_laned(own, "GPU", whole, _on_gpu(seen, process.row))
+    for title, slices in _labels(seen, process.node, process.pid):
+        drawn.add_laned(own, title, whole, slices)
     drawn.add_laned(own, "work", whole, _spans(seen, process))
     for tid, calls, away in _threads(seen, process):
         thread = f"thread {tid}"
@@ -148,6 +152,19 @@ def _on_gpu(seen: Scene, process: int) -> Iterator[Slice]:
     length = rows["gpu_end_ns"] - rows["gpu_start_ns"]
     for row, at, took in zip(rows, begin.tolist(), length.tolist(), strict=True):
         yield Slice(at, took, _word(Op, int(row["op"])), {"round": int(row["seq"])})
+
+
+def _labels(seen: Scene, node: int, pid: int) -> Iterator[tuple[str, list[Slice]]]:
+    """By kind what the job told, each until the next of its kind; an empty value ends one and begins none."""
+    rows = seen.trace.annotations
+    rows = rows[(rows["node"] == node) & (rows["pid"] == pid)]
+    for label in sorted(set(rows["label"].tolist())):
+        own = np.sort(rows[rows["label"] == label], order="ts_ns", kind="stable")
+        begin = seen.common_ns(node, own["ts_ns"]).tolist()
+        name = label.decode("utf-8", "replace")
+        values = [value.decode("utf-8", "replace") for value in own["value"].tolist()]
+        until = zip(values, begin, [*begin[1:], max(seen.end_ns, *begin)], strict=True)
+        yield name, [Slice(at, end - at, f"{name} {value}") for value, at, end in until if value]
 
 
 def _spans(seen: Scene, process: Process) -> Iterator[Slice]:
