@@ -27,7 +27,10 @@ from stallscope.events.trace import Trace
 
 _FIXED_ROWS = 10_000  # a look costs as much as so many rows, however few there are
 _BURST = 4  # looks that may follow each other at once, after quiet times
-_EVERY = 8  # without anything odd a job is looked at when an eighth of its rows is new
+_EVERY = 8  # without anything odd every row is looked at so many times, at most
+_GROWTH = (
+    1.5  # where a job has made too few steps to be judged, it is looked at again with so many times the rows
+)
 _LEAST_ROWS = 12  # of each process: fewer show no pattern
 _MOST_ONCE = 8  # long delays of a rank that happened once
 _JUDGED_STEPS = 8  # before so many were judged nothing is known of what is usual
@@ -48,7 +51,6 @@ class Job:
     lost: dict[str, int] = field(default_factory=dict)
     members: set[Who] = field(default_factory=set)
     heard_at_ns: int = 0
-    ended_at_ns: int | None = None
     source: str = ""
     symbols: tuple[str, ...] = ("",)
     n_looks: int = 0
@@ -60,6 +62,7 @@ class Job:
     _n_at_hang: int = 0
     _has_failed: bool = False
     _ended_ns: dict[Who, int] = field(default_factory=dict)
+    _enough_rows: int = 0
     _rows_a_step: float = 0.0
 
     def __post_init__(self) -> None:
@@ -76,7 +79,6 @@ class Job:
         self._note_ends(tables["processes"])
         arrived = tables["collectives"]
         if len(arrived):
-            self.ended_at_ns = None
             self.watch.add(arrived)
             self._n_since += len(arrived)
             self._n_arrived += len(arrived)
@@ -112,9 +114,9 @@ class Job:
     def is_due(self) -> bool:
         """Whether a look is worth its cost now, and within what this job may cost."""
         n = self.rows.n
-        if not self._n_since or n < _LEAST_ROWS * max(len(self.members), 1):
+        if not self._n_since or n < max(_LEAST_ROWS * max(len(self.members), 1), self._enough_rows):
             return False
-        is_worth = self.watch.is_due or self._n_since * _EVERY >= n
+        is_worth = self.watch.is_due or self._n_since * _EVERY >= n + _FIXED_ROWS
         return is_worth and self._allowance >= n + _FIXED_ROWS
 
     def look(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:
@@ -135,6 +137,7 @@ class Job:
         self._noted(seen)
         is_whole = is_last and not self.history.is_trimmed
         n_judged = seen.looked_at.n_steps
+        self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
         shown = (
             sightings.sightings(seen, self.history, self.incidents, is_whole=is_whole)
             if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)

@@ -145,10 +145,8 @@ class Stream:
             changes += job.standstill(self._nodes, at_ns)
             if at_ns - job.heard_at_ns >= self.forget_ns:
                 changes += self._end(group, at_ns, "nothing was heard of the job any more")
-            elif job.has_ended(self._nodes):
-                job.ended_at_ns = at_ns if job.ended_at_ns is None else job.ended_at_ns
-                if at_ns - job.ended_at_ns >= self.linger_ns:
-                    changes += self._end(group, at_ns, "the job has ended")
+            elif at_ns - job.heard_at_ns >= self.linger_ns and job.has_ended(self._nodes):
+                changes += self._end(group, at_ns, "the job has ended")
         return changes
 
     def _end(self, group: Who, at_ns: int, reason: str) -> list[Change]:

@@ -1,0 +1,449 @@
+"""Events that keep arriving: the same blame as for the whole, in time, and with bounded state."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stallscope.demo.recording import recorded
+from stallscope.diagnose.case import case_of
+from stallscope.diagnose.delays import delays_by_process, total
+from stallscope.diagnose.engine import findings
+from stallscope.diagnose.stream import Retention, Stream
+from stallscope.diagnose.stream.history import quiet_steps
+from stallscope.diagnose.stream.rows import complete
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+from stallscope.importers import importer_for
+from stallscope.synth import Capture, HostStall, Schedule, simulate
+from stallscope.synth import Job as SimulatedJob
+from stallscope.synth.scenarios import healthy, scene
+
+from .builders import MS, Call, Gone, Job, dp_trace, every, trace_of
+from .cutting import Cut, Hand, batches, told
+from .reports import blamed, report_of
+from .test_recordings import FOLDER, TRUTHS
+
+FEW = settings(max_examples=4, deadline=None)
+SECOND = 1_000 * MS
+NESTED = (Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True))
+BUILT = {
+    "data": dp_trace(every(2, 5, 50 * MS, category=Category.IO)),
+    "nested": trace_of(Job(NESTED, delays=tuple(every(1, 4, 50 * MS)))),
+    "two nodes": dp_trace(
+        every(3, 4, 60 * MS, category=Category.LOCK), node=(0, 0, 1, 1), offset_ns=(0, 77 * SECOND)
+    ),
+    "healthy": dp_trace(),
+}
+SIMULATED = (
+    ("dp8", "block_io"),
+    ("dp8", "two_culprits"),
+    ("dp8-tp2", "lock_contention"),
+    ("dp4-pp4", "host_sleep"),
+    ("dp16-ep8", "slow_node"),
+    ("dp8", "moving_imbalance"),
+    ("dp8", "gpu_slow"),
+    ("fsdp8", "mismatch_count"),
+    ("dp8-tp2", "missing_asleep"),
+    ("dp8", "dead_process"),
+)
+ROWS_OF_A_LOOK = 10_000  # what a look costs beside the rows it looks at
+SMALL = Retention(least_rows=1_000, n_steps=48)
+
+
+@cache
+def trace_named(name: str) -> Trace:
+    return recorded() if name == "shipped" else BUILT[name]
+
+
+@cache
+def simulated(shape: str, fault: str) -> Trace:
+    return scene(shape, fault, 5)[0]
+
+
+def same_in(trace: Trace, cut: Cut) -> None:
+    """What is said of the batches is what is said of the whole, and everybody to blame was told when it happened."""
+    whole = report_of(trace)
+    said = told(trace, cut)
+    assert blamed(said.report) == blamed(whole)
+    firm = {(kind, ranks) for kind, ranks, *_ in blamed(whole) if kind != "inconclusive"}
+    assert firm <= set(said.opened)
+    assert [one.incident_id for one in said.of("opened")] == list(
+        dict.fromkeys(one.incident_id for one in said.of("opened"))
+    )
+    assert {one.incident_id for one in said.of("opened")} == {one.incident_id for one in said.of("closed")}
+    assert all(one.reason for one in said.of("closed"))
+
+
+cuts = st.builds(
+    Cut,
+    n=st.integers(1, 60),
+    behind_ns=st.dictionaries(st.integers(0, 1), st.integers(0, 4 * SECOND)),
+    apart=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("name", [*BUILT, "shipped"])
+@FEW
+@given(cut=cuts)
+def test_batches_give_the_blame_of_the_whole(name, cut):
+    same_in(trace_named(name), cut)
+
+
+@pytest.mark.parametrize(("shape", "fault"), SIMULATED)
+@settings(max_examples=2, deadline=None)
+@given(cut=cuts)
+def test_batches_of_simulated_faults_give_the_blame_of_the_whole(shape, fault, cut):
+    same_in(simulated(shape, fault), cut)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", TRUTHS or [pytest.param("none")])
+def test_batches_of_a_recording_give_the_blame_of_the_whole(name, recordings):
+    folder = FOLDER / name
+    same_in(importer_for(folder).read(folder), Cut(37))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_ever_said_of_a_healthy_job(seed):
+    trace, _ = healthy(seed)
+    if not len(trace.collectives):
+        return
+    behind = {node: node * SECOND // 2 for node in range(len(trace.nodes))}
+    said = told(trace, Cut(25, behind_ns=behind, apart=True))
+    assert said.changes == []
+    assert said.report.healthy
+
+
+def test_a_straggler_is_named_with_its_third_late_step():
+    trace = dp_trace(every(2, 5, 50 * MS, first=12, until=40, category=Category.IO), n_steps=60)
+    third_ns = late_steps_at(trace, rank=2)[2]
+    clock, changes = Hand(), []
+    stream = Stream(clock=clock)
+    for at_ns, batch in batches(trace, Cut(120)):
+        clock.now_ns = at_ns
+        changes += stream.feed(batch)
+    opened = changes[0]
+    assert (opened.kind, opened.verdict.ranks, opened.verdict.causes[0].cause.name) == (
+        "opened",
+        [2],
+        "block_io",
+    )
+    step_ns = 10 * MS
+    assert 0 <= opened.at_ns - third_ns < 3 * step_ns
+    assert opened.verdict.evidence["n_late_steps"] == 3
+
+
+def late_steps_at(trace: Trace, *, rank: int) -> list[int]:
+    """When a rank of a made-up job arrived after each of its delays, by the wall clock."""
+    rows = trace.collectives[trace.collectives["pid"] == 1000 + rank]
+    late = np.flatnonzero(np.diff(rows["ledger_ns"][:, Category.IO - 1]) > 0) + 1
+    clock = trace.clocks[0]
+    return (rows["ts_ns"][late] + clock.wall_ns - clock.monotonic_ns).tolist()
+
+
+def test_an_incident_closes_when_its_rank_is_on_time_and_the_next_one_counts_anew():
+    delays = [
+        *every(2, 3, 50 * MS, first=10, until=40, category=Category.IO),
+        *every(2, 3, 50 * MS, first=200, until=221, category=Category.IO),
+    ]
+    said = told(dp_trace(delays, n_steps=400), Cut(100))
+    first, second = said.of("closed")
+    assert [one.reason.split(" for ")[0] for one in (first, second)] == ["on time", "on time"]
+    assert first.incident_id != second.incident_id
+    assert [one.verdict.evidence["n_late_steps"] for one in (first, second)] == [10, 7]
+    assert first.verdict.until_ns < second.verdict.since_ns
+    assert said.report.verdicts[0].evidence["n_late_steps"] == 17
+
+
+def test_an_incident_is_told_again_as_it_grows_and_never_shrinks():
+    said = told(dp_trace(every(1, 2, 40 * MS), n_steps=60), Cut(60), usd_per_gpu_hour=2.0)
+    costs = [change.verdict.cost.gpu_seconds for change in said.changes]
+    assert len(said.of("updated")) >= 2
+    assert costs == sorted(costs)
+    assert len({change.verdict.since_ns for change in said.changes}) == 1
+    assert said.changes[-1].verdict.cost.usd > 0
+
+
+def test_the_same_batches_give_the_same_changes():
+    trace = simulated("dp8", "two_culprits")
+    assert told(trace, Cut(20)).changes == told(trace, Cut(20)).changes
+
+
+def long_trace(n_steps: int) -> Trace:
+    fault = HostStall(
+        cause="block_io", ranks=(3,), delay_ns=80 * MS, schedule=Schedule(first=20, every=7), spread=0.05
+    )
+    return simulate(SimulatedJob(dp=4, steps=n_steps), (fault,), seed=4, has_twin=False)[0]
+
+
+def test_ten_times_more_events_leave_no_more_rows_and_cost_is_counted_once():
+    few, many = long_trace(200), long_trace(2000)
+    kept = []
+    for trace in (few, many):
+        clock = Hand()
+        stream = Stream(clock=clock, retention=SMALL)
+        most = 0
+        for at_ns, batch in batches(trace, Cut(len(trace.collectives) // 500)):
+            clock.now_ns = at_ns
+            stream.feed(batch)
+            most = max(most, stream.n_rows)
+        kept.append(most)
+        whole, said = report_of(trace), stream.report()
+        assert blamed(said) == blamed(whole)
+        one, other = said.verdicts[0], whole.verdicts[0]
+        assert one.cost.gpu_seconds == pytest.approx(other.cost.gpu_seconds, rel=0.05)
+        assert one.evidence["n_late_steps"] == pytest.approx(other.evidence["n_late_steps"], rel=0.02)
+        assert one.n_rounds == pytest.approx(other.n_rounds, rel=0.05)
+        assert one.since_ns == pytest.approx(other.since_ns, abs=MS)
+        assert one.period_steps == 7
+    between_looks = (SMALL.least_rows + ROWS_OF_A_LOOK) / 8
+    assert max(kept) <= SMALL.least_rows + between_looks + 500 < len(few.collectives)
+
+
+def test_each_row_is_looked_at_a_bounded_number_of_times():
+    trace = long_trace(600)
+    clock = Hand()
+    stream = Stream(clock=clock, retention=SMALL)
+    for at_ns, batch in batches(trace, Cut(400)):
+        clock.now_ns = at_ns
+        stream.feed(batch)
+    n_looks, n_rows = stream.n_looks
+    allowed = SMALL.looks * len(trace.collectives) + (4 - n_looks) * ROWS_OF_A_LOOK
+    assert n_looks > 10
+    assert n_rows <= allowed
+
+
+def other_job(trace: Trace, node: str) -> Trace:
+    """The same job once more, on a node of another name and with communicators of its own."""
+    rows = trace.collectives.copy()
+    rows["comm_hash"] ^= np.uint64(0x5555)
+    return replace(trace, collectives=rows, nodes=(node,))
+
+
+def test_jobs_of_one_stream_are_judged_apart():
+    slow, fine = BUILT["data"], other_job(dp_trace(seed=3), "elsewhere")
+    clock = Hand()
+    stream = Stream(clock=clock)
+    changes = []
+    for (at_ns, one), (_, other) in zip(batches(slow, Cut(20)), batches(fine, Cut(20)), strict=True):
+        clock.now_ns = at_ns
+        changes += stream.feed(one) + stream.feed(other)
+    assert {(change.verdict.nodes[0], *change.verdict.ranks) for change in changes} == {("host-a", 2)}
+    assert stream.report().looked_at["n_ranks"] == 8
+
+
+def test_two_slow_jobs_are_two_incidents():
+    slow, too = BUILT["data"], other_job(BUILT["data"], "elsewhere")
+    stream = Stream(clock=Hand())
+    changes = [
+        change
+        for trace in (slow, too)
+        for _, batch in batches(trace, Cut(5))
+        for change in stream.feed(batch)
+    ]
+    opened = [change for change in changes if change.kind == "opened"]
+    assert [change.verdict.nodes for change in opened] == [["host-a"], ["elsewhere"]]
+    assert len({change.incident_id for change in opened}) == 2
+
+
+def test_parts_of_a_job_become_one_when_a_communicator_joins_them():
+    """Tensor groups are seen first, and the group that spans them later."""
+    early = Call(((0, 1), (2, 3)), count=10)
+    world = Call(((0, 1, 2, 3),), count=700, waits=True)
+    trace = trace_of(
+        Job(
+            (world, early),
+            extra={0: (early,) * 8},
+            delays=tuple(every(2, 4, 50 * MS)),
+            node=(0, 0, 1, 1),
+            offset_ns=(0, 0),
+        )
+    )
+    said = told(trace, Cut(30, apart=True))
+    assert said.opened == [("straggler", (2,))]
+    assert said.report.looked_at["n_ranks"] == 4
+
+
+HUNG = Job(
+    (Call(((0, 1, 2, 3),), waits=True),),
+    n_steps=30,
+    gone=(Gone(1, 25, category=Category.IO),),
+    quiet_ns=30 * SECOND,
+)
+
+
+def test_a_hang_is_said_within_two_seconds_of_its_limit_and_not_before():
+    trace = trace_of(HUNG)
+    clock, changes = Hand(), []
+    stream = Stream(clock=clock)
+    for at_ns, batch in batches(trace, Cut(150)):
+        clock.now_ns = at_ns
+        changes += stream.feed(batch)
+    opened = changes[0]
+    assert (opened.kind, opened.verdict.kind, opened.verdict.ranks) == ("opened", "hang", [1])
+    limit_ns = opened.verdict.since_ns + Thresholds().hang_after_ns
+    assert SECOND <= opened.at_ns - limit_ns < 2 * SECOND
+    assert [change.kind for change in changes[1:]] == ["updated"]
+    assert opened.verdict.victims == [0, 2, 3]
+
+
+def test_time_alone_tells_a_hang_where_the_source_does_not_tell_how_far_it_looked():
+    trace = replace(trace_of(HUNG), ends_ns=(), snapshots=layout.empty(layout.SNAPSHOTS))
+    clock, changes = Hand(), []
+    stream = Stream(clock=clock)
+    for at_ns, batch in batches(trace, Cut(5)):
+        clock.now_ns = at_ns
+        changes += stream.feed(batch)
+    assert changes == []
+    for second in range(1, 14):
+        changes += stream.tick(clock.now_ns + second * SECOND)
+        assert bool(changes) == (second >= 11), second
+    assert (changes[0].verdict.kind, changes[0].verdict.ranks) == ("hang", [1])
+
+
+def test_an_agent_that_falls_silent_is_no_hang():
+    """Nobody tells of any rank any more, while time goes on."""
+    trace = dp_trace(n_steps=60)
+    clock = Hand()
+    stream = Stream(clock=clock)
+    for at_ns, batch in list(batches(trace, Cut(40)))[:31]:
+        clock.now_ns = at_ns
+        assert stream.feed(batch) == []
+    assert [change for second in range(60) for change in stream.tick(clock.now_ns + second * SECOND)] == []
+
+
+def test_one_node_that_falls_silent_accuses_nobody_while_the_others_go_on():
+    delays = every(1, 5, 60 * MS, first=30, until=900)
+    trace = dp_trace(delays, node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
+    gone_ns = int(np.quantile(trace.collectives["ts_ns"], 0.2))
+    silent = (trace.collectives["node"] == 1) & (trace.collectives["ts_ns"] > gone_ns)
+    trace = replace(
+        trace,
+        collectives=trace.collectives[~silent],
+        snapshots=trace.snapshots[:0],
+        ends_ns=(trace.ends_ns[0], gone_ns),
+    )
+    said = told(trace, Cut(60), retention=Retention(lag_ns=SECOND // 2))
+    assert set(said.opened) == {("straggler", (1,))}
+
+
+def test_a_hang_is_over_when_its_ranks_go_on():
+    """A rank is held for 20 s, and then goes on."""
+    stop = dp_trace([*every(1, 1, 20 * SECOND, first=25, until=26)], n_steps=60)
+    clock, changes = Hand(), []
+    stream = Stream(clock=clock)
+    for at_ns, batch in batches(stop, Cut(300)):
+        clock.now_ns = at_ns
+        changes += stream.feed(batch)
+    kinds = [
+        (change.kind, change.verdict.kind, change.reason)
+        for change in changes
+        if change.verdict.kind == "hang"
+    ]
+    assert kinds[0] == ("opened", "hang", "")
+    assert kinds[-1] == ("closed", "hang", "the ranks go on")
+
+
+def test_a_job_whose_processes_have_ended_is_closed_and_forgotten():
+    trace = BUILT["data"]
+    ended = trace.processes.copy()
+    ended["ended_ns"] = trace.ends_ns[0]
+    trace = replace(trace, processes=ended)
+    clock, changes = Hand(), []
+    stream = Stream(clock=clock, linger_ns=10 * SECOND)
+    for at_ns, batch in batches(trace, Cut(10)):
+        clock.now_ns = at_ns
+        changes += stream.feed(batch)
+    changes += stream.tick(clock.now_ns + 5 * SECOND)
+    assert changes[-1].kind != "closed"
+    changes += stream.tick(clock.now_ns + 11 * SECOND)
+    assert (changes[-1].kind, changes[-1].reason) == ("closed", "the job has ended")
+    assert stream.n_rows == 0
+    assert blamed(stream.report()) == blamed(report_of(trace))
+
+
+def test_a_job_that_nothing_is_heard_of_is_forgotten():
+    clock = Hand()
+    stream = Stream(clock=clock, forget_ns=60 * SECOND)
+    stream.feed(BUILT["healthy"])
+    assert stream.n_rows
+    stream.tick(61 * SECOND)
+    assert stream.n_rows == 0
+
+
+def test_ranks_whose_capture_began_late_are_matched_in_a_stream_too():
+    job = SimulatedJob(dp=4, ranks_per_node=2, steps=120)
+    fault = HostStall(cause="block_io", ranks=(3,), delay_ns=80 * MS, schedule=Schedule(first=60, every=5))
+    trace, _ = simulate(
+        job, (fault,), seed=2, capture=Capture(late_nodes=(1,), late_ns=1_200 * MS), has_twin=False
+    )
+    assert len(np.unique(trace.collectives["node"])) == 2
+    same_in(trace, Cut(30, behind_ns={1: SECOND}, apart=True))
+
+
+def rows_of(spec: list[tuple[int, int, int]]) -> layout.Array:
+    """Collectives of two ranks: (pid, seq, ts in ms)."""
+    rows = layout.empty(layout.COLLECTIVES, len(spec))
+    for name, column in zip(("pid", "seq", "ts_ns"), zip(*spec, strict=True), strict=True):
+        rows[name] = column
+    rows["ts_ns"] *= MS
+    rows["comm_hash"], rows["nranks"], rows["op"] = 7, 2, 1
+    return rows[np.lexsort((rows["ts_ns"], rows["pid"]))]
+
+
+def test_rows_are_usable_up_to_the_first_round_that_a_member_has_not_told_of():
+    rows = rows_of([(1, 0, 0), (1, 1, 10), (1, 2, 20), (1, 3, 30), (2, 0, 1), (2, 1, 11)])
+    assert complete(rows, SECOND).tolist() == [True, True, False, False, True, True]
+
+
+def test_a_member_that_lags_is_not_waited_for_longer_than_said():
+    rows = rows_of([(1, 0, 0), (1, 1, 10), (1, 2, 2_000), (1, 3, 4_000), (2, 0, 1)])
+    assert complete(rows, SECOND).tolist() == [True, True, True, False, True]
+
+
+def test_a_member_that_was_never_heard_of_is_waited_for_too():
+    rows = rows_of([(1, 0, 0), (1, 1, 10)])
+    assert not complete(rows, SECOND).any()
+    rows = rows_of([(1, 0, 0), (1, 1, 1_500)])
+    assert complete(rows, SECOND).all()
+
+
+def test_delays_of_two_stretches_add_up_to_those_of_both():
+    case = case_of(dp_trace(every(2, 5, 50 * MS, category=Category.IO)), Thresholds(), None)
+    late = findings(case).named[2]
+    whole = delays_by_process(case, late)[2]
+    parts = [delays_by_process(case, part, among=late)[2] for part in (late[:3], late[3:])]
+    both = total(parts)
+    assert both.n_late == whole.n_late == len(late)
+    assert both.n_incidents == whole.n_incidents
+    assert both.rounds == whole.rounds
+    assert (both.since_ns, both.until_ns) == (whole.since_ns, whole.until_ns)
+    assert both.lost_ns == pytest.approx(whole.lost_ns)
+    assert both.excess.ledger_ns == pytest.approx(whole.excess.ledger_ns)
+    assert both.excess.total_ns == pytest.approx(whole.excess.total_ns)
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [([3], 20), ([3, 4, 5], 20), ([0, 14, 28, 42], 56)])
+def test_a_rank_is_over_it_after_several_times_the_usual_distance_of_its_delays(steps, wanted):
+    assert quiet_steps(np.array(steps)) == wanted
+
+
+def test_an_empty_batch_changes_nothing():
+    stream = Stream(clock=Hand())
+    assert stream.feed(Trace()) == []
+    assert stream.tick(0) == []
+    assert stream.report().healthy
+    assert stream.finish() == []
+
+
+def test_batches_may_number_the_nodes_as_they_like():
+    trace = BUILT["two nodes"]
+    assert len({tuple(batch.nodes) for _, batch in batches(trace, Cut(2, apart=True))}) == 2
+    assert UNKNOWN not in told(trace, Cut(8, apart=True)).report.verdicts[0].ranks
