@@ -1,11 +1,11 @@
 """Certificates with real connections: versions, renewal, who must show one, and files that will not do."""
 
-import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -245,23 +245,35 @@ def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monk
         server.stop()
 
 
-def test_many_that_say_nothing_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 10)
-    with house_in(tmp_path) as house:
-        server = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(30)]
-
-        async def n_cut() -> int:
-            ends = [asyncio.get_running_loop().sock_recv(one, 1) for one in idle[:15]]
-            return len(await asyncio.gather(*ends, return_exceptions=True))
-
-        for one in idle:
-            one.setblocking(False)
-        assert asyncio.run(n_cut()) == 15
-        assert httpx.get(f"http://127.0.0.1:{server.port}/api/versions").status_code == 200
-        for one in idle:
+def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
+    ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 12)
+    with serving(tmp_path, Certificates(issued(ca, tmp_path))) as port:
+        context = trusting(ca)
+        idle = []
+        for _ in range(10):
+            plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+            idle.append(context.wrap_socket(plain, server_hostname="localhost"))
+        ends = [one.recv(1) for one in idle[:1]]  # the oldest is cut off
+        assert ends == [b""]
+        assert httpx.get(f"https://localhost:{port}/api/versions", verify=context).status_code == 200
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
+        assert [one.recv(1) for one in silent[-20:]] == [b""] * 20
+        for one in (*idle, *silent):
             one.close()
-        server.stop()
+        until(lambda: httpx.get(f"https://localhost:{port}/api/versions", verify=context).status_code == 200)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for it; a connection that is refused counts as no."""
+    end_s = time.monotonic() + 30
+    while True:
+        with suppress(httpx.TransportError):
+            if is_so():
+                return
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("text", ["8081", "a", ":x", "127.0.0.1:", "::1:8081", "1.2.3.4:70000", ""])
