@@ -4,6 +4,8 @@ The record comes before the scope, the scope before the resource. Sources: OpenT
 (host, k8s, process, thread, hw, gpu); the `nccl.*`, `gpu.*` and `ingero.*` names of public GPU agents; ours.
 """
 
+from functools import cache
+
 from stallscope.store.hub import schema
 
 OURS = "stallscope."
@@ -40,11 +42,13 @@ ABOUT_NODE = ("gpu_model", "provider", "n_gpus")
 """What a resource tells of its node, for the table `nodes`."""
 
 
+@cache
 def keys_of(column: str) -> tuple[str, ...]:
     """Attribute names that fill a column, best first."""
     return (OURS + column, *_ALIASES.get(column, ()), column)
 
 
-def lifted_columns(table: str) -> list[schema.Column]:
+@cache
+def lifted_columns(table: str) -> tuple[schema.Column, ...]:
     """The columns of a table that attributes fill."""
-    return [column for column in schema.TABLES[table].columns if column.name not in _NEVER_LIFTED]
+    return tuple(column for column in schema.TABLES[table].columns if column.name not in _NEVER_LIFTED)

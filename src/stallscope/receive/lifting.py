@@ -6,6 +6,7 @@ fact comes before, or that is written in other words than ours stays in `attrs` 
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ class _Lifting:
         at = np.flatnonzero(~self._is_lifted)
         if not len(at):
             return []
-        keys = pa.array([dumped(name) + ":" for name in self._names], pa.string())
+        keys = pa.array([_quoted_key(name) for name in self._names], pa.string())
         fragments = pc.binary_join_element_wise(
             keys.take(pa.array(self._codes[at])), _as_json(self.flat.attributes, at), ""
         )
@@ -289,4 +290,9 @@ def number_json(numbers: pa.Array) -> pa.Array:
 
 def _member(key: str, values: pa.Array) -> pa.Array:
     """`"key":value`, NULL where the value is."""
-    return pc.binary_join_element_wise(dumped(key) + ":", values, "")
+    return pc.binary_join_element_wise(_quoted_key(key), values, "")
+
+
+@lru_cache(maxsize=4096)
+def _quoted_key(key: str) -> str:
+    return dumped(key) + ":"

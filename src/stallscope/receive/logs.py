@@ -202,6 +202,9 @@ def _typed(value: pa.StructArray) -> tuple[pa.Array, pa.Array, pa.Array, pa.Arra
             is_plain |= np.asarray(part.is_valid())
     if is_plain.all():
         return text, integer, number, truth, pa.nulls(len(value), pa.string())
+    if value.null_count == len(value):
+        nothing = pa.repeat(pa.scalar("null"), len(value))
+        return text, integer, number, truth, nothing
     words: list[str | None] = [None] * len(value)  # bytes, which are text in base64
     other: list[str | None] = [None] * len(value)
     for at in np.flatnonzero(~is_plain).tolist():

@@ -7,6 +7,7 @@ number of a function becomes the function's name.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 from stallscope.errors import BadInput
@@ -309,10 +310,14 @@ def arrow_type(column: Column) -> Any:
 
 def arrow_schema(table: HubTable, *, without: Iterable[str] = ()) -> Any:
     """The pyarrow schema of a table's rows."""
+    return _arrow_schema(table.name, frozenset(without))
+
+
+@cache
+def _arrow_schema(name: str, left_out: frozenset[str]) -> Any:
     import pyarrow as pa
 
-    left_out = set(without)
-    return pa.schema([(c.name, arrow_type(c)) for c in table.columns if c.name not in left_out])
+    return pa.schema([(c.name, arrow_type(c)) for c in TABLES[name].columns if c.name not in left_out])
 
 
 def conformed(name: str, rows: Any) -> Any:
@@ -327,17 +332,18 @@ def conformed(name: str, rows: Any) -> Any:
     if name not in TABLES:
         raise BadInput(f"there is no table {name!r} in the hub; there are {', '.join(sorted(TABLES))}")
     schema = arrow_schema(TABLES[name], without=GIVEN_BY_HUB)
-    for column in rows.column_names:
-        if column not in schema.names and column not in GIVEN_BY_HUB:
-            raise BadInput(f"table {name} has no column {column!r}")
+    there = {column: number for number, column in enumerate(rows.column_names)}
+    if unknown := there.keys() - {*schema.names, *GIVEN_BY_HUB}:
+        raise BadInput(f"table {name} has no column {min(unknown)!r}")
     try:
         arrays = []
         for field in schema:
-            if field.name == "ts" and "ts_ns" in rows.column_names:
-                micros = pc.divide(rows.column("ts_ns").cast(pa.int64()), 1000)
+            if field.name == "ts" and "ts_ns" in there:
+                micros = pc.divide(rows.column(there["ts_ns"]).cast(pa.int64()), 1000)
                 arrays.append(micros.cast(field.type))
-            elif field.name in rows.column_names:
-                arrays.append(rows.column(field.name).cast(field.type))
+            elif field.name in there:
+                values = rows.column(there[field.name])
+                arrays.append(values if values.type == field.type else values.cast(field.type))
             else:
                 arrays.append(pa.nulls(len(rows), field.type))
         return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,8 +1,8 @@
 """Rows of the hub as the arrays that the diagnosis takes: names become numbers again, NULL becomes unknown.
 
 All times are wall-clock ns here, where arrays of one machine have its monotonic clock: each batch carries a reading
-that says so (both clocks equal). Records of other senders lack what only our agents know: without a process number the rank
-stands for it, without a ledger the record says that it has none.
+that says so (both clocks equal). Records of other senders lack what only our agents know: without a process number
+the rank stands for it, without a ledger the record says that it has none.
 """
 
 import hashlib

@@ -1,0 +1,209 @@
+"""What the hub takes in: rows a second, acknowledged after the commit, with sender and hub on the same machine.
+
+The hub is a process of its own (its gRPC port, store on disk, housekeeping running); senders are threads of another.
+Requests are made before the clock starts, so that the sender costs what sending costs. At the end every row is
+counted in the hub. Both forms of the wire, at 100, 1,000 and 5,000 rows a request, with 1 and 16 senders.
+
+python bench/bench_ingest.py [--seconds S]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from report import report
+
+from stallscope.events import layout
+from stallscope.events.names import Datatype, Op
+from stallscope.exporters import hub_arrow
+
+SIZES = (100, 1_000, 5_000)
+SENDERS = (1, 16)
+TARGETS = {("otlp", 5_000): 100_000, ("otlp", 100): 20_000, ("arrow", 5_000): 300_000}
+
+HUB = """
+import json, sys
+from pathlib import Path
+from stallscope.receive import grpc_port
+from stallscope.receive.receiver import Receiver
+from stallscope.store.hub.store import HubStore
+
+class Anyone:
+    tenant = "bench"
+    def require(self, scope):
+        return None
+
+store = HubStore.open(Path(sys.argv[1]))
+receiver = Receiver(store, lambda headers: Anyone())
+server, port = grpc_port.server(receiver, "127.0.0.1:0")
+server.start()
+print(port, flush=True)
+for line in sys.stdin:
+    snapshot = store.snapshot("bench")
+    n_sealed = sum(s.n_rows for found in snapshot.segments.values() for s in found)
+    n_hot = sum(len(rows) for name, rows in snapshot.hot.items() if name in ("events", "collectives"))
+    print(json.dumps({**receiver.numbers(), "n_rows": n_sealed + n_hot}), flush=True)
+server.stop(2).wait()
+store.close()
+"""
+
+
+def otlp_request(n: int, number: int) -> bytes:
+    """n collectives as OTLP logs with the attributes that a GPU agent gives them."""
+    message = ExportLogsServiceRequest()
+    resource = message.resource_logs.add()
+    for key, value in (
+        ("host.name", f"node-{number % 8}"),
+        ("k8s.cluster.name", "bench"),
+        ("service.name", "job"),
+    ):
+        resource.resource.attributes.add(key=key).value.string_value = value
+    scope = resource.scope_logs.add()
+    scope.scope.name = "agent"
+    begin_ns = time.time_ns()
+    for i in range(n):
+        seq = number * n + i
+        record = scope.log_records.add(
+            time_unix_nano=begin_ns + i * 1000,
+            observed_time_unix_nano=begin_ns + i * 1000,
+            event_name="nccl.collective",
+        )
+        for key, value in (
+            ("nccl.op_type", "all_reduce"),
+            ("nccl.comm_id_hash", "00000000deadbeef"),
+            ("nccl.datatype", "bfloat16"),
+        ):
+            record.attributes.add(key=key).value.string_value = value
+        for key, value in (
+            ("nccl.seq", seq),
+            ("nccl.rank", number % 64),
+            ("nccl.nranks", 64),
+            ("process.pid", 4242),
+            ("nccl.count_bytes", 1 << 20),
+            ("duration_ns", 5_000 + i),
+        ):
+            record.attributes.add(key=key).value.int_value = value
+    return message.SerializeToString()
+
+
+def arrow_request(n: int, number: int) -> bytes:
+    """n collectives with their ledgers, as our agents send them."""
+    rng = np.random.default_rng(number)
+    rows = layout.empty(layout.COLLECTIVES, n)
+    rows["ts_ns"] = time.time_ns() + np.arange(n) * 1000
+    rows["pid"], rows["tid"], rows["comm_hash"], rows["comm_rank"], rows["nranks"] = (
+        4242,
+        4242,
+        0xDEADBEEF,
+        number % 64,
+        64,
+    )
+    rows["seq"] = number * n + np.arange(n)
+    rows["op"], rows["datatype"], rows["reduce_op"], rows["device"] = Op.ALL_REDUCE, Datatype.BFLOAT16, 1, 0
+    rows["count"], rows["count_bytes"] = 1 << 19, 1 << 20
+    rows["ledger_ns"] = np.cumsum(rng.integers(0, 200_000, rows["ledger_ns"].shape), axis=0)
+    rows["wait_enter_ns"], rows["wait_leave_ns"] = rows["ts_ns"] - 5_000, rows["ts_ns"] - 1_000
+    names = [field.name for field in layout.COLLECTIVES.fields if field.name != "node"]
+    return hub_arrow.request(
+        {"collectives": rows[names]},
+        batch_id=f"{os.getpid()}-{number}-{n}-{time.time_ns()}",
+        node=f"node-{number % 8}",
+        cluster="bench",
+        about={},
+    )
+
+
+FORMS = {
+    "otlp": ("/opentelemetry.proto.collector.logs.v1.LogsService/Export", otlp_request),
+    "arrow": (hub_arrow.METHOD, arrow_request),
+}
+
+
+def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[str, Any]:
+    """One hub, one load. Raises AssertionError when a row is lost or there twice."""
+    method, make = FORMS[form]
+    n_requests = max(n_senders, min(int(seconds * 400_000 / n_rows), 3_000))
+    bodies = [make(n_rows, number) for number in range(n_requests)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", HUB, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as hub,
+    ):
+        assert hub.stdin and hub.stdout
+        target = f"127.0.0.1:{hub.stdout.readline().strip()}"
+        times_ms: list[float] = []
+        taken = iter(bodies)
+        lock = threading.Lock()
+        end_s = time.monotonic() + seconds
+
+        def send() -> None:
+            with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+                call = channel.unary_unary(method)
+                while time.monotonic() < end_s:
+                    with lock:
+                        body = next(taken, None)
+                    if body is None:
+                        return
+                    begin_s = time.perf_counter()
+                    call(body, timeout=60)
+                    times_ms.append((time.perf_counter() - begin_s) * 1000)
+
+        threads = [threading.Thread(target=send) for _ in range(n_senders)]
+        begin_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s = time.perf_counter() - begin_s
+        hub.stdin.write("count\n")
+        hub.stdin.flush()
+        told = json.loads(hub.stdout.readline())
+        rss_mb = int(Path(f"/proc/{hub.pid}/statm").read_text().split()[1]) * 4096 / 1e6
+        hub.stdin.close()
+        hub.wait()
+    n_sent = len(times_ms) * n_rows
+    assert told["n_rows"] == n_sent, (told["n_rows"], n_sent)
+    return {
+        "form": form,
+        "rows_a_request": n_rows,
+        "senders": n_senders,
+        "rows_per_s": round(n_sent / took_s),
+        "target_rows_per_s": TARGETS.get((form, n_rows)),
+        "answer_ms_median": round(float(np.median(times_ms)), 1),
+        "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
+        "rows": n_sent,
+        "bytes_a_row": round(sum(map(len, bodies)) / (len(bodies) * n_rows), 1),
+        "commits": told["commits"],
+        "longest_hold_s": round(told["longest_hold_seconds"], 3),
+        "sealed_segments": told["sealed_segments"],
+        "hub_rss_mb": round(rss_mb),
+    }
+
+
+def main() -> None:
+    """All loads, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    seconds = parser.parse_args().seconds
+    loads = [
+        measured(form, n_rows, n_senders, seconds=seconds)
+        for form in FORMS
+        for n_rows in SIZES
+        for n_senders in SENDERS
+    ]
+    report("ingest", {"loads": loads, "lost_rows": 0})
+
+
+if __name__ == "__main__":
+    main()
