@@ -104,7 +104,16 @@ class _Rows:
     def of(cls, reply: "Reply[Any]", name: str) -> "_Rows":
         told = reply.answer
         names = {int(number): str(text) for number, text in told["nodes"].items()}
-        return cls(name, name != reply.name, names, told["columns"], told["rows"], bool(told["is_cut"]))
+        if name == reply.name and len(names) == 1:
+            name = next(iter(names.values()))  # as the rows of its trace have it
+        return cls(
+            name,
+            name not in (reply.name, *names.values()),
+            names,
+            told["columns"],
+            told["rows"],
+            bool(told["is_cut"]),
+        )
 
     def named(self, value: Any) -> Any:
         """The name of a node in a row, from its number in the trace or its name."""

@@ -45,9 +45,10 @@ def asked_of(nodes: Sequence[str], access: Access, *, since_ns: int | None = Non
 def tied(trace: Trace, reply: "Reply[Any]", name: str) -> Trace:
     """The trace of one node with what the probe tells of its clocks, where it is of the clock that was probed.
 
-    Its readings of wall time are put on our clock, so that times of several nodes can be compared.
+    name: of its machine among the others, another one than it gives itself only where two are alike. Its readings of
+    wall time are put on our clock, so that times of several nodes can be compared.
     """
-    if len(trace.nodes) == 1:
+    if len(trace.nodes) == 1 and name != reply.name:
         trace = replace(trace, nodes=(name,))
     if reply.boot_id and trace.facts.get(BOOT) != reply.boot_id:
         return trace
