@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.diagnose.groups import median_of_others, numbered
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, Op
@@ -19,6 +20,15 @@ WINDOW_NS = 10 * 10**9
 _COUNTS = {"synchronise": "n_syncs", "allocate, free": "n_allocs", "copy": "n_copies", "launch": "n_launches"}
 _CLASSES = {Op.SYNC: "synchronise", Op.ALLOC: "allocate, free", Op.FREE: "allocate, free", Op.COPY: "copy"}
 _CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
+
+_TABLES = {table.name: table for table in layout.TABLES}
+_LIGHT = np.dtype(
+    [
+        (one.name, one.format)
+        for one in layout.COLLECTIVES.fields
+        if one.name in ("ts_ns", "node", "pid", "comm_hash", "seq", "op", "wait_enter_ns", "wait_leave_ns")
+    ]
+)
 
 Who = tuple[int, int]
 """Node and pid."""
@@ -75,9 +85,13 @@ class Seen:
     _counts: dict[Who, tuple[Array, Array]] = field(default_factory=dict)
     _first: dict[tuple[Who, int], float] = field(default_factory=dict)
     _first_rounds: dict[int, int] = field(default_factory=dict)
+    _whole: dict[str, Array] = field(default_factory=dict)
+    _met: tuple[Array, Array] | None = None
 
     def feed(self, batch: Trace) -> None:
         """Take new rows."""
+        self._met = None
+        self._whole = {}
         self.nodes, self.symbols = batch.nodes or self.nodes, batch.symbols or self.symbols
         self.n_records += sum(len(getattr(batch, table.name)) for table in layout.TABLES)
         for kind, n in batch.lost.items():
@@ -136,13 +150,12 @@ class Seen:
         return sorted(((*who, ms) for who, ms in taken.items()), key=lambda one: -one[2])[:3]
 
     def window(self, name: str) -> Array:
-        """The rows of the last ten seconds."""
-        parts = self._window.get(name)
-        table = {table.name: table for table in layout.TABLES}[name]
-        if not parts:
-            return layout.empty(table)
-        rows = np.concatenate(list(parts))
-        return rows[rows["ts_ns"] >= self.now_ns - WINDOW_NS]
+        """The rows of the last ten seconds; of collectives the columns that are needed here."""
+        if name not in self._whole:
+            parts = self._window.get(name)
+            rows = _joined(parts) if parts else _light(name, layout.empty(_TABLES[name]))
+            self._whole[name] = rows[rows["ts_ns"] >= self.now_ns - WINDOW_NS]
+        return self._whole[name]
 
     @property
     def n_communicators(self) -> int:
@@ -184,38 +197,34 @@ class Seen:
 
     def _keep(self, name: str, rows: Array) -> None:
         if len(rows):
-            self._window.setdefault(name, deque()).append(rows)
+            self._window.setdefault(name, deque()).append(_light(name, rows))
 
     def _forget(self) -> None:
         for parts in self._window.values():
             while parts and int(parts[0]["ts_ns"].max()) < self.now_ns - WINDOW_NS:
                 parts.popleft()
 
-    def _rounds(self) -> tuple[Array, Array, Array]:
-        """The collectives of the window that are rounds and not first ones: rows, number of the round, last arrival."""
-        rows = self.window("collectives")
-        rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
-        first = np.array([self._first_rounds.get(int(comm), -1) for comm in rows["comm_hash"]], np.int64)
-        rows = rows[rows["seq"] > first]
-        _, number = np.unique(rows[["comm_hash", "seq"]], return_inverse=True)
-        last = np.zeros(int(number.max(initial=-1)) + 1, np.int64)
-        np.maximum.at(last, number, rows["ts_ns"])
-        return rows, number, last
+    def _rounds(self) -> tuple[Array, Array]:
+        """The collectives of the window that are rounds and not first ones, and the number of each one's round."""
+        if self._met is None:
+            rows = self.window("collectives")
+            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
+            comms, which = np.unique(rows["comm_hash"], return_inverse=True)
+            first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
+            rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
+            self._met = rows, numbered(which, rows["seq"])[0]
+        return self._met
 
     def _late_ms(self) -> dict[Who, tuple[float, float]]:
-        """By process the median and the largest lateness against the median of each round's arrivals."""
-        rows, number, _ = self._rounds()
-        order = np.argsort(number, kind="stable")
-        late = np.zeros(len(rows))
-        bounds = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            mine = order[begin:end]
-            late[mine] = rows["ts_ns"][mine] - np.median(rows["ts_ns"][mine])
-        late /= 1e6
+        """By process the median and the largest lateness against the median of each round's other arrivals."""
+        rows, number = self._rounds()
+        late = np.nan_to_num((rows["ts_ns"] - median_of_others(number, rows["ts_ns"])) / 1e6)
         return {who: (float(np.median(late[at])), float(late[at].max())) for who, at in _places(rows)}
 
     def _collective_lines(self) -> list[OpLine]:
-        rows, number, last = self._rounds()
+        rows, number = self._rounds()
+        last = np.zeros(int(number.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(last, number, rows["ts_ns"])
         ahead_ms = (last[number] - rows["ts_ns"]) / 1e6
         return [
             OpLine(_op_name(op), n, ahead_ms[rows["op"] == op], None) for op, n in sorted(self.n_ops.items())
@@ -224,8 +233,10 @@ class Seen:
     def _waits_ms(self) -> Array:
         rows = self.window("collectives")
         rows = rows[(rows["wait_leave_ns"] > 0) & (rows["wait_enter_ns"] > 0)]
-        each = np.unique(rows[["node", "pid", "wait_enter_ns", "wait_leave_ns"]])
-        return (each["wait_leave_ns"] - each["wait_enter_ns"]) / 1e6
+        _, first = np.unique(
+            np.stack([rows["node"], rows["pid"], rows["wait_enter_ns"]]), axis=1, return_index=True
+        )
+        return (rows["wait_leave_ns"] - rows["wait_enter_ns"])[first] / 1e6
 
     def _total(self, column: str) -> int:
         place = list(_COUNTS.values()).index(column)
@@ -239,6 +250,27 @@ class Seen:
             return (0.0,) * N_CATEGORIES
         spent = np.clip(rows["ledger_ns"][-1] - rows["ledger_ns"][0], 0, None)
         return tuple((spent / max(int(spent.sum()), 1)).tolist())
+
+
+def _light(name: str, rows: Array) -> Array:
+    """The rows, of collectives a seventh of them: they are copied every second."""
+    if name != "collectives":
+        return rows
+    out = np.empty(len(rows), _LIGHT)
+    for column in _LIGHT.names or ():
+        out[column] = rows[column]
+    return out
+
+
+def _joined(parts: Iterable[Array]) -> Array:
+    """One array of all batches: np.concatenate compares structured dtypes for long."""
+    each = list(parts)
+    out = np.empty(sum(map(len, each)), each[0].dtype)
+    at = 0
+    for rows in each:
+        out[at : at + len(rows)] = rows
+        at += len(rows)
+    return out
 
 
 def _who(row: Array) -> Who:
