@@ -1,7 +1,8 @@
 """An ASGI application on a port, in a thread of its own, that slow and idle clients cannot fill.
 
-A client that takes longer than READ_S to send a request is cut off, and beyond MAX_CONNECTIONS those that have
-sent nothing for longest are: uvicorn alone would keep both for ever. Requests in work are left alone.
+A client that takes longer than READ_S to send a request is cut off. Beyond MAX_CONNECTIONS new ones are closed at
+once, and before that those that have sent nothing for longest are: uvicorn alone would keep all of them, and asyncio
+needs 256 KB for each with TLS. Requests in work are left alone.
 """
 
 import ipaddress
@@ -9,6 +10,8 @@ import socket
 import ssl
 import threading
 import time
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput, StorageFailed
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 READ_S = 30.0
-MAX_CONNECTIONS = 2000
+HANDSHAKE_S = 5.0
+MAX_CONNECTIONS = 1000
+_ROOM = 0.75
+"""Of them: beyond that the idle go, so that there is room for who comes next."""
+
 _LOOK_EVERY_S = 1
 _STOP_S = 5
 
@@ -71,6 +78,39 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+class _Gate:
+    """A listening socket for asyncio that takes only so many connections; more are closed at once."""
+
+    def __init__(self, listener: socket.socket):
+        self._listener = listener
+        self._since_s: weakref.WeakKeyDictionary[socket.socket, float] = weakref.WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As of a socket. Raises ConnectionAbortedError, which asyncio takes for a client that has gone again."""
+        taken, peer = self._listener.accept()
+        if len(self._since_s) >= MAX_CONNECTIONS and len(self._still_open()) >= MAX_CONNECTIONS:
+            taken.close()
+            raise ConnectionAbortedError
+        self._since_s[taken] = time.monotonic()
+        return taken, peer
+
+    def cut_silent(self, met: set[int]) -> None:
+        """End those that have not finished their handshake in time. met: file numbers of those that have."""
+        limit_s = time.monotonic() - HANDSHAKE_S
+        for one, since_s in self._still_open().items():
+            if since_s < limit_s and one.fileno() not in met:
+                with suppress(OSError):  # it has gone by itself
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def _still_open(self) -> "weakref.WeakKeyDictionary[socket.socket, float]":
+        for closed in [one for one in self._since_s if one.fileno() < 0]:
+            del self._since_s[closed]
+        return self._since_s
+
+
 class Listening:
     """A running server; stop() ends it."""
 
@@ -80,6 +120,7 @@ class Listening:
 
         self.port = int(listener.getsockname()[1])
         self._listener = listener
+        self._gate = _Gate(listener)
         config = uvicorn.Config(
             app,
             ssl_context_factory=(lambda config, default: context) if context else None,
@@ -95,7 +136,7 @@ class Listening:
         )
         self._server = uvicorn.Server(config)
         self._since_s: dict[Any, tuple[tuple[int, bool], float]] = {}
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self._gate],), name=name, daemon=True)
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
@@ -112,6 +153,9 @@ class Listening:
         """Cut off who reads or says nothing; called once a second in the server's loop."""
         now_s = time.monotonic()
         connections = self._server.server_state.connections
+        # A connection that has just been lost has no socket any more.
+        sockets = (c.transport.get_extra_info("socket") for c in connections)
+        self._gate.cut_silent({one.fileno() for one in sockets if one is not None})
         self._since_s = {c: s for c, s in self._since_s.items() if c in connections}
         for connection in connections:
             cycle = getattr(connection, "cycle", None)
@@ -120,7 +164,7 @@ class Listening:
             if connection not in self._since_s or self._since_s[connection][0] != state:
                 self._since_s[connection] = (state, now_s)
         reading = sorted((since, id(c), c) for c, ((_, is_r), since) in self._since_s.items() if is_r)
-        n_over = len(connections) - MAX_CONNECTIONS
+        n_over = len(connections) - int(_ROOM * MAX_CONNECTIONS)
         for number, (since_s, _, connection) in enumerate(reading):
             if number < n_over or now_s - since_s > READ_S:
                 connection.transport.abort()

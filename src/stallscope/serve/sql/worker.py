@@ -61,7 +61,7 @@ def _confine(limits: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits["address_bytes"], limits["address_bytes"]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(15)
+    os.nice(19)
 
 
 def _bound_cpu(timeout_s: float) -> None:

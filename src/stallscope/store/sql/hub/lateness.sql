@@ -6,7 +6,7 @@
 -- without the first and the last to arrive (of two ranks: the earlier): a median of millions of rounds takes seconds.
 WITH rounds AS (
     SELECT cluster_id, node_id, rank, comm_hash, seq, ts_ns, late_ns FROM collectives
-    WHERE rank IS NOT NULL AND ts_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+    WHERE rank IS NOT NULL AND ts_ns > 0 AND op NOT IN ('send', 'recv')
         AND ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)
         AND ($from_ns::BIGINT IS NULL OR ts_ns >= $from_ns)
         AND ($to_ns::BIGINT IS NULL OR ts_ns < $to_ns)
@@ -16,8 +16,7 @@ WITH rounds AS (
     FROM rounds WHERE late_ns IS NOT NULL GROUP BY ALL
 ), met AS (
     SELECT cluster_id, list(node_id) AS nodes, list(rank) AS ranks, list(ts_ns) AS arrivals,
-        CASE WHEN count(*) > 2 THEN (sum(ts_ns - 1600000000000000000) - min(ts_ns - 1600000000000000000)
-            - max(ts_ns - 1600000000000000000))::BIGINT // (count(*) - 2) + 1600000000000000000
+        CASE WHEN count(*) > 2 THEN ((sum(ts_ns) - min(ts_ns) - max(ts_ns)) // (count(*) - 2))::BIGINT
         ELSE min(ts_ns) END AS usual_ns
     FROM rounds WHERE late_ns IS NULL AND comm_hash IS NOT NULL AND seq IS NOT NULL
     GROUP BY cluster_id, comm_hash, seq HAVING count(*) > 1
