@@ -104,6 +104,8 @@ def _text(answer: dict[str, Any]) -> str:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in table
         ]
+    if not rows and not lines:
+        lines.append("(no rows)")
     if answer.get("truncated"):
         lines.append("(there are more rows)")
     if answer.get("next_cursor"):
