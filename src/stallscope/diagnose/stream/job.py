@@ -75,8 +75,10 @@ class Job:
         for name, rows in tables.items():
             if len(rows):
                 self.rows.add(name, rows)
-        self._has_failed |= bool(np.isin(tables["calls"]["result"], list(CODES)).any())
-        self._note_ends(tables["processes"])
+        if len(tables["calls"]):
+            self._has_failed |= bool(np.isin(tables["calls"]["result"], list(CODES)).any())
+        if len(tables["processes"]):
+            self._note_ends(tables["processes"])
         arrived = tables["collectives"]
         if len(arrived):
             self.watch.add(arrived)
@@ -121,6 +123,7 @@ class Job:
 
     def look(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:
         """Diagnose what is complete; drop what is old. is_last: nothing will come any more."""
+        was_urgent = self.watch.is_due
         self.rows.fold()
         n = self.rows.n
         burst = float(_BURST * (n + _FIXED_ROWS))
@@ -139,7 +142,9 @@ class Job:
         n_judged = seen.looked_at.n_steps
         self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
         shown = (
-            sightings.sightings(seen, self.history, self.incidents, is_whole=is_whole)
+            sightings.sightings(
+                seen, self.history, self.incidents, is_whole=is_whole, is_usual=not was_urgent
+            )
             if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)
             else []
         )
@@ -153,7 +158,8 @@ class Job:
         if not last:
             return []
         ended = self._ended(nodes)
-        silent = [nodes.now_ns(who[0], at_ns) - ns for who, ns in last.items() if who not in ended]
+        now_ns = {node: nodes.now_ns(node, at_ns) for node in {who[0] for who in last}}
+        silent = [now_ns[who[0]] - ns for who, ns in last.items() if who not in ended]
         patient = not self.silence.is_due(silent, is_one_gone=bool(ended), limits=self.limits)
         if patient and not is_last:
             return self._resumed(at_ns)

@@ -38,13 +38,15 @@ class Retention:
 @dataclass
 class Rows:
     """The rows of one job. step: number of the training step of each collective in the stream, UNKNOWN before it was
-    looked at; parallel to collectives, which are sorted by node, pid and time.
+    looked at; parallel to collectives, which are sorted by node, pid and time. new: rows not in order yet, n_waiting of
+    all tables and n_new collectives.
     """
 
     tables: dict[str, Array] = field(default_factory=lambda: {t.name: layout.empty(t) for t in TABLES})
     step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     new: dict[str, list[Array]] = field(default_factory=dict)
     n_new: int = 0
+    n_waiting: int = 0
 
     @property
     def n(self) -> int:
@@ -54,12 +56,12 @@ class Rows:
     @property
     def n_all(self) -> int:
         """Rows of all tables."""
-        waiting = sum(len(part) for parts in self.new.values() for part in parts)
-        return sum(len(rows) for rows in self.tables.values()) + waiting
+        return sum(len(rows) for rows in self.tables.values()) + self.n_waiting
 
     def add(self, name: str, rows: Array) -> None:
         """Take rows of a table; they are put in order when they are needed."""
         self.new.setdefault(name, []).append(rows)
+        self.n_waiting += len(rows)
         self.n_new += len(rows) if name == "collectives" else 0
 
     def fold(self) -> None:
@@ -75,7 +77,7 @@ class Rows:
             elif name in _KEPT:
                 rows = _latest(rows, name)
             self.tables[name] = rows
-        self.new, self.n_new = {}, 0
+        self.new, self.n_new, self.n_waiting = {}, 0, 0
 
     def keep(self, kept: Array, *, most_side_rows: int) -> None:
         """Drop collectives that are not kept, and what other tables tell of the time before each process's first."""

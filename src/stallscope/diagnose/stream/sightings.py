@@ -18,8 +18,14 @@ _CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
 _STILL_SLOW = 0.8  # of the growth that was told first
 
 
-def sightings(seen: Look, history: History, incidents: Incidents, *, is_whole: bool = False) -> list[Sighted]:
-    """The verdicts of a look, each on its incident only. is_whole: these are all the rows there will ever be."""
+def sightings(
+    seen: Look, history: History, incidents: Incidents, *, is_whole: bool = False, is_usual: bool = True
+) -> list[Sighted]:
+    """The verdicts of a look, each on its incident only.
+
+    is_whole: these are all the rows there will ever be. is_usual: the look was not made for one odd rank; then all
+    ranks are looked at for being slow alike, which takes long.
+    """
     found, case = seen.found, seen.case
     known = {
         process
@@ -37,7 +43,7 @@ def sightings(seen: Look, history: History, incidents: Incidents, *, is_whole: b
     if found.uneven:
         out += _moves(seen, history, named=taken, only_since=True)
     out += _once(seen, history)
-    return out or _slow(seen, incidents)
+    return out or (_slow(seen, incidents) if is_usual or is_whole else [])
 
 
 def report(seen: Look, history: History, incidents: Incidents, *, standstill: list[Verdict]) -> list[Verdict]:

@@ -124,7 +124,8 @@ class Stream:
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
         tables = {table.name: getattr(batch, table.name) for table in TABLES}
-        who = np.unique(np.concatenate([_who(rows) for rows in tables.values()]))
+        told = [np.unique(_who(rows)) for rows in tables.values() if len(rows)]
+        who = np.unique(np.concatenate(told)) if told else np.zeros(0, np.int64)
         groups = [self._members.group((int(one >> 32), int(one & 0xFFFFFFFF))) for one in who]
         jobs = []
         for group in dict.fromkeys(groups):

@@ -33,23 +33,28 @@ class Watch:
     _number: dict[tuple[int, int], int] = field(default_factory=dict)
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
     _last_excess_ns: dict[int, int] = field(default_factory=dict)
+    _arrived: list[Array] = field(default_factory=list)
     _open: list[Array] = field(default_factory=list)
     _n_open: int = 0
     _n_new: int = 0
 
     def add(self, rows: Array) -> None:
         """Look at arriving collectives, of any of the job's processes, in order of time for each."""
-        light = self._light(rows)
-        if not len(light):
-            return
-        self._open.append(light)
-        self._n_new += len(light)
-        if self._n_new * _AGAIN >= self._n_open:
+        self._arrived.append(rows)
+        self._n_new += len(rows)
+        if self._n_new >= max(self._n_open / _AGAIN, len(self._number)):
+            self._take()
             self._compare()
 
     def last_ns(self) -> dict[tuple[int, int], int]:
         """The last arrival of each process, node and pid, on its clock."""
+        self._take()
         return {who: self._last[number][0] for who, number in self._number.items() if number in self._last}
+
+    def _take(self) -> None:
+        if self._arrived:
+            self._open.append(self._light(np.concatenate(self._arrived)))
+            self._arrived = []
 
     def looked(self, *, step_ns: float, least_ns: float) -> None:
         """A diagnosis was made: only more than now is worth another."""

@@ -1,0 +1,144 @@
+"""The standing diagnosis: how many rows a second it takes, and how soon a straggler is named.
+
+A simulated job of 8, 64 and 512 ranks, eight to a node, whose steps take about 0.2 s; each node sends a batch every
+250 ms. Rate: rows by the time spent in feed(), of a healthy job and of one with a straggler. Delay: a batch is taken
+up when it has arrived and the ones before it are done; from the moment the third late arrival happened to the moment
+the verdict is there. The wait for the batch is part of it.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from report import report
+
+from stallscope.diagnose.stream import Stream
+from stallscope.events.layout import TABLES, Array
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+from stallscope.synth import Fault, HostStall, Job, Schedule, Timing, simulate
+
+RANKS = (8, 64, 512)
+N_STEPS = {8: 600, 64: 300, 512: 120}
+TIMING = Timing(forward_ns=13_000_000, backward_ns=26_000_000)
+DELAY_NS, EVERY, FIRST = 100_000_000, 7, 60
+BATCH_NS = 250_000_000
+
+
+@dataclass
+class Clock:
+    """The hub's time, as far as the benchmark lets it go on."""
+
+    now_ns: int = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def main() -> None:
+    """Measure and report."""
+    report("stream", {"batch_ms": BATCH_NS / 1e6, "sizes": [measured(n) for n in RANKS]})
+
+
+def measured(n_ranks: int) -> dict[str, Any]:
+    """The numbers of one size."""
+    job = Job(dp=n_ranks, steps=N_STEPS[n_ranks])
+    culprit = n_ranks // 2 + 1
+    fault = HostStall(
+        cause="block_io", ranks=(culprit,), delay_ns=DELAY_NS, schedule=Schedule(first=FIRST, every=EVERY)
+    )
+    fine, slow = (traced(job, faults) for faults in ((), (fault,)))
+    quiet, busy = fed(fine), fed(slow)
+    third_ns = late_at(slow, culprit)[2]
+    opened_ns = next(at for at, kind, ranks in busy["changes"] if kind == "opened" and ranks == [culprit])
+    return {
+        "n_ranks": n_ranks,
+        "n_rows": len(fine.collectives),
+        "rows_a_second_of_the_job": round(len(fine.collectives) / seconds(fine)),
+        "healthy_rows_a_second": quiet["rows_a_second"],
+        "straggler_rows_a_second": busy["rows_a_second"],
+        "looks_a_row": busy["looks_a_row"],
+        "longest_feed_ms": busy["longest_feed_ms"],
+        "most_rows_kept": busy["most_rows_kept"],
+        "third_late_to_opened_ms": round((opened_ns - third_ns) / 1e6, 1),
+        "n_changes_healthy": len(quiet["changes"]),
+    }
+
+
+def traced(job: Job, faults: tuple[Fault, ...]) -> Trace:
+    """The events of a job."""
+    return simulate(job, faults, seed=7, timing=TIMING, has_twin=False)[0]
+
+
+def seconds(trace: Trace) -> float:
+    """How long the job was observed after its start-up."""
+    when = wall_ns(trace, trace.collectives)
+    return float(when.max() - np.quantile(when, 0.01)) / 1e9
+
+
+def fed(trace: Trace) -> dict[str, Any]:
+    """Feed a trace as its nodes would send it: rate, changes with their moments, and what was kept."""
+    clock, spent, longest, most, free_ns = Clock(), 0.0, 0.0, 0, 0
+    stream, changes = Stream(clock=clock), []
+    for at_ns, batch in batches(trace):
+        clock.now_ns = max(at_ns, free_ns)
+        begin = time.perf_counter()
+        found = stream.feed(batch)
+        took = time.perf_counter() - begin
+        free_ns = clock.now_ns + int(took * 1e9)
+        changes += [(free_ns, change.kind, change.verdict.ranks) for change in found]
+        spent, longest, most = spent + took, max(longest, took), max(most, stream.n_rows)
+    return {
+        "rows_a_second": round(len(trace.collectives) / spent),
+        "changes": changes,
+        "looks_a_row": round(stream.n_looks[1] / len(trace.collectives), 2),
+        "longest_feed_ms": round(longest * 1e3, 1),
+        "most_rows_kept": most,
+    }
+
+
+def batches(trace: Trace) -> Iterator[tuple[int, Trace]]:
+    """What each node sends at the end of each interval, with that moment (wall clock)."""
+    when = {table.name: wall_ns(trace, getattr(trace, table.name)) for table in TABLES}
+    begin, end = int(when["collectives"].min()), int(when["collectives"].max())
+    edges = range(begin, end + BATCH_NS, BATCH_NS)
+    orders = {name: np.argsort(at, kind="stable") for name, at in when.items()}
+    for first in edges:
+        rows = {}
+        for name, at in when.items():
+            low, high = np.searchsorted(at, [first, first + BATCH_NS], sorter=orders[name])
+            low = 0 if first == begin else low
+            rows[name] = getattr(trace, name)[orders[name][low:high]]
+        for node in range(len(trace.nodes)):
+            mine: dict[str, Any] = {name: part[part["node"] == node] for name, part in rows.items()}
+            for part in mine.values():
+                part["node"] = 0
+            clocks = tuple(replace(clock, node=0) for clock in trace.clocks if clock.node == node)[:1]
+            names = (trace.nodes[node],)
+            yield first + BATCH_NS, replace(trace, **mine, nodes=names, ends_ns=(), clocks=clocks, lost={})
+
+
+def wall_ns(trace: Trace, rows: Array) -> Array:
+    """When rows happened, by the wall clock of their nodes."""
+    ahead = np.zeros(len(trace.nodes), np.int64)
+    for clock in reversed(trace.clocks):
+        ahead[clock.node] = clock.wall_ns - clock.monotonic_ns
+    when: Array = rows["ts_ns"].astype(np.int64) + ahead[rows["node"]]
+    return when
+
+
+def late_at(trace: Trace, rank: int) -> list[int]:
+    """When a rank arrived after each of its delays."""
+    who = trace.processes[trace.processes["rank"] == rank][0]
+    mine = (trace.collectives["node"] == who["node"]) & (trace.collectives["pid"] == who["pid"])
+    rows = trace.collectives[mine]
+    waited = np.diff(rows["ledger_ns"][:, Category.IO - 1])
+    late = np.flatnonzero(waited >= DELAY_NS // 2) + 1
+    found: list[int] = wall_ns(trace, rows)[late].tolist()
+    return found
+
+
+if __name__ == "__main__":
+    main()
