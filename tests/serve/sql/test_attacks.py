@@ -78,7 +78,7 @@ SELECT * FROM read_blob('/etc/passwd')
 SELECT * FROM read_ndjson_auto('/etc/passwd')
 SELECT * FROM "read_csv"('/etc/passwd')
 SELECT * FROM READ_CSV('/etc/passwd')
-SELECT * FROM read_parquet('/work/**/*.parquet')
+SELECT * FROM read_parquet('/srv/**/*.parquet')
 SELECT * FROM glob('/**')
 SELECT * FROM 'hub.duckdb'
 SELECT * FROM "events.parquet"
