@@ -8,7 +8,7 @@ import pytest
 from stallscope.diagnose.stream import Change
 from stallscope.diagnose.verdict import Verdict
 from stallscope.events import layout
-from stallscope.events.names import Category, Op
+from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.following import Following
 from stallscope.live.records import changed, records
@@ -139,3 +139,13 @@ def test_records_carry_names_and_null():
 def test_a_change_is_a_record_with_the_verdict():
     told = changed(Change("opened", "i1", Verdict("straggler", "Rank 2 drags.", ranks=[2]), 10**18))
     assert (told["record"], told["change"], told["verdict"]["ranks"]) == ("verdict", "opened", [2])
+
+
+def test_rounds_that_cannot_be_matched_tell_no_lateness():
+    trace = dp_trace(every(2, 4, 50 * MS))
+    trace.collectives["flags"] = int(CollectiveFlag.LATE_ATTACH)
+    trace.collectives["seq"][trace.collectives["pid"] == 1002] += 5
+    seen = fed(trace)
+    assert seen.was_late
+    assert {(line.late_ms, line.n_rounds) for line in seen.ranks()} == {(None, 120)}
+    assert not fed(dp_trace()).was_late

@@ -67,7 +67,11 @@ def drawn(page: Page, width: int, height: int) -> Group:
     operations: list[RenderableType] = []
     if page.operations and height >= 12:
         operations = [Text(), _operations(page.operations, width)]
-    foot = [Text(line, style="dim") for line in page.notes[-2:]] if height >= 16 else []
+    foot = (
+        [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in page.notes[-2:]]
+        if height >= 16
+        else []
+    )
     n_used = 5 + len(verdicts) + len(foot) + len(page.host_lines)
     n_used += len(page.operations) + 3 if operations else 0
     room = max(height - n_used - 3, 3)

@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose.groups import median_of_others, numbered
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, Op
+from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
 WINDOW_NS = 10 * 10**9
@@ -26,7 +26,8 @@ _LIGHT = np.dtype(
     [
         (one.name, one.format)
         for one in layout.COLLECTIVES.fields
-        if one.name in ("ts_ns", "node", "pid", "comm_hash", "seq", "op", "wait_enter_ns", "wait_leave_ns")
+        if one.name
+        in ("ts_ns", "node", "pid", "comm_hash", "seq", "op", "flags", "wait_enter_ns", "wait_leave_ns")
     ]
 )
 
@@ -158,6 +159,11 @@ class Seen:
         return self._whole[name]
 
     @property
+    def was_late(self) -> bool:
+        """Whether ranks ran before the capture began: their rounds cannot be matched here, only by the diagnosis."""
+        return bool(_is_late_attach(self.window("collectives")).any())
+
+    @property
     def n_communicators(self) -> int:
         """Communicators on which a round was seen."""
         return len(self._first_rounds)
@@ -205,10 +211,13 @@ class Seen:
                 parts.popleft()
 
     def _rounds(self) -> tuple[Array, Array]:
-        """The collectives of the window that are rounds and not first ones, and the number of each one's round."""
+        """The collectives of the window that are rounds and not first ones, and the number of each one's round.
+
+        Those whose numbers do not count from the communicator's creation are left out: they do not match.
+        """
         if self._met is None:
             rows = self.window("collectives")
-            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
+            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0) & ~_is_late_attach(rows)]
             comms, which = np.unique(rows["comm_hash"], return_inverse=True)
             first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
             rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
@@ -250,6 +259,10 @@ class Seen:
             return (0.0,) * N_CATEGORIES
         spent = np.clip(rows["ledger_ns"][-1] - rows["ledger_ns"][0], 0, None)
         return tuple((spent / max(int(spent.sum()), 1)).tolist())
+
+
+def _is_late_attach(rows: Array) -> Array:
+    return (rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0
 
 
 def _light(name: str, rows: Array) -> Array:

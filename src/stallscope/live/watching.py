@@ -29,6 +29,7 @@ from stallscope.store import node
 _EVERY_S = 1.0
 _PATIENCE_S = 15.0
 _MOST_VERDICTS = 20
+_LATE = "the job ran before the trace began: how late a rank is, only verdicts tell"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,10 @@ class _Screen:
             system=self._system.line(),
             ranks=ranks,
             operations=seen.operations(),
-            host_lines=[f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()],
+            host_lines=[
+                *([_LATE] if seen.was_late else []),
+                *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
+            ],
             verdicts=list(self._verdicts.values()),
             n_lost=seen.n_lost,
             lost=seen.lost,
