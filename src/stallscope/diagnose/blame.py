@@ -10,6 +10,7 @@ from math import comb, exp, lgamma, log
 
 import numpy as np
 
+from stallscope.diagnose.groups import by_group, medians, numbered
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -51,6 +52,11 @@ class Cells:
     excess_ns: Array
     held_row: Array
     held_ns: Array
+
+    def sums(self, value: Array) -> Array:
+        """The sum of a value (n,) over the rows of each cell: (c,)."""
+        total = np.concatenate([np.zeros(1, value.dtype), np.cumsum(value)])
+        return np.asarray(total[self.end_row] - total[self.first_row])
 
 
 def cells(
@@ -113,14 +119,14 @@ def _largest_tail(value: Array, first: Array, last: Array) -> Array:
 
 def usual_step_ns(line: Timeline, table: Cells) -> float:
     """Median time between the beginnings of successive steps of one process; 0 when unknown."""
-    starts = line.rows["ts_ns"][table.first_row]
+    starts = line.ts_ns[table.first_row]
     same = (np.diff(table.process) == 0) & (np.diff(table.step) == 1)
     return float(np.median(np.diff(starts)[same])) if same.any() else 0.0
 
 
 def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:
     """The cells without warm-up: the first steps, and further ones while they take several times the usual."""
-    starts = line.rows["ts_ns"][table.first_row]
+    starts = line.ts_ns[table.first_row]
     usual = usual_step_ns(line, table)
     first_judged = limits.warm_up_steps
     for step in range(limits.warm_up_steps, 10):
@@ -144,15 +150,14 @@ def noise_ns(line: Timeline, table: Cells) -> float:
 
     The median over the ranks; with few of them the lower quartile, which one disturbed rank of two cannot raise.
     """
-    total = np.concatenate([[0], np.cumsum(line.self_ns)])
-    own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
-    _, place = np.unique(table.process, return_inverse=True)
-    spreads = [_spread(mine) for mine in _grouped(own, place) if len(mine) >= 4]
-    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if spreads else 0.0
+    own = table.sums(line.self_ns).astype(np.float64)
+    spreads = by_group(table.process, own, line.n_processes, _spread)
+    spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
+    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
 
 
-def _spread(values: Array) -> float:
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+def _spread(values: Array) -> Array:
+    return 1.4826 * medians(np.abs(values - medians(values)[:, None]))
 
 
 @dataclass(frozen=True)
@@ -203,21 +208,18 @@ def shared_pause_ns(line: Timeline, table: Cells, least_ns: float) -> Array:
     Checkpoints and validations are such steps: ranks differ in them by nature. The lower quartile of the ranks is
     looked at, which a slow rank does not raise.
     """
-    total = np.concatenate([[0], np.cumsum(line.self_ns)])
-    own = (total[table.end_row] - total[table.first_row]).astype(np.float64)
-    _, place = np.unique(table.step, return_inverse=True)
-    sizes = np.bincount(place)
-    quartile = np.cumsum(sizes) - sizes + (sizes - 1) // 4
-    typical = own[np.lexsort((own, place))][quartile]
+    own = table.sums(line.self_ns).astype(np.float64)
+    place, n_steps = numbered(table.step)
+    typical = by_group(place, own, n_steps, _lower_quartiles)
     usual = float(np.median(typical)) if len(typical) else 0.0
     extra = np.where(typical >= 2 * usual, typical - usual, 0.0)
     return np.where(extra >= least_ns, extra, 0.0)[place]
 
 
-def _grouped(values: Array, group: Array) -> list[Array]:
-    """The values of each group, for groups numbered without gaps."""
-    order = np.argsort(group, kind="stable")
-    return np.split(values[order], np.cumsum(np.bincount(group))[:-1]) if len(group) else []
+def _lower_quartiles(values: Array) -> Array:
+    """Of each row, as one of its values."""
+    place = (values.shape[1] - 1) // 4
+    return np.asarray(np.partition(values, place, axis=1)[:, place])
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
@@ -227,18 +229,19 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     """
     out = np.zeros(len(is_late), bool)
     before = np.maximum(table.first_row - 1, 0)
-    length = line.rows["ts_ns"][table.end_row - 1] - line.rows["ts_ns"][before]
+    length = line.ts_ns[table.end_row - 1] - line.ts_ns[before]
     late_steps = np.unique(table.step[is_late])
     # What a late step makes others wait for shows in the interval that leads into the next one.
     is_quiet = ~np.isin(table.step, late_steps) & ~np.isin(table.step - 1, late_steps)
     for process in np.unique(table.process[is_late]):
-        mine = table.process == process
-        late, quiet = mine & is_late, mine & is_quiet
-        if quiet.sum() < limits.steady_steps:
+        begin, end = np.searchsorted(table.process, [process, process + 1])
+        late = np.flatnonzero(is_late[begin:end]) + begin
+        quiet = np.flatnonzero(is_quiet[begin:end]) + begin
+        if len(quiet) < limits.steady_steps:
             continue
         longer = float(np.median(length[late]) - np.median(length[quiet]))
         if longer < limits.elongation * float(np.median(table.rise_ns[late])):
-            out |= late
+            out[late] = True
     return out
 
 
@@ -272,13 +275,12 @@ def _held(table: Cells, i: int) -> LateStep:
 
 def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:
     """By process: late in most steps, with an excess of its own that explains it."""
-    out = np.zeros(int(table.process.max()) + 1, bool)
-    for process in np.unique(table.process):
-        mine = table.process == process
-        late, own = table.rise_ns[mine], table.excess_ns[mine]
-        often = float(np.mean(late >= least_ns)) >= limits.steady_share and len(late) >= limits.steady_steps
-        out[process] = often and float(np.median(own)) >= limits.source_share * float(np.median(late))
-    return out
+    n = int(table.process.max()) + 1
+    n_cells = np.bincount(table.process, minlength=n)
+    n_late = np.bincount(table.process[table.rise_ns >= least_ns], minlength=n)
+    often = (n_late >= limits.steady_share * n_cells) & (n_cells >= limits.steady_steps)
+    late, own = (by_group(table.process, each, n, medians) for each in (table.rise_ns, table.excess_ns))
+    return often & (own >= limits.source_share * late)
 
 
 def recurring(

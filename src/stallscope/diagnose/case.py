@@ -76,7 +76,9 @@ def case_of(
     plan = programs(line, told_steps(trace, line))
     met = rounds(line, clocks, limits)
     excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
-    table = cells(line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1]))
+    table = cells(
+        line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1], least_ns=limits.min_late_ns)
+    )
     counted = judged(table, line, limits)
     return Case(
         trace=trace,

@@ -63,7 +63,7 @@ def aligned(line: Timeline, probed: Sequence[Clock] = ()) -> Clocks:
     probed: readings of the nodes' clocks against one wall clock (events.Trace.probed): they tie the nodes that the
     job does not tie, and those it ties less closely than the probes.
     """
-    arrival = line.rows["ts_ns"].astype(np.int64)
+    arrival = line.ts_ns
     if not line.n_processes:
         return Clocks(arrival, {}, np.zeros(0))
     start = int(line.node.min())
@@ -71,20 +71,26 @@ def aligned(line: Timeline, probed: Sequence[Clock] = ()) -> Clocks:
     if len(np.unique(line.node)) > 1:
         offsets = _closest(_offsets(line, start), probed, start, latest_ns=_latest_ns(line))
     error = np.full(int(line.node.max()) + 1, np.inf)
-    common = arrival.copy()
-    own = line.node[line.process]
+    common = arrival.copy() if len(offsets) > 1 else arrival
     for node, offset in offsets.items():
         error[node] = offset.error_ns
         if offset is not _NONE:
-            rows = own == node
+            rows = _rows_of(line, node)
             common[rows] = arrival[rows] - np.rint(offset.ns(arrival[rows])).astype(np.int64)
     return Clocks(common, offsets, error)
 
 
+def _rows_of(line: Timeline, node: int) -> slice:
+    """The rows of a node's processes, which are numbered in its order."""
+    begin, end = np.searchsorted(line.node, [node, node + 1])
+    return slice(int(line.first[begin]), int(line.first[end]))
+
+
 def _latest_ns(line: Timeline) -> dict[int, int]:
     """The last arrival of each node, on its own clock."""
-    own = line.node[line.process]
-    return {int(node): int(line.rows["ts_ns"][own == node].max(initial=0)) for node in np.unique(own)}
+    return {
+        int(node): int(line.ts_ns[_rows_of(line, int(node))].max(initial=0)) for node in np.unique(line.node)
+    }
 
 
 def _closest(
@@ -134,14 +140,10 @@ def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
     """The offset of each node that can be tied to the first one, over communicators that span nodes."""
     met = _meetings(line)
     found = {start: _NONE}
-    pairs, n_nodes = (
-        np.unique(np.stack([met.comm, met.node]), axis=1),
-        np.zeros(len(line.comm_hash), np.int64),
-    )
-    np.add.at(n_nodes, pairs[0], 1)
-    nodes_of = {int(c): pairs[1][pairs[0] == c].tolist() for c in np.flatnonzero(n_nodes > 1)}
+    nodes_of = _nodes_by_comm(met)
     left = sorted(nodes_of, key=lambda comm: -len(nodes_of[comm]))
-    while left:
+    n_nodes = len(np.unique(line.node))
+    while left and len(found) < n_nodes:
         comm = next((comm for comm in left if found.keys() & set(nodes_of[comm])), None)
         if comm is None:
             break
@@ -153,6 +155,16 @@ def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
             if offset is not None:
                 found[node] = _chained(found[reference], offset)
     return found
+
+
+def _nodes_by_comm(met: _Meetings) -> dict[int, list[int]]:
+    """The nodes of each communicator that spans several, in order of the communicators."""
+    pair, n_pairs = numbered(met.comm, met.node)
+    comm, node = np.zeros((2, n_pairs), np.int64)
+    comm[pair], node[pair] = met.comm, met.node
+    edges = np.flatnonzero(np.diff(comm)) + 1
+    found = zip(comm[np.append(0, edges)].tolist(), np.split(node, edges), strict=True) if n_pairs else ()
+    return {number: nodes.tolist() for number, nodes in found if len(nodes) > 1}
 
 
 def _chained(first: Offset, second: Offset) -> Offset:
@@ -223,23 +235,25 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
 def _meetings(line: Timeline) -> _Meetings:
     """The rounds that ranks of several nodes take part in, seen from each node."""
     release, is_last = releases(line)
-    usable = _spans_nodes(line)[line.comm] & (np.isin(line.rows["op"], SYNCHRONISING_OPS) | line.is_p2p)
+    waits_for_all = np.zeros(max(Op) + 1, bool)
+    waits_for_all[list(SYNCHRONISING_OPS)] = True
+    usable = _spans_nodes(line)[line.comm] & (waits_for_all[line.rows["op"]] | line.is_p2p)
     rows = np.flatnonzero(usable)
-    number, _ = numbered(line.comm[rows], line.rows["seq"][rows])
+    number = line.round[rows]
     node = line.node[line.process[rows]]
     group, n_groups = numbered(node, number)
     arrival, first_release = (
         np.full(n_groups, np.iinfo(np.int64).min),
         np.full(n_groups, np.iinfo(np.int64).max),
     )
-    np.maximum.at(arrival, group, line.rows["ts_ns"][rows])
+    np.maximum.at(arrival, group, line.ts_ns[rows])
     known = release[rows] != UNKNOWN
     np.minimum.at(first_release, group[known], release[rows][known])
     all_last = np.ones(n_groups, bool)
     np.logical_and.at(all_last, group, is_last[rows])
     one = np.zeros(n_groups, np.int64)
     one[group] = np.arange(len(rows))
-    op = line.rows["op"][rows][one]
+    op = line.rows[rows[one]]["op"]
     return _Meetings(
         round=number[one],
         comm=line.comm[rows][one],
@@ -255,11 +269,10 @@ def _meetings(line: Timeline) -> _Meetings:
 def _spans_nodes(line: Timeline) -> Array:
     """By communicator: whether ranks of several nodes are in it."""
     n_comms = len(line.comm_hash)
-    low, high = np.full(n_comms, np.iinfo(np.int64).max), np.full(n_comms, -1)
-    node = line.node[line.process]
-    np.minimum.at(low, line.comm, node)
-    np.maximum.at(high, line.comm, node)
-    return low < high
+    low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)
+    np.minimum.at(low, line.comm, line.process)
+    np.maximum.at(high, line.comm, line.process)
+    return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]
 
 
 def releases(line: Timeline) -> tuple[Array, Array]:
@@ -270,7 +283,7 @@ def releases(line: Timeline) -> tuple[Array, Array]:
     release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
     if n < 2:
         return release, is_last
-    ts, leave = line.rows["ts_ns"], line.rows["wait_leave_ns"]
+    ts, leave = line.ts_ns, line.rows["wait_leave_ns"]
     has_next = ~line.is_first[1:]
     is_last[:-1] = has_next & (leave[1:] > ts[:-1])
     release[:-1] = np.where(is_last[:-1], leave[1:], UNKNOWN)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from stallscope.diagnose.blame import LateStep
+from stallscope.diagnose.groups import order_of
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -73,8 +74,7 @@ def cost(
     if len(released_ns):
         lost = _waited_longer(place, released_ns, arrival_ns, late=late, among=among)
         return Cost(lost, is_lower_bound=True)
-    by_round = np.argsort(met.round, kind="stable")
-    round_start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
+    by_round, round_start = _rows_by_round(met, late)
     job_waits = _share_of_steps_with_waits(line)
     for one in late:
         direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round, round_start=round_start)
@@ -93,6 +93,16 @@ def cost(
         each[one.process] = 0
         lost += each
     return Cost(lost, is_lower_bound=bool(line.is_p2p.any()) or not job_waits)
+
+
+def _rows_by_round(met: Rounds, late: list[LateStep]) -> tuple[Array, Array]:
+    """The rows of all rounds in which a late step may have held up others, by round, and where each round begins."""
+    is_asked = np.zeros(met.n_rounds, bool)
+    for one in late:
+        is_asked[met.round[one.first_row : one.peak_row + 1]] = True
+    rows = np.flatnonzero(is_asked[met.round])
+    rows = rows[order_of(met.round[rows], met.n_rounds)]
+    return rows, np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
 
 
 def _waited_for(

@@ -51,14 +51,8 @@ def device_excess(
     more = np.nan_to_num(times.own_ns - theirs, nan=0.0)
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
-    by_host = np.maximum(_sums(table, of_host), 0.0)
-    return DeviceExcess(np.maximum(_sums(table, more) - by_host, 0.0), times.error_ns)
-
-
-def _sums(table: Cells, value: Array) -> Array:
-    total = np.concatenate([[0.0], np.cumsum(value)])
-    sums: Array = total[table.end_row] - total[table.first_row]
-    return sums
+    by_host = np.maximum(table.sums(of_host), 0.0)
+    return DeviceExcess(np.maximum(table.sums(more) - by_host, 0.0), times.error_ns)
 
 
 def late_devices(

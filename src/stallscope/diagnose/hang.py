@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
-from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.groups import numbered, order_of
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -119,10 +119,7 @@ def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array
     """
     rows = line.rows
     counted = ~line.is_p2p & ((rows["flags"] & CollectiveFlag.LATE_ATTACH) == 0) & (rows["seq"] != UNKNOWN)
-    call = np.zeros(len(rows), np.int64)
-    for column in ("op", "count", "datatype"):
-        _, inverse = np.unique(rows[column], return_inverse=True)
-        call = call * (int(inverse.max(initial=0)) + 1) + inverse
+    call, _ = numbered(rows["op"], rows["count"], rows["datatype"])
     low, high = np.full(met.n_rounds, np.iinfo(np.int64).max), np.full(met.n_rounds, np.iinfo(np.int64).min)
     np.minimum.at(low, met.round[counted], call[counted])
     np.maximum.at(high, met.round[counted], call[counted])
@@ -175,23 +172,38 @@ def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
     only late, or numbered otherwise (the capture came late to it).
     """
     out = []
-    last_call_ns = np.full(line.n_processes, np.iinfo(np.int64).min)
-    np.maximum.at(last_call_ns, line.process, arrival_ns)
-    for comm in np.unique(line.comm).tolist():
-        rows = np.flatnonzero(line.comm == comm)
-        members = np.unique(line.process[rows])
-        last = np.full(line.n_processes, -1, np.int64)
-        np.maximum.at(last, line.process[rows], line.rows["seq"][rows])
-        reached = last[members]
+    last_call_ns = np.maximum.reduceat(arrival_ns, line.first[:-1]) if len(arrival_ns) else arrival_ns
+    for rows in _rows_of_unfinished(line):
+        seq_of, process = line.rows["seq"][rows], line.process[rows]
+        order = np.lexsort((seq_of, process))
+        is_last = np.append(np.diff(process[order]) != 0, True)
+        members, reached = process[order[is_last]], np.maximum(seq_of[order[is_last]], -1)
         if len(members) < 2 or reached.min() == reached.max():
             continue
         seq = int(reached.min()) + 1
         present = members[reached >= seq]
-        entered = rows[(line.rows["seq"][rows] == seq)]
+        entered = rows[seq_of == seq]
         since = int(arrival_ns[entered].max()) if len(entered) else int(arrival_ns[rows].max())
         since = max(since, int(last_call_ns[present].min()))
-        out.append(_Open(comm, seq, members[reached < seq], present, since))
+        out.append(_Open(int(line.comm[rows[0]]), seq, members[reached < seq], present, since))
     return out
+
+
+def _rows_of_unfinished(line: Timeline) -> list[Array]:
+    """The rows of each communicator whose latest round not all its members have entered, perhaps of others too."""
+    if not line.n_rounds:
+        return []
+    n_comms = len(line.comm_hash)
+    last_round = np.zeros(n_comms, np.int64)
+    np.maximum.at(last_round, line.comm, line.round)
+    n_arrived = np.bincount(line.round, minlength=line.n_rounds)[last_round]
+    is_open = n_arrived != line.n_members
+    if len(line.meetings.irregular):  # somebody is in a round twice
+        is_open[:] = True
+    rows = np.flatnonzero(is_open[line.comm])
+    order = order_of(line.comm[rows], n_comms)
+    rows = rows[order]
+    return np.split(rows, np.flatnonzero(np.diff(line.comm[rows])) + 1) if len(rows) else []
 
 
 def patience_ns(line: Timeline, arrival_ns: Array, limits: Thresholds) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.blame import Cells, LateStep
+from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -88,19 +89,11 @@ def moving(
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
     is_clear = size >= 2 * least_ns
-    own_clock = line.process == table.process[0]
-    begin, end = line.rows["ts_ns"][own_clock].min(), line.rows["ts_ns"][own_clock].max()
+    begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
     return Moving(left, n_steps) if is_clear and takes_much else None
 
 
 def _per_step(line: Timeline, table: Cells, value: Array) -> Array:
     """Median over the steps of each process's sum of a value: float64 (p,)."""
-    total = np.concatenate([[0], np.cumsum(value)])
-    sums = total[table.end_row] - total[table.first_row]
-    return np.array(
-        [
-            np.median(sums[table.process == process]) if (table.process == process).any() else np.nan
-            for process in range(line.n_processes)
-        ]
-    )
+    return by_group(table.process, table.sums(value), line.n_processes, medians)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.blame import Cells
+from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -35,8 +36,8 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
     if len(steps) < 2 * n_least:
         return None
     duration, host = (
-        _per_step(line, table, line.interval_ns, steps),
-        _per_step(line, table, line.host_ns, steps),
+        _per_step(table, line.interval_ns, steps),
+        _per_step(table, line.host_ns, steps),
     )
     best = _change(duration, n_least)
     before, after = float(np.median(duration[:best])), float(np.median(duration[best:]))
@@ -50,16 +51,14 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
         before_ns=before,
         after_ns=after,
         host_share=min(max(grown / (after - before), 0.0), 1.0),
-        at_ns=int(line.rows["ts_ns"][first]),
+        at_ns=int(line.ts_ns[first]),
         n_steps=len(steps) - best,
     )
 
 
-def _per_step(line: Timeline, table: Cells, value: Array, steps: Array) -> Array:
+def _per_step(table: Cells, value: Array, steps: Array) -> Array:
     """Median over the processes of a value's sum in each step: float64 (steps,)."""
-    total = np.concatenate([[0], np.cumsum(value)])
-    sums = total[table.end_row] - total[table.first_row]
-    return np.array([np.median(sums[table.step == step]) for step in steps])
+    return by_group(np.searchsorted(steps, table.step), table.sums(value), len(steps), medians)
 
 
 def _change(values: Array, n_least: int) -> int:

@@ -39,7 +39,7 @@ class Timeline:
     round: int64 (n,), number of the round, in order of the communicators; meetings: the rounds laid out as tables.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
     first: int64 (p + 1,), where each process's rows begin.
-    comm_hash: uint64 by communicator number.
+    comm_hash: uint64, and n_members: int64, by communicator number.
     """
 
     rows: RowsInOrder
@@ -60,6 +60,7 @@ class Timeline:
     rank: Array
     first: Array
     comm_hash: Array
+    n_members: Array
 
     @property
     def n_processes(self) -> int:
@@ -114,6 +115,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         rank=_ranks(trace, node, pid, one_each),
         first=first,
         comm_hash=comm_hash,
+        n_members=np.bincount(calls.comm, minlength=len(comm_hash)),
     )
 
 
