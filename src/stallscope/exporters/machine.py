@@ -96,7 +96,7 @@ def _network(meter: Meter, proc: Path) -> None:
 def gpus() -> Iterator[Any]:
     """The NVML module, ready; None where it or a driver is missing."""
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         yield None
         return

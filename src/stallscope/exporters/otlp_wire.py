@@ -82,7 +82,8 @@ class _Http:
             response = connection.getresponse()
             response.read()
         except (OSError, http.client.HTTPException) as error:
-            return Answer(False, may_retry=True, reason=str(error) or type(error).__name__)
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return Answer(False, may_retry=True, reason=reason)
         finally:
             connection.close()
         if response.status < 300:
