@@ -253,7 +253,7 @@ def _meetings(line: Timeline) -> _Meetings:
     np.logical_and.at(all_last, group, is_last[rows])
     one = np.zeros(n_groups, np.int64)
     one[group] = np.arange(len(rows))
-    op = line.rows[rows[one]]["op"]
+    op = line.rows.column("op", rows[one])
     return _Meetings(
         round=number[one],
         comm=line.comm[rows][one],

@@ -33,3 +33,7 @@ class RowsInOrder:
             for name, column in self.made.items():
                 rows[name] = column[which]
         return np.asarray(rows) if isinstance(rows, np.ndarray) else rows
+
+    def column(self, name: str, where: Array) -> Array:
+        """One column of some rows (indices): nothing else of them is touched."""
+        return self.made[name][where] if name in self.made else self.table[name][self.order[where]]

@@ -95,9 +95,9 @@ def _kind(line: Timeline) -> tuple[Array, ...]:
     calls = np.flatnonzero(line.is_p2p)
     if not len(calls):
         return ()
-    rows = line.rows[calls]
+    op, peer, own = (line.rows.column(name, calls) for name in ("op", "peer_rank", "comm_rank"))
     kind = np.zeros(len(line.rows), np.int64)
-    kind[calls] = numbered(rows["op"], rows["peer_rank"].astype(np.int64) - rows["comm_rank"])[0] + 1
+    kind[calls] = numbered(op, peer.astype(np.int64) - own)[0] + 1
     return (kind,)
 
 
