@@ -14,7 +14,7 @@ from stallscope.diagnose.delays import delays_by_process, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
-from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage
+from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
 from stallscope.diagnose.late_verdicts import Seen, cost_said
 from stallscope.diagnose.on_device import on_device
 from stallscope.diagnose.slowdown import slowdown
@@ -210,9 +210,15 @@ def counted(case: Case) -> dict[str, object]:
 def _stragglers(case: Case, named: dict[int, list[LateStep]], looked_at: Seen) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for mine in named.values() for late in mine])
+    groups = by_node(case, sorted(named))
+    alone = [group[0] for group in groups if len(group) == 1]
+    more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
+    if more:
+        uneven = late_verdicts.with_more_work(case, more, delays, looked_at=looked_at)
+        groups = [group for group in groups if group[0] not in more]
     verdicts = [
-        late_verdicts.straggler(case, group, delays, looked_at=looked_at)
-        for group in by_node(case, sorted(named))
+        *([uneven] if more else []),
+        *(late_verdicts.straggler(case, group, delays, looked_at=looked_at) for group in groups),
     ]
     return costliest_first(verdicts)
 

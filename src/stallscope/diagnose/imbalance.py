@@ -94,6 +94,25 @@ def moving(
     return Moving(left, n_steps) if is_clear and takes_much else None
 
 
+def with_more_work(
+    named: dict[int, list[LateStep]], alone: list[int], *, n_processes: int, limits: Thresholds
+) -> list[int]:
+    """The processes of `alone` that have more work than the others, rather than a bad machine each.
+
+    A bad machine is rare. Where many ranks are late in the same steps, most of them, what they have in common is the
+    work they were given: experts with more tokens, longer sequences.
+    alone: named processes that do not make up a whole node, which may well be bad.
+    """
+    if len(alone) < max(limits.least_uneven, limits.uneven_share * n_processes):
+        return []
+    steps = [{late.step for late in named[process]} for process in alone]
+    shared = set.intersection(*steps)
+    is_together = len(shared) >= limits.steady_steps and all(
+        len(shared) >= limits.steady_share * len(own) for own in steps
+    )
+    return alone if is_together else []
+
+
 def _per_step(line: Timeline, table: Cells, value: Array) -> Array:
     """Median over the steps of each process's sum of a value: float64 (p,)."""
     return by_group(table.process, table.sums(value), line.n_processes, medians)

@@ -125,6 +125,23 @@ def moving(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
     )
 
 
+def with_more_work(
+    case: Case, processes: list[int], delays: Mapping[int, Delays], *, looked_at: Seen
+) -> Verdict:
+    """The verdict on ranks that have more to do than the others: told as a straggler's, without an accusation."""
+    verdict = straggler(case, processes, delays, looked_at=looked_at)
+    evidence = {name: value for name, value in verdict.evidence.items() if name != "is_whole_node"}
+    return replace(
+        verdict,
+        kind="imbalance",
+        ranks=[],
+        nodes=[],
+        confidence=0.8,
+        advice=["Even out the work: these ranks have more of it (tokens, sequence lengths, shards)."],
+        evidence=evidence | {"more_work": verdict.ranks},
+    )
+
+
 def moving_on_devices(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
     """The verdict on delays of GPUs that no GPU owns: what their hosts did has no part in it."""
     verdict = moving(case, delays, looked_at=looked_at)

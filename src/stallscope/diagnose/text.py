@@ -114,8 +114,9 @@ def _failure(verdict: Verdict) -> str:
     who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
     first = " first" if verdict.victims or said.get("also_failed_later") else ""
+    what = verdict.causes[0].cause.title if verdict.causes else "made a call that failed"
     return (
-        f"{who}{where} failed{first}: it {verdict.causes[0].cause.title} "
+        f"{who}{where} failed{first}: it {what} "
         f"(error {said.get('error')}, {said.get('said')}, in {said.get('function') or 'a CUDA call'})."
     )
 
@@ -176,6 +177,13 @@ def _imbalance(verdict: Verdict) -> str:
         return (
             f"Uneven work, no bad machine: the stage of {_ranks(stage)} works {extra} longer per step, "
             "and the others wait for it."
+        )
+    more = verdict.evidence.get("more_work")
+    if isinstance(more, list):
+        extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no bad machine: {_ranks(more)} work {extra} longer {_how_often(verdict)}, "
+            "and the others wait for them."
         )
     return (
         f"Uneven work, no bad machine: in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} "

@@ -46,6 +46,12 @@ class Thresholds:
     moving_time_share: float = 0.1
     """Delays that move around are told when together they took this share of the time: below, nobody acts."""
 
+    least_uneven: int = 3
+    """So many ranks, late in the same steps, have more work rather than a bad machine each ..."""
+
+    uneven_share: float = 0.3
+    """... if they are this share of all, and not just the ranks of one node."""
+
     elongation: float = 0.3
     """Late steps must be longer than the rank's other steps by this share of the lateness: else it was absorbed."""
 

@@ -1,0 +1,64 @@
+"""A small part of `make accuracy`, and that its judge is neither blind nor lenient."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "bench" / "accuracy"
+sys.path.insert(0, str(FOLDER))
+
+import simulated  # noqa: E402
+from judging import judged  # noqa: E402
+
+from stallscope.diagnose.engine import diagnose  # noqa: E402
+from stallscope.synth import Capture, scenarios  # noqa: E402
+
+FAULTS = (
+    "host_sleep",
+    "block_io",
+    "cuda_alloc",
+    "two_culprits",
+    "gpu_slow",
+    "moving_imbalance",
+    "missing_asleep",
+)
+
+
+@pytest.mark.parametrize("shape", ["dp8", "dp8-tp2", "dp16-ep8"])
+def test_simulated_faults_are_found(shape: str) -> None:
+    cases = [case for case in simulated.cases([shape], n_seeds=1) if case.fault in FAULTS]
+    assert len(cases) == len(FAULTS) + 1
+    for case in cases:
+        _, one, _ = simulated.tried(case)
+        assert (one.culprit, one.n_accused, one.cause in ("", "right")) == ("right", 0, True), (
+            case,
+            one.said,
+        )
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_healthy_jobs_accuse_nobody(number: int) -> None:
+    _, one = simulated.healthy_job(number)
+    assert one.n_accused == 0
+
+
+def test_the_judge_tells_right_from_wrong_from_abstained() -> None:
+    trace, truth = scenarios.scene("dp8", "block_io", 0, has_twin=False)
+    report, (answer,) = diagnose(trace), truth.answers
+    right = judged(report, truth.knowable)
+    assert (right.culprit, right.cause, right.n_accused) == ("right", "right", 0)
+    other = replace(answer, ranks=((answer.ranks[0] + 1) % 8,))
+    assert (judged(report, [other]).culprit, judged(report, [other]).n_accused) == ("wrong", 1)
+    assert judged(report, [replace(answer, cause="driver")]).cause == "wrong"
+    assert judged(report, []).culprit == "wrong"
+    assert judged(report, [answer, other]).culprit == "abstained"
+    assert judged(replace(report, verdicts=[]), [answer]).culprit == "abstained"
+
+
+def test_what_cannot_be_known_is_not_asked_for() -> None:
+    _, without = scenarios.scene("dp8", "gpu_slow", 0, has_twin=False)
+    _, known = scenarios.scene("dp8", "gpu_slow", 0, has_twin=False, capture=Capture(has_gpu_times=True))
+    assert [answer.kind for answer in without.knowable] == ["unknown_device"]
+    assert known.knowable == known.answers
