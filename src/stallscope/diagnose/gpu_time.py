@@ -39,37 +39,36 @@ class GpuTime:
 
 def gpu_time(line: Timeline) -> GpuTime | None:
     """The GPUs' times; None where no collective has any."""
-    rows = line.rows
-    told = (rows["gpu_start_ns"] != UNKNOWN) & (rows["gpu_end_ns"] != UNKNOWN)
+    start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
+    told = (start_ns != UNKNOWN) & (end_ns != UNKNOWN)
     if not told.any():
         return None
     known = line.is_whole & told
     known[1:] &= told[:-1]
     enqueued, error_ns = _enqueued_ns(line, told)
-    own, held = np.zeros(len(rows)), np.zeros(len(rows))
+    own, held = np.zeros(len(told)), np.zeros(len(told))
     at = np.flatnonzero(known)
-    began = np.maximum(rows["gpu_end_ns"][at - 1], enqueued[at])
-    own[at] = np.maximum(rows["gpu_start_ns"][at] - began, 0)
-    held[at] = np.maximum(rows["gpu_end_ns"][at] - rows["gpu_start_ns"][at], 0)
+    began = np.maximum(end_ns[at - 1], enqueued[at])
+    own[at] = np.maximum(start_ns[at] - began, 0)
+    held[at] = np.maximum(end_ns[at] - start_ns[at], 0)
     return GpuTime(known, own, held, error_ns)
 
 
 def _enqueued_ns(line: Timeline, told: Array) -> tuple[Array, Array]:
     """Arrivals on the clock of the process's GPU, int64 (n,); and how far they may be off, float64 (p,)."""
-    rows = line.rows
+    ts_ns, start_ns, end_ns = (line.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
     release, is_last = releases(line)
     has_release = told & is_last & (release != UNKNOWN)
-    out, error = rows["ts_ns"].copy(), np.zeros(line.n_processes)
+    out, error = ts_ns.copy(), np.zeros(line.n_processes)
     first = np.searchsorted(line.process, np.arange(line.n_processes + 1))
     for process in range(line.n_processes):
         mine = slice(int(first[process]), int(first[process + 1]))
         here = np.flatnonzero(told[mine]) + mine.start
         if not len(here):
             continue
-        ts = rows["ts_ns"][here]
-        high = (rows["gpu_start_ns"][here] - ts).astype(np.float64)
-        low = np.where(has_release[here], rows["gpu_end_ns"][here] - release[here], -_NOT_SEEN)
-        offset, error[process] = _offset(ts, low, high)
+        high = (start_ns[here] - ts_ns[here]).astype(np.float64)
+        low = np.where(has_release[here], end_ns[here] - release[here], -_NOT_SEEN)
+        offset, error[process] = _offset(ts_ns[here], low, high)
         out[here] += np.rint(offset).astype(np.int64)
     return out, error
 
