@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from judging import judged
+from marking import judged
 
 from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.verdict import Report

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from judging import Judged, judged
+from marking import Judged, judged
 
 from stallscope.diagnose.engine import diagnose
 from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, scenarios, simulate

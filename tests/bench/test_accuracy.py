@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "bench" / "accuracy"
 sys.path.insert(0, str(FOLDER))
 
 import simulated  # noqa: E402
-from judging import judged  # noqa: E402
+from marking import judged  # noqa: E402
 
 from stallscope.diagnose.engine import diagnose  # noqa: E402
 from stallscope.synth import Capture, scenarios  # noqa: E402

@@ -103,7 +103,7 @@ def _answer(file: Path) -> _Answer:
 
 def _members(comm: dict[str, Any]) -> Iterator[_Member]:
     hash_ = int(str(comm["hash"]), 16) & (2**64 - 1)
-    size = int(comm["size"])
+    size = _number(comm["size"])
     for told in [*comm.get("ranks", ()), *comm.get("missing_ranks", ())]:
         state = told.get("status", {})
         counts = told.get("collective_counts")
