@@ -138,7 +138,7 @@ def _row(told: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int
     if not (0 <= inside_ns < logged_ns < _MOST_NS and min(numbers_told) >= 0 and 0 <= who[1] < 2**32):
         raise ValueError("a number is out of range")
     rank, nranks, seq, n_bytes = numbers_told
-    if rank >= nranks or nranks >= 2**31 or seq >= 2**62:
+    if rank >= nranks or nranks >= 2**31 or max(seq, n_bytes) >= _MOST_NS:
         raise ValueError(f"rank {rank} of {nranks}")
     process = numbers.setdefault(who, len(numbers))
     comm = int(str(header["id"]), 16) & (2**64 - 1)
