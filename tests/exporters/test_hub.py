@@ -310,7 +310,7 @@ def test_offering_never_waits_for_a_hub_that_does_not_answer(line):
         open_line = line(port)
         for _ in range(200):
             open_line.offer({"collectives": collectives(10)}, clock=CLOCK)
-        until(lambda: len(far.got) == sending.MAX_IN_FLIGHT)
+        until(lambda: bool(far.got))
         is_over.set()
         until(lambda: sum(_n_rows(far, "collectives")) == 2000)
 
