@@ -1,37 +1,10 @@
-"""What the agent does without a kernel: signals, who may read, where raw events go. The rest is in tests/live."""
+"""What the agent does without a kernel: who may read, where raw events go. The rest is in tests/live."""
 
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 
 from stallscope import agent
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_asks_for_the_end_and_nothing_else(number):
-    stop = threading.Event()
-    before = signal.getsignal(number)
-    with agent._set_by_signals(stop):
-        os.kill(os.getpid(), number)
-        assert stop.wait(1)
-    assert signal.getsignal(number) == before
-
-
-def test_signals_are_left_alone_outside_the_main_thread():
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def run() -> None:
-        with agent._set_by_signals(threading.Event()):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [before]
 
 
 @pytest.mark.parametrize(

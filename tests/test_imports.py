@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stallscope"
 VOCABULARY = {"errors", "events"}
 MAY_IMPORT = {
     "errors": set(),
+    "ending": set(),
     "settings": {"errors"},
     "rates": {"errors"},
     "annotate": set(),
@@ -28,12 +29,24 @@ MAY_IMPORT = {
     "check": VOCABULARY | {"settings", "capture", "store"},
     "live": VOCABULARY | {"store", "diagnose"},
     "diagnose": VOCABULARY,
-    "serve": VOCABULARY | {"settings", "rates", "store", "store.hub", "diagnose", "query"},
+    "serve": VOCABULARY | {"ending", "settings", "rates", "store", "store.hub", "diagnose", "query"},
     "stress": VOCABULARY | {"exporters"},
     "synth": VOCABULARY,
-    "agent": VOCABULARY | {"settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
+    "agent": VOCABULARY
+    | {"ending", "settings", "rates", "capture", "store", "exporters", "diagnose", "serve"},
     "hub": VOCABULARY
-    | {"settings", "rates", "importers", "exporters", "store", "store.hub", "receive", "standing", "diagnose"}
+    | {
+        "ending",
+        "settings",
+        "rates",
+        "importers",
+        "exporters",
+        "store",
+        "store.hub",
+        "receive",
+        "standing",
+        "diagnose",
+    }
     | {"serve"},
     "demo": VOCABULARY | {"settings", "importers", "store", "diagnose", "serve", "capture", "synth", "agent"},
 }

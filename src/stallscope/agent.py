@@ -11,11 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
@@ -35,6 +34,7 @@ from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.status import StatusLine, Tally, line
+from stallscope.ending import ASKS, set_by_signals
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
@@ -52,7 +52,7 @@ _LOOK_EVERY_S = 0.04
 _SECOND_NS = 10**9
 _SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (*ASKS, signal.SIGHUP)
 _SOURCE = "live capture of real processes by eBPF"
 
 
@@ -120,7 +120,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
     stop = stop or threading.Event()
     chosen = frozenset(options.pids) if options.pids else None
     with ExitStack() as stack:
-        stack.enter_context(_set_by_signals(stop))
+        stack.enter_context(set_by_signals(stop, _SIGNALS))
         kernel_side = program.Options(record_all=options.record_all, pids=chosen, own_pid=os.getpid())
         probes = stack.enter_context(Program.load(kernel_side))
         status = stack.enter_context(closing(StatusLine(out, notes_only=options.notes_only)))
@@ -394,21 +394,3 @@ def _group_of_the_user() -> int | None:
     """The group of whoever called sudo, so that `explain` needs no root; None without sudo."""
     group = os.environ.get("SUDO_GID", "")
     return int(group) if group.isdecimal() else None
-
-
-@contextmanager
-def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Inside the with block, signals that ask for an end set `stop`; outside the main thread nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def set_it(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = [signal.signal(number, set_it) for number in _SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
-            signal.signal(number, handler)

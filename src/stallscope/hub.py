@@ -4,7 +4,6 @@ What can be refused is refused before anything listens: certificates, tokens, th
 """
 
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from stallscope import rates
 from stallscope.diagnose.stream import Stream
+from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Receiver
@@ -35,7 +34,6 @@ from stallscope.standing import Standing
 from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ def run(options: Options, *, out: TextIO = sys.stderr) -> None:
     Raises BadInput, StorageFailed, NewerSchema before anything listens.
     """
     stop = threading.Event()
-    with _set_by_signals(stop), started(options, out=out):
+    with set_by_signals(stop), started(options, out=out):
         stop.wait()
         _say(out, "ending: what has been received is being committed")
     _say(out, "ended")
@@ -193,18 +191,3 @@ def _announce(out: TextIO, options: Options, ports: Ports, tokens: Tokens) -> No
 def _say(out: TextIO, text: str) -> None:
     with suppress(OSError):  # nobody reads any more: the hub goes on
         print(f"stallscope hub: {text}", file=out, flush=True)
-
-
-@contextmanager
-def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Inside the with block, signals that ask for an end set `stop`."""
-
-    def set_it(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = [signal.signal(number, set_it) for number in _SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
-            signal.signal(number, handler)

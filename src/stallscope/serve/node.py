@@ -5,7 +5,6 @@ nobody who asks can slow it down. The layers are those of the hub: bearer, audit
 """
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.query.packed import packed
 from stallscope.query.sql import Limits, ask
@@ -216,7 +216,8 @@ def serve(
     listening = Listening(app, listener, context=context, name="node-api")
     try:
         say(_told(options, listening.port, files))
-        _until_stopped(options, files, host, stop=stop or _set_by_signals())
+        with set_by_signals(stop or threading.Event()) as asked:
+            _until_stopped(options, files, host, stop=asked)
     finally:
         listening.stop()
         audit.close()
@@ -238,11 +239,3 @@ def _told(options: Options, port: int, files: NodeFiles) -> str:
     with_what = "a client certificate" if options.client_ca else f"the token in {files.token}"
     trust = f", --ca-cert {files.ca}" if options.has_tls else ""
     return f"serving {options.db} at {scheme}://{host}:{port} for {with_what}{trust}"
-
-
-def _set_by_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
