@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from stallscope.errors import BadTrace
 from stallscope.events.names import Category, Op
 from stallscope.importers import importer_for
-from stallscope.importers.node_database import IMPORTER, op_of
+from stallscope.importers.functions import op_of
+from stallscope.importers.node_database import IMPORTER
 from stallscope.store import node
 
 from ..diagnose.reports import only, report_of

@@ -17,19 +17,11 @@ from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import N_CATEGORIES, Category, Op
+from stallscope.events.names import CALL_CATEGORY, N_CATEGORIES, Category, Op
 from stallscope.events.trace import Trace
 
 _MARKS = (Op.SYNC, Op.COPY, Op.GRAPH_LAUNCH)
-_CATEGORY_OF = {
-    Op.SYNC: Category.DEVICE,
-    Op.STREAM_WAIT: Category.DEVICE,
-    Op.ALLOC: Category.ALLOC,
-    Op.FREE: Category.ALLOC,
-    Op.COPY: Category.COPY,
-    Op.LAUNCH: Category.LAUNCH,
-    Op.GRAPH_LAUNCH: Category.LAUNCH,
-}
+_CATEGORY_OF = CALL_CATEGORY | {Op.SYNC: Category.DEVICE, Op.STREAM_WAIT: Category.DEVICE}
 _NO_ALARM = ("host_sleep", "network_wait", "blocked", "unknown", "driver", "launch_bound")
 _NOTHING = 0.001  # of the time
 _LOADER = b"pt_data_worker"  # what torch.utils.data calls its worker processes

@@ -72,6 +72,15 @@ P2P_OPS = (Op.SEND, Op.RECV)
 SYNCHRONISING_OPS = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL)
 """No rank can leave these before every rank has entered them."""
 
+CALL_CATEGORY = {
+    Op.ALLOC: Category.ALLOC,
+    Op.FREE: Category.ALLOC,
+    Op.COPY: Category.COPY,
+    Op.LAUNCH: Category.LAUNCH,
+    Op.GRAPH_LAUNCH: Category.LAUNCH,
+}
+"""What a thread inside such a call is in. A synchronise call is a wait or the device's time: the context tells."""
+
 
 class Datatype(IntEnum):
     """ncclDataType_t + 1 (nccl.h 2.28), so that 0 is unknown."""

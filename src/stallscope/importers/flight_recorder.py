@@ -17,34 +17,23 @@ from stallscope.events.names import DATATYPE_BYTES, CollectiveFlag
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.rank_dump import Call, Dump, Group, dump_of
 from stallscope.importers.registry import Importer
+from stallscope.importers.texts import files_of, head_of
 
-_HEAD_BYTES = 1 << 16
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _WORDS = (b"nccl_version", b"pg_config", b"pg_status", b"entries", b"collective_seq_id")
 
 
 def _sniff(path: Path) -> bool:
-    return any(_looks_like_a_dump(file) for file in _files(path))
-
-
-def _files(path: Path) -> list[Path]:
-    try:
-        return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    except OSError:
-        return []
+    return any(_looks_like_a_dump(file) for file in files_of(path))
 
 
 def _looks_like_a_dump(file: Path) -> bool:
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except OSError:
-        return False
+    head = head_of(file)
     return bool(_PICKLE.match(head)) and any(word in head for word in _WORDS)
 
 
 def _read(path: Path) -> Trace:
-    files = [file for file in _files(path) if _looks_like_a_dump(file)]
+    files = [file for file in files_of(path) if _looks_like_a_dump(file)]
     if not files:
         raise BadTrace(f"{path} holds no flight-recorder dump: check the path")
     dumps: dict[int, Dump] = {}

@@ -23,6 +23,7 @@ from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Clock, Trace
+from stallscope.importers.functions import op_of
 from stallscope.importers.registry import Importer
 
 _MAGIC = b"SQLite format 3\0"
@@ -37,17 +38,6 @@ _MOST_BYTES_OF_A_VALUE = 1 << 20
 _CALL_SOURCES = (1, 4)  # CUDA runtime, CUDA driver
 _HOST = 3
 _SWITCH = "sched_switch"
-_OPS = (  # the first that the call's name holds, in lower case
-    ("mallochost", Op.ALLOC),
-    ("malloc", Op.ALLOC),
-    ("memalloc", Op.ALLOC),
-    ("free", Op.FREE),
-    ("memcpy", Op.COPY),
-    ("graphlaunch", Op.GRAPH_LAUNCH),
-    ("launch", Op.LAUNCH),
-    ("waitevent", Op.STREAM_WAIT),
-    ("sync", Op.SYNC),
-)
 _SIZED = (Op.ALLOC, Op.COPY)
 _LAST_NS = 2**61  # the year 2043
 _MINUTE_NS = 60 * 10**9
@@ -137,12 +127,6 @@ def _rows(found: sqlite3.Connection, question: str, path: Path, most: int) -> Se
 
 def _end_ns(rows: Array) -> int:
     return int((rows[:, 1] + rows[:, 6]).max()) if len(rows) else 0
-
-
-def op_of(name: str) -> Op:
-    """The class of a CUDA runtime or driver function, by its name; NONE where it is of no known class."""
-    plain = name.lower()
-    return next((op for word, op in _OPS if word in plain), Op.NONE)
 
 
 def _calls(whole: Array, op_names: dict[tuple[int, int], str]) -> tuple[Array, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Trace
 from stallscope.importers.parquet import coded, column_names, table
 from stallscope.importers.registry import Importer
+from stallscope.importers.texts import files_of
 
 _NUMBERS = ("step", "rank", "stage", "dp_rank", "start_ts", "duration", "seq_id")
 _COLUMNS = (*_NUMBERS, "optype")
@@ -71,11 +72,7 @@ def _sniff(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    try:
-        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    except OSError:
-        return []
-    return [file for file in files if set(_COLUMNS) <= column_names(file)]
+    return [file for file in files_of(path) if set(_COLUMNS) <= column_names(file)]
 
 
 def _read(path: Path) -> Trace:

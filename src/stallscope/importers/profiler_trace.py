@@ -20,9 +20,9 @@ from stallscope.errors import BadTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.ledger import ThreadEvents, account, waits_or_device
-from stallscope.events.names import DATATYPE_BYTES, Category, CollectiveFlag, Datatype, Op
+from stallscope.events.names import CALL_CATEGORY, DATATYPE_BYTES, Category, CollectiveFlag, Datatype, Op
 from stallscope.events.trace import Clock, Trace
-from stallscope.importers.node_database import op_of
+from stallscope.importers.functions import op_of
 from stallscope.importers.profiler_file import Profile, looks_like_a_profile, profile_of, whole
 from stallscope.importers.registry import Importer
 from stallscope.importers.texts import files_of
@@ -62,14 +62,6 @@ _DATATYPES = {
     "Char": Datatype.INT8,
     "Float8_e4m3fn": Datatype.FLOAT8_E4M3,
     "Float8_e5m2": Datatype.FLOAT8_E5M2,
-}
-_CALL_CATEGORY = {
-    Op.SYNC: Category.WAIT_GPU,
-    Op.ALLOC: Category.ALLOC,
-    Op.FREE: Category.ALLOC,
-    Op.COPY: Category.COPY,
-    Op.LAUNCH: Category.LAUNCH,
-    Op.GRAPH_LAUNCH: Category.LAUNCH,
 }
 
 
@@ -221,11 +213,7 @@ def _threads(
 ) -> list[ThreadEvents]:
     by_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for begin, end, tid, op in calls:
-        what = (
-            syncs.get((begin, end), int(_CALL_CATEGORY.get(op, 0)))
-            if op == Op.SYNC
-            else _CALL_CATEGORY.get(op, 0)
-        )
+        what = syncs[begin, end] if op == Op.SYNC else CALL_CATEGORY.get(op, Category.NONE)
         by_thread[tid].append((begin, end, int(what)))
     busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
     loader: dict[int, list[tuple[int, int]]] = defaultdict(list)
