@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from stallscope.diagnose.verdict import wall_text
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
@@ -70,8 +71,7 @@ def said(ns: int | None) -> str | None:
     """ISO 8601 in UTC with milliseconds; None where unknown or beyond the calendar."""
     if ns is None or not 0 <= ns // 1_000_000 <= _MAX_MS:
         return None
-    found = datetime.fromtimestamp(ns // 1_000_000 / 1000, UTC)
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return wall_text(ns)
 
 
 _MOMENT_SCHEMA = {
