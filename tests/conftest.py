@@ -6,10 +6,14 @@ is skipped with the reason, and the reasons are counted at the end of the run.
 
 import os
 import shutil
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from stallscope.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,3 +103,22 @@ def our_files() -> list[Path]:
         below[:] = [b for b in below if b not in ("__pycache__", "build", "dist")]
         found.extend(Path(folder, file) for file in sorted(files))
     return [path for path in found if path.suffix not in (".o", ".so")]
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in this process, without settings of this machine; gives exit code, output and errors."""
+    for name in list(os.environ):
+        if name.startswith("STALLSCOPE_"):
+            monkeypatch.delenv(name)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["stallscope", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return call

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import __version__
-from stallscope.cli import app, main
+from stallscope.cli import app
 from stallscope.commands.options import duration_ns
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.store import node
@@ -41,23 +41,6 @@ def command(*words: object, **environment: str) -> subprocess.CompletedProcess[s
         env=clean() | environment,
         timeout=60,
     )
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process; gives exit code, output and errors."""
-    for name in list(os.environ):
-        if name.startswith("STALLSCOPE_"):
-            monkeypatch.delenv(name)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stallscope", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
