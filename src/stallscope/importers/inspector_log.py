@@ -21,7 +21,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import files_of, head_of, text_of
+from stallscope.importers.texts import begins_as_object, files_of, text_of
 
 _MOST_BYTES = 400 << 20
 _MOST_ROWS = 3_000_000
@@ -49,16 +49,11 @@ class _Logs:
 
 
 def _sniff(path: Path) -> bool:
-    return any(_looks_like_a_log(file) for file in files_of(path))
-
-
-def _looks_like_a_log(file: Path) -> bool:
-    head = head_of(file)
-    return head.lstrip()[:1] == b"{" and all(word in head for word in _WORDS)
+    return any(begins_as_object(file, _WORDS) for file in files_of(path))
 
 
 def _read(path: Path) -> Trace:
-    logs = _logs([file for file in files_of(path) if _looks_like_a_log(file)])
+    logs = _logs([file for file in files_of(path) if begins_as_object(file, _WORDS)])
     rows = logs.rows
     hosts = sorted({host for host, _ in logs.processes})
     node = np.array([hosts.index(host) for host, _ in logs.processes])[rows["process"]]

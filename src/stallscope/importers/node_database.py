@@ -137,8 +137,8 @@ def _calls(whole: Array, op_names: dict[tuple[int, int], str]) -> tuple[Array, t
     rows = layout.empty(layout.CALLS, len(picked))
     rows["node"], rows["ts_ns"], rows["pid"], rows["tid"] = picked[:, :4].T
     rows["duration_ns"], rows["result"] = picked[:, 6], np.clip(picked[:, 8], -(2**31), 2**31 - 1)
-    rows["op"] = [op_of(name) for name in called]
     rows["symbol"] = [place[name] for name in called]
+    rows["op"] = np.array([op_of(name) for name in symbols])[rows["symbol"]]
     is_sized = np.isin(rows["op"], _SIZED)
     rows["count_bytes"][is_sized] = picked[is_sized, 7]
     return rows[np.argsort(rows["ts_ns"], kind="stable")], symbols

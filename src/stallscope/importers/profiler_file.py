@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Profile:
     work: list[tuple[int, int, int, bool]] = field(default_factory=list)
     kernels: list[tuple[int, int, int, dict[str, Any]]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def host(self) -> str:
         """As the profiler names its files; the file's own name where somebody renamed it."""
         found = _NAME.match(self.file.name)

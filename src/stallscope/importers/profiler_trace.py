@@ -66,15 +66,11 @@ _DATATYPES = {
 
 
 def _sniff(path: Path) -> bool:
-    return bool(_files(path))
-
-
-def _files(path: Path) -> list[Path]:
-    return [file for file in files_of(path) if looks_like_a_profile(file)]
+    return any(looks_like_a_profile(file) for file in files_of(path))
 
 
 def _read(path: Path) -> Trace:
-    profiles = [profile_of(file) for file in _files(path)]
+    profiles = [profile_of(file) for file in files_of(path) if looks_like_a_profile(file)]
     seen: dict[int, Path] = {}
     for profile in profiles:
         if profile.rank != UNKNOWN and profile.rank in seen:

@@ -21,7 +21,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import files_of, head_of, text_of
+from stallscope.importers.texts import begins_as_object, files_of, text_of
 
 _WORDS = (b'"nccl_version"', b'"communicators_count"')
 _MOST_BYTES = 200 << 20
@@ -61,30 +61,30 @@ class _Answer:
 
 
 def _sniff(path: Path) -> bool:
-    return any(_looks_like_an_answer(file) for file in files_of(path))
-
-
-def _looks_like_an_answer(file: Path) -> bool:
-    head = head_of(file)
-    return head.lstrip()[:1] == b"{" and all(word in head for word in _WORDS)
+    return any(begins_as_object(file, _WORDS) for file in files_of(path))
 
 
 def _read(path: Path) -> Trace:
-    files = [file for file in files_of(path) if _looks_like_an_answer(file)]
+    files = [file for file in files_of(path) if begins_as_object(file, _WORDS)]
     answers = sorted((_answer(file) for file in files), key=lambda answer: answer.at_ns)
     last = answers[-1]
     still = _standing_still(answers)
-    hosts = sorted({member.host for member in last.members}) or [""]
+    nodes = tuple(sorted({member.host for member in last.members})) or ("",)
+    node_of = {host: i for i, host in enumerate(nodes)}
     ranks = _job_ranks(last)
-    rows = [_open_row(member, last, hosts) for member in last.members if _waits(member, last, still)]
+    rows = [
+        _open_row(member, comm, last.at_ns, node_of)
+        for hash_, comm in _by_communicator(last).items()
+        for member in _waiting(comm, is_still=hash_ in still)
+    ]
     return Trace(
         collectives=np.concatenate(rows) if rows else layout.empty(layout.COLLECTIVES),
-        communicators=_communicators(last, hosts),
-        processes=_processes(last, hosts, ranks),
-        snapshots=_snapshots(last, hosts),
-        nodes=tuple(hosts),
-        clocks=tuple(Clock(i, last.at_ns, last.at_ns) for i in range(len(hosts))),
-        ends_ns=(last.at_ns,) * len(hosts),
+        communicators=_communicators(last, node_of),
+        processes=_processes(last, node_of, ranks),
+        snapshots=_snapshots(last, node_of),
+        nodes=nodes,
+        clocks=tuple(Clock(i, last.at_ns, last.at_ns) for i in range(len(nodes))),
+        ends_ns=(last.at_ns,) * len(nodes),
         source=f"{len(answers)} answer{'s' * (len(answers) > 1)} of NCCL's RAS service",
         facts={"nccl_version": last.version} if last.version else {},
     )
@@ -131,7 +131,8 @@ def _standing_still(answers: list[_Answer]) -> set[int]:
     last = answers[-1]
     for answer in reversed(answers):
         if last.at_ns - answer.at_ns >= _STANDS_STILL_NS:
-            return {hash_ for hash_, counts in _counts(last).items() if _counts(answer).get(hash_) == counts}
+            then = _counts(answer)
+            return {hash_ for hash_, counts in _counts(last).items() if then.get(hash_) == counts}
     return set()
 
 
@@ -142,15 +143,21 @@ def _counts(answer: _Answer) -> dict[int, dict[int, int]]:
     return counts
 
 
-def _waits(member: _Member, answer: _Answer, still: set[int]) -> bool:
-    """Whether a rank has entered a round that another one of its communicator has not, for good."""
-    others = [one for one in answer.members if one.comm_hash == member.comm_hash]
-    answered = [one.entered for one in others if one.counts is not None]
-    if member.counts is None or not member.entered or member.entered < max(answered):
-        return False
-    return any(one.is_dead for one in others) or (
-        member.comm_hash in still and min(answered) < member.entered
-    )
+def _by_communicator(answer: _Answer) -> dict[int, list[_Member]]:
+    found: dict[int, list[_Member]] = {}
+    for member in answer.members:
+        found.setdefault(member.comm_hash, []).append(member)
+    return found
+
+
+def _waiting(comm: list[_Member], *, is_still: bool) -> list[_Member]:
+    """The ranks that have entered a round that another one of their communicator has not, for good."""
+    answered = [one.entered for one in comm if one.counts is not None]
+    if not answered or not max(answered):
+        return []
+    is_for_good = any(one.is_dead for one in comm) or (is_still and min(answered) < max(answered))
+    furthest = max(answered)
+    return [one for one in comm if one.counts is not None and one.entered == furthest and is_for_good]
 
 
 def _job_ranks(answer: _Answer) -> dict[tuple[str, int], int]:
@@ -160,41 +167,39 @@ def _job_ranks(answer: _Answer) -> dict[tuple[str, int], int]:
     return {(m.host, m.pid): m.rank for m in answer.members if m.comm_hash == whole}
 
 
-def _open_row(member: _Member, answer: _Answer, hosts: list[str]) -> Array:
+def _open_row(member: _Member, comm: list[_Member], at_ns: int, node_of: dict[str, int]) -> Array:
     """The last round a waiting rank has entered."""
     row = layout.empty(layout.COLLECTIVES, 1)
     counts = member.counts or {}
-    behind = next(
-        (m for m in answer.members if m.comm_hash == member.comm_hash and m.entered < member.entered), None
-    )
+    behind = next((one for one in comm if one.entered < member.entered), None)
     differing = [op for op, n in counts.items() if behind and behind.counts and n > behind.counts.get(op, 0)]
     row["op"] = _OPS.get(differing[0] if differing else "", Op.ALL_REDUCE)
-    row["ts_ns"], row["node"], row["pid"] = answer.at_ns, hosts.index(member.host), member.pid
+    row["ts_ns"], row["node"], row["pid"] = at_ns, node_of[member.host], member.pid
     row["comm_hash"], row["comm_rank"], row["nranks"] = member.comm_hash, member.rank, member.size
     row["seq"] = member.entered - 1
     row["flags"] = CollectiveFlag.NO_LEDGER | CollectiveFlag.OPEN
     return row
 
 
-def _communicators(answer: _Answer, hosts: list[str]) -> Array:
+def _communicators(answer: _Answer, node_of: dict[str, int]) -> Array:
     rows = layout.empty(layout.COMMUNICATORS, len(answer.members))
     for row, member in zip(rows, answer.members, strict=True):
-        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, hosts.index(member.host), member.pid
+        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, node_of[member.host], member.pid
         row["comm_hash"], row["comm_rank"], row["nranks"] = member.comm_hash, member.rank, member.size
         row["last_entered"] = member.entered - 1 if member.counts is not None else UNKNOWN
     return rows
 
 
-def _processes(answer: _Answer, hosts: list[str], ranks: dict[tuple[str, int], int]) -> Array:
+def _processes(answer: _Answer, node_of: dict[str, int], ranks: dict[tuple[str, int], int]) -> Array:
     known = {(member.host, member.pid): member.device for member in answer.members}
     rows = layout.empty(layout.PROCESSES, len(known))
     for row, ((host, pid), device) in zip(rows, sorted(known.items()), strict=True):
-        row["node"], row["pid"], row["device"] = hosts.index(host), pid, device
+        row["node"], row["pid"], row["device"] = node_of[host], pid, device
         row["rank"], row["nranks"] = ranks.get((host, pid), UNKNOWN), len(ranks)
     return rows
 
 
-def _snapshots(answer: _Answer, hosts: list[str]) -> Array:
+def _snapshots(answer: _Answer, node_of: dict[str, int]) -> Array:
     """One row for each process that answered: who has none is silent."""
     entered: dict[tuple[str, int], int] = {}
     for member in answer.members:
@@ -203,7 +208,7 @@ def _snapshots(answer: _Answer, hosts: list[str]) -> Array:
             entered[key] = entered.get(key, 0) + member.entered
     rows = layout.empty(layout.SNAPSHOTS, len(entered))
     for row, ((host, pid), n) in zip(rows, sorted(entered.items()), strict=True):
-        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, hosts.index(host), pid
+        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, node_of[host], pid
         row["alive"], row["n_collectives"] = 1, n
     return rows
 

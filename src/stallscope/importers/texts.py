@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ def head_of(file: Path) -> bytes:
             return bytes(stream.read(HEAD_BYTES))
     except (OSError, EOFError, zlib.error):
         return b""
+
+
+def begins_as_object(file: Path, words: Sequence[bytes]) -> bool:
+    """Whether the text begins as a JSON object whose first bytes hold all these words."""
+    head = head_of(file)
+    return head.lstrip()[:1] == b"{" and all(word in head for word in words)
 
 
 def text_of(file: Path, most_bytes: int) -> str:
