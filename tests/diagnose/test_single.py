@@ -128,6 +128,7 @@ def test_a_driver_call_inside_a_runtime_call_counts_once():
 
 
 def test_a_steps_account_fills_it():
-    for steps in steps_of(lone({3: 500 * MS, 9: 70 * MS})):
+    trace = lone({3: 500 * MS, 9: 70 * MS})
+    for steps in steps_of(trace, outermost(trace.calls)):
         assert np.allclose(steps.spent_ns.sum(axis=1), steps.length_ns)
         assert (steps.spent_ns >= 0).all()

@@ -69,8 +69,8 @@ def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
         return []
     order = np.lexsort((calls["ts_ns"], calls["symbol"], calls["pid"], calls["node"]))
     calls = calls[order]
-    function = np.cumsum(_changes(calls, ("node", "pid", "symbol")))
     is_first = _changes(calls, ("node", "pid", "symbol"))
+    function = np.cumsum(is_first)
     cost = _comparable(calls)
     size = np.where(cost != calls["duration_ns"], -1, _size_class(calls))
     like = function * 128 + size + 1

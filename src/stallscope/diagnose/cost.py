@@ -52,30 +52,46 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
     return out
 
 
+@dataclass(frozen=True)
+class Waits:
+    """What the cost of every process is worked out from. released_ns: see _releases(). in_each_step: whether the job
+    waits in most steps.
+    """
+
+    place: "_Place"
+    released_ns: Array
+    in_each_step: bool
+
+    @staticmethod
+    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float) -> "Waits":
+        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step."""
+        place = _Place.of(line, arrival_ns)
+        released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
+        return Waits(place, released_ns, _share_of_steps_with_waits(line))
+
+
 def cost(
     line: Timeline,
     met: Rounds,
     arrival_ns: Array,
     *,
+    waits: Waits,
     late: list[LateStep],
     among: list[LateStep],
-    step: Array,
     step_ns: float,
     limits: Thresholds,
 ) -> Cost:
     """What these late steps of one process cost every other one.
 
-    among: all late steps, of whatever process. step: int64 (n,), the step of each row, see programs.
-    step_ns: the usual step, as far as a delay is looked for behind its peak.
+    among: all late steps, of whatever process. step_ns: the usual step, as far as a delay is looked for behind its
+    peak.
     """
     lost = np.zeros(line.n_processes)
-    place = _Place.of(line, arrival_ns)
-    released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns) if late else lost[:0]
-    if len(released_ns):
-        lost = _waited_longer(place, released_ns, arrival_ns, late=late, among=among)
+    place, job_waits = waits.place, waits.in_each_step
+    if late and len(waits.released_ns):
+        lost = _waited_longer(place, waits.released_ns, arrival_ns, late=late, among=among)
         return Cost(lost, is_lower_bound=True)
     by_round, round_start = _rows_by_round(met, late)
-    job_waits = _share_of_steps_with_waits(line)
     for one in late:
         direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round, round_start=round_start)
         late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
@@ -143,7 +159,7 @@ class _Place:
             key=np.maximum.accumulate(line.process * span + arrival_ns - base),
             span_ns=span,
             base_ns=base,
-            first=np.searchsorted(line.process, np.arange(line.n_processes + 1)),
+            first=line.first,
             waited_ns=np.concatenate([[0], np.cumsum(line.interval_ns - line.host_ns)]),
             synced_ns=np.concatenate([[0], np.cumsum(line.wait_ns)]),
         )

@@ -14,7 +14,7 @@ from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cost import cost
+from stallscope.diagnose.cost import Waits, cost
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import CollectiveFlag
@@ -77,8 +77,11 @@ def delays_by_process(
     """
     every = list(late)
     all_late = {(one.process, one.step): one for one in [*every, *among]}
+    if not every:
+        return {}
+    waits = Waits.of(case.line, case.arrival_ns, step=case.plan.step, step_ns=case.step_ns)
     return {
-        process: _with_cost(case, delays, mine, among=list(all_late.values()))
+        process: _with_cost(case, delays, mine, among=list(all_late.values()), waits=waits)
         for process, (delays, mine) in _by_process(case, every).items()
     }
 
@@ -144,14 +147,16 @@ def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]
     return found
 
 
-def _with_cost(case: Case, delays: Delays, late: list[LateStep], *, among: list[LateStep]) -> Delays:
+def _with_cost(
+    case: Case, delays: Delays, late: list[LateStep], *, among: list[LateStep], waits: Waits
+) -> Delays:
     spent = cost(
         case.line,
         case.met,
         case.arrival_ns,
+        waits=waits,
         late=late,
         among=among,
-        step=case.plan.step,
         step_ns=case.step_ns,
         limits=case.limits,
     )
@@ -162,10 +167,7 @@ def _with_cost(case: Case, delays: Delays, late: list[LateStep], *, among: list[
 def _excess(case: Case, late: list[LateStep]) -> Excess:
     spans = [np.arange(one.first_row, one.peak_row + 1) for one in late]
     ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *spans]))
-    calls, offcpu = np.zeros(len(case.trace.calls), bool), np.zeros(len(case.trace.offcpu), bool)
-    for one in late:
-        calls |= _within(case, case.trace.calls, one)
-        offcpu |= _within(case, case.trace.offcpu, one)
+    calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     flags = case.line.rows["flags"]
     return Excess(
         total_ns=float(sum(one.excess_ns for one in late)),
@@ -175,19 +177,25 @@ def _excess(case: Case, late: list[LateStep]) -> Excess:
         n_allocs=counts[1],
         n_copies=counts[2],
         n_launches=counts[3],
-        calls=case.trace.calls[calls],
-        offcpu=case.trace.offcpu[offcpu],
+        calls=calls,
+        offcpu=offcpu,
         knows_syscalls=not bool((flags & CollectiveFlag.NO_SYSCALLS).any()),
         symbols=case.trace.symbols,
     )
 
 
-def _within(case: Case, table: Array, late: LateStep) -> Array:
-    """Rows of calls or offcpu of the late process that overlap the late interval."""
-    begin = case.line.rows["ts_ns"][max(late.first_row - 1, 0)]
-    end = case.line.rows["ts_ns"][late.peak_row]
-    mine = (table["pid"] == case.line.pid[late.process]) & (table["node"] == case.line.node[late.process])
-    return mine & (table["ts_ns"] < end) & (table["ts_ns"] + np.maximum(table["duration_ns"], 0) > begin)
+def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
+    """Rows of calls or offcpu of the late process that overlap one of its late intervals."""
+    if not late:
+        return table[:0]
+    line, process = case.line, late[0].process
+    own = table[(table["pid"] == line.pid[process]) & (table["node"] == line.node[process])]
+    own_end = own["ts_ns"] + np.maximum(own["duration_ns"], 0)
+    is_within = np.zeros(len(own), bool)
+    for one in late:
+        begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
+        is_within |= (own["ts_ns"] < end) & (own_end > begin)
+    return own[is_within]
 
 
 def _plus(one: Delays, other: Delays) -> Delays:

@@ -60,9 +60,8 @@ def _enqueued_ns(line: Timeline, told: Array) -> tuple[Array, Array]:
     release, is_last = releases(line)
     has_release = told & is_last & (release != UNKNOWN)
     out, error = ts_ns.copy(), np.zeros(line.n_processes)
-    first = np.searchsorted(line.process, np.arange(line.n_processes + 1))
     for process in range(line.n_processes):
-        mine = slice(int(first[process]), int(first[process + 1]))
+        mine = slice(int(line.first[process]), int(line.first[process + 1]))
         here = np.flatnonzero(told[mine]) + mine.start
         if not len(here):
             continue

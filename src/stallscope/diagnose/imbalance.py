@@ -31,7 +31,6 @@ class Moving:
     """Late steps that no rank owns."""
 
     late: tuple[LateStep, ...]
-    n_steps: int
 
 
 def slow_stage(
@@ -91,7 +90,7 @@ def moving(
     is_clear = size >= 2 * least_ns
     begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
-    return Moving(left, n_steps) if is_clear and takes_much else None
+    return Moving(left) if is_clear and takes_much else None
 
 
 def with_more_work(

@@ -48,7 +48,8 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     """The report on a trace for which is_single()."""
     verdicts: list[Verdict] = []
     benign: list[dict[str, object]] = []
-    all_steps = list(steps_of(trace))
+    calls = outermost(trace.calls)
+    all_steps = list(steps_of(trace, calls))
     for steps in all_steps:
         found, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
         verdicts += found
@@ -57,7 +58,7 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
         source=trace.source,
         looked_at=_looked_at(trace, all_steps),
         verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
-        benign=benign + _first_calls(trace),
+        benign=benign + _first_calls(trace, calls),
     )
 
 
@@ -87,9 +88,8 @@ def _groups(rows: Array, columns: tuple[str, ...]) -> Array:
     return np.cumsum(changes)
 
 
-def steps_of(trace: Trace) -> Iterable[Steps]:
-    """The steps of each thread that makes calls, where there are enough to compare."""
-    calls = outermost(trace.calls)
+def steps_of(trace: Trace, calls: Array) -> Iterable[Steps]:
+    """The steps of each thread that makes calls, where there are enough to compare. calls: the outermost ones."""
     if not len(calls):
         return
     thread = _groups(calls, ("node", "pid", "tid"))
@@ -263,9 +263,8 @@ def _process(trace: Trace, steps: Steps) -> tuple[int, str]:
     return (int(mine["rank"][0]), mine["comm"][0].decode("utf-8", "replace")) if len(mine) else (UNKNOWN, "")
 
 
-def _first_calls(trace: Trace) -> list[dict[str, object]]:
+def _first_calls(trace: Trace, calls: Array) -> list[dict[str, object]]:
     """First calls that took far longer than the later ones: libraries load and compile then."""
-    calls = outermost(trace.calls)
     said: list[dict[str, object]] = []
     for key in np.unique(calls[["node", "pid", "symbol"]]):
         mine = calls[calls[["node", "pid", "symbol"]] == key]

@@ -17,11 +17,10 @@ from stallscope.events.layout import Array
 
 @dataclass(frozen=True)
 class Slowdown:
-    """From first_step on, steps take after_ns where they took before_ns. host_share: share of the growth that is
+    """Steps take after_ns where they took before_ns. host_share: share of the growth that is
     host time of the ranks themselves. at_ns: when, on the first process's clock.
     """
 
-    first_step: int
     before_ns: float
     after_ns: float
     host_share: float
@@ -47,7 +46,6 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
     grown = float(np.median(host[best:]) - np.median(host[:best]))
     first = table.first_row[table.step == steps[best]][0]
     return Slowdown(
-        first_step=int(steps[best]),
         before_ns=before,
         after_ns=after,
         host_share=min(max(grown / (after - before), 0.0), 1.0),

@@ -23,6 +23,6 @@ def told_steps(trace: Trace, line: Timeline) -> Array | None:
     for process, (node, pid) in enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True)):
         here = labels[labels["node"] == node]
         own = here[here["pid"] == pid] if (here["pid"] == pid).any() else here[here["pid"] == 0]
-        rows = np.flatnonzero(line.process == process)
-        out[rows] = np.searchsorted(np.sort(own["ts_ns"]), line.rows["ts_ns"][rows], side="right") - 1
+        rows = slice(int(line.first[process]), int(line.first[process + 1]))
+        out[rows] = np.searchsorted(np.sort(own["ts_ns"]), line.ts_ns[rows], side="right") - 1
     return out

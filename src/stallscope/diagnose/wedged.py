@@ -38,7 +38,7 @@ def wedged(
     """The standstill at the end of a trace in which all ranks wait for the GPU, if there is one."""
     if line.n_processes < 2 or not _all_wait(line, trace):
         return None
-    last_row = np.append(np.flatnonzero(line.is_first)[1:], len(line.rows)) - 1
+    last_row = line.first[1:] - 1
     since = int(clocks.arrival_ns[last_row].max())
     if now_ns - since < patience_ns(line, clocks.arrival_ns, limits):
         return None
@@ -80,9 +80,9 @@ def _out_of_order(line: Timeline, plan: Programs) -> Array:
 
 
 def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, ...]:
-    rows = np.flatnonzero(line.process == process)
+    rows = np.arange(line.first[process], line.first[process + 1])
     released = int(line.rows["wait_leave_ns"][rows[-1]])
-    after = rows[line.rows["ts_ns"][rows] > released] if released != UNKNOWN else rows[-64:]
+    after = rows[line.ts_ns[rows] > released] if released != UNKNOWN else rows[-64:]
     return tuple(plan.key[after].tolist())
 
 

@@ -89,7 +89,6 @@ class History:
     next_step: int = 0
     first_seq: dict[int, int] = field(default_factory=dict)
     gone_ns: float = 0.0
-    stage: list[Verdict] = field(default_factory=list)
     over: list[Verdict] = field(default_factory=list)
 
     def is_settled(self, who: Who, ts_ns: int) -> bool:

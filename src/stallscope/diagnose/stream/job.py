@@ -86,7 +86,7 @@ class Job:
             self._n_arrived += len(arrived)
             self._allowance += self.retention.looks * len(arrived)
 
-    def absorb(self, other: "Job") -> list[Change]:
+    def absorb(self, other: "Job") -> None:
         """Take over a job that has turned out to be part of this one."""
         other.rows.fold()
         for name, rows in other.rows.tables.items():
@@ -110,7 +110,6 @@ class Job:
         self.members |= other.members
         for kind, n in other.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
-        return []
 
     @property
     def is_due(self) -> bool:
@@ -273,9 +272,8 @@ class Job:
         """What the next look and the cheap one go by."""
         case, history = seen.case, self.history
         line = case.line
-        last_row = np.append(np.flatnonzero(line.is_first)[1:], len(line.rows)) - 1
-        for process, row in enumerate(last_row.tolist()):
-            self._newest_ns[case.who(process)] = int(line.rows["ts_ns"][row])
+        for process, newest_ns in enumerate(line.ts_ns[line.first[1:] - 1].tolist()):
+            self._newest_ns[case.who(process)] = newest_ns
         history.next_step = seen.step + 1
         n_steps = len(np.unique(seen.step_of_row))
         self._rows_a_step = len(line.rows) / max(n_steps, 1)

@@ -15,7 +15,6 @@ from stallscope.diagnose.late_verdicts import Seen
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 
 _LOOKS = 10
@@ -147,11 +146,6 @@ def summed_device(
     kept, late = held.get(process, ([], []))
     found = [*kept, *([device_delays(seen.case, process, late)] if late else [])]
     return total(found) if found else None
-
-
-def verdict_of_ranks(seen: Look, group: list[int], delays: dict[int, Delays]) -> Verdict:
-    """The verdict on ranks that are late by their own doing."""
-    return late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
 
 
 def is_alone(late: list[LateStep], everything: list[LateStep]) -> bool:

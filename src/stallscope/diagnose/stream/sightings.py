@@ -109,7 +109,7 @@ def _ranks(
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
     for group in engine.by_node(case, sorted(chosen)):
-        verdict = looks.verdict_of_ranks(seen, group, delays)
+        verdict = late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
         steps = total(delays[process] for process in group).steps
         confirm = 0 if seen.large.issuperset(group) else _CONFIRM_SMALL_STEPS
         who, last = _who(seen, set(group)), int(steps.max())

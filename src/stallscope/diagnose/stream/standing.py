@@ -4,7 +4,7 @@ Looked at twice: what is said must have held a second before, too. Where the mis
 more, it may be its agent that is gone, so twice the patience is needed.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,6 @@ class Silence:
     patience_ns: float
     n_silent: int = 0
     told_ns: int = 0
-    _last: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def is_due(self, silent_ns: list[int], *, is_one_gone: bool, limits: Thresholds) -> bool:
         """Whether more processes are silent than at the last look, or those that are for much longer.

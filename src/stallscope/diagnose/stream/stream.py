@@ -55,7 +55,8 @@ class Stream:
             at_ns = self.clock()
             numbers = self._numbers(batch)
             batch = self._nodes.taken(batch, at_ns)
-            changes = self._joined(self._members.add(batch))
+            self._join(self._members.add(batch))
+            changes: list[Change] = []
             touched = self._routed(batch, at_ns)
             for job in touched:
                 if {who[0] for who in job.members} & numbers:
@@ -107,13 +108,11 @@ class Stream:
     def _rows_a_job(self) -> int:
         return self.retention.all_rows // max(len(self._jobs), 1)
 
-    def _joined(self, merged: list[tuple[Who, Who]]) -> list[Change]:
-        changes: list[Change] = []
+    def _join(self, merged: list[tuple[Who, Who]]) -> None:
         for kept, given_up in merged:
             other = self._jobs.pop(given_up, None)
             if other is not None:
-                changes += self._job(kept).absorb(other)
-        return changes
+                self._job(kept).absorb(other)
 
     def _job(self, group: Who) -> Job:
         if group not in self._jobs:
