@@ -124,7 +124,7 @@ def named(name: str) -> Scenario:
         return by_name[name]
     if name in FAULTS:
         return Scenario(name, FAULTS[name].meaning, name, ())
-    raise BadInput(f"no scenario {name!r}: it is one of {', '.join([*by_name, *FAULTS])}")
+    raise BadInput(f"no scenario {name!r}: it is one of {', '.join(by_name | FAULTS)}")
 
 
 def made_up(scenario: Scenario) -> Trace:
