@@ -10,14 +10,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from stallscope.diagnose.stream import Change, Stream
-from stallscope.diagnose.verdict import Report, Verdict, as_json
+from stallscope.diagnose.verdict import verdict_as_json
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.store import Batch, HubStore
@@ -60,7 +60,7 @@ class Standing:
         self.numbers = Numbers()
         self._store, self._make_stream = store, make_stream
         self._streams: dict[Key, Stream] = {}
-        self._open: dict[Key, dict[str, Change]] = {}
+        self._open: set[tuple[Key, str]] = set()
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._changed = threading.Condition()
@@ -152,14 +152,13 @@ class Standing:
         for change in changes:
             now_us = time.time_ns() // 1000
             opened_us = self._opened_us.setdefault((tenant, change.incident_id), now_us)
-            still_open = self._open.setdefault(key, {})
             if change.kind == "closed":
-                still_open.pop(change.incident_id, None)
+                self._open.discard((key, change.incident_id))
                 self._opened_us.pop((tenant, change.incident_id), None)
                 self.numbers.verdicts_closed += 1
             else:
                 self.numbers.verdicts_opened += change.kind == "opened"
-                still_open[change.incident_id] = change
+                self._open.add((key, change.incident_id))
             rows = (
                 verdict_row(change, cluster, opened_us=opened_us, now_us=now_us),
                 chain_row(change, cluster, now_us),
@@ -197,13 +196,13 @@ class Standing:
         stored = {
             (tenant, row["verdict_id"]): row
             for tenant in self._store.tenants()
-            for row in self._store.snapshot(tenant).hot["verdicts"].to_pylist()
+            for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist()
             if row["state"] == "open"
         }
         for key, row in stored.items():
             self._opened_us[key] = int(row["opened_at"].timestamp() * 1e6)
         self._look(tail)
-        seen = {(tenant, one) for (tenant, _), open_ in self._open.items() for one in open_}
+        seen = {(key[0], incident_id) for key, incident_id in self._open}
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
         for key in stored.keys() - seen:
             self._opened_us.pop(key, None)
@@ -270,7 +269,7 @@ def verdict_row(change: Change, cluster: str, *, opened_us: int, now_us: int) ->
         "usd": verdict.cost.usd if verdict.cost else None,
         "is_lower_bound": verdict.cost.is_lower_bound if verdict.cost else None,
         "verdict": json.dumps(
-            _as_json(verdict) | ({"closed_because": change.reason} if change.reason else {})
+            verdict_as_json(verdict) | ({"closed_because": change.reason} if change.reason else {})
         ),
     }
 
@@ -298,17 +297,11 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
         "severity": _SEVERITY.get(verdict.kind, "MEDIUM"),
         "summary": verdict.summary,
         "root_cause": verdict.causes[0].cause.title if verdict.causes else verdict.abstained_because,
-        "explanation": json.dumps(_as_json(verdict)["evidence"]),
+        "explanation": json.dumps(verdict.evidence),
         "recommendations": json.dumps(verdict.advice),
         "timeline": json.dumps(timeline),
         "state": "closed" if change.kind == "closed" else "open",
     }
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    told: Mapping[str, Any] = as_json(Report("", {}, [verdict]))
-    found: dict[str, Any] = told["verdicts"][0]
-    return found
 
 
 def _table(table: schema.HubTable, rows: list[dict[str, Any]]) -> pa.Table:

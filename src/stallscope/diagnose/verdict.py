@@ -71,11 +71,12 @@ def as_json(report: Report) -> dict[str, Any]:
         "source": report.source,
         "looked_at": report.looked_at,
         "benign": report.benign,
-        "verdicts": [_verdict(verdict) for verdict in report.verdicts],
+        "verdicts": [verdict_as_json(verdict) for verdict in report.verdicts],
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """One verdict as it stands in a report."""
     out = {
         name: getattr(verdict, name)
         for name in Verdict.__dataclass_fields__

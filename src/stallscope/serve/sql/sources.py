@@ -17,19 +17,17 @@ def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
     """The data of a store's tenants; gpu_rates are those in force. max_hot_rows: of each table, the newest."""
 
     def data(tenant: str, tables: frozenset[str], /) -> Sources:
-        needed = _needed(tables)
-        snapshot = store.snapshot(tenant)
-        hot = {
-            name: rows.slice(max(0, len(rows) - max_hot_rows))
-            for name, rows in snapshot.hot.items()
-            if name in needed
-        }
+        from stallscope.store.hub import views
+
+        needed = views.behind(tables)
+        snapshot = store.snapshot(tenant, tables=needed)
+        hot = {name: rows.slice(max(0, len(rows) - max_hot_rows)) for name, rows in snapshot.hot.items()}
         if "gpu_rates" in needed:
             hot["gpu_rates"] = rate_rows(rates, tenant)
         sealed = {
             name: [store.folder / segment.path for segment in segments]
             for name, segments in snapshot.segments.items()
-            if name in needed and segments
+            if segments
         }
         folders = {path.parent.parent for paths in sealed.values() for path in paths}
         assert len(folders) <= 1, "segments of one tenant lie in one folder"
@@ -49,10 +47,3 @@ def rate_rows(rates: RateTable, tenant: str) -> pa.Table:
         for rate in rates.rates
     ]
     return pa.Table.from_pylist(rows, schema=schema.arrow_schema(schema.GPU_RATES))
-
-
-def _needed(tables: frozenset[str]) -> frozenset[str]:
-    """The tables behind those that a query names: `events` shows the rows of others, too."""
-    from stallscope.store.hub import schema
-
-    return frozenset(schema.SENT) | tables if "events" in tables else tables

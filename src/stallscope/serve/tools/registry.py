@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
@@ -51,7 +51,6 @@ class Tool(Generic[Context]):
     title: str
     run: Callable[[Context, Any], BaseModel]
     scope: str = "read"
-    is_read_only: bool = field(default=True)
 
     @cached_property
     def params(self) -> type[BaseModel]:

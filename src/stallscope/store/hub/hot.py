@@ -5,7 +5,7 @@ that the writer commits to.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -26,14 +26,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one tenant has at one moment: sealed files and hot rows by table, nothing twice and nothing missing.
-
-    version grows with every change of the hot rows.
-    """
+    """What one tenant has at one moment: sealed files and hot rows by table, nothing twice and nothing missing."""
 
     segments: Mapping[str, tuple[Segment, ...]]
     hot: Mapping[str, pa.Table]
-    version: int
 
 
 @dataclass
@@ -41,7 +37,6 @@ class _Tenant:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     borders: dict[str, int] = field(default_factory=dict)
-    version: int = 0
 
 
 class Hot:
@@ -61,7 +56,6 @@ class Hot:
             while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1], border_us):
                 last = pieces.pop()
                 pieces[-1] = _joined(pieces[-1], last)
-            mine.version += 1
 
     def sealed(self, tenant: str, table: str, until_us: int, *, segment: Segment) -> None:
         """Rows received up to until_us are in a file now."""
@@ -69,7 +63,6 @@ class Hot:
             mine = self._tenants.setdefault(tenant, _Tenant())
             mine.pieces[table] = [p for p in mine.pieces.get(table, []) if p.last_us > until_us]
             mine.segments[table] = (*mine.segments.get(table, ()), segment)
-            mine.version += 1
 
     def replaced(
         self, tenant: str, table: str, gone: tuple[Segment, ...], *, new: tuple[Segment, ...]
@@ -80,17 +73,15 @@ class Hot:
             left_out = {segment.path for segment in gone}
             left = [s for s in mine.segments.get(table, ()) if s.path not in left_out]
             mine.segments[table] = tuple(sorted([*left, *new], key=lambda s: (s.sealed_us, s.path)))
-            mine.version += 1
 
-    def snapshot(self, tenant: str) -> Snapshot:
-        """What the tenant has now."""
+    def snapshot(self, tenant: str, tables: Collection[str]) -> Snapshot:
+        """What the tenant has now of these tables."""
         with self._lock:
             mine = self._tenants.get(tenant, _Tenant())
-            pieces = {table: tuple(found) for table, found in mine.pieces.items() if found}
-            segments = dict(mine.segments)
-            version = mine.version
+            pieces = {table: tuple(mine.pieces[table]) for table in tables if mine.pieces.get(table)}
+            segments = {table: mine.segments[table] for table in tables if table in mine.segments}
         hot = {table: pa.concat_tables([p.rows for p in found]) for table, found in pieces.items()}
-        return Snapshot(segments, hot, version)
+        return Snapshot(segments, hot)
 
     def begin_seal(
         self, tenant: str, table: str, settled_us: int | None

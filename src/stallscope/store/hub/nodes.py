@@ -79,10 +79,10 @@ class Nodes:
         known.written_us = received_us
         return {key}
 
-    def rows(self) -> pa.Table:
-        """All machines, as rows of the table `nodes`."""
+    def rows(self, tenant: str) -> pa.Table:
+        """The tenant's machines, as rows of the table `nodes`."""
         with self._lock:
-            return self._rows(self._nodes)
+            return self._rows([key for key in self._nodes if key[0] == tenant])
 
     def _rows(self, keys: Iterable[Key]) -> pa.Table:
         rows = [

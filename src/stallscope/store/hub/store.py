@@ -1,7 +1,7 @@
 """The hub's store as the other parts see it: append batches, ask named questions, get a tenant's files and hot rows."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.resources import files
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.hot import Hot, Snapshot
-from stallscope.store.hub.journal import Journal
+from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.keeper import Keeper, Kept
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
@@ -31,8 +31,8 @@ class HubStore:
         self._journal, self._limits = journal, limits
         self._is_closed = False
         self._hot = Hot()
-        self._load()
-        self.n_orphans = segments.remove_orphans(folder, journal.segments())
+        known = self._load()
+        segments.remove_orphans(folder, known)
         self._writer = Writer(journal, self._hot, nodes=Nodes(journal.kept("nodes")), limits=limits)
         self._keeper = Keeper(journal, self._hot, self._writer, limits)
         self._reader = duckdb.connect(
@@ -57,17 +57,22 @@ class HubStore:
             journal.close()
             raise
 
-    def _load(self) -> None:
+    def _load(self) -> list[Segment]:
+        """What the folder holds becomes known; gives the sealed files."""
         known = self._journal.segments()
         if gone := segments.missing(self.folder, known):
             raise StorageFailed(
                 f"{self.folder / gone[0].path} is missing ({len(gone)} of {len(known)} files): restore it from a copy"
             )
+        of_table: dict[tuple[str, str], list[Segment]] = {}
         for segment in known:
-            self._hot.replaced(segment.tenant, segment.table, (), new=(segment,))
+            of_table.setdefault((segment.tenant, segment.table), []).append(segment)
+        for (tenant, table), new in of_table.items():
+            self._hot.replaced(tenant, table, (), new=tuple(new))
         for entry in self._journal.entries():
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
             self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us)
+        return known
 
     def append(self, batch: Batch) -> "Future[Receipt]":
         """Store a batch, all or nothing; the future resolves once it is on disk.
@@ -82,7 +87,8 @@ class HubStore:
         Raises NotFound for a question that does not exist, BadInput for missing or wrong parameters.
         """
         sql = question_text(question)
-        snapshot = self.snapshot(tenant)
+        tables = views.named(sql)
+        snapshot = self.snapshot(tenant, tables=tables)
         with self._reader.cursor() as db:
             db.execute("SET TimeZone = 'UTC'")
             hot = {}
@@ -92,7 +98,7 @@ class HubStore:
             paths = {
                 name: [str(self.folder / s.path) for s in found] for name, found in snapshot.segments.items()
             }
-            for statement in views.statements(paths, hot):
+            for statement in views.statements(paths, hot, only=tables):
                 db.execute(statement)
             try:
                 return db.sql(sql, params=dict(params)).to_arrow_table()
@@ -103,15 +109,15 @@ class HubStore:
             ) as error:
                 raise BadInput(f"question {question}: {str(error).splitlines()[0]}") from error
 
-    def snapshot(self, tenant: str) -> Snapshot:
-        """The tenant's sealed files and hot rows at one moment: nothing twice, nothing missing."""
-        found = self._hot.snapshot(tenant)
-        kept = {name: _of_tenant(self._writer.kept(name), tenant) for name in schema.KEPT}
-        return Snapshot(found.segments, {**found.hot, **kept}, found.version)
+    def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
+        """The tenant's sealed files and hot rows of these tables at one moment: nothing twice, nothing missing."""
+        found = self._hot.snapshot(tenant, tables)
+        kept = {name: self._writer.kept(name, tenant) for name in schema.KEPT if name in tables}
+        return Snapshot(found.segments, {**found.hot, **kept})
 
     def segments(self, tenant: str) -> list[Path]:
         """The tenant's sealed Parquet files; the folder a file is in is named for its table."""
-        found = self._hot.snapshot(tenant).segments
+        found = self._hot.segments(tenant)
         return [self.folder / segment.path for of_table in found.values() for segment in of_table]
 
     def hot_tail(self, tenant: str, *, max_rows: int) -> dict[str, pa.Table]:
@@ -126,7 +132,7 @@ class HubStore:
         """Rows of a table committed since then (us since 1970), sealed and hot, in order of the commits."""
         import pyarrow.parquet as pq
 
-        found = self._hot.snapshot(tenant)
+        found = self._hot.snapshot(tenant, (table,))
         since = pa.scalar(since_us, pa.timestamp("us", "UTC"))
         pieces = [
             pq.read_table(
@@ -199,10 +205,6 @@ def question_text(name: str) -> str:
     if not name.isidentifier() or not found.is_file():
         raise NotFound(f"there is no question {name!r}")
     return found.read_text()
-
-
-def _of_tenant(rows: pa.Table, tenant: str) -> pa.Table:
-    return rows.filter(pc.equal(rows["tenant"], tenant))
 
 
 def _newest(rows: pa.Table, max_rows: int) -> pa.Table:

@@ -4,7 +4,8 @@ Each table of schema.TABLES is a view of its name, also where nothing has arrive
 its own rows, and those of the tables in _ALSO_EVENTS in the same columns.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 from stallscope.store.hub import schema
 
@@ -25,18 +26,37 @@ STORED_EVENTS = "stored_events"
 """The rows of the table `events` alone."""
 
 
+def named(sql: str) -> frozenset[str]:
+    """The tables whose rows a statement may show: those whose names are words in it, and what stands behind them."""
+    words = set(re.findall(r"\w+", sql))
+    stored = frozenset({"events"}) if STORED_EVENTS in words else frozenset()
+    return behind(words & schema.TABLES.keys()) | stored
+
+
+def behind(tables: Collection[str]) -> frozenset[str]:
+    """These tables, and those whose rows `events` shows if it is one of them."""
+    return frozenset(tables) | (_ALSO_EVENTS.keys() if "events" in tables else frozenset())
+
+
 def statements(
-    files: Mapping[str, Sequence[str]], hot: Mapping[str, str], *, is_temporary: bool = True
+    files: Mapping[str, Sequence[str]],
+    hot: Mapping[str, str],
+    *,
+    is_temporary: bool = True,
+    only: Collection[str] = schema.TABLES.keys(),
 ) -> list[str]:
     """CREATE VIEW statements, in order, for an empty DuckDB connection.
 
-    files: paths of sealed files by table. hot: by table, the name under which its hot rows are known there.
+    files: paths of sealed files by table. hot: by table, the name under which its hot rows are known there. only: the
+    tables that are wanted, see behind().
     """
     create = "CREATE OR REPLACE TEMP VIEW" if is_temporary else "CREATE OR REPLACE VIEW"
     out = []
-    for table in schema.TABLES.values():
+    for table in (table for name, table in schema.TABLES.items() if name in only):
         view = STORED_EVENTS if table.name == "events" else table.name
         out.append(f"{create} {view} AS {_rows(table, files.get(table.name, ()), hot.get(table.name))}")
+    if "events" not in only:
+        return out
     also = [
         _as_events(name, instead) for name, instead in _ALSO_EVENTS.items() if files.get(name) or name in hot
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
@@ -154,9 +155,12 @@ class Writer:
         """For how long nothing has arrived."""
         return time.monotonic() - self._quiet_since_s
 
-    def kept(self, name: str) -> pa.Table:
-        """All rows of a table that the hub keeps itself, of all tenants."""
-        return self._nodes.rows() if name == "nodes" else self._kept[name]
+    def kept(self, name: str, tenant: str) -> pa.Table:
+        """The tenant's rows of a table that the hub keeps itself."""
+        if name == "nodes":
+            return self._nodes.rows(tenant)
+        rows = self._kept[name]
+        return rows.filter(pc.equal(rows["tenant"], tenant))
 
     def close(self) -> None:
         """Commit what waits, then end the thread."""
