@@ -206,6 +206,9 @@ ANNOTATIONS = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
+ARRAYS = (*TABLES, ANNOTATIONS)
+"""The arrays of a Trace. What jobs tell is not sent to a hub: it is in no table that is."""
+
 
 def dtype(table: Table) -> np.dtype[Any]:
     """The packed numpy dtype of a table, fields in order."""

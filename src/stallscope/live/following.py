@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.events.layout import ANNOTATIONS, TABLES, Table
+from stallscope.events.layout import ARRAYS, Table
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 
@@ -24,7 +24,7 @@ class Following:
     def batch(self) -> Trace:
         """What has come since the last call; numbers of nodes as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
-        tables = {table.name: self._new(table) for table in (*TABLES, ANNOTATIONS)}
+        tables = {table.name: self._new(table) for table in ARRAYS}
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
         found = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
         symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))

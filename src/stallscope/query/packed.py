@@ -11,7 +11,7 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events import layout
-from stallscope.events.layout import TABLES
+from stallscope.events.layout import ARRAYS
 from stallscope.events.trace import Clock, Trace
 
 _ABOUT = "about"
@@ -29,7 +29,7 @@ def packed(trace: Trace) -> bytes:
         "facts": trace.facts,
     }
     out = io.BytesIO()
-    arrays: dict[str, Any] = {table.name: getattr(trace, table.name) for table in TABLES}
+    arrays: dict[str, Any] = {table.name: getattr(trace, table.name) for table in ARRAYS}
     arrays[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     np.savez_compressed(out, **arrays)
     return out.getvalue()
@@ -40,8 +40,8 @@ def unpacked(content: bytes) -> Trace:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             about = json.loads(arrays[_ABOUT].tobytes())
-            tables = {table.name: arrays[table.name] for table in TABLES}
-        for table in TABLES:
+            tables = {table.name: arrays[table.name] for table in ARRAYS}
+        for table in ARRAYS:
             if tables[table.name].dtype != layout.dtype(table):
                 raise BadTrace("the node runs another version of stallscope: make them the same")
         return Trace(
@@ -64,7 +64,7 @@ def together(traces: Sequence[Trace]) -> Trace:
     """One trace of several, each of other machines: nodes and symbols are numbered anew, nothing else changes."""
     nodes: list[str] = []
     symbols: list[str] = [""]
-    parts: dict[str, list[layout.Array]] = {table.name: [] for table in TABLES}
+    parts: dict[str, list[layout.Array]] = {table.name: [] for table in ARRAYS}
     clocks: list[Clock] = []
     probed: list[Clock] = []
     ends: list[int] = []
@@ -73,7 +73,7 @@ def together(traces: Sequence[Trace]) -> Trace:
         first = len(nodes)
         nodes += trace.nodes
         number = np.array([_number(symbols, name) for name in trace.symbols], np.int64)
-        for table in TABLES:
+        for table in ARRAYS:
             rows = getattr(trace, table.name).copy()
             rows["node"] += first
             if "symbol" in (rows.dtype.names or ()):

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ANNOTATIONS, TABLES, Array, Table
+from stallscope.events.layout import ARRAYS, TABLES, Array, Table
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
@@ -236,15 +236,12 @@ def add(store: NodeTrace, trace: Trace) -> None:
         session = store.session(node, trace.source, started_ns=0, facts=trace.facts)
         if number < len(trace.ends_ns) and trace.ends_ns[number] >= 0:
             store.end_session(session, trace.ends_ns[number])
-    for table in TABLES:
+    for table in ARRAYS:
         rows = getattr(trace, table.name).copy()
         rows["node"] = _renumbered(rows["node"], nodes)
         if "symbol" in (rows.dtype.names or ()):
             rows["symbol"] = _renumbered(rows["symbol"], symbols)
         store.append(table, rows)
-    labels = trace.annotations.copy()
-    labels["node"] = _renumbered(labels["node"], nodes)
-    store.append(ANNOTATIONS, labels)
     for clock in trace.clocks:
         store.clock(Clock(nodes[clock.node], clock.monotonic_ns, clock.wall_ns, clock.error_ns))
     store.lost(nodes[0], 0, [(kind, None, n) for kind, n in trace.lost.items() if n])
@@ -262,7 +259,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             narrow(db, windows(db, part))
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        tables = {table.name: _read_table(db, table) for table in (*TABLES, ANNOTATIONS)}
+        tables = {table.name: _read_table(db, table) for table in ARRAYS}
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
         clocks = db.execute(
