@@ -19,6 +19,7 @@ from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_arrow import request as arrow_request
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_logs import request as logs_request
+from stallscope.exporters.retrying import LATER_CODES, retry_after_s
 from stallscope.exporters.sending import Answer, Outcome
 
 _TIMEOUT_S = 20.0
@@ -34,19 +35,7 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_LATER = frozenset(
-    {
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    }
-)
-"""What OTLP says may be sent again (opentelemetry.io/docs/specs/otlp, OTLP/gRPC failures)."""
 _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
-_DETAILS = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +119,9 @@ def _answer(call: Any) -> Answer:
     reason = _reason(code, call.details() or "")
     if code in _SHUT_OUT:
         return Answer(Outcome.SHUT_OUT, reason=reason)
-    retry_after_s = _retry_after_s(call.trailing_metadata() or ())
-    if code in _LATER or retry_after_s is not None:
-        return Answer(Outcome.LATER, retry_after_s, reason)
+    after_s = retry_after_s(call.trailing_metadata())
+    if code.name in LATER_CODES or after_s is not None:
+        return Answer(Outcome.LATER, after_s, reason)
     return Answer(Outcome.REFUSED, reason=reason)
 
 
@@ -145,25 +134,6 @@ def _reason(code: grpc.StatusCode, details: str) -> str:
     if "DNS" in details or "name resolution" in details:
         return "its name is not known"
     return " ".join((details or code.name.lower().replace("_", " ")).split())[:120]
-
-
-def _retry_after_s(metadata: Any) -> float | None:
-    """What the hub asked for by google.rpc.RetryInfo; None where it did not."""
-    from google.protobuf.message import DecodeError
-    from google.rpc import error_details_pb2, status_pb2
-
-    for key, value in metadata:
-        if key != _DETAILS:
-            continue
-        try:
-            status = status_pb2.Status.FromString(value)
-        except DecodeError:
-            return None
-        for detail in status.details:
-            info = error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
-    return None
 
 
 def _credentials(target: Target) -> grpc.ChannelCredentials:

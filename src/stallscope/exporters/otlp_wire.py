@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stallscope.errors import BadInput
+from stallscope.exporters.retrying import LATER_CODES, retry_after_s
 
 TIMEOUT_S = 10.0
 _LATER_STATUS = (429, 502, 503, 504)
-_LATER_CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
 _PATHS = {"metrics": "/v1/metrics", "traces": "/v1/traces"}
 _METHODS = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
@@ -144,21 +144,6 @@ class _Grpc:
 
 
 def _grpc_answer(error: Any) -> Answer:
-    code, after_s = error.code().name, _retry_info_s(error.trailing_metadata())
-    may_retry = code in _LATER_CODES or (code == "RESOURCE_EXHAUSTED" and after_s is not None)
+    code, after_s = error.code().name, retry_after_s(error.trailing_metadata())
+    may_retry = code in LATER_CODES or (code == "RESOURCE_EXHAUSTED" and after_s is not None)
     return Answer(False, may_retry, after_s, f"{code} {error.details() or ''}".strip())
-
-
-def _retry_info_s(metadata: Any) -> float | None:
-    """The delay of a google.rpc.RetryInfo in the status details, if there is one."""
-    from google.rpc.error_details_pb2 import RetryInfo
-    from google.rpc.status_pb2 import Status
-
-    for name, value in metadata or ():
-        if name != "grpc-status-details-bin":
-            continue
-        for detail in Status.FromString(value).details:
-            found = RetryInfo()
-            if detail.Unpack(found):
-                return found.retry_delay.ToTimedelta().total_seconds()
-    return None
