@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.diagnose.by_process import ProcessRow
     from stallscope.diagnose.chains import Chain
     from stallscope.diagnose.verdict import Report
     from stallscope.events.trace import Trace
@@ -22,22 +23,23 @@ class Details:
 
     def text(self, trace: Trace, report: Report) -> str:
         """As plain text, to stand below the report; empty where nothing is asked for."""
+        rows = self._rows(trace, report)
         parts = []
         if self.by_process:
-            parts.append(_processes(trace, report))
+            parts.append(_processes(rows))
         if self.by_container:
-            parts.append(_containers(trace, report))
+            parts.append(_containers(rows))
         if self.chains:
             parts.append(_chains(trace, report))
         return "".join(f"\n{part}" for part in parts)
 
     def data(self, trace: Trace, report: Report) -> dict[str, Any]:
         """As data, to stand in the report's JSON."""
-        from stallscope.diagnose.by_process import as_rows, container_rows, process_rows
+        from stallscope.diagnose.by_process import as_rows, container_rows
         from stallscope.diagnose.chains import chains
 
         out: dict[str, Any] = {}
-        rows = process_rows(trace, report) if self.by_process or self.by_container else []
+        rows = self._rows(trace, report)
         if self.by_process:
             out["processes"] = as_rows(rows)
         if self.by_container:
@@ -46,10 +48,15 @@ class Details:
             out["chains"] = [_chain(chain) for chain in chains(trace)]
         return out
 
+    def _rows(self, trace: Trace, report: Report) -> list[ProcessRow]:
+        """What each process did, where somebody asks."""
+        from stallscope.diagnose.by_process import process_rows
 
-def _processes(trace: Trace, report: Report) -> str:
+        return process_rows(trace, report) if self.by_process or self.by_container else []
+
+
+def _processes(told: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
-    from stallscope.diagnose.by_process import process_rows
     from stallscope.query.sql import Answer
 
     names = ("rank", "node", "process", "rounds", "late ms", "at most", "part", "where the time went")
@@ -64,14 +71,14 @@ def _processes(trace: Trace, report: Report) -> str:
             row.part,
             _shares(row.shares),
         )
-        for row in process_rows(trace, report)
+        for row in told
     ]
     return f"By process\n{plain(Answer(names, rows))}"
 
 
-def _containers(trace: Trace, report: Report) -> str:
+def _containers(told: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
-    from stallscope.diagnose.by_process import container_rows, process_rows
+    from stallscope.diagnose.by_process import container_rows
     from stallscope.query.sql import Answer
 
     names = ("container", "node", "ranks", "processes", "at most ms", "part", "where the time went")
@@ -85,7 +92,7 @@ def _containers(trace: Trace, report: Report) -> str:
             row.part,
             _shares(row.shares),
         )
-        for row in container_rows(process_rows(trace, report))
+        for row in container_rows(told)
     ]
     return f"By container\n{plain(Answer(names, rows))}"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from stallscope.commands.options import duration_ns
+from stallscope.commands.options import check_pair, duration_ns
 from stallscope.errors import BadInput, NotFound
 
 if TYPE_CHECKING:  # importing these here would slow every command
@@ -70,8 +70,7 @@ def access(chosen: Settings, asked: Asked) -> Access:
     """How the nodes are reached. Raises BadInput, NotFound."""
     from stallscope.query.nodes import Access
 
-    if bool(chosen.nodes_client_cert) != bool(chosen.nodes_client_key):
-        raise BadInput("--client-cert and --client-key belong together: give both")
+    check_pair(chosen.nodes_client_cert, chosen.nodes_client_key)
     return Access(
         token=_token(chosen.nodes_token_file),
         ca=chosen.nodes_ca_file,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallscope.commands.options import HubDb, SettingsFile, duration_ns, settings_from
+from stallscope.commands.options import AsJson, HubDb, SettingsFile, duration_ns, settings_from
 
 if TYPE_CHECKING:
     from stallscope.serve.tokens import Tokens
@@ -47,7 +47,7 @@ def create(
 @token_app.command("list")
 def list_(
     db: HubDb = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
     """Show the tokens there are; the secrets are not kept anywhere."""

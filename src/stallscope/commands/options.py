@@ -45,6 +45,12 @@ def settings_from(flags: Mapping[str, object], path: Path | None) -> Settings:
     return effective(flags, os.environ, path).settings
 
 
+def check_pair(cert: Path | None, key: Path | None) -> None:
+    """Raises BadInput where a client certificate comes without its key, or a key without its certificate."""
+    if bool(cert) != bool(key):
+        raise BadInput("--client-cert and --client-key belong together: give both")
+
+
 def duration_ns(text: str, option: str) -> int:
     """Nanoseconds of "90s", "5m" and the like; a bare number is seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallscope.commands.options import Db, SettingsFile, duration_ns, settings_from
+from stallscope.commands.options import Db, SettingsFile, check_pair, duration_ns, settings_from
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
         )
     if is_insecure and (chosen.hub_ca_file or chosen.hub_client_cert):
         raise BadInput("--hub-insecure and a certificate exclude each other: give one of them")
-    if bool(chosen.hub_client_cert) != bool(chosen.hub_client_key):
-        raise BadInput("--client-cert and --client-key belong together: give both")
+    check_pair(chosen.hub_client_cert, chosen.hub_client_key)
     return Hub(
         address=chosen.hub,
         token_file=chosen.hub_token_file,

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stallscope.events.layout import Array, Table
 from stallscope.exporters import machine
 from stallscope.exporters.counting import Counting
 from stallscope.exporters.incidents import found_beside
 from stallscope.exporters.meter import Meter
-from stallscope.exporters.otlp import Sending
+
+if TYPE_CHECKING:  # it brings HTTP and TLS, which an agent without --otlp does not need
+    from stallscope.exporters.otlp import Sending
 
 _MACHINE_EVERY_S = 5.0
 
@@ -23,7 +25,7 @@ class Outputs:
 
     counting: Counting
     nvml: Any
-    otlp: Sending | None
+    otlp: "Sending | None"
     _next_machine_s: float = 0.0
 
     def take(self, table: Table, rows: Array) -> None:
