@@ -66,6 +66,13 @@ enum op {
 	OP_LAUNCH = 36,
 	OP_GRAPH_LAUNCH = 37,
 	OP_STREAM_WAIT = 38,
+	OP_EVENT_RECORD = 39,
+	OP_EVENT = 40,
+	OP_STREAM = 41,
+	OP_MODULE = 42,
+	OP_GRAPH = 43,
+	OP_MEMSET = 44,
+	OP_CONTEXT = 45,
 };
 
 enum collective_flag {

@@ -163,7 +163,18 @@ def _events() -> tuple[str, str]:
         "are ns on the node's CLOCK_MONOTONIC. Unknown is -1 in arrays and NULL in SQL, and only where the\n"
         "column says so.\n"
     )
-    return "Events", head + "".join(_record_type(table) for table in layout.TABLES)
+    return "Events", head + "".join(_record_type(table) for table in (*layout.TABLES, *layout.NODE_TABLES))
+
+
+_ENUMERATIONS = (
+    names.Op,
+    names.Datatype,
+    names.CollectiveFlag,
+    names.OffCpuFlag,
+    names.Direction,
+    names.HostMemory,
+    names.MemoryKind,
+)
 
 
 def _record_type(table: layout.Table) -> str:
@@ -215,7 +226,7 @@ def _module_doc(cause: registry.Cause) -> str:
 
 def _numbers() -> tuple[str, str]:
     sections = []
-    for enumeration in (names.Op, names.Datatype, names.CollectiveFlag, names.OffCpuFlag):
+    for enumeration in _ENUMERATIONS:
         meanings = _comments(enumeration)
         rows = [(str(int(m)), f"`{m.name}`", meanings.get(str(m.name), "")) for m in enumeration]
         about = inspect.cleandoc(enumeration.__doc__ or "")
@@ -258,7 +269,7 @@ def _sql() -> tuple[str, str]:
         "What `stallscope query` can ask. The tables of events have the columns of [events](events.md), with an\n"
         "`id` in front; `stallscope query --schema` tells all columns of a trace. The SQL is SQLite's.\n\n"
     )
-    listed = [table.name for table in layout.TABLES] + list(schema.OTHERS)
+    listed = [table.name for table in (*layout.TABLES, *layout.NODE_TABLES)] + list(schema.OTHERS)
     tables = [(f"`{name}`", schema.about(name)) for name in listed]
     functions = [(f"`{name}`", meaning) for name, meaning in FUNCTIONS.items()]
     return "SQL on a trace", (

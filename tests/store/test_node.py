@@ -341,6 +341,22 @@ def test_a_newer_schema_is_refused_by_readers_and_writers(db):
     assert db.read_bytes() == before
 
 
+def test_a_trace_of_an_earlier_version_is_read_as_it_is_and_gets_what_it_lacks_when_written(db):
+    with closing(sqlite3.connect(db)) as plain, plain:
+        for table in layout.NODE_TABLES:
+            plain.execute(f"DROP TABLE {table.name}")
+        plain.execute("UPDATE schema_version SET version = 1")
+    assert_same(node.read(db), full_trace())
+    node.read(db, 10**9)
+    NodeTrace(db).close()
+    with closing(sqlite3.connect(db)) as plain:
+        there = {name for (name,) in plain.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert {table.name for table in layout.NODE_TABLES} <= there
+        versions = [version for (version,) in plain.execute("SELECT version FROM schema_version")]
+        assert versions == [1, node.SCHEMA_VERSION]
+    assert_same(node.read(db), full_trace())
+
+
 def test_no_such_trace(tmp_path):
     with pytest.raises(NotFound, match="there is no trace at"):
         node.read(tmp_path / "none.db")

@@ -204,7 +204,80 @@ ANNOTATIONS = Table(
 )
 """Beside TABLES: not captured, and not sent."""
 
+OPERATIONS = Table(
+    "operations",
+    "How often a function was called, how long that took: one row per process, function and second.",
+    (
+        Field("ts_ns", "i8", "end of the interval that the row tells of"),
+        Field(
+            "interval_ns",
+            "i8",
+            "its length: a second, or longer where the hooks are on for a part of the time",
+        ),
+        *_WHO,
+        Field("op", "u2", "class of the call, names.Op"),
+        Field("symbol", "u2", "exported function; its name is in `symbols`"),
+        Field("direction", "u1", "of a copy, names.Direction"),
+        Field("host_memory", "u1", "of a copy from or to the host, names.HostMemory"),
+        Field("n", "i8", "calls in the interval; scaled up where is_estimate"),
+        Field("n_seen", "i8", "calls that were counted one by one"),
+        Field("n_failed", "i8", "of n_seen: that returned an error"),
+        Field("total_ns", "i8", "time inside them; scaled up where is_estimate"),
+        Field("max_ns", "i8", "the longest so far in this process, its first call left out"),
+        Field("first_ns", "i8", "how long the process's first call took, in the row that holds it", True),
+        Field("count_bytes", "i8", "bytes copied, set or asked for; scaled up where is_estimate"),
+        Field("is_estimate", "u1", "1: the hooks were on for a part of the interval only"),
+        Field(
+            "histogram",
+            "S640",
+            'n_seen by duration: {"upper edge in ns": calls}, each edge twice the one before',
+        ),
+    ),
+)
+
+MEMORY = Table(
+    "memory",
+    "What a process holds: one row per process, device and kind of memory, each second in which it changed.",
+    (
+        Field("ts_ns", "i8", "when"),
+        *_WHO,
+        Field("device", "i4", "CUDA device that was current when it was allocated", True),
+        Field("kind", "u1", "names.MemoryKind"),
+        Field("live_bytes", "i8", "allocated and not freed, as far as the capture saw it"),
+        Field("n_live", "i8", "how many such allocations"),
+        Field("peak_bytes", "i8", "the most of live_bytes so far"),
+        Field("n_allocs", "i8", "allocations so far"),
+        Field("allocated_bytes", "i8", "their bytes"),
+        Field("n_frees", "i8", "frees of what the capture saw being allocated"),
+        Field("n_unknown_frees", "i8", "frees of what it did not see: allocated before it began"),
+    ),
+)
+
+CALL_ARGUMENTS = Table(
+    "call_arguments",
+    "What a call of `calls` was given, beyond what stands there: same ts_ns, pid and tid.",
+    (
+        Field("ts_ns", "i8", "entry of the call"),
+        *_WHO,
+        Field("tid", "u4", "thread that made the call"),
+        Field("direction", "u1", "of a copy, names.Direction"),
+        Field("host_memory", "u1", "of a copy from or to the host, names.HostMemory"),
+        Field("memory", "u1", "of an allocation or free, names.MemoryKind"),
+        Field("address", "u8", "of the memory allocated, freed or copied to; 0 none"),
+        Field("handle", "u8", "kernel, graph, event or module that the call is about; 0 none"),
+        *(
+            Field(f"{what}_{axis}", "u4", f"{what} of a launch")
+            for what in ("grid", "block")
+            for axis in "xyz"
+        ),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
+
+NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS)
+"""Event tables that stay in the node trace: no arrays of a Trace, and not sent to a hub. A trace from before one of
+them was added lacks it."""
 
 ARRAYS = (*TABLES, ANNOTATIONS)
 """The arrays of a Trace. What jobs tell is not sent to a hub: it is in no table that is."""

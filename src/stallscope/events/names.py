@@ -65,6 +65,13 @@ class Op(IntEnum):
     LAUNCH = 36
     GRAPH_LAUNCH = 37
     STREAM_WAIT = 38
+    EVENT_RECORD = 39
+    EVENT = 40  # created or destroyed
+    STREAM = 41  # created or destroyed
+    MODULE = 42  # code loaded or unloaded: slow first calls
+    GRAPH = 43  # captured, instantiated, updated or destroyed
+    MEMSET = 44
+    CONTEXT = 45  # the driver, a device or a context set up or torn down
     COMPUTE = 48  # a span of device work told by an importer
 
 
@@ -125,3 +132,36 @@ class OffCpuFlag(IntFlag):
     IOWAIT = 2  # in_iowait was set
     WOKEN_BY_CHILD = 4  # the waker is a child process
     WOKEN_BY_SELF = 8  # the waker is another thread of the same process
+
+
+class Direction(IntEnum):
+    """From where to where a copy goes: cudaMemcpyKind + 1, so that 0 is unknown, and the copy between devices."""
+
+    NONE = 0
+    HOST_TO_HOST = 1
+    HOST_TO_DEVICE = 2
+    DEVICE_TO_HOST = 3
+    DEVICE_TO_DEVICE = 4
+    BY_ADDRESS = 5  # the driver finds out by the addresses (cudaMemcpyDefault)
+    PEER = 6  # from one device to another
+
+
+class HostMemory(IntEnum):
+    """What a copy has at the host's end. Copies from and to pageable memory are staged, and block the caller."""
+
+    UNKNOWN = 0  # there is none, or it may have been pinned before the capture began
+    PAGEABLE = 1
+    PINNED = 2  # by cudaHostAlloc, cudaMallocHost, cudaHostRegister or the driver's own
+
+
+class MemoryKind(IntEnum):
+    """How memory was allocated."""
+
+    NONE = 0
+    DEVICE = 1
+    POOL = 2  # stream-ordered: cudaMallocAsync
+    MANAGED = 3
+    HOST = 4  # pinned host memory
+    REGISTERED = 5  # the process's own memory, pinned
+    VMM = 6  # physical memory by cuMemCreate
+    ARRAY = 7

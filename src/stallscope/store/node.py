@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ARRAYS, TABLES, Array, Table
+from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, Array, Table
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x57A11
 """Marks a SQLite file as a node trace (PRAGMA application_id)."""
 
@@ -29,6 +29,7 @@ _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 """What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
+    *((table.name, "ts_ns") for table in NODE_TABLES),
     ("losses", "ts_ns"),
     ("annotations", "ts_ns"),
     ("clocks", "monotonic_ns"),
@@ -60,13 +61,12 @@ class NodeTrace:
             db.execute("BEGIN IMMEDIATE")
             for statement in _statements(question("schema")):
                 db.execute(statement)
-            for table in TABLES:
-                db.execute(columns.create_statement(table))
-                db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
+            _create(db, TABLES)
             db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
             db.execute("COMMIT")
         _check_schema(db, self.path)
+        _upgrade(db)
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("BEGIN")
 
@@ -334,6 +334,26 @@ def _is_live(path: Path) -> bool:
 def _statements(script: str) -> list[str]:
     lines = [line for line in script.splitlines() if not line.startswith("--")]
     return [text.strip() for text in "\n".join(lines).split(";") if text.strip()]
+
+
+def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
+    for table in tables:
+        db.execute(columns.create_statement(table))
+        db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Give a trace the tables that it lacks: it may be from an earlier version."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    (found,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
+    missing = [table for table in NODE_TABLES if table.name not in there]
+    if not missing and found == SCHEMA_VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    _create(db, missing)
+    if found < SCHEMA_VERSION:
+        db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
+    db.execute("COMMIT")
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:

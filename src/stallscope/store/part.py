@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from stallscope.errors import NotFound
-from stallscope.events.layout import TABLES
+from stallscope.events.layout import NODE_TABLES, TABLES
 
 Window = tuple[int, int]
 Windows = Mapping[int, Sequence[Window]]
@@ -75,7 +75,8 @@ def narrow(db: sqlite3.Connection, found: Windows) -> None:
     rows = [(node, *window) for node, each in found.items() for window in each]
     db.executemany("INSERT INTO part_windows VALUES (?, ?, ?)", rows)
     db.commit()
-    for name in _NARROWED:
+    there = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
+    for name in (name for name in _NARROWED if name in there):
         db.execute(
             f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE EXISTS (SELECT 1 FROM temp.part_windows AS w "
             f"WHERE w.node = {name}.node AND {name}.ts_ns >= w.begin_ns AND {name}.ts_ns < w.end_ns)"
@@ -84,6 +85,7 @@ def narrow(db: sqlite3.Connection, found: Windows) -> None:
 
 _NARROWED = (
     *(table.name for table in TABLES if not any(field.name == "ended_ns" for field in table.fields)),
+    *(table.name for table in NODE_TABLES),
     "annotations",
 )
 
