@@ -52,3 +52,12 @@ def test_steps_that_nobody_told_are_an_error(run, db):
         code, out, err = run(word, "--db", db, "--step", "1..2", *(["SELECT 1"] if word == "query" else []))
         assert (code, out) == (3, "")
         assert "annotate" in err
+
+
+@pytest.mark.parametrize("word", ["explain", "query", "export"])
+def test_a_window_that_ends_before_it_begins_is_refused_with_both_times(run, db, tmp_path, word):
+    rest = {"query": ["SELECT 1"], "export": ["--format", "csv", "-o", tmp_path / "part"]}.get(word, [])
+    window = ["--from", "2026-11-28T14:03:20", "--to", "2026-11-28T14:03:19"]
+    code, out, err = run(word, "--db", db, *window, *rest)
+    assert (code, out) == (2, "")
+    assert all(moment in err for moment in window)

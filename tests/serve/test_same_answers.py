@@ -19,6 +19,7 @@ from stallscope.cli import app
 from stallscope.errors import StallscopeError
 from stallscope.serve import guidance, tools
 from stallscope.serve.answers import kind_of
+from stallscope.serve.mcp import ERROR_KEY
 from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tokens import bearer
 from stallscope.serve.tools.registry import collected
@@ -188,6 +189,21 @@ WRONG = [
 ]
 
 
+WITH_A_WINDOW = [name for name, tool in collected(tools).items() if "to" in tool.input_schema["properties"]]
+BACKWARDS = {"from": "2026-02-01T00:00:00Z", "to": 1_767_225_600_000}
+
+
+@pytest.mark.parametrize("name", WITH_A_WINDOW)
+def test_a_window_that_ends_before_it_begins_is_refused_with_both_times(there, token, name):
+    status, answer = posted(there, token, name, ARGUMENTS.get(name, {}) | BACKWARDS)
+    assert (status, answer["error"]["kind"]) == (400, "bad_input")
+    assert "2026-02-01T00:00:00.000Z" in answer["error"]["message"]
+    assert "2026-01-01T00:00:00.000Z" in answer["error"]["message"]
+    begins = {"from": BACKWARDS["from"], "to": BACKWARDS["from"]}
+    # What is asked for may not be there in no time at all: that is another answer.
+    assert posted(there, token, name, ARGUMENTS.get(name, {}) | begins)[0] in (200, 404)
+
+
 @pytest.mark.parametrize(("name", "arguments", "kind", "status"), WRONG)
 def test_an_error_is_the_same_on_every_way(there, token, shell, name, arguments, kind, status):
     over_http = posted(there, token, name, arguments)
@@ -200,7 +216,8 @@ def test_an_error_is_the_same_on_every_way(there, token, shell, name, arguments,
 
     result = over_mcp(there, token, use)
     assert result.is_error
-    assert result.structured_content == over_http[1]
+    assert result.structured_content is None
+    assert {"error": result.meta[ERROR_KEY]} == over_http[1]
     assert result.content[0].text == message
     if all(isinstance(value, str | dict) for value in arguments.values()) and "rank" not in arguments:
         done = asked_in_shell(shell, name, arguments)
@@ -219,7 +236,7 @@ def test_a_scope_that_is_missing_is_said_on_every_way(there, tmp_path):
         async def use(client, name=name, arguments=arguments):
             return await client.call_tool(name, arguments)
 
-        assert over_mcp(there, token, use).structured_content == answer
+        assert {"error": over_mcp(there, token, use).meta[ERROR_KEY]} == answer
 
 
 def test_tokens_that_are_no_good_are_refused_on_every_path(there):

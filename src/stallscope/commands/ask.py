@@ -106,7 +106,9 @@ def _text(answer: dict[str, Any]) -> str:
         ]
     if not rows and not lines:
         lines.append("(no rows)")
-    if answer.get("truncated"):
+    if answer.get("note"):
+        lines.append(f"({answer['note']})")
+    elif answer.get("truncated"):
         lines.append("(there are more rows)")
     if answer.get("next_cursor"):
         lines.append(f"(older ones: --param cursor={answer['next_cursor']})")

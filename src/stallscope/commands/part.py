@@ -39,10 +39,14 @@ def part_from(
     """The part that the options choose; all that is given must hold. Raises BadInput."""
     from stallscope.store.part import Part
 
+    begin_ns = None if begin is None else wall_ns(begin, "--from")
+    end_ns = None if end is None else wall_ns(end, "--to")
+    if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
+        raise BadInput(f"--to {end} is before --from {begin}: give the earlier time as --from")
     return Part(
         since_ns=None if since is None else duration_ns(since, "--since"),
-        from_wall_ns=None if begin is None else wall_ns(begin, "--from"),
-        to_wall_ns=None if end is None else wall_ns(end, "--to"),
+        from_wall_ns=begin_ns,
+        to_wall_ns=end_ns,
         steps=None if step is None else step_range(step),
         phase=phase,
         last_rounds=last,

@@ -9,7 +9,7 @@ from stallscope.diagnose.engine import diagnose
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.registry import Cell, Params, Result, Row, Tool
 
 _OPS = (
     "SELECT node, rank_of(node, pid) AS rank, op_name(op) AS operation, count(*) AS n,"
@@ -40,7 +40,7 @@ class Missing(Row):
 class Fleet(Result):
     summary: str
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[Cell]]
     is_cut: bool
     missing: list[Missing] = Field(description="Machines that did not answer: the answer is without them.")
 

@@ -1,12 +1,10 @@
 """run_sql: one SELECT on the trace."""
 
-from typing import Any
-
 from pydantic import Field
 
 from stallscope.assistant.asking import Node
 from stallscope.query.sql import Limits, ask
-from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.registry import Cell, Params, Result, Tool
 
 _MAX_CELL = 2000
 
@@ -24,7 +22,7 @@ class SqlParams(Params):
 class Rows(Result):
     summary: str
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[Cell]]
     is_cut: bool = Field(description="There were more rows than `limit`.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stallscope.diagnose.verdict import wall_text
 from stallscope.rates import RateTable
 from stallscope.serve.sql.workers import Data, Sources
 
@@ -22,6 +23,11 @@ def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
         needed = views.behind(tables)
         snapshot = store.snapshot(tenant, tables=needed)
         hot = {name: rows.slice(max(0, len(rows) - max_hot_rows)) for name, rows in snapshot.hot.items()}
+        notes = [
+            _left_out(name, rows, hot[name])
+            for name, rows in snapshot.hot.items()
+            if len(rows) > max_hot_rows
+        ]
         if "gpu_rates" in needed:
             hot["gpu_rates"] = rate_rows(rates, tenant)
         sealed = {
@@ -31,9 +37,19 @@ def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
         }
         folders = {path.parent.parent for paths in sealed.values() for path in paths}
         assert len(folders) <= 1, "segments of one tenant lie in one folder"
-        return Sources(next(iter(folders), None), sealed, hot)
+        return Sources(next(iter(folders), None), sealed, hot, "; ".join(notes))
 
     return data
+
+
+def _left_out(table: str, rows: pa.Table, seen: pa.Table) -> str:
+    """What a query does not see: rows come in order of their commits, and the oldest are left out."""
+    missing = rows.slice(0, len(rows) - len(seen))["received_at"]
+    first, last = (wall_text(missing[at].cast("int64").as_py() * 1000) for at in (0, -1))
+    return (
+        f"{table}: {len(missing):,} rows that the hub received from {first} to {last} and has not yet put into a"
+        " file are left out of this answer: ask again in a minute or two"
+    )
 
 
 def rate_rows(rates: RateTable, tenant: str) -> pa.Table:

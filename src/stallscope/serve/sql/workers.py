@@ -51,20 +51,27 @@ class QueryLimits:
 
 @dataclass(frozen=True)
 class Rows:
-    """columns: names, which may repeat. truncated: there are more rows than were asked for, or than fit."""
+    """columns: names, which may repeat. truncated: there are more rows than were asked for, or than fit, or the
+    answer is over a part of a table only: then note says of which, and from when.
+    """
 
     columns: list[str]
     rows: list[list[Any]]
     truncated: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A tenant's data as a query sees it: the folder it may read, by table the sealed files in it, and hot rows."""
+    """A tenant's data as a query sees it: the folder it may read, by table the sealed files in it, and hot rows.
+
+    note: which tables are not here whole, and from when on they are; "" where all are.
+    """
 
     folder: Path | None
     sealed: Mapping[str, Sequence[Path]]
     hot: Mapping[str, pa.Table]
+    note: str = ""
 
 
 class Data(Protocol):
@@ -113,7 +120,8 @@ class Workers:
             self._give_back(worker, tenant)
         if answer.get("gone"):
             raise StorageFailed("a segment could not be read; the hub's log and its disk may say why")
-        return Rows(answer["columns"], answer["rows"], answer["truncated"])
+        note = answer["note"]
+        return Rows(answer["columns"], answer["rows"], answer["truncated"] or bool(note), note)
 
     def start(self) -> None:
         """Start all processes now, so that the first queries do not wait for them."""
@@ -204,7 +212,7 @@ class Workers:
             raise OverLimits("the query needed more memory than one may have: ask for less") from None
         if "error" in answer:
             raise error_from(answer)
-        return answer
+        return {**answer, "note": sources.note}
 
 
 class _Broken(Exception):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from stallscope.diagnose.verdict import wall_text
+from stallscope.errors import BadInput
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
@@ -74,6 +75,10 @@ def said(ns: int | None) -> str | None:
     return wall_text(ns)
 
 
+def _told(ns: int) -> str:
+    return said(ns) or f"{ns} ns"
+
+
 _MOMENT_SCHEMA = {
     "anyOf": [
         {"type": "integer", "minimum": 0, "maximum": _MAX_MS},
@@ -96,7 +101,11 @@ To = Annotated[
 
 
 def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]:
-    """The parameters from_ns and to_ns of a question. A window that ends before it begins is empty."""
+    """The parameters from_ns and to_ns of a question. Raises BadInput for a window that ends before it begins."""
+    if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
+        raise BadInput(
+            f"to ({_told(end_ns)}) is before from ({_told(begin_ns)}): give the earlier time as from"
+        )
     return {"from_ns": begin_ns, "to_ns": end_ns}
 
 

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from stallscope.errors import BadInput, NotFound
 
 Context = TypeVar("Context")
+
+
+_JSON_TYPES = ("string", "number", "boolean", "null", "array", "object")
+Cell = Annotated[Any, WithJsonSchema({"anyOf": [{"type": name} for name in _JSON_TYPES]})]
+"""A value of a row of SQL: whatever JSON has, said in the way that all MCP clients understand."""
 
 
 class Params(BaseModel):

@@ -1,12 +1,10 @@
 """fleet.cluster.run_analysis: a question of one's own, as SQL."""
 
-from typing import Any
-
 from pydantic import Field
 
 from stallscope.serve.sql.gate import MAX_SQL_BYTES
 from stallscope.serve.tools.asking import Asker
-from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.registry import Cell, Params, Result, Tool
 
 
 class AnalysisParams(Params):
@@ -23,8 +21,15 @@ class AnalysisParams(Params):
 
 class Analysis(Result):
     columns: list[str]
-    rows: list[list[Any]] = Field(description="Values in the order of columns.")
-    truncated: bool = Field(description="There are more rows than limit, or than fit into an answer.")
+    rows: list[list[Cell]] = Field(description="Values in the order of columns.")
+    truncated: bool = Field(
+        description="There are more rows than limit, or than fit into an answer, or `note` says what is missing."
+    )
+    note: str = Field(
+        default="",
+        exclude_if=lambda told: not told,
+        description="Which table the answer sees in part only, and what is missing; not there where it saw all.",
+    )
 
 
 def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
@@ -35,7 +40,7 @@ def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
     found = asker.hub.workers.query(
         params.sql, tenant=asker.tenant, params=params.params, max_rows=params.limit
     )
-    return Analysis(columns=found.columns, rows=found.rows, truncated=found.truncated)
+    return Analysis(columns=found.columns, rows=found.rows, truncated=found.truncated, note=found.note)
 
 
 TOOL = Tool("fleet.cluster.run_analysis", "SQL", run_analysis, scope="sql")

@@ -1,0 +1,55 @@
+"""What a query sees of rows that are in no file yet: all of them, or it says what is missing."""
+
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from stallscope import rates
+from stallscope.diagnose.verdict import wall_text
+from stallscope.serve.sql.sources import of_store
+from stallscope.serve.sql.workers import QueryLimits, Workers
+from stallscope.store.hub.store import Batch, HubStore
+
+ALL = "SELECT count(*) AS n, min(rank) AS first FROM events"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Five commits of two events each; the rank is the number of the commit."""
+    with closing(HubStore.open(tmp_path)) as found:
+        for commit in range(5):
+            row = {"node_id": "n0", "rank": commit, "ts_ns": commit, "name": "beat"}
+            rows = pa.Table.from_pylist([row, row])
+            found.append(Batch(f"batch {commit}", "a", {"events": rows})).result(timeout=30)
+        yield found
+
+
+def answered(store, max_hot_rows, sql=ALL):
+    limits = QueryLimits(timeout_s=20, max_hot_rows=max_hot_rows)
+    data = of_store(store, rates.load(), max_hot_rows=max_hot_rows)
+    with closing(Workers(data, n=1, limits=limits)) as workers:
+        return workers.query(sql, tenant="a")
+
+
+def test_rows_that_are_left_out_are_told_with_their_table_and_times(store):
+    found = answered(store, 4)
+    assert (found.rows, found.truncated) == ([[4, 3]], True)
+    times = store.snapshot("a").hot["events"]["received_at"].cast("int64").to_pylist()
+    first, last = (wall_text(us * 1000) for us in (times[0], times[5]))
+    assert found.note.startswith(f"events: 6 rows that the hub received from {first} to {last}")
+
+
+def test_an_answer_over_all_rows_has_no_note(store):
+    found = answered(store, 10)
+    assert (found.rows, found.truncated, found.note) == ([[10, 0]], False, "")
+
+
+def test_a_table_that_is_not_asked_for_is_not_told_of(store):
+    assert answered(store, 4, "SELECT count(*) FROM nodes").note == ""
+
+
+def test_rows_in_files_are_seen_however_many(store):
+    store.seal_all()
+    found = answered(store, 1)
+    assert (found.rows, found.note) == ([[10, 0]], "")
