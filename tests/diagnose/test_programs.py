@@ -94,6 +94,16 @@ def test_rows_of_a_validation_do_not_shift_the_steps_after_it():
     assert (np.diff(step) >= 0).all()
 
 
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_what_comes_every_so_many_steps_does_not_make_one_step_of_them(every):
+    saving = (Call(EVERYONE, op=Op.BROADCAST, count=9, waits=True),)
+    saves = dict.fromkeys(range(every, 200, every), saving)
+    step, plan = steps_by_round(trace_of(Job(data_parallel(), n_steps=200, extra=saves)))
+    _, counts = np.unique(step[(step >= 0) & (step < step.max())], return_counts=True)
+    assert plan.has_steps.all()
+    assert set(counts.tolist()) == {3, 4}
+
+
 def test_equal_calls_are_told_apart_by_the_synchronise_calls_between_them():
     alike = Call(EVERYONE, count=1000)
     program = (alike, alike, alike, Call(EVERYONE, count=1000, waits=True))

@@ -2,9 +2,12 @@
 
 Ranks of one program are peers: their self times can be compared call by call. Stages of a pipeline run different
 programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls or copies
-between them make the pattern, or the long intervals. Where nothing repeats, a step is what lies between two waits.
+between them make the pattern, or the long intervals. Where the pattern is one of many steps, because something comes
+in some of them only, a step is what repeats between two such marks. Where nothing repeats, it is what lies between
+two waits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,7 @@ _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
 _MATCH = 0.9
+_ALIKE = 0.8  # share of the marks that begin a step, and of the calls that are part of one
 _LONG = 2.5  # intervals of so many medians are the gaps between the steps of jobs that run ahead
 _COMPARED_ROWS = 16_384
 _TOLD = 0.5  # share of the rows of a process that must lie in a step that it told
@@ -138,22 +142,56 @@ def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]
     interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
     synced, copied = (np.diff(rows[name].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies"))
     is_step_per_call = synced.mean() >= _MATCH  # then long intervals are delays, not gaps between steps
+    is_long = interval > _LONG * np.median(interval)
     choices: list[tuple[Array, ...]] = [(sized,), (signature,), (synced, copied)]
     if not is_step_per_call:
-        choices.append((interval > _LONG * np.median(interval),))
-    for marks in choices:
-        symbols = [numbered(signature, mark)[0] for mark in marks]
+        choices.append((is_long,))
+    marks = (synced, copied) if synced.any() or copied.any() else (is_long,)
+    length, begins = _shortest_stretch((sized, signature), marks)
+    for choice in choices:
+        symbols = [numbered(signature, mark)[0] for mark in choice]
         # A job that runs ahead waits every so many steps, but copies its input in each: the shorter one is the step.
         periods = [(period, i) for i, one in enumerate(symbols) if (period := repeat_length(one)) > 1]
         if periods:
             period, shortest = min(periods)
+            if 0 < length <= period // 2:
+                break
             return _counted(symbols[shortest], period, interval), True
+    if length:
+        return np.cumsum(begins) - 1, True
     if is_step_per_call:
         return np.arange(len(rows)), True
     waited = line.wait_ns[where] > 0
     if waited.sum() >= _MIN_REPEATS:
         return np.cumsum(waited) - 1, False
     return np.arange(len(rows)), False
+
+
+def _shortest_stretch(sequences: Sequence[Array], marks: Sequence[Array]) -> tuple[int, Array]:
+    """The shortest stretch of calls that marks begin again and again: its length, 0 if there is none, and where
+    one begins, bool (n,). marks: bool (n,) each, such as "it has copied its input".
+
+    What comes in some steps only, a checkpoint's barrier or a logged loss, makes so many steps look like one period
+    of the calls; the steps in it still begin alike.
+    """
+    found = [stretch for mark in marks for symbols in sequences if (stretch := _stretch(symbols, mark))[0]]
+    return min(found, key=lambda stretch: stretch[0]) if found else (0, np.zeros(0, bool))
+
+
+def _stretch(symbols: Array, mark: Array) -> tuple[int, Array]:
+    """Where most marks begin equal stretches, which hold most calls: their length and beginnings."""
+    at, begins = np.flatnonzero(mark), np.zeros(len(mark), bool)
+    if len(at) <= _MIN_REPEATS:
+        return 0, begins
+    lengths = np.diff(at, append=len(mark))
+    usual = int(np.bincount(lengths).argmax())
+    starts = at[lengths >= usual]
+    calls = symbols[starts[:, None] + np.arange(usual)]
+    starts = starts[(calls == np.median(calls, axis=0)).all(axis=1)]
+    if len(starts) < _ALIKE * len(at) or len(starts) * usual < _ALIKE * (len(mark) - at[0]):
+        return 0, begins
+    begins[starts] = True
+    return usual, begins
 
 
 def repeat_length(symbols: Array) -> int:

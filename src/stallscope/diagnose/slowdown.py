@@ -43,6 +43,8 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
     low, high = np.quantile(duration[best:], 0.2), np.quantile(duration[:best], 0.8)
     if after < limits.slowdown_factor * before or low <= high or after - before < limits.min_late_ns:
         return None
+    if best < limits.run_ahead_steps and not _per_step(table, line.wait_ns, steps)[:best].any():
+        return None
     grown = float(np.median(host[best:]) - np.median(host[:best]))
     first = table.first_row[table.step == steps[best]][0]
     return Slowdown(

@@ -97,6 +97,10 @@ class Thresholds:
     slowdown_steps: int = 10
     """... for at least so many steps, after as many at the former pace."""
 
+    run_ahead_steps: int = 64
+    """Steps in which nobody waited are no former pace unless there are so many: until its launch queue (1,024 entries)
+    is full, a host runs ahead of its GPU."""
+
     released_late_share: float = 0.03
     """A GPU is called slow when its rank is released this share of a step after the others in four steps of five ..."""
 

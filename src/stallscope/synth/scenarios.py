@@ -25,6 +25,7 @@ from stallscope.synth.truth import Truth
 
 SHAPES = {
     "dp8": Job(dp=8, steps=80),
+    "dp8-saves": Job(dp=8, steps=100, buckets=2, checkpoint_every=12),
     "fsdp8": Job(dp=8, steps=60, sharded=True),
     "dp16-run-ahead": Job(dp=16, steps=120, sync_every=10),
     "dp8-tp2": Job(dp=8, tp=2, steps=60, layers=3, grad_norm=True),
@@ -221,9 +222,9 @@ def healthy(seed: int) -> tuple[Trace, Truth]:
         layers=int(rng.integers(1, 5)),
         buckets=int(rng.integers(1, 4)),
         sharded=bool(rng.random() < 0.2) and pp == 1,
-        sync_every=int(rng.choice((1, 1, 1, 10))),
+        sync_every=int(rng.choice((1, 1, 1, 10, 50))),
         grad_norm=bool(rng.random() < 0.4),
-        checkpoint_every=int(rng.choice((0, 0, 20))),
+        checkpoint_every=int(rng.choice((0, 0, 10, 20))),
     )
     capture = Capture(
         lost=float(rng.choice((0.0, 0.0, 0.002))),
