@@ -22,7 +22,9 @@ struct comm {
 	s32 rank;
 	s32 nranks;
 	s32 device;
-	s32 n_splits;
+	s32 n_splits; /* children so far, by the way they were made: not all ranks take part in each */
+	s32 n_shrinks;
+	s32 n_grows;
 	u32 flags;
 	u32 spare;
 };
@@ -90,6 +92,19 @@ INLINE struct comm *comm_of(struct comm_key *key)
 	if (!comm)
 		count(LOST_COMM);
 	return comm;
+}
+
+static long forget_if_of_process(void *map, struct comm_key *key, struct comm *comm, u32 *tgid)
+{
+	if (key->tgid == *tgid)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+/* A process has ended, or has become another program: its handles mean nothing any more, and its number is given again. */
+INLINE void forget_comms(u32 tgid)
+{
+	bpf_for_each_map_elem(&comms, forget_if_of_process, &tgid, 0);
 }
 
 /* The number of the next of n calls between two ranks; -1 when there is no room to count. */
@@ -204,6 +219,20 @@ INLINE void number(struct held *h, u32 tgid, s64 n)
 		h->seq = next_to_peer(&key, comm, h->op, h->peer_rank, n);
 	else
 		h->seq = __sync_fetch_and_add(&comm->seq, n);
+}
+
+/* The call was only thought through: its number is free again. */
+INLINE void unnumber(const struct held *h, u32 tgid)
+{
+	struct comm_key key = { .comm = h->comm, .tgid = tgid };
+	struct comm *comm = bpf_map_lookup_elem(&comms, &key);
+
+	if (!comm)
+		return;
+	if (h->op == OP_SEND || h->op == OP_RECV)
+		next_to_peer(&key, comm, h->op, h->peer_rank, -1);
+	else
+		__sync_fetch_and_add(&comm->seq, -1);
 }
 
 INLINE void arrive(struct process *p, const struct held *h)

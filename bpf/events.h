@@ -56,9 +56,11 @@ enum op {
 	OP_SEND = 9,
 	OP_RECV = 10,
 	OP_GROUP = 11,
+	OP_ONE_SIDED = 12,
 	OP_COMM_INIT = 16,
 	OP_COMM_SPLIT = 17,
 	OP_COMM_DESTROY = 18,
+	OP_COMM_SETUP = 19,
 	OP_SYNC = 32,
 	OP_ALLOC = 33,
 	OP_FREE = 34,
@@ -110,6 +112,8 @@ enum action {
 	ACTION_CAPTURE_END,	/* (stream, graph *) */
 	ACTION_INSTANTIATE,	/* (executable graph *, graph, ...) */
 	ACTION_GRAPH_LAUNCH,	/* (executable graph, stream) */
+	ACTION_ENQUEUE,		/* puts work on a stream that others take part in, but is no round */
+	ACTION_GROUP_SIMULATE,	/* ends a group, and nothing of it is run */
 };
 
 struct arrival { /* one collective or point-to-point call */

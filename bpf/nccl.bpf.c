@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /* NCCL calls: arrivals with the ledger on them, groups, and the life of communicators.
  *
- * A communicator is known across ranks by a hash: of its 128-byte unique id; for one that is split off, of its
- * parent's hash, the number of splits of the parent before, and the colour. One made before the attach has hash 0. */
+ * A communicator is known across ranks by a hash: of its 128-byte unique id; for one made from another, of its
+ * parent's hash, how many were made of the parent in this way before, and the colour of a split or the excluded ranks
+ * of a shrink. Of one that is grown, new ranks and the root are given an id, the other old ones are not: theirs is of
+ * the parent, and user space makes them one (capture/grown.py). One made before the attach has hash 0. */
 #include "arrival.h"
 
 #define N_HELD 64
 #define N_DEVICES 16
-#define N_EXCLUDED 64
+#define N_EXCLUDED 256
 #define ID_WORDS 16
 #define SHRUNK_COLOR (-2)
+#define GROWN_COLOR (-3)
+#define OF_SHRINKS (1ULL << 32) /* keeps children apart that were made in different ways */
+#define OF_GROWS (2ULL << 32)
 #define NCCL_IN_PROGRESS 7
 
 struct group {
@@ -92,6 +97,26 @@ INLINE void group_ends(struct process *p, struct thread *t)
 		arrive_together(p, t, g);
 }
 
+/* A group that ends without being run: what it has collected was no round. */
+INLINE void group_is_dropped(struct thread *t)
+{
+	u32 tgid = bpf_get_current_pid_tgid() >> 32, n;
+	struct group *g;
+
+	if (!t->group_depth || --t->group_depth)
+		return;
+	g = bpf_task_storage_get(&groups, bpf_get_current_task_btf(), 0, 0);
+	if (!g)
+		return;
+	n = g->n;
+	g->n = 0;
+	for (u32 i = 0; i < N_HELD; i++) {
+		if (i >= n)
+			break;
+		unnumber(&g->calls[MASK(i, N_HELD - 1)], tgid);
+	}
+}
+
 /* ---- communicators ---- */
 
 /* Hash of a unique id in the caller's memory; 0 when it cannot be read. */
@@ -120,43 +145,88 @@ INLINE void init_rank(struct pt_regs *ctx, struct made_comm *m, const u64 args[1
 	m->nranks = args[2];
 }
 
-INLINE void of_parent(struct made_comm *m, u64 handle, s32 color)
+/* The parent's entry, and what the child knows from it. */
+INLINE struct comm *of_parent(struct made_comm *m, u64 handle, s32 color)
 {
 	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
 	struct comm *parent = comm_of(&key);
 
 	m->color = color;
 	if (!parent)
-		return;
+		return NULL;
 	m->parent_hash = parent->hash;
 	m->parent_rank = parent->rank;
 	m->parent_nranks = parent->nranks;
-	m->n_splits = __sync_fetch_and_add(&parent->n_splits, 1);
-	if (!parent->hash)
-		return;
-	m->hash = mixed(mixed(mixed(HASH_BASIS, parent->hash), m->n_splits), (u32)color);
-	if (!m->hash)
-		m->hash = 1;
+	return parent;
 }
 
-/* Ranks that stay keep their order. */
+/* The hash of a child; unknown where the parent's is. n: which of them; what: what else all its ranks know. */
+INLINE u64 child_hash(u64 parent_hash, u64 n, u64 what)
+{
+	u64 hash = mixed(mixed(mixed(HASH_BASIS, parent_hash), n), what);
+
+	if (!parent_hash)
+		return 0;
+	return hash ? hash : 1;
+}
+
+INLINE void split(struct made_comm *m, const u64 args[16])
+{
+	struct comm *parent = of_parent(m, args[1], args[2]);
+
+	m->key = args[3];
+	m->out = args[4];
+	if (!parent)
+		return;
+	m->n_splits = __sync_fetch_and_add(&parent->n_splits, 1);
+	m->hash = child_hash(parent->hash, m->n_splits, (u32)m->color);
+}
+
+/* Ranks that stay keep their order, and only they take part. They may give the excluded ranks in any order. */
 INLINE void shrink(struct made_comm *m, const u64 args[16])
 {
+	struct comm *parent = of_parent(m, args[1], SHRUNK_COLOR);
 	s32 rank, n = args[3], below = 0;
+	u64 excluded = n;
+	int i = 0;
 
-	of_parent(m, args[1], SHRUNK_COLOR);
 	m->out = args[4];
-	if (m->parent_rank < 0 || n < 0 || n > N_EXCLUDED)
+	if (!parent)
 		return;
-	for (int i = 0; i < N_EXCLUDED; i++) {
-		if (i >= n)
-			break;
-		if (bpf_probe_read_user(&rank, sizeof(rank), (void *)(args[2] + 4 * i)))
-			return;
-		below += rank < m->parent_rank;
+	m->n_splits = __sync_fetch_and_add(&parent->n_shrinks, 1);
+	if (n >= 0 && n <= N_EXCLUDED) {
+		for (; i < N_EXCLUDED; i++) {
+			if (i >= n || bpf_probe_read_user(&rank, sizeof(rank), (void *)(args[2] + 4 * i)))
+				break;
+			below += rank < m->parent_rank;
+			excluded += mixed(HASH_BASIS, (u32)rank);
+		}
 	}
+	m->hash = child_hash(parent->hash, OF_SHRINKS | (u32)m->n_splits, i == n ? excluded : n);
+	if (i != n || m->parent_rank < 0)
+		return;
 	m->rank = m->parent_rank - below;
 	m->nranks = m->parent_nranks - n;
+}
+
+/* Old ranks pass their communicator and keep their rank; new ones and the root of the old ones have the id. */
+INLINE void grow(struct made_comm *m, const u64 args[16])
+{
+	struct comm *parent = NULL;
+
+	m->nranks = args[2];
+	m->rank = args[4];
+	m->out = args[5];
+	m->color = GROWN_COLOR;
+	if (args[1])
+		parent = of_parent(m, args[1], GROWN_COLOR);
+	if (parent) {
+		m->n_splits = __sync_fetch_and_add(&parent->n_grows, 1);
+		m->hash = child_hash(parent->hash, OF_GROWS | (u32)m->n_splits, m->nranks);
+		m->rank = m->parent_rank;
+	}
+	if (args[3])
+		m->hash = id_hash((void *)args[3]);
 }
 
 INLINE void makes_comm(struct pt_regs *ctx, struct made_comm *m, u64 cookie, const u64 args[16])
@@ -179,18 +249,13 @@ INLINE void makes_comm(struct pt_regs *ctx, struct made_comm *m, u64 cookie, con
 		m->devices = args[3];
 		break;
 	case ACTION_SPLIT:
-		of_parent(m, args[1], args[2]);
-		m->key = args[3];
-		m->out = args[4];
+		split(m, args);
 		break;
 	case ACTION_SHRINK:
 		shrink(m, args);
 		break;
-	case ACTION_GROW: /* only new ranks and the root are given the id: the others cannot know it */
-		m->out = args[5];
-		m->nranks = args[2];
-		m->rank = args[4];
-		m->hash = id_hash((void *)args[3]);
+	case ACTION_GROW:
+		grow(m, args);
 		break;
 	}
 }
@@ -307,6 +372,10 @@ INLINE bool enter(struct pt_regs *ctx)
 		group_starts(t);
 	else if (action == ACTION_GROUP_END)
 		group_ends(p, t);
+	else if (action == ACTION_GROUP_SIMULATE)
+		group_is_dropped(t);
+	else if (action == ACTION_ENQUEUE)
+		__sync_fetch_and_add(&p->n_collectives, 1);
 	else if (action == ACTION_DESTROY)
 		destroys(cookie_op(cookie), args[1]);
 	else if (makes(action))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /* The scheduler's side of the ledger: when GPU threads leave the CPU, why, who wakes them, when they run again.
  * A task that is not followed costs a load and a branch, as long as no other program gave it task storage. */
-#include "probe.h"
+#include "arrival.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -411,6 +411,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	if (task->signal->live.counter == 0 && bpf_map_lookup_elem(&processes, &tgid)) {
 		life(EVENT_EXIT, task);
 		bpf_map_delete_elem(&processes, &tgid);
+		forget_comms(tgid);
 	}
 	return 0;
 }
@@ -424,6 +425,7 @@ int BPF_PROG(on_exec, struct task_struct *task)
 	if (bpf_map_lookup_elem(&processes, &tgid)) {
 		life(EVENT_EXEC, task);
 		bpf_map_delete_elem(&processes, &tgid);
+		forget_comms(tgid);
 	}
 	return 0;
 }

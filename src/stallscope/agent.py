@@ -301,7 +301,7 @@ class _Scribe:
         for table in layout.TABLES:
             if table.name in tables:
                 self._append(table, tables[table.name])
-        for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events), strict=True):
+        for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events, self._splits), strict=True):
             self._store.communicator_ended(self._node, int(pid), int(comm_hash), ended_ns=int(ended_ns))
             if self._to_hub:
                 self._to_hub.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))

@@ -1,7 +1,7 @@
 """The traced functions: one table. Which names, what operation each is, and which argument is what.
 
 From here follow the symbols to look up, the cookie that each hook carries into the kernel (bpf/events.h tells
-its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.29, cuda_runtime_api.h and cuda.h 11 to 13.
+its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to 13.
 
 libnccl exports each function twice (ncclX, pncclX) at one address: one hook. CUDA has code of its own for each
 default stream flavour, and the driver versions of a function (_v2): all of them are hooked; a driver call inside
@@ -72,20 +72,40 @@ def _sync(names: str, **arguments: int) -> Operation:
     return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments)
 
 
+def _with_config(name: str) -> str:
+    """A collective and its variant with a configuration as the last argument (nccl.h 2.32)."""
+    return f"{name} {name}Config"
+
+
 NCCL = (
-    _collective("ncclAllReduce", Op.ALL_REDUCE, count=3, datatype=4, reduce_op=5, comm=6, stream=7),
-    _collective("ncclReduceScatter", Op.REDUCE_SCATTER, count=3, datatype=4, reduce_op=5, comm=6, stream=7),
-    _collective("ncclAllGather", Op.ALL_GATHER, count=3, datatype=4, comm=5, stream=6),
-    _collective("ncclAlltoAll", Op.ALL_TO_ALL, count=3, datatype=4, comm=5, stream=6),
-    _collective("ncclBroadcast", Op.BROADCAST, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective(
+        _with_config("ncclAllReduce"), Op.ALL_REDUCE, count=3, datatype=4, reduce_op=5, comm=6, stream=7
+    ),
+    _collective(
+        _with_config("ncclReduceScatter"),
+        Op.REDUCE_SCATTER,
+        count=3,
+        datatype=4,
+        reduce_op=5,
+        comm=6,
+        stream=7,
+    ),
+    _collective(_with_config("ncclAllGather"), Op.ALL_GATHER, count=3, datatype=4, comm=5, stream=6),
+    _collective(_with_config("ncclAlltoAll"), Op.ALL_TO_ALL, count=3, datatype=4, comm=5, stream=6),
+    _collective(_with_config("ncclBroadcast"), Op.BROADCAST, count=3, datatype=4, peer=5, comm=6, stream=7),
     _collective("ncclBcast", Op.BROADCAST, count=2, datatype=3, peer=4, comm=5, stream=6),
-    _collective("ncclReduce", Op.REDUCE, count=3, datatype=4, reduce_op=5, peer=6, comm=7, stream=8),
-    _collective("ncclGather", Op.GATHER, count=3, datatype=4, peer=5, comm=6, stream=7),
-    _collective("ncclScatter", Op.SCATTER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective(
+        _with_config("ncclReduce"), Op.REDUCE, count=3, datatype=4, reduce_op=5, peer=6, comm=7, stream=8
+    ),
+    _collective(_with_config("ncclGather"), Op.GATHER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective(_with_config("ncclScatter"), Op.SCATTER, count=3, datatype=4, peer=5, comm=6, stream=7),
     _collective("ncclSend", Op.SEND, count=2, datatype=3, peer=4, comm=5, stream=6),
     _collective("ncclRecv", Op.RECV, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _comm("ncclPutSignal ncclSignal ncclWaitSignal", Op.ONE_SIDED, Action.ENQUEUE),
     _comm("ncclGroupStart", Op.GROUP, Action.GROUP_START),
     _comm("ncclGroupEnd", Op.GROUP, Action.GROUP_END),
+    _comm("ncclGroupSimulateEnd", Op.GROUP, Action.GROUP_SIMULATE),
+    _comm("ncclGetUniqueId ncclCommGetUniqueId", Op.COMM_INIT),
     _comm("ncclCommInitRank ncclCommInitRankConfig", Op.COMM_INIT, Action.INIT_RANK),
     _comm("ncclCommInitRankScalable", Op.COMM_INIT, Action.INIT_SCALABLE),
     _comm("ncclCommInitAll", Op.COMM_INIT, Action.INIT_ALL),
@@ -93,8 +113,13 @@ NCCL = (
     _comm("ncclCommShrink", Op.COMM_SPLIT, Action.SHRINK),
     _comm("ncclCommGrow", Op.COMM_INIT, Action.GROW),
     _comm("ncclCommDestroy ncclCommAbort", Op.COMM_DESTROY, Action.DESTROY),
-    _comm("ncclCommFinalize", Op.COMM_DESTROY),
+    _comm("ncclCommFinalize ncclCommRevoke", Op.COMM_DESTROY),
+    _comm("ncclCommSuspend ncclCommResume", Op.COMM_SETUP),
+    _comm("ncclCommRegister ncclCommDeregister", Op.COMM_SETUP),
+    _comm("ncclCommWindowRegister ncclCommWindowDeregister", Op.COMM_SETUP),
+    _comm("ncclDevCommCreate ncclDevCommDestroy", Op.COMM_SETUP),
 )
+"""Left out: what only answers from memory, and ncclMemAlloc, whose driver calls are seen. A test names them all."""
 
 RUNTIME = (
     _sync("cudaDeviceSynchronize cudaThreadSynchronize cudaEventSynchronize"),

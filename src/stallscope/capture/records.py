@@ -2,7 +2,7 @@
 
     splits = Splits()                                     # once
     tables = records.tables(arrivals, events, node=0, splits=splits)   # by table name, ready to be appended
-    ended = records.communicators_ended(events)           # (pid, comm_hash, ts_ns) of what was destroyed
+    ended = records.communicators_ended(events, splits)   # (pid, comm_hash, ts_ns) of what was destroyed
 
 A split communicator's rank and size are not among the call's arguments: splits.py finds them.
 """
@@ -87,9 +87,11 @@ def communicators(born: Array, *, node: int) -> Array:
     return _rows(layout.COMMUNICATORS, born[born["comm"] != 0], node)
 
 
-def communicators_ended(events: Array) -> Ended:
+def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
     """What was destroyed or aborted, among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
+    if splits:
+        dead = splits.grown.told(dead.copy())
     return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.capture.grown import Grown
 from stallscope.events import kernel
 from stallscope.events.layout import Array
 
@@ -18,6 +19,7 @@ class Splits:
     """What has been told of splits so far. n_patience: batches that an incomplete one is held back for."""
 
     n_patience: int = 3
+    grown: Grown = field(default_factory=Grown)
     _held: Array = field(default_factory=lambda: np.zeros(0, kernel.LIFE))
     _n_held: int = 0
     _known: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
@@ -27,8 +29,8 @@ class Splits:
 
         born: those of this batch. Those of an incomplete split come with a later batch.
         """
-        rows = np.concatenate([self._held, born])
-        is_open = (rows["comm_rank"] < 0) & (rows["parent_hash"] != 0)
+        rows = np.concatenate([self._held, self.grown.born(born)])
+        is_open = (rows["comm_rank"] < 0) & (rows["parent_hash"] != 0) & (rows["color"] >= -1)
         for parent, n_splits in np.unique(rows[is_open][["parent_hash", "n_splits"]]).tolist():
             siblings = np.flatnonzero((rows["parent_hash"] == parent) & (rows["n_splits"] == n_splits))
             if len(siblings) == rows["parent_nranks"][siblings[0]]:
@@ -44,6 +46,7 @@ class Splits:
 
     def filled(self, collectives: Array) -> Array:
         """Rows of COLLECTIVES with rank and size of those communicators, in place."""
+        self.grown.told(collectives)
         unknown = np.flatnonzero((collectives["comm_rank"] < 0) & (collectives["comm_hash"] != 0))
         if not len(unknown) or not self._known:
             return collectives

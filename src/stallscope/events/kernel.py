@@ -202,3 +202,5 @@ class Action(IntEnum):
     CAPTURE_END = 13
     INSTANTIATE = 14
     GRAPH_LAUNCH = 15
+    ENQUEUE = 16
+    GROUP_SIMULATE = 17

@@ -55,9 +55,11 @@ class Op(IntEnum):
     SEND = 9
     RECV = 10
     GROUP = 11  # ncclGroupStart .. ncclGroupEnd
+    ONE_SIDED = 12  # puts, signals and waits for them: no round of a communicator
     COMM_INIT = 16
     COMM_SPLIT = 17
-    COMM_DESTROY = 18
+    COMM_DESTROY = 18  # finalize, revoke, abort too
+    COMM_SETUP = 19  # what a communicator is given: buffers, windows; suspended and resumed
     SYNC = 32
     ALLOC = 33
     FREE = 34
