@@ -1,6 +1,6 @@
 """One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -17,7 +17,7 @@ from stallscope.diagnose.stream.look import Look, look
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.stream.nodes import Nodes
 from stallscope.diagnose.stream.numbering import Numbering, is_late
-from stallscope.diagnose.stream.rows import Retention, Rows, complete, told_by_all
+from stallscope.diagnose.stream.rows import Retention, Rows, chosen, complete, told_by_all
 from stallscope.diagnose.stream.standing import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.watch import Watch
 from stallscope.diagnose.thresholds import Thresholds
@@ -130,10 +130,10 @@ class Job:
         self._n_since, self.n_looks = 0, self.n_looks + 1
         self.n_rows_looked_at += n
         usable, right = self._usable(nodes, is_last=is_last)
-        trace = self.trace(nodes, at_ns, usable)
+        trace = self.trace(nodes, at_ns, right, usable=usable)
         if not usable.any() or told.is_told(trace) or single.is_single(trace):
             return self._told(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
-        case = self._case(trace, None if right is None else right[usable])
+        case = self._case(trace, is_numbered=right is not None)
         seen = look(case, self.rows.step[usable], self.history)
         self.rows.step[usable] = seen.step_of_row
         self._noted(seen)
@@ -165,10 +165,11 @@ class Job:
         if any(one.sighted.sort.startswith("mismatch") for one in self.incidents.open):
             return []
         self.rows.fold()
-        trace = self.trace(nodes, at_ns)
+        right = None if is_last else self.numbering.put_right(self.rows.tables["collectives"])
+        trace = self.trace(nodes, at_ns, right)
         if told.is_told(trace):
             return []
-        case = self._case(trace, None if is_last else self.numbering.put_right(trace.collectives))
+        case = self._case(trace, is_numbered=right is not None)
         self.silence.patience_ns = usual_patience_ns(case)
         if odd := engine.mismatch_verdicts(case):
             shown = [sightings.odd(worded(verdict)) for verdict in odd]
@@ -194,11 +195,15 @@ class Job:
             return []
         return self.incidents.end(at_ns, "the ranks go on", self._close, sort=sightings.HANG)
 
-    def trace(self, nodes: Nodes, at_ns: int, usable: Array | None = None) -> Trace:
-        """The rows that are left as a trace."""
+    def trace(
+        self, nodes: Nodes, at_ns: int, right: Array | None = None, *, usable: Array | None = None
+    ) -> Trace:
+        """The rows that are left as a trace. right: collectives with rounds put right; usable: those to take."""
         tables: dict[str, Any] = dict(self.rows.tables)
+        if right is not None:
+            tables["collectives"] = right
         if usable is not None and not usable.all():
-            tables["collectives"] = tables["collectives"][usable]
+            tables["collectives"] = chosen(tables["collectives"], usable)
         mine = {who[0] for who in self.members}
         return Trace(
             **tables,
@@ -226,12 +231,10 @@ class Job:
             return np.ones(len(rows), bool), right
         return told_by_all(rows, wall_ns, self.retention.lag_ns), right
 
-    def _case(self, trace: Trace, right: Array | None) -> Case:
-        """The case of rows that are left. right: the same collectives with rounds put right, if that is known."""
-        if right is not None:
-            trace = replace(trace, collectives=right)
-        case = case_of(trace, self.limits, self.usd_per_gpu_hour, is_numbered=right is not None)
-        if right is None:
+    def _case(self, trace: Trace, *, is_numbered: bool = False) -> Case:
+        """The case of rows that are left. is_numbered: rounds of ranks that were captured late are put right."""
+        case = case_of(trace, self.limits, self.usd_per_gpu_hour, is_numbered=is_numbered)
+        if not is_numbered:
             self.numbering.note(trace.collectives, case.line.rows)
         return case
 
@@ -241,7 +244,7 @@ class Job:
         trace = self.trace(nodes, at_ns)
         if not self.history.is_trimmed or told.is_told(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
-        seen = look(self._case(trace, None), self.rows.step, self.history)
+        seen = look(self._case(trace), self.rows.step, self.history)
         verdicts = sightings.report(
             seen, self.history, self.incidents, standstill=engine.standstill(seen.case)
         )

@@ -59,7 +59,7 @@ class Stream:
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
             for job in touched:
-                if {who[0] for who in job.members} & numbers:
+                if batch.lost and {who[0] for who in job.members} & numbers:
                     for kind, n in batch.lost.items():
                         job.lost[kind] = job.lost.get(kind, 0) + n
                 if job.is_due:
