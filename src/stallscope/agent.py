@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class Options:
     serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
     wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
+    thresholds: of diagnose/thresholds.py, for what finds incidents beside the agent.
     """
 
     db: Path
@@ -97,6 +98,7 @@ class Options:
     serve_words: tuple[str, ...] = ()
     hub: Hub | None = None
     wall_ns: Callable[[], int] = time.time_ns
+    thresholds: Mapping[str, Any] = field(default_factory=dict)
 
 
 def spool_path(db: Path) -> Path:
@@ -134,6 +136,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 prometheus=options.prometheus,
                 otlp=options.otlp,
                 node=options.node,
+                thresholds=options.thresholds,
                 say=status.note,
             )
         )

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from stallscope import rates
 from stallscope.diagnose.stream import Stream
+from stallscope.diagnose.thresholds import thresholds
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
 from stallscope.receive import grpc_port, http_port
@@ -80,8 +81,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
         store = stack.enter_context(closing(HubStore.open(options.db)))
-        price = options.settings.usd_per_gpu_hour
-        standing = stack.enter_context(closing(Standing(store, lambda: Stream(usd_per_gpu_hour=price))))
+        standing = stack.enter_context(closing(Standing(store, _streams(options.settings))))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
         receiver = Receiver(store, _authenticate(tokens, audit))
         house = House(
@@ -110,6 +110,12 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         ports = Ports(grpc_port_number, *(one.port for one in served))
         _announce(out, options, ports, tokens)
         yield ports
+
+
+def _streams(settings: Settings) -> Callable[[], Stream]:
+    """What makes the stream of a cluster, with the limits and the price of the settings."""
+    limits, price = thresholds(settings), settings.usd_per_gpu_hour
+    return lambda: Stream(limits=limits, usd_per_gpu_hour=price)
 
 
 def _authenticate(tokens: Tokens, audit: AuditLog) -> Callable[[Mapping[str, str]], Identity]:

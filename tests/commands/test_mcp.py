@@ -188,3 +188,11 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
             assert (await called(client, "query_fleet", action="ops", since_s=None))["columns"][0] == "node"
 
     anyio.run(ask)
+
+
+def test_the_settings_decide_from_what_on_a_rank_is_late(db):
+    from stallscope.assistant.tools.explain_rank import ExplainParams, explain_rank
+
+    strict, patient = Settings(db=db), Settings(db=db, min_late_ms=1e6)
+    assert [verdict.ranks for verdict in explain_rank(Node(strict), ExplainParams()).verdicts] == [[VICTIM]]
+    assert explain_rank(Node(patient), ExplainParams()).verdicts == []

@@ -14,6 +14,7 @@ from stallscope.settings import Settings
 from stallscope.store import node as store
 
 if TYPE_CHECKING:
+    from stallscope.diagnose.verdict import Report
     from stallscope.events.trace import Trace
     from stallscope.query.nodes import Access
 
@@ -44,6 +45,13 @@ class Node:
     def trace(self, since_s: int | None) -> Trace:
         """What happened last. Raises NotFound, BadTrace, NewerSchema."""
         return store.read(self.db, None if since_s is None else since_s * 10**9)
+
+    def diagnosed(self, trace: Trace) -> Report:
+        """The report on a trace, with the thresholds and the price of the settings."""
+        from stallscope.diagnose.engine import diagnose
+        from stallscope.diagnose.thresholds import thresholds
+
+        return diagnose(trace, thresholds(self.settings), usd_per_gpu_hour=self.settings.usd_per_gpu_hour)
 
 
 def short_text(value: Any) -> str:

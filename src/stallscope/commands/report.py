@@ -12,7 +12,6 @@ from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
-    from stallscope.diagnose.thresholds import Thresholds
     from stallscope.diagnose.verdict import Report
     from stallscope.events.trace import Trace
     from stallscope.settings import Settings
@@ -47,6 +46,7 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:
     """The report on a trace, with the thresholds of the settings, and their price or a listed one."""
     from stallscope.diagnose.engine import diagnose
+    from stallscope.diagnose.thresholds import thresholds
 
     price = listed.usd_per_hour if listed else settings.usd_per_gpu_hour
     return diagnose(trace, thresholds(settings), usd_per_gpu_hour=price)
@@ -88,19 +88,3 @@ def listed_price(trace: Trace, settings: Settings) -> Listed | None:
     if found is None:
         return None
     return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
-
-
-def thresholds(settings: Settings) -> Thresholds:
-    """The thresholds of the diagnosis, as far as the settings change them."""
-    from dataclasses import replace
-
-    from stallscope.diagnose.thresholds import Thresholds
-
-    return replace(
-        Thresholds(),
-        min_late_ns=int(settings.min_late_ms * 1e6),
-        min_late_steps=settings.min_late_steps,
-        cause_share=settings.cause_share,
-        hang_after_ns=int(settings.hang_after_s * 1e9),
-        hang_gap_factor=settings.hang_gap_factor,
-    )

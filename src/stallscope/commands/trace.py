@@ -81,6 +81,7 @@ def trace(
     On a terminal a page shows the job; elsewhere a line a second.
     """
     from stallscope import agent
+    from stallscope.diagnose.thresholds import thresholds
 
     flags = {
         "db": db,
@@ -111,6 +112,7 @@ def trace(
         serve=serve,
         serve_words=_serve_words(serve, no_tls=no_tls, client_ca=tls_client_ca),
         hub=_hub(chosen, is_insecure=hub_insecure),
+        thresholds=asdict(thresholds(chosen)),
     )
     if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
         _show(options, chosen, as_json=as_json)
@@ -131,7 +133,6 @@ def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
     """Trace, with a process beside it that shows what comes."""
     from stallscope import agent
     from stallscope.capture import requirements
-    from stallscope.commands.report import thresholds
     from stallscope.live.beside import beside
 
     # Refused before there is a page that would cover it.
@@ -140,7 +141,7 @@ def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
     with beside(
         chosen.db,
         is_json=as_json,
-        thresholds=asdict(thresholds(chosen)),
+        thresholds=options.thresholds,
         usd_per_gpu_hour=chosen.usd_per_gpu_hour,
     ) as notes:
         agent.trace(replace(options, notes_only=True), out=sys.stderr if as_json else notes)

@@ -1,11 +1,12 @@
 """Every number the diagnosis decides by, with the reason for it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The defaults; users change min_late_ms, cause_share and hang_* through the settings."""
+    """The defaults; users change those of `Chosen` through the settings."""
 
     min_late_ns: int = 2_000_000
     """Lateness below this is not worth a word: healthy 5 ms steps differ by up to 1.3 ms between ranks."""
@@ -109,3 +110,29 @@ class Thresholds:
 
     clock_error_factor: float = 2.0
     """Lateness below so many clock errors counts for nothing."""
+
+
+class Chosen(Protocol):
+    """What users choose of it, as the settings call it."""
+
+    @property
+    def min_late_ms(self) -> float: ...
+    @property
+    def min_late_steps(self) -> int: ...
+    @property
+    def cause_share(self) -> float: ...
+    @property
+    def hang_after_s(self) -> float: ...
+    @property
+    def hang_gap_factor(self) -> float: ...
+
+
+def thresholds(chosen: Chosen) -> Thresholds:
+    """The thresholds that the settings in force give: for explain, the hub, the live page and the tools alike."""
+    return Thresholds(
+        min_late_ns=int(chosen.min_late_ms * 1e6),
+        min_late_steps=chosen.min_late_steps,
+        cause_share=chosen.cause_share,
+        hang_after_ns=int(chosen.hang_after_s * 1e9),
+        hang_gap_factor=chosen.hang_gap_factor,
+    )

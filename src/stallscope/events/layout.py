@@ -5,6 +5,7 @@ unknown, and becomes NULL in SQL. bpf/events.h has the same fields for what the 
 compares both through BTF before the first record is read.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,6 +284,7 @@ ARRAYS = (*TABLES, ANNOTATIONS)
 """The arrays of a Trace. What jobs tell is not sent to a hub: it is in no table that is."""
 
 
+@cache
 def dtype(table: Table) -> np.dtype[Any]:
     """The packed numpy dtype of a table, fields in order."""
     return np.dtype([(field.name, field.format) for field in table.fields])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ _END_S = 15.0
 
 
 @contextmanager
-def found_beside(db: Path, take: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def found_beside(
+    db: Path, take: Callable[[dict[str, Any]], None], thresholds: Mapping[str, Any]
+) -> Iterator[None]:
     """Inside the with block incidents of the trace are given to `take`, from a thread; see live/incidents.py.
+
+    thresholds: of diagnose/thresholds.py, by name.
 
     The agent goes on when the process ends. At the end of the block what is still open is given as closed.
     """
+    words = str(db), str(time.monotonic_ns()), json.dumps(dict(thresholds))
     finder = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.live.incidents", str(db), str(time.monotonic_ns())],
+        [sys.executable, "-m", "stallscope.live.incidents", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,7 +1,7 @@
 """What the agent tells others about its machine while it runs: Prometheus, OTLP. Nothing where neither is asked for."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +65,17 @@ class Outputs:
 
 @contextmanager
 def outputs(
-    *, db: Path, prometheus: str, otlp: str, node: str, say: Callable[[str], None]
+    *,
+    db: Path,
+    prometheus: str,
+    otlp: str,
+    node: str,
+    thresholds: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> Iterator[Outputs | None]:
     """The outputs that are asked for; None without any. prometheus: an address; otlp: a URL; empty: not.
 
-    db: the trace that the agent writes, in which incidents are found.
+    db: the trace that the agent writes, in which incidents are found, by these thresholds.
 
     Raises BadInput for an address or URL that cannot be, or a package that is missing.
     """
@@ -90,5 +96,5 @@ def outputs(
             sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
             say(f"metrics and incidents go to {otlp}")
         told = Outputs(Counting(meter), stack.enter_context(machine.gpus()), sender)
-        stack.enter_context(found_beside(db, told.incident))
+        stack.enter_context(found_beside(db, told.incident, thresholds))
         yield told

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.diagnose.stream import Change, Stream
+from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import Verdict
 from stallscope.errors import StallscopeError
 from stallscope.live.following import Following
@@ -68,9 +69,9 @@ def told(change: str, incident: str, verdict: Verdict, *, at_ns: int) -> dict[st
     }
 
 
-def find(db: Path, since_ns: int, is_over: threading.Event) -> None:
+def find(db: Path, since_ns: int, limits: Thresholds, *, is_over: threading.Event) -> None:
     """Follow a trace until `is_over` is set. since_ns: nothing older, monotonic. Raises StallscopeError."""
-    stream = Stream()
+    stream = Stream(limits=limits)
     open_: dict[str, Change] = {}
     with node.reading(db) as connection:
         following = Following(connection, since_ns)
@@ -104,7 +105,8 @@ def main() -> None:
 
     threading.Thread(target=wait, daemon=True, name="agent").start()
     try:
-        find(Path(sys.argv[1]), int(sys.argv[2]), is_over)
+        db, since_ns, limits = sys.argv[1:]
+        find(Path(db), int(since_ns), Thresholds(**json.loads(limits)), is_over=is_over)
     except StallscopeError as error:
         print(f"stallscope: incidents are not told: {error}", file=sys.stderr)
 

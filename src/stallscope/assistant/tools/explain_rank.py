@@ -6,7 +6,6 @@ from pydantic import Field
 
 from stallscope.assistant.asking import Detail, Node, Since
 from stallscope.diagnose import text
-from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.verdict import Report, as_json
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
@@ -49,7 +48,7 @@ def explain_rank(asker: Node, params: ExplainParams) -> Explained:
     """Which rank drags the GPU job on this machine, since when, why, and what it costs; or what a rank has to do
     with it.
     """
-    report = diagnose(asker.trace(params.since_s), usd_per_gpu_hour=asker.settings.usd_per_gpu_hour)
+    report = asker.diagnosed(asker.trace(params.since_s))
     verdicts = [
         (told, verdict)
         for told, verdict in zip(as_json(report)["verdicts"], report.verdicts, strict=True)

@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
-from stallscope.diagnose.engine import diagnose
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits
@@ -69,7 +68,7 @@ def query_fleet(asker: Node, params: FleetParams) -> Fleet:
 def _chains(asker: Node, since_ns: int | None) -> Fleet:
     assert asker.access is not None
     found = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
-    report = diagnose(found.trace, usd_per_gpu_hour=asker.settings.usd_per_gpu_hour)
+    report = asker.diagnosed(found.trace)
     rows: list[list[Any]] = [
         [v.kind, v.summary, v.ranks, v.nodes, v.causes[0].cause.name if v.causes else None, v.confidence]
         for v in report.verdicts

@@ -28,6 +28,7 @@ from stallscope.events.trace import Trace
 _FIXED_ROWS = 10_000  # a look costs as much as so many rows, however few there are
 _BURST = 4  # looks that may follow each other at once, after quiet times
 _EVERY = 8  # without anything odd every row is looked at so many times, at most
+_EVERY_BEHIND = 2  # ... and so many times where more waits
 _GROWTH = (
     1.5  # where a job has made too few steps to be judged, it is looked at again with so many times the rows
 )
@@ -111,13 +112,16 @@ class Job:
         for kind, n in other.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a look is worth its cost now, and within what this job may cost."""
+    def is_due(self, *, is_behind: bool = False) -> bool:
+        """Whether a look is worth its cost now, and within what this job may cost.
+
+        is_behind: rows wait, so that the looks at regular distances are fewer.
+        """
         n = self.rows.n
         if not self._n_since or n < max(_LEAST_ROWS * max(len(self.members), 1), self._enough_rows):
             return False
-        is_worth = self.watch.is_due or self._n_since * _EVERY >= n + _FIXED_ROWS
+        every = _EVERY_BEHIND if is_behind else _EVERY
+        is_worth = self.watch.is_due or self._n_since * every >= n + _FIXED_ROWS
         return is_worth and self._allowance >= n + _FIXED_ROWS
 
     def look(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:

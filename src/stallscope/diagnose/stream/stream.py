@@ -45,11 +45,12 @@ class Stream:
     _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def feed(self, batch: Trace) -> list[Change]:
+    def feed(self, batch: Trace, *, is_behind: bool = False) -> list[Change]:
         """Take new rows of any tables, and say what they change.
 
         Nodes are told by name, numbers hold within the batch only. Rows of one node come in order of time, more or
         less; nodes may be seconds apart. A batch that was fed before counts twice. lost: since the batch before.
+        is_behind: more waits than can be looked at as often as usual; only what is odd is worth a look then.
         """
         with self._lock:
             at_ns = self.clock()
@@ -62,7 +63,7 @@ class Stream:
                 if batch.lost and {who[0] for who in job.members} & numbers:
                     for kind, n in batch.lost.items():
                         job.lost[kind] = job.lost.get(kind, 0) + n
-                if job.is_due:
+                if job.is_due(is_behind=is_behind):
                     changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job())
             if at_ns - self._passed_ns >= _PASS_NS:
                 changes += self._passed(at_ns)
@@ -94,6 +95,11 @@ class Stream:
     def n_rows(self) -> int:
         """Rows that are kept, of all tables."""
         return sum(job.rows.n_all for job in self._jobs.values())
+
+    @property
+    def n_jobs(self) -> int:
+        """Jobs that something was heard of lately."""
+        return len(self._jobs)
 
     @property
     def n_looks(self) -> tuple[int, int]:

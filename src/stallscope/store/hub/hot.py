@@ -113,6 +113,12 @@ class Hot:
                 if pieces
             }
 
+    def n_rows_since(self, tenant: str, table: str, since_us: int) -> int:
+        """Hot rows of the pieces that were committed at least in part since then."""
+        with self._lock:
+            pieces = self._tenants.get(tenant, _Tenant()).pieces.get(table, [])
+            return sum(len(piece.rows) for piece in pieces if piece.last_us >= since_us)
+
     def tenants(self) -> list[str]:
         """Who has anything here."""
         with self._lock:

@@ -146,6 +146,12 @@ class HubStore:
         hot = hot.filter(pc.greater_equal(hot["received_at"], since))
         return pa.concat_tables([*(piece.cast(wanted) for piece in pieces), hot]).sort_by("received_at")
 
+    def tail_rows(self, tenant: str, table: str, *, since_us: int) -> int:
+        """How many rows tail() would give, or somewhat more; nothing is read."""
+        sealed = self._hot.segments(tenant).get(table, ())
+        n_sealed = sum(segment.n_rows for segment in sealed if segment.sealed_us >= since_us)
+        return n_sealed + self._hot.n_rows_since(tenant, table, since_us)
+
     def subscribe(self, listener: Listener) -> None:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)

@@ -60,35 +60,41 @@ def trace(tables: Mapping[str, pa.Table]) -> Trace:
 
 
 def _array(table: layout.Table, rows: pa.Table, nodes: dict[str, int], symbols: dict[str, int]) -> Array:
-    rows = rows.filter(rows["ts_ns"].is_valid())
+    if rows["ts_ns"].null_count:
+        rows = rows.filter(rows["ts_ns"].is_valid())
     out = layout.empty(table, len(rows))
     for field in table.fields:
         if field.format.startswith("("):
             for column, name in enumerate(CATEGORY_NAMES):
-                out[field.name][:, column] = _integers(rows[f"{name}_ns"], 0)
+                out[field.name][:, column] = _integers(_whole(rows, f"{name}_ns"), 0)
         elif field.name == "node":
-            out["node"] = _numbered(rows["node_id"], nodes)
+            out["node"] = _numbered(_whole(rows, "node_id"), nodes)
         elif field.name == "symbol":
-            out["symbol"] = _numbered(rows["symbol"], symbols)
+            out["symbol"] = _numbered(_whole(rows, "symbol"), symbols)
         elif field.name in _NUMBERS:
-            out[field.name] = _numbered(rows[field.name], _NUMBERS[field.name])
+            out[field.name] = _numbered(_whole(rows, field.name), _NUMBERS[field.name])
         elif field.name in _HASHES:
-            out[field.name] = _hashes(rows[field.name])
+            out[field.name] = _hashes(_whole(rows, field.name))
         elif field.format.startswith("S"):
             words = ["" if word is None else word for word in rows[field.name].to_pylist()]
             out[field.name] = np.char.encode(np.array(words or [""]), "utf-8")[: len(rows)]
         else:
-            out[field.name] = _integers(rows[field.name], UNKNOWN if field.may_be_unknown else 0).astype(
-                np.dtype(field.format), casting="unsafe"
-            )
+            unknown = UNKNOWN if field.may_be_unknown else 0
+            out[field.name] = _integers(_whole(rows, field.name), unknown)
     if table is layout.COLLECTIVES:
         _complete(out, rows)
     return out
 
 
+def _whole(rows: pa.Table, name: str) -> pa.Array:
+    """A column in one piece."""
+    column = rows[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _complete(out: Array, rows: pa.Table) -> None:
     """What records of other senders say in other columns, or do not know."""
-    rank = _integers(rows["rank"], UNKNOWN)
+    rank = _integers(_whole(rows, "rank"), UNKNOWN)
     out["comm_rank"] = np.where(out["comm_rank"] == UNKNOWN, rank, out["comm_rank"])
     is_foreign = (out["pid"] == 0) & (rank != UNKNOWN)
     out["pid"] = np.where(is_foreign, _FOREIGN_PIDS + rank, out["pid"])
@@ -96,21 +102,33 @@ def _complete(out: Array, rows: pa.Table) -> None:
     out["flags"] |= np.where(has_ledger, 0, int(CollectiveFlag.NO_LEDGER)).astype(np.uint32)
 
 
-def _integers(column: pa.ChunkedArray, unknown: int) -> Array:
-    return np.asarray(column.fill_null(unknown).cast(pa.int64()))
+def _integers(values: pa.Array, unknown: int) -> Array:
+    """Numbers (n,), with what stands for NULL."""
+    if values.null_count == len(values):
+        return np.full(len(values), unknown)
+    return np.asarray(values.fill_null(unknown) if values.null_count else values)
 
 
-def _numbered(column: pa.ChunkedArray, numbers: Mapping[str, int]) -> Array:
+def _numbered(words: pa.Array, numbers: Mapping[str, int]) -> Array:
     """The number of each word; 0 for words that have none."""
-    coded = column.combine_chunks().dictionary_encode()
+    if words.null_count == len(words):
+        return np.zeros(len(words), np.int64)
+    coded = words.dictionary_encode()
     table = np.array([numbers.get(word, 0) for word in coded.dictionary.to_pylist()] + [0])
-    return table[np.asarray(coded.indices.fill_null(len(table) - 1))]
+    return _of_codes(table, coded)
 
 
-def _hashes(column: pa.ChunkedArray) -> Array:
-    coded = column.combine_chunks().dictionary_encode()
+def _hashes(words: pa.Array) -> Array:
+    coded = words.dictionary_encode()
     table = np.array([_hash(word) for word in coded.dictionary.to_pylist()] + [0], np.uint64)
-    return table[np.asarray(coded.indices.fill_null(len(table) - 1))]
+    return _of_codes(table, coded)
+
+
+def _of_codes(table: Array, coded: pa.DictionaryArray) -> Array:
+    """What stands in the table for each word; its last entry for NULL."""
+    codes = coded.indices
+    found: Array = table[np.asarray(codes.fill_null(len(table) - 1) if codes.null_count else codes)]
+    return found
 
 
 def _hash(word: str) -> int:

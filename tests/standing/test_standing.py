@@ -17,10 +17,11 @@ from stallscope.exporters import hub_arrow, hub_batches, hub_logs
 from stallscope.receive import arrow
 from stallscope.receive.otlp import Decoder
 from stallscope.standing import Standing
+from stallscope.standing.backlog import Bounds
 from stallscope.store.hub.store import Batch, HubStore
 
-from .diagnose.builders import MS, dp_trace, every
-from .store.hub.rows import sql
+from ..diagnose.builders import MS, dp_trace, every
+from ..store.hub.rows import sql
 
 TENANT = "a"
 
@@ -149,6 +150,19 @@ def test_what_was_open_and_is_not_seen_any_more_is_closed_at_the_start(tmp_path:
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
-    monkeypatch.setattr("stallscope.standing._TAIL_S", 0.0)
+    monkeypatch.setattr("stallscope.standing.standing._TAIL_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
+
+
+def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
+    """More of c1 than is looked at, and a straggler in c2 behind it."""
+    with closing(Standing(store, bounds=Bounds(turn_rows=500, most_rows=1_000))) as standing:
+        with store.paused():
+            flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
+            late = store.append(as_arrow(slow_job(), "s1", "c2"))
+        for one in (*flood, late):
+            one.result(30)
+        wait_for(lambda: standing.is_idle() and verdicts(store))
+        assert {row[1:4] for row in verdicts(store)} == {(2, "host-a", "c2")}
+        assert standing.numbers.standing_rows_left_out > 0

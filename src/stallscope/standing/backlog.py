@@ -1,0 +1,223 @@
+"""What waits to be looked at, by cluster. Each cluster in turn gets so many rows looked at, whatever the others send.
+
+What waits together is handed out together, as many small batches cost more than one large one. A cluster that sends
+more than can be looked at loses its oldest rows, so that what is said is of now; how many is counted and told.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.store.hub import traces
+from stallscope.store.hub.store import Batch
+
+Key = tuple[str, str]
+"""Tenant and cluster."""
+
+Tables = Mapping[str, pa.Table]
+
+_ALWAYS_KEPT = ("processes", "communicators")
+"""Few rows, told once: who is who in all that follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """turn_rows: of one cluster, before the next has its turn. behind_s: what waits longer is taken with fewer looks.
+
+    most_rows, most_wait_s: more than so many rows of one cluster, or older ones, are not looked at: it goes on with
+    those of the last kept_s. most_rows_in: of all, before they are told apart.
+    """
+
+    turn_rows: int = 50_000
+    behind_s: float = 2.0
+    most_rows: int = 250_000
+    most_wait_s: float = 20.0
+    kept_s: float = 2.0
+    most_rows_in: int = 2_000_000
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rows of one cluster to look at. n_left_out: those before them that are not looked at."""
+
+    key: Key
+    tables: Tables
+    n_rows: int
+    n_left_out: int = 0
+    is_behind: bool = False
+
+
+@dataclass(frozen=True)
+class _Part:
+    tables: Tables
+    n_rows: int
+    at_s: float
+
+
+@dataclass
+class _Lane:
+    parts: deque[_Part] = field(default_factory=deque)
+    n_rows: int = 0
+    n_left_out: int = 0
+
+
+class Backlog:
+    """Filled by the thread that commits, emptied by the one that diagnoses."""
+
+    def __init__(self, bounds: Bounds | None = None, *, clock_s: Callable[[], float] = time.monotonic):
+        self._bounds, self._clock_s = bounds or Bounds(), clock_s
+        self._changed = threading.Condition()
+        self._came: deque[tuple[Batch, float]] = deque()
+        self._n_in = 0
+        self._lanes: dict[Key, _Lane] = {}
+        self._order: deque[Key] = deque()
+        self._n_taken = 0
+        self._is_ended = False
+
+    def add(self, batch: Batch) -> int:
+        """A committed batch; quick. Returns how many of its rows find no room."""
+        n_rows = _n_rows(batch.tables)
+        if not n_rows:
+            return 0
+        with self._changed:
+            if self._n_in + n_rows > self._bounds.most_rows_in:
+                return n_rows
+            self._came.append((batch, self._clock_s()))
+            self._n_in += n_rows
+            self._changed.notify()
+        return 0
+
+    def end(self) -> None:
+        """Nothing more is wanted."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether end() was called."""
+        return self._is_ended
+
+    @property
+    def n_waiting(self) -> int:
+        """Rows that wait or are being looked at."""
+        with self._changed:
+            return self._n_in + self._n_taken + sum(lane.n_rows for lane in self._lanes.values())
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest row waits."""
+        with self._changed:
+            firsts = [lane.parts[0].at_s for lane in self._lanes.values() if lane.parts]
+            firsts += [self._came[0][1]] if self._came else []
+        return self._clock_s() - min(firsts) if firsts else 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something waits, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._came or self._order or self._is_ended, timeout=timeout_s)
+
+    def turn(self) -> Turn | None:
+        """The rows of the cluster whose turn it is, until done() is told; None where nothing waits."""
+        self._told_apart()
+        with self._changed:
+            if not self._order:
+                return None
+            key = self._order.popleft()
+            lane = self._lanes[key]
+            is_behind = self._clock_s() - lane.parts[0].at_s > self._bounds.behind_s
+            self._skip(lane)
+            parts: list[_Part] = []
+            n_rows = 0
+            while lane.parts and (not parts or n_rows + lane.parts[0].n_rows <= self._bounds.turn_rows):
+                parts.append(lane.parts.popleft())
+                n_rows += parts[-1].n_rows
+            lane.n_rows -= n_rows
+            self._n_taken = n_rows
+            n_left_out, lane.n_left_out = lane.n_left_out, 0
+            if lane.parts:
+                self._order.append(key)
+            else:
+                del self._lanes[key]
+        return Turn(key, _joined(parts), n_rows, n_left_out, is_behind)
+
+    def done(self) -> None:
+        """The rows of the last turn have been looked at."""
+        with self._changed:
+            self._n_taken = 0
+
+    def _told_apart(self) -> None:
+        """Put what came into the lanes of its clusters."""
+        with self._changed:
+            came, self._came = self._came, deque()
+        for batch, at_s in came:
+            parts = by_cluster(batch)
+            with self._changed:
+                self._n_in -= _n_rows(batch.tables)
+                for key, tables in parts.items():
+                    if key not in self._lanes:
+                        self._lanes[key] = _Lane()
+                        self._order.append(key)
+                    lane, n_rows = self._lanes[key], _n_rows(tables)
+                    lane.parts.append(_Part(tables, n_rows, at_s))
+                    lane.n_rows += n_rows
+
+    def _skip(self, lane: _Lane) -> None:
+        """Leave out what is too much."""
+        bounds, now_s = self._bounds, self._clock_s()
+        if lane.n_rows <= bounds.most_rows and now_s - lane.parts[0].at_s <= bounds.most_wait_s:
+            return
+        kept: list[_Part] = []
+        n_before = lane.n_rows
+        while len(lane.parts) > 1 and (
+            lane.n_rows > bounds.turn_rows or now_s - lane.parts[0].at_s > bounds.kept_s
+        ):
+            part = lane.parts.popleft()
+            lane.n_rows -= part.n_rows
+            if who := {name: rows for name, rows in part.tables.items() if name in _ALWAYS_KEPT}:
+                kept.append(_Part(who, _n_rows(who), lane.parts[0].at_s))
+        if kept:
+            first = kept[0]
+            whole = replace(first, tables=_joined(kept), n_rows=sum(part.n_rows for part in kept))
+            lane.parts.appendleft(whole)
+            lane.n_rows += whole.n_rows
+        lane.n_left_out += n_before - lane.n_rows
+
+
+def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:
+    """The rows of a batch by tenant and cluster, and by table."""
+    found: dict[Key, dict[str, pa.Table]] = {}
+    for name in traces.TABLES:
+        rows = batch.tables.get(name)
+        if rows is None or not len(rows):
+            continue
+        clusters = pc.unique(rows["cluster_id"]).to_pylist()
+        for cluster in clusters:
+            mine = rows if len(clusters) == 1 else rows.filter(_is_of(rows["cluster_id"], cluster))
+            found.setdefault((batch.tenant, cluster or ""), {})[name] = mine
+    return found
+
+
+def _is_of(clusters: pa.ChunkedArray, cluster: str | None) -> Any:
+    return clusters.is_null() if cluster is None else pc.equal(clusters, cluster)
+
+
+def _joined(parts: list[_Part]) -> dict[str, pa.Table]:
+    tables: dict[str, list[pa.Table]] = {}
+    for part in parts:
+        for name, rows in part.tables.items():
+            tables.setdefault(name, []).append(rows)
+    return {
+        name: found[0] if len(found) == 1 else pa.concat_tables(found, promote_options="default")
+        for name, found in tables.items()
+    }
+
+
+def _n_rows(tables: Tables) -> int:
+    return sum(len(rows) for name, rows in tables.items() if name in traces.TABLES)
