@@ -21,8 +21,13 @@ struct sched_info {
 	unsigned long long run_delay;
 } CORE;
 
+struct cfs_rq {
+	int throttle_count;
+} CORE;
+
 struct sched_entity {
 	u64 sum_exec_runtime;
+	struct cfs_rq *cfs_rq;
 } CORE;
 
 struct signal_struct {
@@ -49,6 +54,7 @@ struct task_struct {
 	void *bpf_storage;
 	char comm[16];
 	struct task_struct *real_parent;
+	struct task_struct *group_leader;
 	struct signal_struct *signal;
 	struct sched_info sched_info;
 } CORE;

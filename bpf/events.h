@@ -90,6 +90,26 @@ enum off_cpu_flag {
 	OFF_IOWAIT = 2,
 	OFF_WOKEN_BY_CHILD = 4,
 	OFF_WOKEN_BY_SELF = 8,
+	OFF_THROTTLED = 16, /* runnable, but the CPU quota of its control group was used up */
+};
+
+/* What happened to a process on its machine. */
+enum host_kind {
+	HOST_NONE,
+	HOST_THROTTLED,		/* told from cpu.stat by user space */
+	HOST_FILE_WAIT,		/* so are these two, from struct off_event */
+	HOST_SOCKET_WAIT,
+	HOST_BLOCK_IO,		/* a slow request of a disk */
+	HOST_MAJOR_FAULT,	/* from struct off_event */
+	HOST_RECLAIM,
+	HOST_COMPACTION,
+	HOST_OOM_KILL,
+	HOST_EXEC,
+	HOST_FORK,
+	HOST_EXIT,
+	HOST_SIGNAL,
+	HOST_RETRANSMIT,	/* from the map of sockets */
+	HOST_MIGRATION,		/* from the map of processes */
 };
 
 /* What a hook does, told by its cookie: bits 0-7 op, 8-15 category inside the call, 16-31 symbol,
@@ -154,6 +174,7 @@ enum event_kind {
 	EVENT_EXIT,		/* struct life_event: the last thread has gone */
 	EVENT_COMM_BORN,	/* struct life_event */
 	EVENT_COMM_DEAD,	/* struct life_event */
+	EVENT_HOST = 12,	/* struct host_event */
 	/* What the ledger is made of, only while record_all is set: struct raw_event */
 	EVENT_ENTER = 16,	/* a call of a class begins, `category` is charged from now on */
 	EVENT_RETURN,		/* it ends, or is found to have been left without a return */
@@ -198,7 +219,32 @@ struct off_event {
 	s32 waker_tid;
 	s32 by_pid;
 	char by_comm[16];
-	u64 spare[6];
+	u64 inode;	/* of the file that it was blocked on; 0 none, or not known */
+	u32 device;	/* of that file, as the kernel numbers devices; 0: it is a socket */
+	s32 fd;
+	char file[24];	/* the last part of its name; of a socket, struct ends */
+	u64 spare[1];
+};
+
+struct ends { /* of a connection */
+	u16 family;
+	u16 peer_port; /* as in the packet */
+	u16 own_port;
+	u16 spare;
+	u8 peer[16];
+};
+
+struct host_event {
+	EVENT_HEAD;	/* op: enum host_kind */
+	u64 cgroup;	/* number of the control group (v2) */
+	s64 value;	/* bytes, signal, exit code, order of pages */
+	u64 sector;
+	u32 device;
+	s32 by_pid;
+	char by_comm[16];
+	u32 request;	/* what a disk is asked for: REQ_OP_* */
+	u32 spare;
+	char name[32];	/* of the process, or of the program that it becomes */
 };
 
 struct life_event {
@@ -232,6 +278,37 @@ ASSERT_EVENT(call_event);
 ASSERT_EVENT(off_event);
 ASSERT_EVENT(life_event);
 ASSERT_EVENT(raw_event);
+ASSERT_EVENT(host_event);
+
+/* What is summed up in the kernel and read once a second. */
+struct host_sums { /* of a process */
+	u64 n_migrations;
+	u64 n_short[2];		/* reclaim, compaction: stalls too short to be told one by one */
+	u64 short_ns[2];
+};
+
+#define N_DELAYS 32 /* a power of two */
+struct disk_key {
+	u32 pid;
+	u32 device;
+	u32 request;
+	u32 spare;
+};
+
+struct disk_sums { /* requests of a process to a disk */
+	u64 n;
+	u64 n_bytes;
+	u64 ns;
+	u64 delays[N_DELAYS];	/* how many took 2^i to 2^(i+1) us */
+};
+
+struct resent { /* segments that a socket has sent again */
+	u64 n;
+	s64 first_ns;
+	s64 last_ns;
+	struct ends ends;
+	char interface[16];
+};
 
 /* A GPU thread as others see it. `state` bytes of all slots are the process's word. */
 struct slot {
@@ -308,6 +385,7 @@ enum counter {
 	STOLEN,			/* times a thread that counts as running was not, by the scheduler's account: put right */
 	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
 	UNGRAPHED,		/* calls on more communicators than are followed through a CUDA graph */
+	LOST_HOST,
 	N_COUNTERS,
 };
 

@@ -2,6 +2,7 @@
 /* The scheduler's side of the ledger: when GPU threads leave the CPU, why, who wakes them, when they run again.
  * A task that is not followed costs a load and a branch, as long as no other program gave it task storage. */
 #include "arrival.h"
+#include "host.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -180,6 +181,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 		s->off_run_delay = task->sched_info.run_delay;
 	s->by_pid = -1;
 	if (off == PREEMPTED) {
+		s->off_flags |= is_throttled(task) ? OFF_THROTTLED : 0;
 		s->by_pid = next->tgid;
 		bpf_probe_read_kernel(s->by_comm, sizeof(s->by_comm), next->comm);
 	}
@@ -202,9 +204,49 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 	}
 }
 
-INLINE void tell_off_cpu(struct slot *s, u32 tgid, u64 now)
+/* Calls whose first argument is a descriptor of the file or socket that they wait for. */
+static const bool takes_descriptor[N_SYSCALLS] = {
+	[__NR_read] = true,
+	[__NR_write] = true,
+	[__NR_pread64] = true,
+	[__NR_pwrite64] = true,
+	[__NR_readv] = true,
+	[__NR_writev] = true,
+	[__NR_preadv] = true,
+	[__NR_pwritev] = true,
+	[__NR_preadv2] = true,
+	[__NR_pwritev2] = true,
+	[__NR_close] = true,
+	[__NR_fsync] = true,
+	[__NR_fdatasync] = true,
+	[__NR_syncfs] = true,
+	[__NR_sync_file_range] = true,
+	[__NR_sendfile] = true,
+	[__NR_splice] = true,
+	[__NR_copy_file_range] = true,
+	[__NR_ftruncate] = true,
+	[__NR_fallocate] = true,
+	[__NR_getdents64] = true,
+	[__NR_connect] = true,
+	[__NR_accept] = true,
+	[__NR_accept4] = true,
+	[__NR_sendto] = true,
+	[__NR_recvfrom] = true,
+	[__NR_sendmsg] = true,
+	[__NR_recvmsg] = true,
+	[__NR_recvmmsg] = true,
+	[__NR_sendmmsg] = true,
+};
+
+INLINE bool is_about_descriptor(int nr)
 {
-	struct off_event *e = event(EVENT_OFF_CPU, s->off_ns, tgid, s->tid, LOST_OFF_CPU);
+	return nr >= 0 && nr < N_SYSCALLS && takes_descriptor[MASK(nr, N_SYSCALLS - 1)];
+}
+
+INLINE void tell_off_cpu(struct slot *s, struct task_struct *task, u64 now)
+{
+	struct pt_regs___kernel *regs = (struct pt_regs___kernel *)bpf_task_pt_regs(task);
+	struct off_event *e = event(EVENT_OFF_CPU, s->off_ns, task->tgid, s->tid, LOST_OFF_CPU);
 
 	if (!e)
 		return;
@@ -218,6 +260,9 @@ INLINE void tell_off_cpu(struct slot *s, u32 tgid, u64 now)
 	e->by_pid = s->by_pid;
 	if (s->by_pid >= 0)
 		__builtin_memcpy(e->by_comm, s->by_comm, sizeof(e->by_comm));
+	e->fd = -1;
+	if ((s->off_category == IO || s->off_category == NET) && is_about_descriptor(SYSCALL_NR(regs)))
+		tell_file(e, task, SYSCALL_ARG1(regs));
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
@@ -234,7 +279,7 @@ INLINE void runs_again(struct process *p, struct slot *s, u32 index, struct task
 	s->on_runtime = task->se.sum_exec_runtime;
 	raw(EVENT_ON, now, task->tgid, task->pid, 0);
 	if (s->off_ns && now - s->off_ns >= cfg_slow_off_ns && !was_call)
-		tell_off_cpu(s, task->tgid, now);
+		tell_off_cpu(s, task, now);
 	s->off_ns = 0;
 	s->waker_pid = s->waker_tid = -1;
 	s->waker_flags = 0;
@@ -352,6 +397,8 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 		return 0;
 	waited = s->waker_flags & OFF_WOKEN_BY_CHILD && !s->call && s->off < CHILD && s->off != SLEEP;
 	s->off = PREEMPTED;
+	if (is_throttled(task))
+		s->off_flags |= OFF_THROTTLED;
 	now = settle(p, s, index, state_of(s));
 	if (waited) {
 		s->off_category = CHILD;

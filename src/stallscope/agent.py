@@ -24,6 +24,7 @@ from stallscope.capture import clock, program, records, requirements
 from stallscope.capture.attaching import Attaching
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
+from stallscope.capture.host import HostEvents
 from stallscope.capture.identity import container
 from stallscope.capture.labels import Label, Labels
 from stallscope.capture.losses import Losses
@@ -243,6 +244,7 @@ class _Scribe:
         )
         self._processes = Processes(self._node)
         self._last = Snapshots()
+        self._host = HostEvents(self._node, probes.entries)
         self._splits = Splits()
         self._losses = Losses()
         self._symbol_of: dict[int, int] = {}
@@ -260,6 +262,7 @@ class _Scribe:
         self._take_records(now_ns)
         events, self._events = np.concatenate(self._events), []
         self._keep_states(events, now_ns)
+        self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
         lost = self._keep_losses(now_ns)
         reading = clock.reading(self._node, wall_ns=self._options.wall_ns)
@@ -354,7 +357,7 @@ class _Scribe:
     def _append(self, table: Table, rows: Array) -> None:
         if not len(rows):
             return
-        if self._to_hub:
+        if self._to_hub and table in layout.TABLES:
             self._for_hub.setdefault(table.name, []).append(rows.copy())
         if table is layout.CALLS:
             rows["symbol"] = self._symbols(rows["symbol"])

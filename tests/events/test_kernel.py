@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stallscope.events import kernel, layout
-from stallscope.events.names import Category, CollectiveFlag, OffCpuFlag, Op
+from stallscope.events.names import Category, CollectiveFlag, HostKind, OffCpuFlag, Op
 from stallscope.events.syscalls import blocked_category
 
 
@@ -40,6 +40,7 @@ def header(repository: Path) -> str:
         ("action", "ACTION_", kernel.Action),
         ("collective_flag", "COLLECTIVE_", CollectiveFlag),
         ("off_cpu_flag", "OFF_", OffCpuFlag),
+        ("host_kind", "HOST_", HostKind),
     ],
 )
 def test_enumerations_have_the_same_numbers(header: str, name: str, prefix: str, ours: type[IntEnum]):
@@ -47,12 +48,12 @@ def test_enumerations_have_the_same_numbers(header: str, name: str, prefix: str,
     theirs.pop("N_COUNTERS", None)
     assert theirs
     assert theirs.items() <= {member.name: member.value for member in ours}.items()
-    if name in ("category", "event_kind", "counter", "action"):
+    if name in ("category", "event_kind", "counter", "action", "host_kind"):
         assert len(theirs) == len(ours)
 
 
 @pytest.mark.parametrize(("dtype", "n_bytes"), [(kernel.ARRIVAL, 248)] + [(kernel.STRUCTS[s], 120) for s in (
-    "event", "call_event", "off_event", "life_event", "raw_event"
+    "event", "call_event", "off_event", "life_event", "raw_event", "host_event"
 )])  # fmt: skip
 def test_records_divide_the_ring_with_its_header(dtype, n_bytes: int):
     assert dtype.itemsize == n_bytes
@@ -71,7 +72,8 @@ def test_blocked_in_is_the_same_table_in_c(repository: Path):
     numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", numbers_of.read_text()))
     source = (repository / "bpf/sched.bpf.c").read_text()
     theirs = {
-        int(numbers[name]): Category[word] for name, word in re.findall(r"\[__NR_(\w+)\] = (\w+)", source)
+        int(numbers[name]): Category[word]
+        for name, word in re.findall(r"\[__NR_(\w+)\] = ([A-Z_]+),", source)
     }
     ours = blocked_category(np.arange(512), is_interruptible=np.zeros(512, bool))
     assert theirs == {nr: Category(int(c)) for nr, c in enumerate(ours) if c != Category.OTHER_OFF}

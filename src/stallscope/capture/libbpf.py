@@ -6,6 +6,7 @@ becomes the message when a program is refused.
 
 import ctypes as c
 import os
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -108,6 +109,10 @@ class Library:
         if result < 0:
             raise OSError(c.get_errno(), os.strerror(c.get_errno()))
         return result
+
+    def blamed(self) -> list[str]:
+        """The programs that could not be loaded, by what libbpf has printed."""
+        return re.findall(r"prog '(\w+)': (?:BPF program load failed|failed to)", "".join(self.messages))
 
     def _keep(self, _level: int, form: int, arguments: int) -> int:
         """libbpf's printf. Its messages come in pieces, so the form is expanded by C's own vsnprintf."""

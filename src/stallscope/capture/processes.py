@@ -26,6 +26,10 @@ class Processes:
     def __len__(self) -> int:
         return len(self._running)
 
+    def pids(self) -> list[int]:
+        """Their numbers."""
+        return list(self._running)
+
     def first_seen(self, first_ns: Mapping[int, int]) -> Array:
         """Rows of PROCESSES for those that were not known yet; -1 for what cannot be told.
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from stallscope.capture.libbpf import (
     statistics_fd,
 )
 from stallscope.capture.operations import Hook
+from stallscope.capture.optional import Optional
 from stallscope.capture.ring import Ring
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel
@@ -53,6 +54,7 @@ class Options(NamedTuple):
     """What the kernel side is told at the load.
 
     record_all: also emit every call and switch (kinds from kernel.FIRST_RAW on), for checks of the ledger.
+    slow_io_ns: requests to disks from this length on become events.
     slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
     pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
     modes: the ways of hooking to try, best first.
@@ -61,6 +63,7 @@ class Options(NamedTuple):
     record_all: bool = False
     slow_call_ns: int = 1_000_000
     slow_off_ns: int = 1_000_000
+    slow_io_ns: int = 10_000_000
     pids: frozenset[int] | None = None
     own_pid: int = os.getpid()
     ring_bytes: int = RING_BYTES
@@ -102,12 +105,13 @@ class Link:
 class Program:
     """The loaded programs, attached to the scheduler; functions are hooked by attach().
 
-    mode: "session", "multi" or "perf".
+    mode: "session", "multi" or "perf". missing: what this kernel cannot tell, in words.
     """
 
     def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
         """Not to be called: see load()."""
         self.mode = mode
+        self.missing: tuple[str, ...] = ()
         self._library, self._object = library, loaded
         self._tracepoints: list[int] = []
         self._links: list[Link] = []
@@ -126,14 +130,20 @@ class Program:
         library = Library()
         attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
         refusals = []
+        optional = Optional()
         for mode, switch in attempts:
-            try:
-                loaded = _loaded(library, path, types, options, mode, switch)
-            except Refused as refusal:
-                refusals.append(refusal)
+            loaded = None
+            while loaded is None:
+                try:
+                    loaded = _loaded(library, path, types, options, mode, switch, optional.programs())
+                except Refused as refusal:
+                    refusals.append(refusal)
+                    if not optional.give_up(library.blamed()):
+                        break
+            if loaded is None:
                 continue
             program = cls(library, loaded, mode, options)
-            program._start(switch, options.pids)
+            program._start(switch, optional, options.pids)
             return program
         raise refusals[-1]
 
@@ -247,8 +257,29 @@ class Program:
     ) -> None:
         self.close()
 
-    def _start(self, switch: str, pids: frozenset[int] | None) -> None:
+    def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> tuple[Array, Array]:
+        """Keys and values of a map as they are now: (n,) each; a few are left out when they go meanwhile."""
+        fd = self._object.map_fd(map_name)
+        keys, values = [], []
+        at, following = None, np.zeros(1, key)
+        while not self._library.bpf_map_get_next_key(fd, at, following.ctypes.data):
+            found = np.zeros(1, value)
+            if not self._library.bpf_map_lookup_elem(fd, following.ctypes.data, found.ctypes.data):
+                keys.append(following.copy())
+                values.append(found)
+            before = following.copy()
+            at = before.ctypes.data
+        return np.concatenate([np.zeros(0, key), *keys]), np.concatenate([np.zeros(0, value), *values])
+
+    def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
+        """Optional programs come first: what ends a process must find it still known."""
         self.follow(pids or ())
+        for name in optional.programs():
+            try:
+                self._tracepoints.append(self._object.attach(name))
+            except Refused:
+                optional.give_up([name])
+        self.missing = optional.missing()
         try:
             for name in (switch, *_TRACEPOINTS):
                 self._tracepoints.append(self._object.attach(name))
@@ -316,13 +347,21 @@ def _checked(path: Path) -> btf.Btf:
     return types
 
 
-def _loaded(library: Library, path: Path, types: btf.Btf, options: Options, mode: str, switch: str) -> Object:
+def _loaded(
+    library: Library,
+    path: Path,
+    types: btf.Btf,
+    options: Options,
+    mode: str,
+    switch: str,
+    optional: Sequence[str],
+) -> Object:
     """The object, loaded for one way of hooking, and proved by a link."""
     opened = Object(library, path)
     legs = _legs(mode)
     hooked = [f"{part}_{leg}" for part in _PARTS for leg in legs]
     try:
-        opened.choose([switch, *_TRACEPOINTS, *hooked])
+        opened.choose([switch, *_TRACEPOINTS, *hooked, *optional])
         if mode != "perf":
             for name in hooked:
                 opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
@@ -352,6 +391,7 @@ def _constants(options: Options) -> dict[str, int]:
         "cfg_self": options.own_pid,
         "cfg_slow_call_ns": options.slow_call_ns,
         "cfg_slow_off_ns": options.slow_off_ns,
+        "cfg_slow_io_ns": options.slow_io_ns,
     }
 
 

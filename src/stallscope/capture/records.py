@@ -109,4 +109,6 @@ def _dtype_of(kind: Kind) -> np.dtype[Any]:
         return kernel.CALL
     if kind is Kind.OFF_CPU:
         return kernel.OFF_CPU
+    if kind is Kind.HOST:
+        return kernel.HOST
     return kernel.LIFE if kind < kernel.FIRST_RAW else kernel.RAW

@@ -66,10 +66,47 @@ OFF_CPU = np.dtype(
         ("runnable_ns", "<i8"),
         *((name, "<i4") for name in ("syscall_nr", "waker_pid", "waker_tid", "by_pid")),
         ("by_comm", "S16"),
-        ("spare", "<u8", (6,)),
+        ("inode", "<u8"),
+        ("device", "<u4"),
+        ("fd", "<i4"),
+        ("file", "S24"),
+        ("spare", "<u8", (1,)),
     ]
 )
-"""struct off_event: a long interval off the CPU."""
+"""struct off_event: a long interval off the CPU. device, file: of the file that it was blocked on."""
+
+ENDS = np.dtype(
+    [*((name, "<u2") for name in ("family", "peer_port", "own_port", "spare")), ("peer", "u1", (16,))]
+)
+"""struct ends: of a connection; the peer's port is in network order."""
+
+HOST = np.dtype(
+    [
+        *_HEAD,
+        ("cgroup", "<u8"),
+        ("value", "<i8"),
+        ("sector", "<u8"),
+        ("device", "<u4"),
+        ("by_pid", "<i4"),
+        ("by_comm", "S16"),
+        *((name, "<u4") for name in ("request", "spare")),
+        ("name", "S32"),
+    ]
+)
+"""struct host_event: what happened to a process on its machine; op: names.HostKind."""
+
+HOST_SUMS = np.dtype([("n_migrations", "<u8"), ("n_short", "<u8", (2,)), ("short_ns", "<u8", (2,))])
+"""struct host_sums: of a process."""
+
+N_DELAYS = 32
+DISK_KEY = np.dtype([(name, "<u4") for name in ("pid", "device", "request", "spare")])
+DISK_SUMS = np.dtype([*((name, "<u8") for name in ("n", "n_bytes", "ns")), ("delays", "<u8", (N_DELAYS,))])
+"""struct disk_sums: requests of a process to a disk; delays: how many took 2^i us."""
+
+RESENT = np.dtype(
+    [("n", "<u8"), ("first_ns", "<i8"), ("last_ns", "<i8"), ("ends", ENDS), ("interface", "S16")]
+)
+"""struct resent: segments that a socket has sent again."""
 
 LIFE = np.dtype(
     [
@@ -132,6 +169,12 @@ STRUCTS = {
     "off_event": OFF_CPU,
     "life_event": LIFE,
     "raw_event": RAW,
+    "host_event": HOST,
+    "ends": ENDS,
+    "host_sums": HOST_SUMS,
+    "disk_key": DISK_KEY,
+    "disk_sums": DISK_SUMS,
+    "resent": RESENT,
     "slot": SLOT,
     "process": PROCESS,
 }
@@ -149,6 +192,7 @@ class Kind(IntEnum):
     EXIT = 5
     COMM_BORN = 6
     COMM_DEAD = 7
+    HOST = 12
     ENTER = 16
     RETURN = 17
     OFF = 18
@@ -181,6 +225,7 @@ class Counter(IntEnum):
     STOLEN = 12
     UNGROUPED = 13
     UNGRAPHED = 14
+    LOST_HOST = 15
 
 
 class Action(IntEnum):

@@ -274,14 +274,38 @@ CALL_ARGUMENTS = Table(
     ),
 )
 
+HOST_EVENTS = Table(
+    "host_events",
+    "What a machine did to a traced process or one that descends from it: disks, memory, signals, quotas, ends.",
+    (
+        Field("ts_ns", "i8", "begin"),
+        Field(
+            "duration_ns", "i8", "how long it took; what is summed up over a second: all of it together", True
+        ),
+        *_WHO,
+        Field("tid", "u4", "thread; 0 the whole process"),
+        Field("kind", "u1", "names.HostKind"),
+        Field("comm", "S16", "name of the process"),
+        Field(
+            "by_pid", "i4", "process that did it: sender of the signal, issuer of the request, parent", True
+        ),
+        Field("by_comm", "S16", "its name"),
+        Field("value", "i8", "bytes, signal, exit code, times: as the kind says", True),
+        Field("device", "S32", "disk or source of the file system; network interface"),
+        Field("file", "S128", "file; other end of a connection; control group"),
+        Field("detail", "S64", "what else there is to say, in words"),
+        Field("cgroup", "u8", "number of its control group (v2)"),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS)
-"""Event tables that stay in the node trace: no arrays of a Trace, and not sent to a hub. A trace from before one of
-them was added lacks it."""
+NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS, HOST_EVENTS)
+"""Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
+before one of them was added lacks it."""
 
-ARRAYS = (*TABLES, ANNOTATIONS)
-"""The arrays of a Trace. What jobs tell is not sent to a hub: it is in no table that is."""
+ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS)
+"""The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
 
 
 @cache

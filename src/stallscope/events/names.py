@@ -134,6 +134,7 @@ class OffCpuFlag(IntFlag):
     IOWAIT = 2  # in_iowait was set
     WOKEN_BY_CHILD = 4  # the waker is a child process
     WOKEN_BY_SELF = 8  # the waker is another thread of the same process
+    THROTTLED = 16  # runnable, but the CPU quota of its control group was used up
 
 
 class Direction(IntEnum):
@@ -167,3 +168,23 @@ class MemoryKind(IntEnum):
     REGISTERED = 5  # the process's own memory, pinned
     VMM = 6  # physical memory by cuMemCreate
     ARRAY = 7
+
+
+class HostKind(IntEnum):
+    """What happened to a process on its machine."""
+
+    NONE = 0
+    THROTTLED = 1  # its control group had used up its CPU quota; value: periods, detail: the quota
+    FILE_WAIT = 2  # a GPU thread waited for a file
+    SOCKET_WAIT = 3  # a GPU thread waited on a socket; file: the other end
+    BLOCK_IO = 4  # a slow request to a disk; value: bytes, detail: what
+    MAJOR_FAULT = 5  # a GPU thread touched memory that had to be read from a disk
+    RECLAIM = 6  # it had to free memory before it got some; value: pages, or how many short ones
+    COMPACTION = 7  # it had to move pages together before it got some
+    OOM_KILL = 8  # the kernel killed it for want of memory; by: whose allocation it was
+    EXEC = 9  # it became another program
+    FORK = 10  # it was begun, by its parent
+    EXIT = 11  # it ended; value: exit code, or 128 + the signal
+    SIGNAL = 12  # it was sent a signal that stops, continues or ends it; value: number
+    RETRANSMIT = 13  # its connection sent segments again; value: how many
+    MIGRATION = 14  # its GPU threads were moved to other CPUs; value: how often

@@ -35,6 +35,7 @@ class Trace:
     processes: Array = field(default_factory=lambda: layout.empty(layout.PROCESSES))
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
     annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
+    host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

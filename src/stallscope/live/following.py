@@ -5,9 +5,10 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.events.layout import ARRAYS, Table
+from stallscope.events.layout import ARRAYS, NODE_TABLES, Table, empty
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
+from stallscope.store.node import has_table
 
 _MOST_ROWS = 100_000
 """Of a table at once, so that a reader that starts late catches up in steps."""
@@ -44,6 +45,8 @@ class Following:
         )
 
     def _new(self, table: Table) -> Any:
+        if table in NODE_TABLES and not has_table(self.db, table.name):
+            return empty(table)
         if table.name not in self._last:
             self._last[table.name] = self._before(table.name)
         last = self._last[table.name]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, Array, Table
+from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, Array, Table, empty
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
@@ -306,12 +306,21 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
+def has_table(db: sqlite3.Connection, name: str) -> bool:
+    """Whether a trace has a table: one of an earlier version may lack it."""
+    return bool(
+        db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    )
+
+
 def question(name: str) -> str:
     """The SQL of a named question."""
     return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
 
 
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
+    if table in NODE_TABLES and not has_table(db, table.name):
+        return empty(table)
     found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
     return columns.rows(table, found)
 

@@ -1,0 +1,55 @@
+"""Names of disks and file systems, by the numbers that the kernel gives devices.
+
+What is no disk (a network file system, an overlay) has a number of its own: then its source says more, as the table
+of mounts tells it.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MINOR_BITS = 20
+"""linux/kdev_t.h"""
+
+_MOST_MOUNTS = 4096
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass
+class Devices:
+    """sys, proc: where these are mounted."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    _names: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def name(self, device: int, pid: int) -> str:
+        """The disk, or type and source of what is mounted for the process; else its two numbers."""
+        number = f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
+        key = device, 0 if device >> _MINOR_BITS else pid
+        if key not in self._names:
+            if len(self._names) > _MOST_MOUNTS:
+                self._names.clear()
+            self._names[key] = self._disk(number) or self._mounted(number, pid) or number
+        return self._names[key]
+
+    def _disk(self, number: str) -> str:
+        path = self.sys / "dev/block" / number
+        try:
+            dm = path / "dm/name"
+            return dm.read_text().strip() if dm.exists() else path.readlink().name
+        except OSError:
+            return ""
+
+    def _mounted(self, number: str, pid: int) -> str:
+        try:
+            text = (self.proc / str(pid) / "mountinfo").read_text()
+        except OSError:
+            return ""
+        for line in text.splitlines():
+            own, _, behind = line.partition(" - ")
+            if own.split()[2] == number:
+                kind, source = behind.split()[:2]
+                source = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), source)
+                return kind if source in (kind, "none") else f"{source} ({kind})"
+        return ""

@@ -1,0 +1,261 @@
+"""What the machine does to the traced processes, as rows of HOST_EVENTS.
+
+    host = HostEvents(node=0, entries=program.entries)
+    rows = host.rows(events, pids, now_ns)      # once a second, with what has come since
+
+Most comes as events. What is frequent is summed up in the kernel and read here: moves between CPUs, short stalls for
+memory, requests to disks, retransmits. Quotas are read from the control groups' own files.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stallscope.capture import records
+from stallscope.capture.control_groups import ControlGroups
+from stallscope.capture.devices import Devices
+from stallscope.capture.sockets import Owners, other_end
+from stallscope.events import kernel, layout
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, HostKind, OffCpuFlag
+
+Entries = Callable[[str, "np.dtype[Any]", "np.dtype[Any]"], tuple[Array, Array]]
+"""Keys and values of one of the kernel's maps: Program.entries."""
+
+MIN_MOVES = 20
+"""Moves between CPUs in a second that are worth a row."""
+
+_REQUESTS = {0: "read", 1: "write", 2: "flush", 3: "discard", 9: "write zeroes"}
+"""REQ_OP_* of linux/blk_types.h."""
+
+_SHORT_STALLS = (HostKind.RECLAIM, HostKind.COMPACTION)
+_CORE_DUMPED = 0x80
+
+
+@dataclass
+class HostEvents:
+    """node: its number in the trace. entries: reads the kernel's maps. proc: where /proc is mounted."""
+
+    node: int
+    entries: Entries
+    proc: Path = Path("/proc")
+    devices: Devices = field(default_factory=Devices)
+    _groups: ControlGroups = field(init=False)
+    _owners: Owners = field(init=False)
+    _descendants: set[int] = field(default_factory=set)
+    _names: dict[int, bytes] = field(default_factory=dict)
+    _sums: dict[tuple[str, bytes], Any] = field(default_factory=dict)
+    _last_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self._groups, self._owners = ControlGroups(self.proc), Owners(self.proc)
+
+    def rows(self, events: Array, pids: Iterable[int], now_ns: int) -> Array:
+        """Rows of HOST_EVENTS for all that has happened since the last call.
+
+        events: kernel.EVENT (n,), of any kinds. pids: the traced processes.
+        """
+        traced = list(pids)
+        told = records.of_kind(events, Kind.HOST)
+        away = records.of_kind(events, Kind.OFF_CPU)
+        self._follow(told)
+        everyone = [*traced, *(self._descendants - set(traced))]
+        waits = self._waits(away)
+        found = [
+            waits,
+            self._told(told[told["pid"] != 0]),
+            self._for_others(told[told["pid"] == 0], waits),
+            self._moves_and_short_stalls(now_ns),
+            self._disks(now_ns),
+            self._resent(everyone, now_ns),
+            self._throttled(traced, now_ns),
+        ]
+        self._last_ns = now_ns
+        rows = np.concatenate(found)
+        rows["node"] = self.node
+        ended = told[told["op"] == HostKind.EXIT]["pid"].tolist()
+        self._descendants -= set(ended)
+        left = set(everyone).difference(ended)
+        self._names = {pid: name for pid, name in self._names.items() if pid in left}
+        return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+    def _follow(self, told: Array) -> None:
+        """Who descends from the traced processes, and what everyone is called."""
+        named = told[np.isin(told["op"], (HostKind.FORK, HostKind.EXEC))]
+        self._descendants |= set(told[told["op"] == HostKind.FORK]["pid"].tolist())
+        self._names |= dict(zip(named["pid"].tolist(), named["name"].tolist(), strict=True))
+
+    def _name(self, pid: int) -> bytes:
+        if pid not in self._names:
+            try:
+                self._names[pid] = (self.proc / str(pid) / "comm").read_bytes().rstrip(b"\n")
+            except OSError:
+                return b""
+        return self._names[pid]
+
+    def _told(self, told: Array) -> Array:
+        """Events that name their process."""
+        rows = layout.empty(layout.HOST_EVENTS, len(told))
+        for name in ("ts_ns", "duration_ns", "pid", "tid", "value", "by_pid", "by_comm", "cgroup"):
+            rows[name] = told[name]
+        rows["kind"] = told["op"]
+        rows["comm"] = told["name"]
+        is_end = rows["kind"] == HostKind.EXIT
+        rows["detail"][is_end] = [b"core dumped" if v & _CORE_DUMPED else b"" for v in told["value"][is_end]]
+        rows["value"][is_end] = [exit_status(int(value)) for value in told["value"][is_end]]
+        for i in np.flatnonzero(rows["kind"] == HostKind.BLOCK_IO).tolist():
+            pid = int(told["pid"][i])
+            rows["device"][i] = self.devices.name(int(told["device"][i]), pid).encode()
+            rows["detail"][i] = _request(int(told["request"][i]))
+            rows["comm"][i] = told["by_comm"][i]
+        return rows
+
+    def _for_others(self, told: Array, waits: Array) -> Array:
+        """Slow requests by threads of the kernel, for the process that waited for that disk meanwhile."""
+        rows = self._told(told)
+        begin, end = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
+        waits = waits[(waits["kind"] == HostKind.FILE_WAIT) | (waits["kind"] == HostKind.MAJOR_FAULT)]
+        keep = np.zeros(len(rows), bool)
+        for wait in waits:
+            is_same = (rows["device"] == wait["device"]) & ~keep
+            meets = is_same & (begin < wait["ts_ns"] + wait["duration_ns"]) & (end > wait["ts_ns"])
+            rows["pid"][meets], rows["comm"][meets] = wait["pid"], self._name(int(wait["pid"]))
+            keep |= meets
+        return rows[keep]
+
+    def _waits(self, away: Array) -> Array:
+        """What GPU threads were blocked on, where it was a file, a socket, or memory that is on a disk."""
+        is_file = (away["category"] == Category.IO) & (away["device"] != 0)
+        is_socket = (away["category"] == Category.NET) & (away["inode"] != 0) & (away["device"] == 0)
+        is_fault = (away["flags"] & OffCpuFlag.IOWAIT > 0) & (away["syscall_nr"] == UNKNOWN)
+        is_told = is_file | is_socket | is_fault
+        away = away[is_told]
+        rows = layout.empty(layout.HOST_EVENTS, len(away))
+        for name in ("ts_ns", "duration_ns", "pid", "tid"):
+            rows[name] = away[name]
+        rows["kind"] = np.select(
+            [is_file[is_told], is_socket[is_told]],
+            [int(HostKind.FILE_WAIT), int(HostKind.SOCKET_WAIT)],
+            int(HostKind.MAJOR_FAULT),
+        )
+        for row, one in zip(rows, away, strict=True):
+            row["comm"] = self._name(int(one["pid"]))
+            if row["kind"] == HostKind.FILE_WAIT:
+                row["device"] = self.devices.name(int(one["device"]), int(one["pid"])).encode()
+                row["file"] = self._path(one).encode()[:128]
+            elif row["kind"] == HostKind.SOCKET_WAIT:
+                row["file"] = other_end(_ends(one)).encode()
+        return rows
+
+    def _path(self, one: Any) -> str:
+        """The path of a descriptor, if it still means that file; else the name that the kernel told."""
+        name: str = one["file"].decode("utf-8", "replace")
+        try:
+            link = self.proc / str(one["pid"]) / "fd" / str(one["fd"])
+            if link.stat().st_ino == one["inode"]:
+                return str(link.readlink())
+        except OSError:
+            pass  # it is closed, or its process has gone: the name remains
+        return name
+
+    def _moves_and_short_stalls(self, now_ns: int) -> Array:
+        found = []
+        for pid, new in self._grown("host_sums", np.dtype("<u4"), kernel.HOST_SUMS):
+            if new["n_migrations"] >= MIN_MOVES:
+                found.append(self._summed(HostKind.MIGRATION, int(pid), int(new["n_migrations"]), now_ns))
+            for kind, n, ns in zip(_SHORT_STALLS, new["n_short"], new["short_ns"], strict=True):
+                if n:
+                    row = self._summed(kind, int(pid), int(n), now_ns)
+                    row["duration_ns"], row["detail"] = ns, b"short ones"
+                    found.append(row)
+        return _joined(found)
+
+    def _disks(self, now_ns: int) -> Array:
+        found = []
+        for key, new in self._grown("disk_sums", kernel.DISK_KEY, kernel.DISK_SUMS):
+            row = self._summed(HostKind.BLOCK_IO, int(key["pid"]), int(new["n_bytes"]), now_ns)
+            row["device"] = self.devices.name(int(key["device"]), int(key["pid"])).encode()
+            row["duration_ns"] = new["ns"]
+            row["detail"] = b"%d x %s; us: %s" % (
+                new["n"],
+                _request(int(key["request"])),
+                b" ".join(b"%d:%d" % (1 << i, n) for i, n in enumerate(new["delays"].tolist()) if n),
+            )
+            found.append(row)
+        return _joined(found)
+
+    def _resent(self, pids: list[int], now_ns: int) -> Array:
+        grown = self._grown("resent", np.dtype("<u8"), kernel.RESENT)
+        owners = self._owners.of([int(inode) for inode, _ in grown], pids, now_ns)
+        found = []
+        for inode, new in grown:
+            if pid := owners.get(int(inode)):
+                row = self._summed(HostKind.RETRANSMIT, pid, int(new["n"]), now_ns)
+                row["ts_ns"] = max(int(new["first_ns"]), self._last_ns)
+                row["duration_ns"] = max(int(new["last_ns"]) - int(row["ts_ns"]), 0)
+                row["device"], row["file"] = new["interface"], other_end(new["ends"]).encode()
+                found.append(row)
+        return _joined(found)
+
+    def _throttled(self, pids: list[int], now_ns: int) -> Array:
+        found = []
+        for one in self._groups.throttled(pids, now_ns):
+            for pid in one.pids:
+                row = self._summed(HostKind.THROTTLED, pid, one.n, now_ns)
+                row["ts_ns"], row["duration_ns"] = one.since_ns, one.ns
+                row["file"], row["detail"] = one.group.name.encode()[:128], one.quota.encode()
+                found.append(row)
+        return _joined(found)
+
+    def _summed(self, kind: HostKind, pid: int, value: int, now_ns: int) -> Any:
+        """A row for what has been summed up since the last look."""
+        row = layout.empty(layout.HOST_EVENTS, 1)[0]
+        row["ts_ns"] = self._last_ns or now_ns
+        row["duration_ns"] = now_ns - row["ts_ns"]
+        row["kind"], row["pid"], row["value"], row["comm"] = kind, pid, value, self._name(pid)
+        return row
+
+    def _grown(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
+        """What has been added to the sums of a map since the last look: (key, sums), where there is any."""
+        found = []
+        keys, values = self.entries(name, key, value)
+        for one, sums in zip(keys, values, strict=True):
+            mark = name, one.tobytes()
+            new = sums.copy()
+            before = self._sums.get(mark)
+            if before is not None and all((sums[field] >= before[field]).all() for field in _sums_of(sums)):
+                for field_name in _sums_of(sums):
+                    new[field_name] -= before[field_name]
+            self._sums[mark] = sums
+            if any(np.any(new[field]) for field in _sums_of(sums)):
+                found.append((one, new))
+        there = {(name, one.tobytes()) for one in keys}
+        self._sums = {m: sums for m, sums in self._sums.items() if m[0] != name or m in there}
+        return found
+
+
+def exit_status(code: int) -> int:
+    """What a shell says of an exit: the code, or 128 + the signal that was its end."""
+    return 128 + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
+
+
+def _sums_of(value: Any) -> list[str]:
+    """The fields that only grow: unsigned 64-bit ones."""
+    return [name for name in value.dtype.names if value.dtype[name].base == np.dtype("<u8")]
+
+
+def _ends(one: Any) -> Array:
+    """kernel.ENDS in place of a file's name."""
+    return np.frombuffer(one["file"].ljust(24, b"\0"), kernel.ENDS)[0]
+
+
+def _request(op: int) -> bytes:
+    return _REQUESTS.get(op, f"request {op}").encode()
+
+
+def _joined(rows: list[Any]) -> Array:
+    return np.array(rows, layout.dtype(layout.HOST_EVENTS))

@@ -1,0 +1,60 @@
+"""Programs that a kernel may do without: what they tell is told where it can be, and else said to be missing.
+
+What a kernel has is found by trying: a program that it refuses makes way for the next way of learning the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Feature(NamedTuple):
+    """Something that is told about the machine. ways: programs that are needed for it together, best way first."""
+
+    meaning: str
+    ways: tuple[tuple[str, ...], ...]
+
+
+FEATURES = (
+    Feature("processes that begin", (("host_fork",),)),
+    Feature("processes that become other programs", (("host_exec",),)),
+    Feature("processes that end, and how", (("host_exit",),)),
+    Feature("signals and who sends them", (("host_signal",),)),
+    Feature("moves to other CPUs", (("host_migrate",),)),
+    Feature("victims of the out-of-memory killer", (("host_victim",), ("host_victim_6_8",))),
+    Feature("reclaim of memory", (("host_reclaim_begin", "host_reclaim_end"),)),
+    Feature(
+        "reclaim of memory for a control group", (("host_group_reclaim_begin", "host_group_reclaim_end"),)
+    ),
+    Feature("compaction of memory", (("host_compaction_begin", "host_compaction_end"),)),
+    Feature(
+        "requests to disks", (("block_start", "block_done"), ("block_issue", "block_complete"))
+    ),  # block_io_start: from 6.5 on
+    Feature("TCP retransmits", (("tcp_resent",),)),
+)
+
+
+@dataclass
+class Optional:
+    """Which way of each feature is tried now; all its ways gone, it is missing."""
+
+    _way: dict[Feature, int] = field(default_factory=lambda: dict.fromkeys(FEATURES, 0))
+
+    def programs(self) -> list[str]:
+        """The programs to load."""
+        return [name for feature in FEATURES for way in self._ways(feature)[:1] for name in way]
+
+    def give_up(self, refused: Iterable[str]) -> bool:
+        """Try the next way of each feature that one of these programs is for. False: none of them is for any."""
+        names = set(refused)
+        hit = [feature for feature in FEATURES if names & set(*self._ways(feature)[:1])]
+        for feature in hit:
+            self._way[feature] += 1
+        return bool(hit)
+
+    def missing(self) -> tuple[str, ...]:
+        """What cannot be told."""
+        return tuple(feature.meaning for feature in FEATURES if not self._ways(feature))
+
+    def _ways(self, feature: Feature) -> tuple[tuple[str, ...], ...]:
+        return feature.ways[self._way[feature] :]
