@@ -101,7 +101,7 @@ def our_files() -> list[Path]:
     for folder, below, files in os.walk(ROOT):
         below[:] = sorted(b for b in below if b == ".ci" or not b.startswith("."))
         below[:] = [b for b in below if b not in ("__pycache__", "build", "dist")]
-        found.extend(Path(folder, file) for file in sorted(files))
+        found.extend(Path(folder, file) for file in sorted(files) if file != ".git")  # a worktree's
     return [path for path in found if path.suffix not in (".o", ".so")]
 
 
