@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /* CUDA calls, runtime and driver: synchronise, allocate, free, copy, and launch where asked for.
  * A driver call inside a runtime call is part of it. */
-#include "probe.h"
+#include "calls.h"
 
 INLINE void count_call(struct process *p, u8 op)
 {
@@ -17,22 +17,18 @@ INLINE void count_call(struct process *p, u8 op)
 
 /* A copy to the host returns at once when the memory is pinned: then it has waited for nothing. */
 #define SHORT_COPY_NS 100000
-#define MEMCPY_DEVICE_TO_HOST 2 /* cudaMemcpyKind, driver_types.h */
 
 /* What the time in a call is charged to. A copy to the host waits for what was enqueued before it, so with a
  * collective among that it is a wait for the other ranks, like a synchronise call. */
-INLINE u8 category_of(struct process *p, u64 cookie, u64 args[16])
+INLINE u8 category_of(struct process *p, u64 cookie, u8 direction)
 {
 	bool pending = p->n_collectives != p->n_synced;
-	bool to_host;
 
 	if (cookie_op(cookie) == OP_SYNC)
 		return pending ? WAIT_GPU : DEVICE;
 	if (cookie_op(cookie) != OP_COPY)
 		return cookie_category(cookie);
-	to_host = cookie_category(cookie) == WAIT_GPU ||
-		  (u32)arg(args, cookie, DATATYPE_ARG, 0) == MEMCPY_DEVICE_TO_HOST;
-	return to_host && pending ? WAIT_GPU : COPY;
+	return direction == DEVICE_TO_HOST && pending ? WAIT_GPU : COPY;
 }
 
 /* The open call ends, or is found to have ended without a return. */
@@ -66,28 +62,37 @@ INLINE bool enter(struct pt_regs *ctx)
 	u8 category;
 	struct process *p = NULL;
 	struct thread *t = NULL;
+	struct details *d;
+	struct function *f = function_of(cookie);
 	struct slot *s;
 	u64 args[16] = {};
 
-	if (!self(&t, &p, &s, &now))
+	if (!f || !self(&t, &p, &s, &now))
 		return false;
-	if (is_inside(&t->class, sp, cookie, now))
+	if (is_inside(&t->class, sp, cookie, now)) {
+		count_hit(s, f->group, 1);
 		return false;
+	}
 	if (t->class.sp)
 		close(p, t, s);
-	arguments(ctx, cookie, args);
+	count_hit(s, f->group, 2);
+	all_arguments(ctx, f, args);
 	if (cookie_action(cookie) == ACTION_SET_DEVICE) {
 		t->device = (s32)args[1] + 1;
 		return false;
 	}
 	count_call(p, cookie_op(cookie));
-	category = category_of(p, cookie, args);
+	d = &t->class_details;
+	look(d, f, args);
+	d->shape = f->shape;
+	d->group = f->group;
+	if (f->shape == SHAPE_FREE)
+		frees(id >> 32, d);
+	else if (f->shape >= SHAPE_COPY && f->shape <= SHAPE_DRIVER_3D)
+		d->host_memory = host_memory(id >> 32, d);
+	category = category_of(p, cookie, d->direction);
 	cookie = (cookie & ~0xff00ULL) | (u64)category << 8;
 	open(&t->class, sp, cookie, now);
-	t->count_bytes = arg(args, cookie, COUNT_ARG, -1);
-	if (cookie_op(cookie) == OP_COPY && arg_number(cookie, PEER_ARG)) /* rows of a 2D copy */
-		t->count_bytes *= (s64)arg(args, cookie, PEER_ARG, 1);
-	t->stream = arg(args, cookie, STREAM_ARG, 0);
 	if (!s)
 		return true;
 	s->class_op = cookie_op(cookie);
@@ -100,26 +105,22 @@ INLINE bool enter(struct pt_regs *ctx)
 
 INLINE void leave(struct pt_regs *ctx)
 {
-	s32 result = PT_REGS_RC(ctx);
 	struct process *p = NULL;
+	struct frame f;
 	struct thread *t;
 	struct slot *s;
-	u64 cookie, now;
-	s64 since;
 
 	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
 	if (!t || !is_return_of(&t->class, PT_REGS_SP(ctx)))
 		return;
 	if (!self_again(t, &p, &s))
 		return;
-	now = bpf_ktime_get_ns();
-	cookie = t->class.cookie;
-	since = t->class.since_ns;
-	ends_wait(p, t, now);
-	if (cookie_op(cookie) == OP_SYNC)
+	f = t->class;
+	ends_wait(p, t, bpf_ktime_get_ns());
+	if (cookie_op(f.cookie) == OP_SYNC)
 		p->n_synced = p->n_collectives;
 	close(p, t, s);
-	tell_call(t, cookie, since, result, result != 0, t->count_bytes, t->stream);
+	has_returned(ctx, t, s, &t->class_details, &f);
 }
 
 /* Kernel 6.13 and later: one link, which sees entry and return. */

@@ -17,6 +17,7 @@ typedef __u8 u8;
 typedef __u16 u16;
 typedef __u32 u32;
 typedef __u64 u64;
+typedef __s16 s16;
 typedef __s32 s32;
 typedef __s64 s64;
 
@@ -208,7 +209,15 @@ struct call_event {
 	u64 stream;
 	s32 result;
 	s32 device;
-	u64 spare[8];
+	u64 address;	/* of the memory allocated, freed or copied to; 0 none */
+	u64 handle;	/* kernel, graph, event or module that the call is about; 0 none */
+	u32 grid[3];
+	u32 block[3];
+	u8 direction;	/* names.Direction */
+	u8 host_memory; /* names.HostMemory */
+	u8 memory;	/* names.MemoryKind */
+	u8 spare1[5];
+	u64 spare[2];
 };
 
 struct off_event {
@@ -343,6 +352,8 @@ struct slot {
 	u8 has_yielded;		/* it gave the CPU away by sched_yield */
 	u8 has_base;		/* own_base and low_base are good */
 	char by_comm[16];
+	u32 hits[4];		/* of hooks by group: 2 for a call with its return, 1 for one inside another */
+	u64 inside_ns[4];	/* time in the calls of each group */
 };
 
 /* A traced process. Accounts are sums of time stamps: add now to the account of the present state. */
@@ -365,8 +376,116 @@ struct process {
 	u32 n_launches;
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 184, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 184, "process");
+_Static_assert(sizeof(struct slot) == 232, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 232, "process");
+
+enum direction {
+	HOST_TO_HOST = 1, /* cudaMemcpyKind + 1 */
+	HOST_TO_DEVICE,
+	DEVICE_TO_HOST,
+	DEVICE_TO_DEVICE,
+	BY_ADDRESS,
+	PEER,
+};
+
+enum host_memory {
+	HOST_UNKNOWN,
+	HOST_PAGEABLE,
+	HOST_PINNED,
+};
+
+enum memory_kind {
+	MEMORY_NONE,
+	MEMORY_DEVICE,
+	MEMORY_POOL,
+	MEMORY_MANAGED,
+	MEMORY_HOST,
+	MEMORY_REGISTERED,
+	MEMORY_VMM,
+	MEMORY_ARRAY,
+};
+
+/* How a call's arguments are read. */
+enum shape {
+	SHAPE_PLAIN,
+	SHAPE_COPY,		/* addresses and bytes are arguments */
+	SHAPE_RUNTIME_3D,	/* (cudaMemcpy3DParms *) */
+	SHAPE_RUNTIME_3D_PEER,	/* (cudaMemcpy3DPeerParms *) */
+	SHAPE_DRIVER_2D,	/* (CUDA_MEMCPY2D *) */
+	SHAPE_DRIVER_3D,	/* (CUDA_MEMCPY3D *), CUDA_MEMCPY3D_PEER has the same offsets */
+	SHAPE_LAUNCH_RUNTIME,	/* (function, grid, block, ...): dim3 by value */
+	SHAPE_LAUNCH_DRIVER,	/* (function, grid x, y, z, block x, y, z, ...) */
+	SHAPE_LAUNCH_CONFIG,	/* (cudaLaunchConfig_t * or CUlaunchConfig *, function, ...) */
+	SHAPE_OUT,		/* (handle *, ...) */
+	SHAPE_ALLOC,		/* (address *, ...) */
+	SHAPE_ALLOC_PITCH,	/* (address *, pitch *, width, height) */
+	SHAPE_ALLOC_3D,		/* (cudaPitchedPtr *, cudaExtent by value) */
+	SHAPE_CREATE,		/* (handle *, bytes, CUmemAllocationProp *, ...) */
+	SHAPE_REGISTER,		/* (address, bytes, ...) */
+	SHAPE_FREE,		/* (address or handle, ...) */
+};
+
+/* When hooks are on: always, or as long as they cost a thread little. */
+enum hook_group {
+	GROUP_ALWAYS,
+	GROUP_COPIES,		/* asynchronous copies */
+	GROUP_HOT,
+};
+
+/* What the kernel side knows of a function beside its cookie; numbers of arguments, 1 is the first, 0 there is none. */
+struct function {
+	u8 shape;
+	u8 group;
+	u8 direction; /* where the name tells it */
+	u8 memory;
+	u8 count;	/* bytes, or units of `scale` bytes */
+	u8 scale;
+	u8 rows;	/* multiplies it */
+	u8 kind;	/* cudaMemcpyKind */
+	u8 target;
+	u8 source;
+	u8 stream;
+	u8 handle;
+	u8 out;		/* where the call writes what it makes */
+	u8 n_stack;	/* arguments on the stack that matter (x86-64) */
+	u8 spare[2];
+};
+
+#define FIRST_BUCKET_BITS 7 /* bucket i: shorter than 2^(7 + i) ns, the last one also above */
+#define N_BUCKETS 32
+
+struct operation_key {
+	u32 tgid;
+	u16 symbol;
+	u8 direction;
+	u8 host_memory;
+};
+
+struct operation { /* all calls of a function by a process so far */
+	u64 n;
+	u64 n_failed;
+	u64 total_ns;
+	u64 max_ns;	/* the first call left out */
+	u64 first_ns;
+	u64 count_bytes;
+	u32 histogram[N_BUCKETS];
+};
+
+struct balance_key {
+	u32 tgid;
+	s16 device; /* -1: none, or unknown */
+	u16 memory;
+};
+
+struct balance { /* memory of a kind that a process holds */
+	s64 live_bytes;
+	s64 n_live;
+	s64 peak_bytes;
+	u64 n_allocs;
+	u64 allocated_bytes;
+	u64 n_frees;
+	u64 n_unknown_frees;
+};
 
 /* Counted per CPU, never silently lost. */
 enum counter {
@@ -386,6 +505,9 @@ enum counter {
 	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
 	UNGRAPHED,		/* calls on more communicators than are followed through a CUDA graph */
 	LOST_HOST,
+	LOST_OPERATION,		/* calls without a statistic: no room for another function of a process */
+	LOST_ALLOCATION,	/* no room for another allocation: the balance is too low */
+	RAISED,			/* slow calls that were not told, since the threshold was raised for lack of room */
 	N_COUNTERS,
 };
 

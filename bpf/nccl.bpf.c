@@ -404,7 +404,7 @@ INLINE void leave(struct pt_regs *ctx)
 		s->nccl_op = 0;
 	if (makes(cookie_action(cookie)))
 		has_made_comm(t, cookie, result);
-	tell_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS, -1, 0);
+	tell_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS);
 }
 
 /* Kernel 6.13 and later: one link, which sees entry and return. */

@@ -52,6 +52,49 @@ struct made_comm { /* what the entry of a call that makes a communicator knows *
 	s32 spare;
 };
 
+struct live { /* an allocation that was not freed */
+	u64 n_bytes;
+	s16 device;
+	u16 memory;
+	u32 spare;
+};
+
+#define N_PINNED 128
+
+struct range {
+	u64 begin;
+	u64 end;
+};
+
+struct pinned { /* host memory of a process that is pinned */
+	u32 n_used;	/* beyond these the ranges are empty */
+	u8 is_whole;	/* seen since the process set CUDA up */
+	u8 is_partial;	/* there was no room for some */
+	u16 spare;
+	struct range ranges[N_PINNED];
+};
+
+struct details { /* what an open CUDA call was given */
+	s64 count_bytes; /* -1 unknown */
+	u64 stream;
+	u64 address;
+	u64 source;
+	u64 handle;
+	u64 out;	/* where the call writes what it makes */
+	u64 pitch_at;	/* where it writes bytes a row */
+	struct live freed;
+	u32 grid[3];
+	u32 block[3];
+	s32 device;	/* + 1 */
+	u8 direction;
+	u8 host_memory;
+	u8 memory;
+	u8 shape;
+	u8 group;
+	u8 has_freed;
+	u8 spare[6];
+};
+
 struct thread { /* what a GPU thread's own hooks know; its slot is what others see */
 	s64 born_ns; /* of the process that the slot belongs to */
 	u32 slot;
@@ -63,11 +106,12 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	struct frame nccl;
 	struct frame class;
 	struct frame graph;
+	struct frame counted;
+	struct details class_details;
+	struct details counted_details;
 	u64 graph_out; /* address of the handle of what the open call makes */
 	u64 graph_stream;
 	s64 graph_capture_ns;
-	s64 count_bytes;
-	u64 stream;
 	struct made_comm made;
 	struct arrival arrival; /* where one is made that several calls share */
 };
@@ -109,6 +153,26 @@ struct {
 	__type(key, u32);
 	__type(value, u64);
 } counters __weak SEC(".maps");
+
+struct tuning { /* what user space turns while tracing */
+	u32 raised; /* thresholds of calls are so many times doubled */
+	u32 spare;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct tuning);
+} tuning __weak SEC(".maps");
+
+INLINE u32 raised(void)
+{
+	u32 zero = 0;
+	struct tuning *t = bpf_map_lookup_elem(&tuning, &zero);
+
+	return t ? MASK(t->raised, 15) : 0;
+}
 
 INLINE void count(u32 which)
 {
@@ -479,7 +543,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 		}
 	}
 	if (t->born_ns != p->born_ns) { /* its first call in this program */
-		t->nccl.sp = t->class.sp = t->graph.sp = 0;
+		t->nccl.sp = t->class.sp = t->graph.sp = t->counted.sp = 0;
 		t->device = 0;
 		t->group_depth = 0;
 		t->n_refused = 0;
@@ -599,28 +663,44 @@ INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 	return n ? args[MASK(n, 15)] : missing;
 }
 
-/* A call has ended: tell it when it was slow, or failed. */
-INLINE void tell_call(const struct thread *t, u64 cookie, s64 since, s32 result, bool has_failed, s64 count_bytes,
-		      u64 stream)
+/* A call has ended: tell it. `d`: what it was given, or NULL. */
+INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 duration, s32 result,
+			   const struct details *d)
 {
 	u64 id = bpf_get_current_pid_tgid();
-	s64 duration = bpf_ktime_get_ns() - since;
-	struct call_event *e;
+	struct call_event *e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
 
-	if (duration < cfg_slow_call_ns && !has_failed)
-		return;
-	e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
 	if (!e)
 		return;
 	e->duration_ns = duration;
 	e->op = cookie_op(cookie);
 	e->symbol = cookie_symbol(cookie);
 	e->category = cookie_category(cookie);
-	e->count_bytes = count_bytes;
-	e->stream = stream;
+	e->count_bytes = -1;
 	e->result = result;
 	e->device = t->device - 1;
+	if (d) {
+		e->count_bytes = d->count_bytes;
+		e->stream = d->stream;
+		e->address = d->address;
+		e->handle = d->handle;
+		__builtin_memcpy(e->grid, d->grid, sizeof(e->grid));
+		__builtin_memcpy(e->block, d->block, sizeof(e->block));
+		e->direction = d->direction;
+		e->host_memory = d->host_memory;
+		e->memory = d->memory;
+	}
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+/* A call has ended: tell it when it was slow, or failed. */
+INLINE void tell_call(const struct thread *t, u64 cookie, s64 since, s32 result, bool has_failed)
+{
+	s64 duration = bpf_ktime_get_ns() - since;
+
+	if (!has_failed && duration < cfg_slow_call_ns << raised())
+		return;
+	tell_call_with(t, cookie, since, duration, result, NULL);
 }
 
 #endif

@@ -35,6 +35,7 @@ from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.status import StatusLine, Tally, line
+from stallscope.capture.tallies import AlwaysOn, Tallies
 from stallscope.ending import ASKS, set_by_signals
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
@@ -247,6 +248,13 @@ class _Scribe:
         self._host = HostEvents(self._node, probes.entries)
         self._splits = Splits()
         self._losses = Losses()
+        self._tallies = Tallies(
+            self._node,
+            probes.operations,
+            probes.balances,
+            AlwaysOn(time.monotonic_ns()),
+            own_pid=os.getpid(),
+        )
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
@@ -261,6 +269,8 @@ class _Scribe:
         self.next_ns = now_ns + _SECOND_NS
         self._take_records(now_ns)
         events, self._events = np.concatenate(self._events), []
+        for table, rows in self._tallies.rows(now_ns):
+            self._append(table, rows)
         self._keep_states(events, now_ns)
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
@@ -304,7 +314,7 @@ class _Scribe:
 
     def _keep_records(self, arrivals: Array, events: Array) -> None:
         tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
-        for table in layout.TABLES:
+        for table in (*layout.TABLES, *layout.NODE_TABLES):
             if table.name in tables:
                 self._append(table, tables[table.name])
         for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events, self._splits), strict=True):
@@ -328,6 +338,9 @@ class _Scribe:
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
+        if exit_ns:
+            self._append(layout.MEMORY, self._tallies.ended(exit_ns, now_ns))
+            self._probes.forget(exit_ns.keys())
         for pid in self._processes.gone(exit_ns):
             ended_ns = exit_ns.get(pid, now_ns)
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
@@ -359,7 +372,7 @@ class _Scribe:
             return
         if self._to_hub and table in layout.TABLES:
             self._for_hub.setdefault(table.name, []).append(rows.copy())
-        if table is layout.CALLS:
+        if "symbol" in (rows.dtype.names or ()):
             rows["symbol"] = self._symbols(rows["symbol"])
         self._store.append(table, rows)
         self.tally.n_records += len(rows)

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from stallscope.events import kernel, layout
-from stallscope.events.names import Category, CollectiveFlag, HostKind, OffCpuFlag, Op
+from stallscope.events.names import (
+    Category,
+    CollectiveFlag,
+    Direction,
+    HostKind,
+    HostMemory,
+    MemoryKind,
+    OffCpuFlag,
+    Op,
+)
 from stallscope.events.syscalls import blocked_category
 
 
@@ -41,6 +50,11 @@ def header(repository: Path) -> str:
         ("collective_flag", "COLLECTIVE_", CollectiveFlag),
         ("off_cpu_flag", "OFF_", OffCpuFlag),
         ("host_kind", "HOST_", HostKind),
+        ("direction", "", Direction),
+        ("host_memory", "HOST_", HostMemory),
+        ("memory_kind", "MEMORY_", MemoryKind),
+        ("shape", "SHAPE_", kernel.Shape),
+        ("hook_group", "GROUP_", kernel.HookGroup),
     ],
 )
 def test_enumerations_have_the_same_numbers(header: str, name: str, prefix: str, ours: type[IntEnum]):

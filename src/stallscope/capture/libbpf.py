@@ -19,7 +19,7 @@ UPROBE_SESSION = 57
 """Attach types (linux/bpf.h, 6.6 and 6.13)."""
 
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
-_LINK_CREATE, _ENABLE_STATS, _LOOKUP_BATCH = 28, 32, 24
+_LINK_CREATE, _ENABLE_STATS = 28, 32
 _MULTI_RETURN = 1
 _PATTERNS = {
     "bpf_object__open_file": (c.c_void_p, (c.c_char_p, c.c_void_p)),
@@ -206,8 +206,9 @@ class Object:
         *,
         is_session: bool,
         is_return: bool,
+        pid: int = 0,
     ) -> MultiLink:
-        """One link for many places of a file. Raises Refused."""
+        """One link for many places of a file, in one process if pid is given. Raises Refused."""
         n = len(offsets)
         name = c.create_string_buffer(os.fsencode(path))
         places, values = (c.c_uint64 * n)(*offsets), (c.c_uint64 * n)(*cookies)
@@ -215,7 +216,7 @@ class Object:
             "=IIIIQQQQIIII",
             *(self.program_fd(program), 0, UPROBE_SESSION if is_session else UPROBE_MULTI, 0),
             *(c.addressof(name), c.addressof(places), 0, c.addressof(values)),
-            *(n, _MULTI_RETURN if is_return else 0, 0, 0),
+            *(n, _MULTI_RETURN if is_return else 0, pid, 0),
         )
         try:
             return MultiLink(self._library.bpf(_LINK_CREATE, attributes))

@@ -5,13 +5,19 @@ its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.32, cuda
 
 libnccl exports each function twice (ncclX, pncclX) at one address: one hook. CUDA has code of its own for each
 default stream flavour, and the driver versions of a function (_v2): all of them are hooked; a driver call inside
-a runtime call is part of it. Launches are hooked only where asked for: a hook costs 0.5 to 2 us a call.
+a runtime call is part of it. A hook costs 0.5 to 2 us a call: those on hot functions are in groups of their own, to
+be switched on and off (governor.py). The functions of CUDA stand in cuda_table.py.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from stallscope.events.kernel import Action
+import numpy as np
+
+from stallscope.capture import cuda_table
+from stallscope.capture.operation import Operation
+from stallscope.events.kernel import FUNCTION, Action, HookGroup, Shape
+from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 
 _RUNTIME_FLAVOURS = ("", "_ptsz", "_ptds")
@@ -19,27 +25,12 @@ _DRIVER_FLAVOURS = ("", "_v2", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds")
 _ARGUMENT_BITS = {"count": 40, "datatype": 44, "reduce_op": 48, "peer": 52, "comm": 56, "stream": 60}
 
 
-class Operation(NamedTuple):
-    """Functions that are alike.
-
-    names: exported names without flavour, separated by spaces. inside: what the time in them is charged to.
-    arguments: numbers of arguments, 1 is the first; "count" is elements or bytes, "peer" a rank, or the number
-    of rows that multiplies the bytes of a copy, "datatype" of a copy its direction (cudaMemcpyKind).
-    """
-
-    names: str
-    op: Op
-    inside: Category = Category.NONE
-    action: Action = Action.CALL
-    arguments: Mapping[str, int] = {}
-
-
 class Hook(NamedTuple):
     """One place to attach to: what Program.attach() takes."""
 
     offset: int  # of the function in the file
     cookie: int
-    part: str  # of the kernel side: nccl, cuda or graph (bpf/*.bpf.c)
+    part: str  # of the kernel side: nccl, cuda, counted or graph (bpf/*.bpf.c)
     symbol: str
 
 
@@ -49,27 +40,6 @@ def _collective(names: str, op: Op, **arguments: int) -> Operation:
 
 def _comm(names: str, op: Op, action: Action = Action.CALL) -> Operation:
     return Operation(names, op, action=action)
-
-
-def _alloc(names: str, **arguments: int) -> Operation:
-    return Operation(names, Op.ALLOC, Category.ALLOC, arguments=arguments)
-
-
-def _free(names: str) -> Operation:
-    return Operation(names, Op.FREE, Category.ALLOC)
-
-
-def _copy(names: str, **arguments: int) -> Operation:
-    return Operation(names, Op.COPY, Category.COPY, arguments=arguments)
-
-
-def _copy_to_host(names: str, **arguments: int) -> Operation:
-    """It waits for all that was enqueued before, like a synchronise call; bpf/cuda.bpf.c tells when it counts so."""
-    return Operation(names, Op.COPY, Category.WAIT_GPU, arguments=arguments)
-
-
-def _sync(names: str, **arguments: int) -> Operation:
-    return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments)
 
 
 def _with_config(name: str) -> str:
@@ -121,55 +91,7 @@ NCCL = (
 )
 """Left out: what only answers from memory, and ncclMemAlloc, whose driver calls are seen. A test names them all."""
 
-RUNTIME = (
-    _sync("cudaDeviceSynchronize cudaThreadSynchronize cudaEventSynchronize"),
-    _sync("cudaStreamSynchronize", stream=1),
-    _alloc("cudaMalloc cudaMallocHost cudaHostAlloc cudaMallocManaged cudaHostRegister", count=2),
-    _alloc("cudaMallocAsync cudaMallocFromPoolAsync", count=2),
-    _alloc("cudaMallocPitch cudaMalloc3D cudaMallocArray cudaMalloc3DArray"),
-    _free("cudaFree cudaFreeAsync cudaFreeHost cudaFreeArray cudaHostUnregister"),
-    _copy("cudaMemcpy", count=3, datatype=4),
-    _copy("cudaMemcpyAsync", count=3, datatype=4, stream=5),
-    _copy("cudaMemcpyToSymbol cudaMemcpyFromSymbol", count=3),
-    _copy("cudaMemcpyToSymbolAsync cudaMemcpyFromSymbolAsync", count=3, stream=6),
-    _copy("cudaMemcpyPeer", count=5),
-    _copy("cudaMemcpyPeerAsync", count=5, stream=6),
-    _copy("cudaMemcpy2D", count=5, peer=6, datatype=7),
-    _copy("cudaMemcpy2DAsync", count=5, peer=6, datatype=7, stream=8),
-    _copy("cudaMemcpy3D cudaMemcpy3DPeer cudaMemcpy2DToArray cudaMemcpy2DFromArray cudaMemcpy2DArrayToArray"),
-    _copy("cudaMemcpy3DAsync cudaMemcpy3DPeerAsync", stream=2),
-    _copy("cudaMemcpyBatchAsync cudaMemcpy3DBatchAsync cudaMemcpyWithAttributesAsync"),
-    Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),
-)
-
-DRIVER = (
-    _sync("cuCtxSynchronize cuEventSynchronize"),
-    _sync("cuStreamSynchronize", stream=1),
-    _alloc("cuMemAlloc cuMemAllocHost cuMemHostAlloc cuMemAllocManaged cuMemHostRegister", count=2),
-    _alloc("cuMemAllocAsync cuMemAllocFromPoolAsync cuMemCreate cuMemMap", count=2),
-    _alloc("cuMemAllocPitch cuMemSetAccess"),
-    _free("cuMemFree cuMemFreeHost cuMemFreeAsync cuMemHostUnregister cuMemRelease cuMemUnmap"),
-    _copy("cuMemcpy cuMemcpyHtoD cuMemcpyDtoD", count=3),
-    _copy_to_host("cuMemcpyDtoH", count=3),
-    _copy("cuMemcpyAsync cuMemcpyHtoDAsync cuMemcpyDtoDAsync", count=3, stream=4),
-    _copy_to_host("cuMemcpyDtoHAsync", count=3, stream=4),
-    _copy("cuMemcpyPeer", count=5),
-    _copy("cuMemcpyPeerAsync", count=5, stream=6),
-    _copy("cuMemcpy2D cuMemcpy2DUnaligned cuMemcpy3D cuMemcpy3DPeer"),
-    _copy("cuMemcpy2DAsync cuMemcpy3DAsync cuMemcpy3DPeerAsync", stream=2),
-    _copy("cuMemcpyBatchAsync cuMemcpy3DBatchAsync"),
-)
-
-RUNTIME_LAUNCHES = (
-    Operation("cudaLaunchKernel", Op.LAUNCH, Category.LAUNCH, arguments={"stream": 8}),
-    Operation("cudaLaunchKernelExC cudaLaunchCooperativeKernel", Op.LAUNCH, Category.LAUNCH),
-    Operation("cudaGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"stream": 2}),
-)
-
-DRIVER_LAUNCHES = (
-    Operation("cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel", Op.LAUNCH, Category.LAUNCH),
-    Operation("cuGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"stream": 2}),
-)
+_DEVICES = (Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),)
 
 
 def _graph(names: str, action: Action) -> Operation:
@@ -202,13 +124,22 @@ class Entry(NamedTuple):
     operation: Operation
 
 
+_RUNTIME = cuda_table.RUNTIME_LEDGER + cuda_table.RUNTIME_LAUNCHES + _DEVICES
+_RUNTIME_COUNTED = cuda_table.RUNTIME_COUNTED + cuda_table.only_counted(cuda_table.RUNTIME_LAUNCHES)
+_DRIVER_COUNTED = cuda_table.DRIVER_COUNTED + cuda_table.only_counted(cuda_table.DRIVER_LAUNCHES)
+
 _TABLES = (
     ("nccl", NCCL, ("",)),
-    ("cuda", RUNTIME + RUNTIME_LAUNCHES, _RUNTIME_FLAVOURS),
-    ("cuda", DRIVER + DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
+    ("cuda", _RUNTIME, _RUNTIME_FLAVOURS),
+    ("cuda", cuda_table.DRIVER_LEDGER + cuda_table.DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
+    ("counted", _RUNTIME_COUNTED, _RUNTIME_FLAVOURS),
+    ("counted", _DRIVER_COUNTED, _DRIVER_FLAVOURS),
     ("graph", RUNTIME_GRAPHS, _RUNTIME_FLAVOURS),
     ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
 )
+
+ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES)
+"""The groups that are on from the beginning."""
 
 ENTRIES = tuple(
     Entry(name + flavour, part, operation)
@@ -225,33 +156,76 @@ SYMBOLS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES
 _NUMBER = {name: number for number, name in enumerate(SYMBOLS)}
 
 
+OPS = np.array([0, *({entry.symbol: entry.operation.op for entry in ENTRIES}.values())], np.uint16)
+"""The operation of each symbol, by its number."""
+
+GROUPS = np.zeros(len(SYMBOLS), np.uint8)
+"""The group of each symbol, by its number; launches count as hot, also where they are timed."""
+for _entry in ENTRIES:
+    GROUPS[_NUMBER[_entry.symbol]] |= _entry.operation.group
+
+
 def cookie(entry: Entry) -> int:
     """What the hook tells the kernel side: see enum action in bpf/events.h."""
     operation = entry.operation
     value = operation.op | operation.inside << 8 | _NUMBER[entry.symbol] << 16 | operation.action << 32
     for argument, number in operation.arguments.items():
-        value |= number << _ARGUMENT_BITS[argument]
+        if entry.part in ("nccl", "graph"):
+            value |= number << _ARGUMENT_BITS[argument]
     return value
 
 
-def hooks(offsets: Mapping[str, int], *, launches: bool = False) -> list[Hook]:
+def functions() -> Array:
+    """How the arguments of each CUDA function are read: kernel.FUNCTION (len(SYMBOLS),), by number of the symbol."""
+    found = np.zeros(len(SYMBOLS), FUNCTION)
+    for entry in ENTRIES:
+        operation, row = entry.operation, found[_NUMBER[entry.symbol]]
+        if entry.part not in ("cuda", "counted"):
+            continue
+        row["shape"], row["group"] = operation.shape, operation.group
+        row["direction"], row["memory"], row["scale"] = operation.direction, operation.memory, operation.scale
+        for argument, number in operation.arguments.items():
+            row[argument] = number
+        row["n_stack"] = _n_stack(operation)
+    return found
+
+
+def _n_stack(operation: Operation) -> int:
+    """Arguments beyond the six that x86-64 passes in registers, as far as they matter."""
+    by_value = 9 if operation.shape is Shape.ALLOC_3D else 7 if operation.shape is Shape.LAUNCH_DRIVER else 0
+    return max(0, by_value - 6, *(number - 6 for number in operation.arguments.values()))
+
+
+def hooks(
+    offsets: Mapping[str, int], *, launches: bool = False, groups: Collection[HookGroup] = ALWAYS
+) -> list[Hook]:
     """Where to attach in a file that has these functions.
 
-    offsets: file offset of each function by its name; names that are not in the table are left out.
-    Two names at one offset are one hook of each part, that of the name which stands first in the table.
+    offsets: file offset of each function by its name; names that are not in the table are left out. launches: charge
+    the time in launches to them. Two names at one offset are one hook of each part, that of the name which stands
+    first in the table.
     """
-    found = [entry for entry in _chosen(launches) if entry.symbol in offsets]
+    found = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
     first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(found)}
     return [
         Hook(offset, cookie(entry), part, entry.symbol) for (offset, part), entry in sorted(first.items())
     ]
 
 
-def names(*, launches: bool = False) -> Iterable[str]:
+def names(*, launches: bool = False, groups: Collection[HookGroup] = ALWAYS) -> Iterable[str]:
     """The functions to look for in a file."""
-    return list(dict.fromkeys(entry.symbol for entry in _chosen(launches)))
+    return list(dict.fromkeys(entry.symbol for entry in _chosen(launches, groups)))
 
 
-def _chosen(launches: bool) -> list[Entry]:
-    """Without launch timing, the functions that are there only for it are left out."""
-    return [entry for entry in ENTRIES if launches or entry.operation.inside is not Category.LAUNCH]
+def _chosen(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
+    """Launches are either timed or, if hot ones are wanted, counted."""
+    return [
+        entry
+        for entry in ENTRIES
+        if entry.operation.group in groups
+        and (launches or entry.operation.inside is not Category.LAUNCH)
+        and not (launches and entry.part == "counted" and entry.operation.op in _LAUNCHES)
+    ]
+
+
+_LAUNCHES = (Op.LAUNCH, Op.GRAPH_LAUNCH)

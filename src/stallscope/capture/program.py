@@ -16,7 +16,7 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from stallscope.capture import btf
+from stallscope.capture import btf, maps, operations
 from stallscope.capture.libbpf import (
     UPROBE_MULTI,
     UPROBE_SESSION,
@@ -34,6 +34,7 @@ from stallscope.capture.libbpf import (
     Refused,
     statistics_fd,
 )
+from stallscope.capture.maps import Entries
 from stallscope.capture.operations import Hook
 from stallscope.capture.optional import Optional
 from stallscope.capture.ring import Ring
@@ -46,7 +47,7 @@ RING_BYTES = 4 << 20
 MODES = ("session", "multi", "perf")
 
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
-_PARTS = ("nccl", "cuda", "graph")
+_PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
 _SWITCHES = ("on_switch", "on_switch_5_15")
 
 
@@ -147,8 +148,8 @@ class Program:
             return program
         raise refusals[-1]
 
-    def attach(self, path: str, hooks: Sequence[Hook]) -> Link:
-        """Hook functions of a file, in all processes that map it now or later.
+    def attach(self, path: str, hooks: Sequence[Hook], *, pid: int = 0) -> Link:
+        """Hook functions of a file, in all processes that map it now or later, or in one.
 
         path: one that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself.
         A file that is attached twice, under whatever name, is told once, but costs twice. Raises Refused.
@@ -158,7 +159,7 @@ class Program:
             for part in _PARTS:
                 chosen = [hook for hook in hooks if hook.part == part]
                 if chosen:
-                    self._hook(link, part, path, chosen)
+                    self._hook(link, part, path, chosen, pid)
         except Refused:
             link.close()
             raise
@@ -170,6 +171,36 @@ class Program:
         fd, one = self._object.map_fd("targets"), ctypes.c_uint8(1)
         for pid in pids:
             self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), ctypes.byref(one), 0)
+
+    def operations(self) -> Entries:
+        """Statistics of all calls so far: kernel.OPERATION by process, function, direction. Raises CannotTrace."""
+        return self.entries("operations", kernel.OPERATION_KEY, kernel.OPERATION)
+
+    def balances(self) -> Entries:
+        """What memory each process holds: kernel.BALANCE by process, device, kind. Raises CannotTrace."""
+        return self.entries("balances", kernel.BALANCE_KEY, kernel.BALANCE)
+
+    def forget(self, pids: Collection[int]) -> None:
+        """These processes have gone: nothing of them stays in the kernel."""
+        keyed = (
+            ("operations", kernel.OPERATION_KEY, kernel.OPERATION),
+            ("balances", kernel.BALANCE_KEY, kernel.BALANCE),
+            ("allocations", kernel.LIVE_KEY, kernel.LIVE),
+        )
+        for name, key, value in keyed:
+            keys = self.entries(name, key, value).keys
+            maps.delete(self._library, self._object.map_fd(name), keys[np.isin(keys["tgid"], list(pids))])
+        maps.delete(self._library, self._object.map_fd("pinned"), np.array(list(pids), np.uint32))
+
+    def raise_thresholds(self, n_times: int) -> None:
+        """From now on calls are slow from slow_call_ns * 2^n_times on."""
+        value = np.array([n_times, 0], np.uint32)
+        fd = self._object.map_fd("tuning")
+        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(0)), value.ctypes.data, 0)
+
+    def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
+        """Keys and values of a map as they are now; a few are left out when they go meanwhile. Raises CannotTrace."""
+        return maps.entries(self._library, self._object.map_fd(map_name), key, value)
 
     def losses(self) -> dict[str, int]:
         """Each Counter by its name in lower case, summed over the CPUs. Not all of them are losses: see Counter."""
@@ -257,20 +288,6 @@ class Program:
     ) -> None:
         self.close()
 
-    def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> tuple[Array, Array]:
-        """Keys and values of a map as they are now: (n,) each; a few are left out when they go meanwhile."""
-        fd = self._object.map_fd(map_name)
-        keys, values = [], []
-        at, following = None, np.zeros(1, key)
-        while not self._library.bpf_map_get_next_key(fd, at, following.ctypes.data):
-            found = np.zeros(1, value)
-            if not self._library.bpf_map_lookup_elem(fd, following.ctypes.data, found.ctypes.data):
-                keys.append(following.copy())
-                values.append(found)
-            before = following.copy()
-            at = before.ctypes.data
-        return np.concatenate([np.zeros(0, key), *keys]), np.concatenate([np.zeros(0, value), *values])
-
     def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
         """Optional programs come first: what ends a process must find it still known."""
         self.follow(pids or ())
@@ -280,6 +297,7 @@ class Program:
             except Refused:
                 optional.give_up([name])
         self.missing = optional.missing()
+        self._tell_functions()
         try:
             for name in (switch, *_TRACEPOINTS):
                 self._tracepoints.append(self._object.attach(name))
@@ -287,7 +305,15 @@ class Program:
             self.close()
             raise
 
-    def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook]) -> None:
+    def _tell_functions(self) -> None:
+        """How the arguments of each function are read."""
+        fd, rows = self._object.map_fd("functions"), operations.functions()
+        for number in range(len(rows)):
+            self._library.bpf_map_update_elem(
+                fd, ctypes.byref(ctypes.c_uint32(number)), rows[number : number + 1].ctypes.data, 0
+            )
+
+    def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
         if self.mode == "perf":
             for hook in hooks:
                 for leg, is_return in (("enter", False), ("return", True)):
@@ -307,6 +333,7 @@ class Program:
                     cookies,
                     is_session=leg == "session",
                     is_return=leg == "return",
+                    pid=pid,
                 )
             )
 

@@ -30,7 +30,7 @@ class Ended(NamedTuple):
 
 
 def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None = None) -> dict[str, Array]:
-    """Rows by table name: collectives, calls, offcpu, communicators; processes come from identity.py.
+    """Rows by table name: collectives, calls, call_arguments, offcpu, communicators; processes: see identity.py.
 
     arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: what is known of split
     communicators from earlier batches; without it their ranks are found only within one batch.
@@ -40,6 +40,7 @@ def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None =
     return {
         "collectives": splits.filled(collectives(arrivals, node=node)),
         "calls": calls(of_kind(events, Kind.CALL), node=node),
+        "call_arguments": call_arguments(of_kind(events, Kind.CALL), node=node),
         "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
         "communicators": communicators(born, node=node),
     }
@@ -75,6 +76,20 @@ def collectives(arrivals: Array, *, node: int) -> Array:
 def calls(events: Array, *, node: int) -> Array:
     """Rows of CALLS from kernel.CALL."""
     return _rows(layout.CALLS, events, node)
+
+
+def call_arguments(events: Array, *, node: int) -> Array:
+    """Rows of CALL_ARGUMENTS from those of kernel.CALL that tell any."""
+    names = ("direction", "host_memory", "memory", "address", "handle", "grid", "block")
+    has_any = np.zeros(len(events), bool)
+    for name in names:
+        has_any |= (events[name] != 0).reshape(len(events), -1).any(axis=1)
+    some = events[has_any]
+    rows = _rows(layout.CALL_ARGUMENTS, some, node)
+    for what in ("grid", "block"):
+        for i, axis in enumerate("xyz"):
+            rows[f"{what}_{axis}"] = some[what][:, i]
+    return rows
 
 
 def offcpu(events: Array, *, node: int) -> Array:

@@ -55,7 +55,13 @@ CALL = np.dtype(
         ("stream", "<u8"),
         ("result", "<i4"),
         ("device", "<i4"),
-        ("spare", "<u8", (8,)),
+        ("address", "<u8"),
+        ("handle", "<u8"),
+        ("grid", "<u4", (3,)),
+        ("block", "<u4", (3,)),
+        *((name, "u1") for name in ("direction", "host_memory", "memory")),
+        ("spare1", "u1", (5,)),
+        ("spare", "<u8", (2,)),
     ]
 )
 """struct call_event: a call that was slow or failed."""
@@ -141,6 +147,8 @@ SLOT = np.dtype(
         ("is_idle", "<u4"),
         *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
         ("by_comm", "S16"),
+        ("hits", "<u4", (4,)),
+        ("inside_ns", "<u8", (4,)),
     ]
 )
 """struct slot: a GPU thread as others see it; tid 0: nobody."""
@@ -162,6 +170,46 @@ PROCESS = np.dtype(
 )
 """struct process: a traced process. Add now to the account of its present state, the largest byte of word."""
 
+FUNCTION = np.dtype(
+    [
+        *(
+            (name, "u1")
+            for name in ("shape", "group", "direction", "memory", "count", "scale", "rows", "kind")
+        ),
+        *((name, "u1") for name in ("target", "source", "stream", "handle", "out", "n_stack")),
+        ("spare", "u1", (2,)),
+    ]
+)
+"""struct function: how the arguments of a CUDA function are read."""
+
+N_BUCKETS = 32
+FIRST_BUCKET_BITS = 7
+
+OPERATION_KEY = np.dtype([("tgid", "<u4"), ("symbol", "<u2"), ("direction", "u1"), ("host_memory", "u1")])
+
+OPERATION = np.dtype(
+    [
+        *((name, "<u8") for name in ("n", "n_failed", "total_ns", "max_ns", "first_ns", "count_bytes")),
+        ("histogram", "<u4", (N_BUCKETS,)),
+    ]
+)
+"""struct operation: all calls of a function by a process. Bucket i: shorter than 2^(FIRST_BUCKET_BITS + i) ns."""
+
+BALANCE_KEY = np.dtype([("tgid", "<u4"), ("device", "<i2"), ("memory", "<u2")])
+
+BALANCE = np.dtype(
+    [
+        *((name, "<i8") for name in ("live_bytes", "n_live", "peak_bytes")),
+        *((name, "<u8") for name in ("n_allocs", "allocated_bytes", "n_frees", "n_unknown_frees")),
+    ]
+)
+"""struct balance: memory of a kind that a process holds."""
+
+LIVE_KEY = np.dtype([("address", "<u8"), ("tgid", "<u4"), ("is_handle", "<u4")])
+
+LIVE = np.dtype([("n_bytes", "<u8"), ("device", "<i2"), ("memory", "<u2"), ("spare", "<u4")])
+"""struct live: an allocation that was not freed."""
+
 STRUCTS = {
     "arrival": ARRIVAL,
     "event": EVENT,
@@ -177,6 +225,13 @@ STRUCTS = {
     "resent": RESENT,
     "slot": SLOT,
     "process": PROCESS,
+    "function": FUNCTION,
+    "operation_key": OPERATION_KEY,
+    "operation": OPERATION,
+    "balance_key": BALANCE_KEY,
+    "balance": BALANCE,
+    "live_key": LIVE_KEY,
+    "live": LIVE,
 }
 """The dtype of each C struct, by its name."""
 
@@ -226,6 +281,9 @@ class Counter(IntEnum):
     UNGROUPED = 13
     UNGRAPHED = 14
     LOST_HOST = 15
+    LOST_OPERATION = 16
+    LOST_ALLOCATION = 17
+    RAISED = 18
 
 
 class Action(IntEnum):
@@ -249,3 +307,32 @@ class Action(IntEnum):
     GRAPH_LAUNCH = 15
     ENQUEUE = 16
     GROUP_SIMULATE = 17
+
+
+class Shape(IntEnum):
+    """enum shape: how the arguments of a CUDA function are read."""
+
+    PLAIN = 0
+    COPY = 1
+    RUNTIME_3D = 2
+    RUNTIME_3D_PEER = 3
+    DRIVER_2D = 4
+    DRIVER_3D = 5
+    LAUNCH_RUNTIME = 6
+    LAUNCH_DRIVER = 7
+    LAUNCH_CONFIG = 8
+    OUT = 9
+    ALLOC = 10
+    ALLOC_PITCH = 11
+    ALLOC_3D = 12
+    CREATE = 13
+    REGISTER = 14
+    FREE = 15
+
+
+class HookGroup(IntEnum):
+    """enum hook_group: when hooks are on."""
+
+    ALWAYS = 0
+    COPIES = 1
+    HOT = 2

@@ -1,0 +1,343 @@
+"""What CUDA calls were given, how often, and what memory they leave: probes on functions of CUDA's signatures."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.capture import elf, operations, records
+from stallscope.capture.operations import SYMBOLS, Hook
+from stallscope.capture.program import MODES, Program
+from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.events.kernel import HookGroup, Kind
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, Direction, HostMemory, MemoryKind, Op
+
+from .conftest import TARGETS
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+MIB = 1 << 20
+PREPARE = (
+    "out, pitch = P(), Z()",
+    "class Dim(ctypes.Structure): _fields_ = [(c, ctypes.c_uint) for c in 'xyz']",
+    "class Extent(ctypes.Structure): _fields_ = [(c, Z) for c in 'whd']",
+    "def words(*them): return (ctypes.c_ulonglong * len(them))(*them)",
+    "def malloc(call, n, *more): getattr(lib, call)(ctypes.byref(out), Z(n), *more); return P(out.value)",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The emulated functions."""
+    path = tmp_path_factory.mktemp("cuda") / "libcudart.so"
+    subprocess.run(
+        ["gcc", "-O1", "-Wno-unused-parameter", "-shared", "-fPIC", "-o", path, TARGETS / "cuda.c"],
+        check=True,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def hooks(library: Path) -> list[Hook]:
+    """All groups of hooks."""
+    with elf.opened(library) as image:
+        found = elf.exported(image, operations.names(groups=HookGroup))
+    return operations.hooks({name: symbol.offset for name, symbol in found.items()}, groups=HookGroup)
+
+
+def tallies(program: Program) -> Tallies:
+    return Tallies(1, program.operations, program.balances, AlwaysOn(time.monotonic_ns()))
+
+
+def counted(program: Program, pid: int) -> dict[str, Array]:
+    """Rows of operations of one process, by function; where one has several directions, by both."""
+    (_, rows), _ = tallies(program).rows(time.monotonic_ns())
+    mine = rows[rows["pid"] == pid]
+    names = [SYMBOLS[row["symbol"]] for row in mine]
+    return {
+        name if names.count(name) == 1 else f"{name} {Direction(row['direction']).name}": row
+        for name, row in zip(names, mine, strict=True)
+    }
+
+
+def held(program: Program, pid: int) -> dict[tuple[MemoryKind, int], tuple[int, int, int]]:
+    """(live bytes, live, peak bytes) by kind and device."""
+    _, (_, rows) = tallies(program).rows(time.monotonic_ns())
+    return {
+        (MemoryKind(row["kind"]), int(row["device"])): (
+            int(row["live_bytes"]),
+            int(row["n_live"]),
+            int(row["peak_bytes"]),
+        )
+        for row in rows[rows["pid"] == pid]
+    }
+
+
+def calls(program: Program, pid: int) -> Array:
+    events = program.events.drain()
+    return records.of_kind(events[events["pid"] == pid], Kind.CALL)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_call_is_counted_with_its_bytes(tracing: Callable[..., Program], puppet, mode: str):
+    program = tracing(modes=(mode,))
+    copy = "[lib.{}(P(1), P(2), Z({}), {}, P(0)) for _ in range(100)]"
+    puppet.does(
+        copy.format("cudaMemcpy", MIB, 1),
+        copy.format("cudaMemcpy", 2 * MIB, 2),
+        copy.format("cudaMemcpy", 4 * MIB, 3),
+        copy.format("cudaMemcpyAsync", 8 * MIB, 1),
+        "lib.cudaMemcpyPeer(P(1), 0, P(2), 1, Z(5))",
+    )
+    found = counted(program, puppet.pid)
+    assert {name: (row["n"], row["count_bytes"]) for name, row in found.items()} == {
+        "cudaMemcpy HOST_TO_DEVICE": (100, 100 * MIB),
+        "cudaMemcpy DEVICE_TO_HOST": (100, 200 * MIB),
+        "cudaMemcpy DEVICE_TO_DEVICE": (100, 400 * MIB),
+        "cudaMemcpyAsync": (100, 800 * MIB),
+        "cudaMemcpyPeer": (1, 5),
+    }
+    assert found["cudaMemcpyPeer"]["direction"] == Direction.PEER
+    assert all(row["op"] == Op.COPY for row in found.values())
+    assert all(n == 0 for name, n in program.losses().items() if name.startswith("lost_"))
+
+
+def test_a_row_tells_how_long_calls_took(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(
+        "lib.set_sleep(20000); lib.cudaFree(P(0)); lib.set_sleep(5000)",
+        "lib.cudaFree(P(0)); lib.set_sleep(0)",
+    )
+    puppet.does("[lib.cudaFree(P(0)) for _ in range(7)]")
+    row = counted(program, puppet.pid)["cudaFree"]
+    assert row["first_ns"] >= 20_000_000
+    assert 5_000_000 <= row["max_ns"] < row["first_ns"]
+    assert row["total_ns"] >= row["first_ns"] + row["max_ns"]
+    histogram = {int(edge): n for edge, n in json.loads(row["histogram"]).items()}
+    assert sum(histogram.values()) == row["n"] == row["n_seen"] == 9
+    assert sum(n for edge, n in histogram.items() if edge > 5_000_000) >= 2
+    assert min(histogram) < 1_000_000
+
+
+def test_rows_tell_what_is_new_since_the_last(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    told = tallies(program)
+    puppet.does("[lib.cudaFree(P(0)) for _ in range(3)]")
+    assert told.rows(time.monotonic_ns())[0][1]["n"].tolist() == [3]
+    assert not len(told.rows(time.monotonic_ns())[0][1])
+    puppet.does("[lib.cudaFree(P(0)) for _ in range(2)]")
+    (row,) = told.rows(time.monotonic_ns())[0][1]
+    assert (row["n"], row["first_ns"], row["is_estimate"]) == (2, UNKNOWN, 0)
+
+
+def test_copies_in_two_and_three_dimensions_have_their_bytes(tracing: Callable[..., Program], puppet):
+    program = tracing(slow_call_ns=0)
+    runtime = "words(0, 0,0,0, 0xa0,512,64,8, 0, 0,0,0, 0xb0,512,64,8, 64,8,4, 2)"
+    driver_2d = "words(0,0, 1, 0xc0,0,0,64, 0,0, 2, 0,0xd0,0,64, 100,30)"
+    driver_3d = "words(0,0,0,0, 2, 0,0xe0,0,0,64,1, 0,0,0,0, 1, 0xf0,0,0,0,64,1, 10,20,30)"
+    puppet.does(
+        *PREPARE,
+        "lib.cudaMemcpy2D(P(7), Z(512), P(8), Z(512), Z(100), Z(30), 1)",
+        "lib.cudaMemcpy2DAsync(P(7), Z(512), P(8), Z(512), Z(100), Z(31), 2, P(99))",
+        f"lib.cudaMemcpy3D({runtime})",
+        f"lib.cuMemcpy2D_v2({driver_2d})",
+        f"lib.cuMemcpy3D_v2({driver_3d})",
+    )
+    found = calls(program, puppet.pid)
+    assert found["count_bytes"].tolist() == [3000, 3100, 64 * 8 * 4, 3000, 6000]
+    assert found["direction"].tolist() == [
+        Direction.HOST_TO_DEVICE,
+        Direction.DEVICE_TO_HOST,
+        Direction.DEVICE_TO_HOST,
+        Direction.HOST_TO_DEVICE,
+        Direction.DEVICE_TO_HOST,
+    ]
+    assert found["address"].tolist() == [7, 7, 0xB0, 0xD0, 0xF0]
+    assert found["stream"][1] == 99
+
+
+def test_launches_are_told_with_grid_and_block(tracing: Callable[..., Program], puppet):
+    program = tracing(slow_call_ns=0)
+    config = "(ctypes.c_uint * 16)(5, 6, 7, 8, 9, 10, 0, 0, 77)"
+    puppet.does(
+        *PREPARE,
+        "lib.cudaLaunchKernel(P(3), Dim(1, 2, 3), Dim(32, 4, 2), P(0), Z(0), P(55))",
+        "lib.cuLaunchKernel(P(4), 11, 12, 13, 14, 15, 16, 0, P(66), P(0), P(0))",
+        f"lib.cudaLaunchKernelExC({config}, P(5), P(0))",
+        "lib.cudaGraphLaunch(P(6), P(88))",
+    )
+    found = calls(program, puppet.pid)
+    assert found["op"].tolist() == [Op.LAUNCH] * 3 + [Op.GRAPH_LAUNCH]
+    assert found["grid"].tolist() == [[1, 2, 3], [11, 12, 13], [5, 6, 7], [0, 0, 0]]
+    assert found["block"].tolist() == [[32, 4, 2], [14, 15, 16], [8, 9, 10], [0, 0, 0]]
+    assert found["handle"].tolist() == [3, 4, 5, 6]
+    assert found["stream"].tolist() == [55, 66, 77, 88]
+    assert (found["category"] == Category.NONE).all()
+    rows = records.call_arguments(found, node=3)
+    assert rows["grid_y"].tolist() == [2, 12, 6, 0] and (rows["node"] == 3).all()
+
+
+def test_the_balance_of_memory_is_exact(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(
+        *PREPARE,
+        "lib.cudaSetDevice(2)",
+        "some = [malloc('cudaMalloc', 1000) for _ in range(5)]",
+        "[lib.cudaFree(p) for p in some[:3]]",
+        "managed, host = malloc('cudaMallocManaged', 300, 1), malloc('cudaHostAlloc', 400, 0)",
+        "lib.cudaHostRegister(P(0x5000), Z(500), 0)",
+        "pool = malloc('cudaMallocAsync', 600, P(1)), malloc('cudaMallocFromPoolAsync', 60, P(5), P(1))",
+        "lib.cudaFreeAsync(pool[1], P(1))",
+        "made = malloc('cuMemCreate', 700, words(1, 4 << 32 | 1), ctypes.c_ulonglong(0))",
+        "lib.cudaMallocPitch(ctypes.byref(out), ctypes.byref(pitch), Z(100), Z(3))",
+        "lib.cudaMalloc3D(words(0, 0, 0, 0), Extent(100, 4, 5))",
+    )
+    device = 2 * 1000 + 512 * 3 + 512 * 20
+    assert held(program, puppet.pid) == {
+        (MemoryKind.DEVICE, 2): (device, 4, device),
+        (MemoryKind.MANAGED, -1): (300, 1, 300),
+        (MemoryKind.HOST, -1): (400, 1, 400),
+        (MemoryKind.REGISTERED, -1): (500, 1, 500),
+        (MemoryKind.POOL, 2): (600, 1, 660),
+        (MemoryKind.VMM, 4): (700, 1, 700),
+    }
+    puppet.does(
+        "lib.cudaFreeHost(host); lib.cudaHostUnregister(P(0x5000)); lib.cuMemRelease(made); lib.cudaFree(managed)",
+        "[lib.cudaFree(p) for p in some[3:]]",
+    )
+    found = held(program, puppet.pid)
+    assert [found[kind, -1][:2] for kind in (MemoryKind.HOST, MemoryKind.REGISTERED, MemoryKind.MANAGED)] == [
+        (0, 0)
+    ] * 3
+    assert found[MemoryKind.VMM, 4] == (0, 0, 700)
+    assert found[MemoryKind.DEVICE, 2] == (device - 2000, 2, device)
+
+
+def test_a_free_that_fails_frees_nothing_and_one_of_what_was_not_seen_is_counted_apart(
+    tracing: Callable[..., Program], puppet
+):
+    program = tracing()
+    puppet.does(
+        *PREPARE, "p = malloc('cudaMalloc', 1000)", "lib.set_failure(2)", "malloc('cudaMalloc', 5000)"
+    )
+    puppet.does("lib.cudaFree(p); lib.set_failure(0); lib.cudaFree(P(0)); lib.cudaFree(P(12345))")
+    _, (_, (row,)) = tallies(program).rows(time.monotonic_ns())
+    assert (row["live_bytes"], row["n_live"], row["n_frees"], row["n_unknown_frees"]) == (1000, 1, 0, 1)
+    assert (row["n_allocs"], row["allocated_bytes"]) == (1, 1000)
+
+
+def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    told = tallies(program)
+    puppet.does(*PREPARE, "lib.cudaSetDevice(0)", "[malloc('cudaMalloc', 1000) for _ in range(1000)]")
+    assert told.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [1_000_000]
+    assert told.ended([puppet.pid], 5)[["ts_ns", "live_bytes", "n_live", "n_allocs"]].tolist() == [
+        (5, 0, 0, 1000)
+    ]
+    program.forget([puppet.pid])
+    assert not len(program.operations().keys) and not len(program.balances().keys)
+    puppet.does("malloc('cudaMalloc', 10)")
+    assert told.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [10]
+
+
+def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], puppet):
+    program = tracing(slow_call_ns=0)
+    puppet.does(
+        *PREPARE,
+        "lib.cudaMemcpyAsync(P(1), P(0x1000), Z(8), 1, P(0))",
+        "lib.set_sleep(5000); lib.cuInit(0); lib.set_sleep(0)",
+        "p = malloc('cudaHostAlloc', 4096, 0)",
+        "lib.cudaMemcpyAsync(P(1), P(p.value + 4000), Z(8), 1, P(0))",
+        "lib.cudaMemcpyAsync(P(p.value + 4096), P(1), Z(8), 2, P(0))",
+        "lib.cudaMemcpyAsync(p, P(1), Z(8), 4, P(0))",
+        "lib.cudaFreeHost(p); lib.cudaMemcpyAsync(p, P(1), Z(8), 2, P(0))",
+    )
+    found = calls(program, puppet.pid)
+    assert found[found["op"] == Op.COPY]["host_memory"].tolist() == [
+        HostMemory.UNKNOWN,
+        HostMemory.PINNED,
+        HostMemory.PAGEABLE,
+        HostMemory.PINNED,
+        HostMemory.PAGEABLE,
+    ]
+
+
+def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(
+        *PREPARE, "lib.storm(1000)", "[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(10)]"
+    )
+    found = counted(program, puppet.pid)
+    assert {name: row["n"] for name, row in found.items()} == {
+        "cudaLaunchKernel": 1000,
+        "cudaMemcpyAsync": 10,
+    }
+    (row,) = program.processes().rows
+    hits = row["slots"]["hits"].sum(axis=0)
+    assert (hits[HookGroup.HOT], hits[HookGroup.COPIES]) == (3000, 30)
+
+
+def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Program], puppet):
+    program = tracing(slow_call_ns=0)
+    puppet.does(
+        *PREPARE,
+        "lib.cudaEventCreate(ctypes.byref(out)); lib.cudaEventRecord(out, P(4))",
+        "lib.cudaStreamCreateWithFlags(ctypes.byref(out), 1); lib.cudaStreamWaitEvent(out, P(5), 0)",
+        "lib.cudaStreamBeginCapture(P(9), 0); lib.cudaStreamEndCapture(P(9), ctypes.byref(out))",
+        "lib.cudaGraphInstantiate(ctypes.byref(out), P(1), ctypes.c_ulonglong(0))",
+        "lib.cudaGraphExecUpdate(out, P(1), P(0)); lib.cudaGraphLaunch(out, P(2))",
+        "lib.cuModuleLoadData(ctypes.byref(out), P(0))",
+        "lib.cudaMemsetAsync(P(1), 0, Z(100), P(0)); lib.cuMemsetD32Async(P(1), 0, Z(100), P(0))",
+    )
+    found = calls(program, puppet.pid)
+    assert [SYMBOLS[symbol] for symbol in found["symbol"]] == [
+        *("cudaEventCreate", "cudaEventRecord", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent"),
+        *("cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphExecUpdate"),
+        *("cudaGraphLaunch", "cuModuleLoadData", "cudaMemsetAsync", "cuMemsetD32Async"),
+    ]
+    event, recorded, stream, waiting, _, graph, made, updated, launched, module, *memsets = found
+    assert event["handle"] == recorded["handle"] and recorded["stream"] == 4
+    assert (waiting["stream"], waiting["handle"]) == (stream["handle"], 5)
+    assert made["handle"] == updated["handle"] == launched["handle"] not in (0, graph["handle"])
+    assert module["op"] == Op.MODULE
+    assert [one["count_bytes"] for one in memsets] == [100, 400]
+
+
+def test_an_error_is_told_once_and_counted_each_time(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(*PREPARE, "lib.set_failure(700)", "[lib.cudaFree(P(0)) for _ in range(50)]")
+    puppet.does("[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(50)]")
+    puppet.does("lib.set_failure(600); lib.cudaFree(P(0))")
+    found = calls(program, puppet.pid)
+    assert [(SYMBOLS[row["symbol"]], row["result"]) for row in found] == [
+        ("cudaFree", 700),
+        ("cudaMemcpyAsync", 700),
+    ]
+    told = counted(program, puppet.pid)
+    assert (told["cudaFree"]["n"], told["cudaFree"]["n_failed"]) == (51, 50)
+    assert told["cudaMemcpyAsync"]["n_failed"] == 50
+
+
+def test_raised_thresholds_let_slow_calls_pass_and_count_them(tracing: Callable[..., Program], puppet):
+    program = tracing(slow_call_ns=1_000_000)
+    slow = "lib.set_sleep(10000); lib.cudaFree(P(0)); lib.set_sleep(0)"
+    program.raise_thresholds(6)
+    puppet.does(slow)
+    assert not len(calls(program, puppet.pid))
+    assert program.losses()["raised"] == 1
+    program.raise_thresholds(0)
+    puppet.does(slow)
+    assert len(calls(program, puppet.pid)) == 1
+
+
+def test_many_keys_are_read_at_once(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(*PREPARE, "[lib.cudaMemcpy(P(1), P(2), Z(1), kind) for kind in range(4)]")
+    found = program.operations()
+    assert len(found.keys) == len(np.unique(found.keys)) == 4
+    assert found.values["n"].tolist() == [1] * 4
