@@ -83,7 +83,8 @@ def call_arguments(events: Array, *, node: int) -> Array:
     names = ("direction", "host_memory", "memory", "address", "handle", "grid", "block")
     has_any = np.zeros(len(events), bool)
     for name in names:
-        has_any |= (events[name] != 0).reshape(len(events), -1).any(axis=1)
+        is_given = events[name] != 0
+        has_any |= is_given if is_given.ndim == 1 else is_given.any(axis=1)
     some = events[has_any]
     rows = _rows(layout.CALL_ARGUMENTS, some, node)
     for what in ("grid", "block"):
