@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from stallscope import __version__
@@ -271,3 +272,27 @@ def test_the_commands_can_be_called_from_python(db, monkeypatch):
             monkeypatch.delenv(name)
     done = CliRunner().invoke(app, ["explain", "--db", str(db)])
     assert done.exit_code == 0
+
+
+def groups(group, words=()):
+    """Every command that has commands, with the words that lead to it."""
+    yield words, group
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from groups(each, (*words, name))
+
+
+@pytest.mark.parametrize("words", [words for words, _ in groups(get_command(app))])
+def test_no_line_of_a_list_of_commands_is_cut_on_a_narrow_terminal(words):
+    done = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    lines = done.output.split("\nCommands:\n")[1].splitlines()
+    assert len(lines) >= 3
+    assert not [line for line in lines if line.endswith("...") or len(line) > 80]
+    # One line a command: nothing is wrapped either.
+    assert not [line for line in lines if line.startswith("   ")]
+
+
+def test_serving_a_trace_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path):
+    done = command("serve", "--db", tmp_path / "missing.db", "--listen", "127.0.0.1:0")
+    assert_one_line((done.returncode, done.stdout, done.stderr), 3, "no trace at", "missing.db")
+    assert not list(tmp_path.iterdir())

@@ -48,7 +48,10 @@ def token(there):
     phases=[Phase.explicit, Phase.generate],
 )
 def test_the_hub_does_what_its_document_says(there, token, case):
-    excluded = [positive_data_acceptance] if case.path in TAKES_SQL else []
+    body = case.body if isinstance(case.body, dict) else {}
+    # Nor that one time comes before another.
+    has_window = body.get("from") is not None and body.get("to") is not None
+    excluded = [positive_data_acceptance] if case.path in TAKES_SQL or has_window else []
     headers = {"Authorization": bearer(token)}
     case.call_and_validate(base_url=there.url, headers=headers, timeout=30, excluded_checks=excluded)
 

@@ -32,7 +32,10 @@ def ask(
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Ask a hub: which clusters there are, what is wrong, who is late, what it costs, SQL."""
+    """Ask a hub what is wrong, who is late, what it costs, or SQL.
+
+    Without a tool it lists those there are.
+    """
     client = client_from(hub, token_file, ca_cert, settings=settings)
     tools = client.tools()
     if tool is None:

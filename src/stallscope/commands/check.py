@@ -27,7 +27,10 @@ def check(
     ] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Say whether this machine is ready to be traced; ends with 5 when something fails."""
+    """Say whether this machine is ready to be traced.
+
+    Ends with 5 when something fails.
+    """
     from stallscope.check import bundle as bundling
     from stallscope.check import readiness
     from stallscope.settings import effective

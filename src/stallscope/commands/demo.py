@@ -32,7 +32,7 @@ def demo(
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
 ) -> None:
-    """Explain a recording of a real 4-GPU job, or run a scenario and explain that."""
+    """Explain a recording of a real job, or run a scenario."""
     from stallscope.errors import BadInput
 
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, None)

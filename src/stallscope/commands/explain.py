@@ -59,7 +59,7 @@ def explain(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Say which rank drags the job in a trace, since when, why, and what it costs."""
+    """Say which rank drags the job, since when, why, at what cost."""
     from stallscope.store import node
 
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)

@@ -69,7 +69,10 @@ def export(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Write a trace for ui.perfetto.dev, chrome://tracing, or as tables."""
+    """Write a trace for Perfetto, Chrome, or as tables.
+
+    The pages that open it are ui.perfetto.dev and chrome://tracing.
+    """
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     chosen = settings_from({"db": db, **asked.flags()}, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)

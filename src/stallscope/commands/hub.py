@@ -44,7 +44,10 @@ def hub(
     rates: Rates = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Receive from every node, keep it, say who drags which job, and answer questions, until Ctrl-C."""
+    """Receive from all nodes, say who drags which job, answer.
+
+    What is received is kept. Until Ctrl-C.
+    """
     if context.invoked_subcommand:
         return
     from stallscope import hub as wiring

@@ -84,7 +84,7 @@ def revoke(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """End a token now; a running hub refuses it from the next request on."""
+    """End a token; a running hub refuses it from the next request on."""
     _tokens(db, settings).revoke(token_id)
     typer.echo(f"token {token_id} is revoked")
 

@@ -20,7 +20,10 @@ def merge(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one trace of several; no row is lost, and what several nodes share stays apart."""
+    """Make one trace of several; no row is lost.
+
+    What several nodes have in common (a process id, a cgroup) stays apart.
+    """
     from stallscope.query.merge import merge as merged
 
     if len(sources) < 2:

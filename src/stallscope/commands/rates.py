@@ -29,9 +29,10 @@ def rates(
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Show the prices of GPU hours that costs are told in; nothing is fetched from anywhere.
+    """Show the prices of GPU hours that costs are told in.
 
-    They count in `explain` when the GPU is known (--gpu, or the trace tells it) and no --usd-per-gpu-hour is given.
+    Nothing is fetched from anywhere. They count in `explain` when the GPU is known (--gpu, or the trace tells it) and
+    no --usd-per-gpu-hour is given.
     """
     from stallscope import rates as table_of
 

@@ -28,7 +28,10 @@ def serve(
     ] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Answer `query|explain|export --nodes` and assistants (MCP at /mcp) from a node trace, until Ctrl-C."""
+    """Answer other machines and assistants from a node trace.
+
+    Those are `query|explain|export --nodes`, and MCP at /mcp. Until Ctrl-C.
+    """
     from stallscope.assistant import serving as assistant
     from stallscope.assistant.asking import Node
     from stallscope.errors import BadInput

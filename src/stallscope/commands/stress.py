@@ -44,7 +44,7 @@ def stress(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send made-up rounds to a hub, and say how long it takes to acknowledge them."""
+    """Send made-up rounds to a hub, and say how fast it takes them."""
     import json
 
     from stallscope.exporters.hub_channel import HubChannel, Target

@@ -76,7 +76,7 @@ def trace(
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what happens: for a service.")] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Trace the GPU jobs of this machine with eBPF until Ctrl-C (root).
+    """Trace this machine's GPU jobs with eBPF until Ctrl-C (root).
 
     On a terminal a page shows the job; elsewhere a line a second.
     """

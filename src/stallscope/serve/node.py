@@ -194,10 +194,13 @@ def serve(
     parts: list[BaseRoute] | None = None,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
-    """Serve until SIGINT, SIGTERM, or `stop` is set. Raises BadInput, StorageFailed before anything listens.
+    """Serve until SIGINT, SIGTERM, or `stop` is set.
 
-    parts, lifespan: as in application().
+    parts, lifespan: as in application(). Raises, before anything is written or listens, NotFound, BadTrace or
+    NewerSchema for the trace; BadInput, StorageFailed.
     """
+    with store.reading(options.db):
+        pass
     host, _ = address(options.listen, "--listen")
     files = NodeFiles(options.files)
     if options.has_tls:
