@@ -149,6 +149,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 )
             )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
+        if probes.missing:
+            status.note(f"this kernel does not tell: {', '.join(probes.missing)}")
         to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
         labels = _labels(options, status)
         if labels:
@@ -241,7 +243,10 @@ class _Scribe:
         self._labels = labels
         self._node = store.node(options.node)
         self._session = store.session(
-            self._node, _SOURCE, started_ns=time.monotonic_ns(), facts=facts(probes.mode)
+            self._node,
+            _SOURCE,
+            started_ns=time.monotonic_ns(),
+            facts=facts(probes.mode, not_told=probes.missing),
         )
         self._processes = Processes(self._node)
         self._last = Snapshots()

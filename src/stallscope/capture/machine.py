@@ -3,12 +3,18 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def facts(mode: str, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Free text by name. mode: how functions are hooked. boot_id: monotonic clocks of two boots are strangers."""
+def facts(mode: str, proc: Path = Path("/proc"), *, not_told: Sequence[str] = ()) -> dict[str, str]:
+    """Free text by name. mode: how functions are hooked. boot_id: monotonic clocks of two boots are strangers.
+
+    not_told: what the kernel cannot tell.
+    """
     told = {"gpu": model} if (model := gpu_model(proc)) else {}
+    if not_told:
+        told["not_told"] = ", ".join(not_told)
     return told | {
         "boot_id": boot_id(proc),
         "kernel": platform.release(),

@@ -17,12 +17,13 @@ from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Waits, cost
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
-from stallscope.events.names import CollectiveFlag
+from stallscope.events.names import SUMMED, CollectiveFlag
 
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
 
 _MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
+_SECOND_NS = 1_000_000_000
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 Who = tuple[int, int]
@@ -168,6 +169,7 @@ def _excess(case: Case, late: list[LateStep]) -> Excess:
     spans = [np.arange(one.first_row, one.peak_row + 1) for one in late]
     ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *spans]))
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
+    host = _within(case, case.trace.host_events, late)
     flags = case.line.rows["flags"]
     return Excess(
         total_ns=float(sum(one.excess_ns for one in late)),
@@ -179,18 +181,21 @@ def _excess(case: Case, late: list[LateStep]) -> Excess:
         n_launches=counts[3],
         calls=calls,
         offcpu=offcpu,
+        host=host,
         knows_syscalls=not bool((flags & CollectiveFlag.NO_SYSCALLS).any()),
         symbols=case.trace.symbols,
     )
 
 
 def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
-    """Rows of calls or offcpu of the late process that overlap one of its late intervals."""
+    """Rows of calls, offcpu or host_events of the late process that overlap one of its late intervals."""
     if not late:
         return table[:0]
     line, process = case.line, late[0].process
     own = table[(table["pid"] == line.pid[process]) & (table["node"] == line.node[process])]
     own_end = own["ts_ns"] + np.maximum(own["duration_ns"], 0)
+    if "kind" in (own.dtype.names or ()):  # what is counted once a second may have been at any time in it
+        own_end[np.isin(own["kind"], SUMMED)] += _SECOND_NS
     is_within = np.zeros(len(own), bool)
     for one in late:
         begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
@@ -247,6 +252,7 @@ def _both(one: Excess, other: Excess) -> Excess:
         n_launches=one.n_launches + other.n_launches,
         calls=_longest(one.calls, other.calls),
         offcpu=_longest(one.offcpu, other.offcpu),
+        host=_longest(one.host, other.host),
         knows_syscalls=one.knows_syscalls and other.knows_syscalls,
         symbols=max(one.symbols, other.symbols, key=len),
     )

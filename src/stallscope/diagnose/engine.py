@@ -356,7 +356,9 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         confidence=0.95 if not hang.is_circle else 0.7,
         victims=sorted(int(line.rank[process]) for process in hang.waiting),
         cost=_cost(case, hang.for_ns * len(hang.waiting) / 1e9),
-        advice=why.advice({"is_alive": not gone}),
+        advice=why.advice(
+            {"is_alive": not gone, "is_out_of_memory": any(told.get("oom_killed") for told in doing)}
+        ),
         evidence=evidence,
     )
 

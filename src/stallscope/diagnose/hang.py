@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose import ends
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.groups import numbered, order_of
 from stallscope.diagnose.programs import Programs
@@ -280,10 +281,15 @@ def _doing(line: Timeline, trace: Trace, process: int, ended_ns: int) -> dict[st
     """What a missing rank does instead, as far as it is known."""
     told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": ended_ns == UNKNOWN}
     state = _last_state(line, trace, process)
-    if state is None or ended_ns != UNKNOWN:
+    node, pid = int(line.node[process]), int(line.pid[process])
+    if ended_ns != UNKNOWN:
+        return told | ends.end(trace.host_events, node, pid)
+    if state is None:
         return told
     if state["category"]:
         told["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
+    if state["category"] == Category.STOPPED:
+        told |= ends.stopped(trace.host_events, node, pid)
     if state["syscall_nr"] != UNKNOWN:
         told["syscall_nr"] = int(state["syscall_nr"])
     if state["in_call"]:

@@ -172,6 +172,7 @@ def _judged(
         n_steps=int(is_late.sum()),
         calls=_in_late(trace.calls, steps, is_late),
         offcpu=_in_late(trace.offcpu, steps, is_late),
+        host=_in_late(trace.host_events, steps, is_late),
         symbols=trace.symbols,
     )
     causes = [
@@ -191,7 +192,7 @@ def _judged(
         "in_gpu_calls_share": round(in_calls, 4),
     }
     if not causes or causes[0].cause.name in _NO_ALARM:
-        because = f", it {causes[0].cause.title}" if causes else ""
+        because = f", it {causes[0].title}" if causes else ""
         return [], [{"what": f"Process {steps.pid} left its GPU alone at times{because}", **evidence}]
     since = int(steps.begin_ns[first])
     lost_s = excess.total_ns / 1e9
@@ -228,8 +229,9 @@ _IN_CALLS = [category - 1 for category in sorted(set(_CATEGORY_OF.values()))]
 
 
 def _in_late(rows: Array, steps: Steps, is_late: Array) -> Array:
-    """The thread's rows that begin in a late step."""
-    mine = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid) & (rows["tid"] == steps.tid)]
+    """The thread's rows that begin in a late step, and those of the whole process (thread 0)."""
+    is_own = np.isin(rows["tid"], (0, steps.tid))
+    mine = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid) & is_own]
     place = np.searchsorted(steps.begin_ns, mine["ts_ns"], side="right") - 1
     end_ns = steps.begin_ns[-1] + steps.length_ns[-1]
     return mine[(place >= 0) & (mine["ts_ns"] < end_ns) & is_late[np.maximum(place, 0)]]

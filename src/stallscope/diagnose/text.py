@@ -59,7 +59,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
             f"{_words(name)} {_value(value)}" for name, value in part.evidence.items() if name != "doing"
         )
         share = f"{part.share:.0%}" if verdict.kind != "hang" else ""
-        said = f"{share} {part.cause.title}".strip()
+        said = f"{share} {part.title}".strip()
         rows.append(("why" if i == 0 else "", f"{said}{f' ({seen})' if seen else ''}"))
     if verdict.victims:
         rows.append(("waiting", f"{_ranks(verdict.victims)}"))
@@ -80,7 +80,7 @@ def _straggler(verdict: Verdict) -> str:
         else (f"Rank {verdict.ranks[0]}{where}")
     )
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
-    reason = f", because it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    reason = f", because it {verdict.causes[0].title}" if verdict.causes else ""
     return f"{who} drags the job: {late} late {_how_often(verdict)}{reason}."
 
 
@@ -94,14 +94,14 @@ def _how_often(verdict: Verdict) -> str:
 
 def _device(verdict: Verdict) -> str:
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
-    why = f": it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    why = f": it {verdict.causes[0].title}" if verdict.causes else ""
     return f"The GPU of {_ranks(verdict.ranks)} is {late} slower per step {_how_often(verdict)}{why}."
 
 
 def _process(verdict: Verdict) -> str:
     said = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
-    why = f", because it {verdict.causes[0].cause.title}" if verdict.causes else ""
+    why = f", because it {verdict.causes[0].title}" if verdict.causes else ""
     return (
         f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
         f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
@@ -114,7 +114,7 @@ def _failure(verdict: Verdict) -> str:
     who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
     first = " first" if verdict.victims or said.get("also_failed_later") else ""
-    what = verdict.causes[0].cause.title if verdict.causes else "made a call that failed"
+    what = verdict.causes[0].title if verdict.causes else "made a call that failed"
     return (
         f"{who}{where} failed{first}: it {what} "
         f"(error {said.get('error')}, {said.get('said')}, in {said.get('function') or 'a CUDA call'})."
@@ -158,9 +158,13 @@ def _lacking(doing: object) -> str:
 
 def _doing(told: dict[str, object]) -> str:
     if told.get("is_alive") is False:
-        return "; its process has ended"
-    state = told.get("state")
-    return f"; it is in state {_words(str(state))} instead" if state else ""
+        status = told.get("exit_status")
+        how = f" (exit status {status})" if status is not None else ""
+        by = told.get("ended_by")
+        return f"; its process was ended by {by}{how}" if by else f"; its process has ended{how}"
+    state, stopped_by = told.get("state"), told.get("stopped_by")
+    by = f" ({stopped_by})" if stopped_by else ""
+    return f"; it is in state {_words(str(state))} instead{by}" if state else ""
 
 
 def _mismatch(verdict: Verdict) -> str:

@@ -188,3 +188,7 @@ class HostKind(IntEnum):
     SIGNAL = 12  # it was sent a signal that stops, continues or ends it; value: number
     RETRANSMIT = 13  # its connection sent segments again; value: how many
     MIGRATION = 14  # its GPU threads were moved to other CPUs; value: how often
+
+
+SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
+"""Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""

@@ -1,11 +1,20 @@
 """The rank waits for a disk or a file system."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.IO))
+    return intervals(excess.off(Category.IO)) | on_host.disks(excess)
+
+
+def _because(evidence: Evidence) -> str:
+    devices, files = evidence.get("devices"), evidence.get("files")
+    if not isinstance(devices, list) or not devices:
+        return ""
+    about = f", file {files[0]}" if isinstance(files, list) and files else ""
+    return f"waited for disk or file I/O ({devices[0]}{about})"
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -21,4 +30,5 @@ CAUSE = Cause(
     categories=(Category.IO,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

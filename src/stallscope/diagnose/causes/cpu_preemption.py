@@ -1,5 +1,6 @@
 """The rank wanted to run and did not get a CPU."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals, most_of
 from stallscope.events.names import Category
 
@@ -8,12 +9,25 @@ def _evidence(excess: Excess) -> Evidence:
     rows = excess.off(Category.PREEMPTED)
     if not len(rows):
         return {}
+    if quota := on_host.quota(excess, rows):
+        return intervals(rows) | quota
     others = rows[rows["by_pid"] != rows["pid"]]
     by = [name.decode("utf-8", "replace") for name in most_of(others, "by_comm")[:3].tolist() if name]
     return intervals(rows) | {"by": by}
 
 
+def _because(evidence: Evidence) -> str:
+    quota = evidence.get("quota")
+    return f"was kept off the CPU by the quota of its control group ({quota})" if quota else ""
+
+
 def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("quota"):
+        return [
+            "Raise the quota (cpu.max; Kubernetes: the CPU limit; Docker: --cpus), or remove it: a rank with its "
+            "loaders and OpenMP threads uses several CPUs at a time.",
+            "Or give it fewer threads: OMP_NUM_THREADS, num_workers.",
+        ]
     who = evidence.get("by")
     found = f"{', '.join(map(str, who))} ran instead: " if isinstance(who, list) and who else ""
     return [
@@ -28,4 +42,5 @@ CAUSE = Cause(
     categories=(Category.PREEMPTED,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

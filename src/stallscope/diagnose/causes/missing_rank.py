@@ -8,6 +8,11 @@ def _evidence(excess: Excess) -> Evidence:
 
 
 def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("is_out_of_memory"):
+        return [
+            "Give the job more host memory (memory.max; Kubernetes: the memory limit), or have it use less: data "
+            "loader workers, prefetched batches, pinned buffers, checkpoints held in memory."
+        ]
     if evidence.get("is_alive") is False:
         return [
             "Its process has ended: look for its exit code, the OOM killer (dmesg) and Xid errors on that host."

@@ -1,14 +1,26 @@
 """The rank waits in poll, recv or send: for somebody on the network, or at the other end of a pipe."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.NET))
+    return intervals(excess.off(Category.NET)) | on_host.connections(excess)
+
+
+def _because(evidence: Evidence) -> str:
+    n = evidence.get("n_retransmits")
+    return (
+        f"waited for an answer on a socket, over a network that loses packets ({n} retransmits)" if n else ""
+    )
 
 
 def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("n_retransmits"):
+        return [
+            "Look for errors and drops of that interface (ip -s link, ethtool -S) and of the switch port behind it."
+        ]
     return [
         "Find whom it asks: a key-value store, a remote file system, a logger; set a timeout and take it off the step.",
         "`ss -tnpi` on that host shows the peer and retransmits.",
@@ -21,4 +33,5 @@ CAUSE = Cause(
     categories=(Category.NET,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

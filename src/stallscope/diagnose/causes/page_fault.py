@@ -1,11 +1,12 @@
 """The rank waits for memory: page faults, reclaim, compaction."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.FAULT))
+    return intervals(excess.off(Category.FAULT)) | on_host.memory(excess)
 
 
 def _advice(evidence: Evidence) -> list[str]:

@@ -1,14 +1,22 @@
 """The process was stopped: a signal, a debugger, or its cgroup frozen."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.STOPPED))
+    return intervals(excess.off(Category.STOPPED)) | on_host.stopped_by(excess)
+
+
+def _because(evidence: Evidence) -> str:
+    senders = evidence.get("stopped_by")
+    return f"was stopped by a signal from {senders[0]}" if isinstance(senders, list) and senders else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("stopped_by"):
+        return ["Find why that process stops it: a scheduler that suspends jobs, a script, a terminal."]
     return [
         "Find who stops it: a debugger or profiler attached, a job scheduler that suspends, a frozen cgroup.",
     ]
@@ -20,4 +28,5 @@ CAUSE = Cause(
     categories=(Category.STOPPED,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from stallscope.events import layout
 from stallscope.events.layout import Array
-from stallscope.events.names import N_CATEGORIES, Category, Op
+from stallscope.events.names import N_CATEGORIES, Category, HostKind, Op
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Excess:
 
     total_ns: its self time beyond theirs. ledger_ns: the same by category (N_CATEGORIES,), may be negative.
     n_syncs, n_allocs, n_copies, n_launches: calls beyond theirs. n_steps: late steps.
-    calls, offcpu: the rank's own rows of these tables within the late intervals.
+    calls, offcpu, host: the rank's own rows of these tables (host_events) within the late intervals.
     knows_syscalls: off-CPU time is told apart by system call. symbols: names by number, for calls.
     """
 
@@ -31,6 +31,7 @@ class Excess:
     n_launches: float = 0.0
     calls: Array = field(default_factory=lambda: layout.empty(layout.CALLS))
     offcpu: Array = field(default_factory=lambda: layout.empty(layout.OFFCPU))
+    host: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     knows_syscalls: bool = True
     symbols: tuple[str, ...] = ("",)
 
@@ -41,6 +42,10 @@ class Excess:
     def off(self, category: Category) -> Array:
         """The rank's off-CPU intervals of one category."""
         return self.offcpu[self.offcpu["category"] == category]
+
+    def on_host(self, *kinds: HostKind) -> Array:
+        """What the machine did to the rank meanwhile, of these kinds."""
+        return self.host[np.isin(self.host["kind"], kinds)]
 
     def made(self, *ops: Op) -> Array:
         """The rank's slow calls of these operations."""
@@ -53,6 +58,7 @@ Evidence = dict[str, object]
 @dataclass(frozen=True)
 class Cause:
     """name: as in the report. title: in words, after "because it". categories: ledger categories it claims.
+    because: the same with what the evidence adds, where that says something else; else empty.
     claims_ns: the part of an excess it explains, when that is not just its categories' time.
     evidence: facts for the report, short. advice: one or two next steps that fit the evidence.
     """
@@ -63,6 +69,7 @@ class Cause:
     evidence: Callable[[Excess], Evidence]
     advice: Callable[[Evidence], list[str]]
     claims_ns: Callable[[Excess], float] | None = None
+    because: Callable[[Evidence], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,12 @@ class Explained:
     share: float
     excess_ns: float
     evidence: Evidence
+
+    @property
+    def title(self) -> str:
+        """The cause in words, after "because it", with what the evidence adds."""
+        told = self.cause.because(self.evidence) if self.cause.because else ""
+        return told or self.cause.title
 
 
 _LEAST_SHARE = 0.05

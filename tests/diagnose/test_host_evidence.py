@@ -1,0 +1,211 @@
+"""What a machine's own events add to a verdict: file and disk, quota, who sent the signal, how a process ended."""
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose import text
+from stallscope.diagnose.causes import Excess, explained
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events import layout
+from stallscope.events.layout import Array
+from stallscope.events.names import N_CATEGORIES, Category, HostKind, OffCpuFlag
+from stallscope.events.trace import Trace
+
+from .builders import MS, Gone, Job, data_parallel, dp_trace, every, trace_of
+from .reports import only, report_of
+
+VICTIM = 2
+
+
+def told(trace: Trace, *rows: dict[str, Any]) -> Trace:
+    """The trace with these HOST_EVENTS, of the victim's process unless they say otherwise."""
+    events = layout.empty(layout.HOST_EVENTS, len(rows))
+    pid = trace.processes["pid"][trace.processes["rank"] == VICTIM][0]
+    for event, row in zip(events, rows, strict=True):
+        for name, value in {"pid": pid, **row}.items():
+            event[name] = value
+    return replace(trace, host_events=events)
+
+
+def late_begins(trace: Trace) -> list[int]:
+    """When the victim's longest intervals between two calls began."""
+    own = np.sort(trace.collectives["ts_ns"][trace.collectives["comm_rank"] == VICTIM])
+    gaps = np.diff(own)
+    return sorted(own[:-1][gaps > 40 * MS].tolist())
+
+
+def slow(category: Category) -> Trace:
+    return dp_trace(every(VICTIM, 7, 50 * MS, category=category))
+
+
+def test_io_is_told_with_disk_and_file():
+    trace = slow(Category.IO)
+    begins = late_begins(trace)
+    assert len(begins) >= 3
+    waits = [
+        {
+            "kind": HostKind.FILE_WAIT,
+            "ts_ns": at,
+            "duration_ns": 45 * MS,
+            "device": b"sdb1",
+            "file": b"/ckpt/step-7.pt",
+        }
+        for at in begins
+    ]
+    other = {"kind": HostKind.FILE_WAIT, "duration_ns": 90 * MS, "device": b"sda1", "file": b"/var/log/else"}
+    elsewhere = [other | {"ts_ns": at, "pid": 4242} for at in begins]
+    too_early = other | {"ts_ns": begins[0] - 2000 * MS}
+    verdict = only(report_of(told(trace, *waits, *elsewhere, too_early)))
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([VICTIM], "block_io")
+    assert verdict.causes[0].evidence["devices"] == ["sdb1"]
+    assert verdict.causes[0].evidence["files"] == ["/ckpt/step-7.pt"]
+    assert "because it waited for disk or file I/O (sdb1, file /ckpt/step-7.pt)" in verdict.summary
+
+
+def test_who_stops_a_rank_is_told():
+    trace = slow(Category.STOPPED)
+    stops = [
+        {
+            "kind": HostKind.SIGNAL,
+            "ts_ns": at + MS,
+            "value": signal.SIGSTOP,
+            "by_pid": 77,
+            "by_comm": b"suspend.sh",
+        }
+        for at in late_begins(trace)
+    ]
+    goes_on = [one | {"value": signal.SIGCONT, "by_pid": 78, "ts_ns": one["ts_ns"] + 9 * MS} for one in stops]
+    verdict = only(report_of(told(trace, *stops, *goes_on)))
+    assert verdict.causes[0].evidence["stopped_by"] == ["suspend.sh (pid 77)"]
+    assert "stopped by a signal from suspend.sh (pid 77)" in verdict.summary
+
+
+def test_without_events_of_the_machine_nothing_is_claimed():
+    for category, title in (
+        (Category.IO, "waited for disk or file I/O."),
+        (Category.STOPPED, "was stopped (SIGSTOP"),
+    ):
+        assert title in only(report_of(slow(category))).summary
+
+
+def preempted(flags: list[int]) -> Array:
+    off = layout.empty(layout.OFFCPU, len(flags))
+    off["category"], off["duration_ns"], off["flags"] = Category.PREEMPTED, 10 * MS, flags
+    off["by_pid"], off["by_comm"] = 9, b"stress"
+    return off
+
+
+def explained_by(off: Array, *host: dict[str, Any], category: Category = Category.PREEMPTED):
+    ledger = np.zeros(N_CATEGORIES)
+    ledger[category - 1] = 100 * MS
+    rows = layout.empty(layout.HOST_EVENTS, len(host))
+    for row, one in zip(rows, host, strict=True):
+        for name, value in one.items():
+            row[name] = value
+    return explained(Excess(total_ns=100.0 * MS, ledger_ns=ledger, n_steps=5, offcpu=off, host=rows))[0]
+
+
+QUOTA = {
+    "kind": HostKind.THROTTLED,
+    "duration_ns": 300 * MS,
+    "value": 9,
+    "detail": b"cpu.max 50000/100000",
+    "file": b"/kubepods/pod7",
+}
+
+
+def test_a_quota_is_no_neighbour():
+    part = explained_by(preempted([OffCpuFlag.THROTTLED | OffCpuFlag.PREEMPTED] * 3 + [1]), QUOTA)
+    assert part.evidence["quota"] == "cpu.max 50000/100000"
+    assert part.evidence["control_group"] == "/kubepods/pod7"
+    assert "by" not in part.evidence
+    assert part.title == "was kept off the CPU by the quota of its control group (cpu.max 50000/100000)"
+    assert "CPU limit" in part.cause.advice(part.evidence)[0]
+
+
+def test_a_neighbour_is_no_quota():
+    part = explained_by(preempted([1, 1, 1, OffCpuFlag.THROTTLED | 1]), QUOTA)
+    assert part.evidence["by"] == ["stress"] and "quota" not in part.evidence
+    assert part.title == part.cause.title
+
+
+def test_retransmits_are_counted_with_whom_they_were_for():
+    row = {"kind": HostKind.RETRANSMIT, "value": 4, "file": b"10.0.0.9:29500", "device": b"eth0"}
+    part = explained_by(layout.empty(layout.OFFCPU), row, row, category=Category.NET)
+    assert (part.evidence["n_retransmits"], part.evidence["to"]) == (8, ["10.0.0.9:29500"])
+    assert "loses packets (8 retransmits)" in part.title
+    assert "ethtool" in part.cause.advice(part.evidence)[0]
+
+
+def test_reclaim_and_compaction_are_told_with_their_time():
+    rows = [
+        {"kind": HostKind.RECLAIM, "duration_ns": 40 * MS},
+        {"kind": HostKind.RECLAIM, "duration_ns": 2 * MS, "detail": b"short ones", "value": 30},
+        {"kind": HostKind.COMPACTION, "duration_ns": 7 * MS},
+    ]
+    part = explained_by(layout.empty(layout.OFFCPU), *rows, category=Category.FAULT)
+    assert (part.evidence["reclaim_ms"], part.evidence["compaction_ms"]) == (42.0, 7.0)
+
+
+def dead(*rows: dict[str, Any]):
+    limits = Thresholds()
+    gone = (Gone(VICTIM, 30, 1, Category.NONE),)
+    trace = trace_of(Job(data_parallel(), gone=gone, quiet_ns=limits.dead_after_ns + 100 * MS))
+    ended = trace.processes["ended_ns"][trace.processes["rank"] == VICTIM][0]
+    return only(report_of(told(trace, *({"ts_ns": ended} | row for row in rows))))
+
+
+EXIT_9 = {"kind": HostKind.EXIT, "value": 128 + signal.SIGKILL}
+KILL = {"kind": HostKind.SIGNAL, "value": signal.SIGKILL}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "advice"),
+    [
+        (
+            [{"kind": HostKind.OOM_KILL, "by_pid": 55, "by_comm": b"loader"}, KILL, EXIT_9],
+            "ended by the kernel's out-of-memory killer, while loader (pid 55) asked for memory (exit status 137)",
+            "more host memory",
+        ),
+        (
+            [KILL | {"by_pid": 66, "by_comm": b"slurmstepd"}, EXIT_9],
+            "ended by SIGKILL from slurmstepd (pid 66) (exit status 137)",
+            "exit code",
+        ),
+        ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "exit code"),
+        ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "exit code"),
+        ([EXIT_9 | {"pid": 4242}, KILL | {"pid": 4242, "by_pid": 3}], "its process has ended.", "exit code"),
+    ],
+    ids=["out of memory", "killed", "exited", "crashed", "of another process"],
+)
+def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], said: str, advice: str):
+    verdict = dead(*rows)
+    assert (verdict.kind, verdict.ranks) == ("hang", [VICTIM])
+    assert said in verdict.summary
+    assert advice in verdict.advice[0]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_who_stopped_a_missing_rank_is_told_while_it_is_stopped(goes_on: bool):
+    trace = trace_of(
+        Job(
+            data_parallel(),
+            gone=(Gone(VICTIM, 30, 1, Category.STOPPED),),
+            quiet_ns=2 * Thresholds().hang_after_ns,
+        )
+    )
+    stop = {"kind": HostKind.SIGNAL, "ts_ns": 1, "value": signal.SIGSTOP, "by_pid": 5, "by_comm": b"bash"}
+    rows = [stop, stop | {"ts_ns": 2, "value": signal.SIGCONT}] if goes_on else [stop]
+    summary = only(report_of(told(trace, *rows))).summary
+    assert ("SIGSTOP from bash (pid 5)" in summary) != goes_on
+
+
+def test_words_and_data_agree():
+    trace = slow(Category.IO)
+    wait = {"kind": HostKind.FILE_WAIT, "duration_ns": 45 * MS, "device": b"nvme0n1", "file": b"/data/x"}
+    report = report_of(told(trace, *(wait | {"ts_ns": at} for at in late_begins(trace))))
+    assert "devices nvme0n1" in text.report(report) and "files /data/x" in text.report(report)
