@@ -567,6 +567,8 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->on_ns = 0;
 	s->is_mending = 0;
 	s->has_yielded = s->has_base = 0;
+	__builtin_memset(s->hits, 0, sizeof(s->hits));
+	__builtin_memset(s->inside_ns, 0, sizeof(s->inside_ns));
 	s->woken_ns = s->off_ns = 0;
 	s->last_hook_ns = now;
 	s->hook_runtime = task->se.sum_exec_runtime;

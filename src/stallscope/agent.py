@@ -22,8 +22,10 @@ import numpy as np
 from stallscope import __version__
 from stallscope.capture import clock, program, records, requirements
 from stallscope.capture.attaching import Attaching
+from stallscope.capture.calibration import hook_cost_ns
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
+from stallscope.capture.governor import Governor
 from stallscope.capture.host import HostEvents
 from stallscope.capture.identity import container
 from stallscope.capture.labels import Label, Labels
@@ -35,7 +37,7 @@ from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.status import StatusLine, Tally, line
-from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.capture.tallies import Tallies
 from stallscope.ending import ASKS, set_by_signals
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
@@ -77,6 +79,7 @@ class Options:
     """What to trace, and where to.
 
     pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
+    hook_budget: share of a thread's time that hooks on hot functions may cost; 0: none on those.
     record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
     ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
     serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
@@ -90,6 +93,7 @@ class Options:
     max_db_bytes: int = 10_000_000_000
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
+    hook_budget: float = 0.005
     record_all: bool = False
     notes_only: bool = False
     annotate_socket: Path | None = None
@@ -191,16 +195,18 @@ def _run(
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off."""
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
-    attaching = Attaching(discovery, probes.attach)
-    scribe = _Scribe(options, probes, store, to_hub, told=told, labels=labels)
+    governor = Governor(probes, options.hook_budget, hook_cost_ns(probes))
+    attaching = Attaching(discovery, probes.attach, governor=governor)
+    scribe = _Scribe(options, probes, store, to_hub, governor=governor, told=told, labels=labels)
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
     followed: set[int] = set()
     scribe.collector.start()
+    governor.start()
     try:
         while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
             now_ns = time.monotonic_ns()
-            for note in attaching.new(now_ns):
+            for note in attaching.new(now_ns) + governor.notes():
                 status.note(note)
             if options.pids and (new := discovery.chosen() - followed):
                 probes.follow(new)
@@ -213,6 +219,7 @@ def _run(
                 scribe.take()
             stop.wait(_LOOK_EVERY_S)
     finally:
+        governor.stop()
         probes.detach()
         scribe.collector.stop()
     scribe.write(is_last=True)
@@ -229,6 +236,7 @@ class _Scribe:
         store: NodeTrace,
         to_hub: "HubLine | None",
         *,
+        governor: Governor,
         told: Outputs | None,
         labels: Labels | None = None,
     ):
@@ -257,7 +265,7 @@ class _Scribe:
             self._node,
             probes.operations,
             probes.balances,
-            AlwaysOn(time.monotonic_ns()),
+            governor,
             own_pid=os.getpid(),
         )
         self._symbol_of: dict[int, int] = {}

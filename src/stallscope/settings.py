@@ -66,6 +66,17 @@ class Settings:
             "group whose users may tell labels; empty: only the agent's own user and root", "--annotate-group"
         ),
     ] = ""
+    hook_budget_percent: Annotated[
+        float,
+        About(
+            "share of a thread's time that hooks on hot functions (launches, events) may cost; beyond it they are on "
+            "for a part of the time, and counts are estimates; 0: none on those",
+            "--hook-budget",
+            "percent",
+            minimum=0,
+            maximum=100,
+        ),
+    ] = 0.5
     hang_after_s: Annotated[
         float,
         About("a rank that its peers wait for is not called hung before this", unit="s", minimum=0.1),

@@ -15,6 +15,7 @@ from stallscope.capture.discovery import Discovery, Library, functions
 from stallscope.capture.elf import Entry, FileKey, NotElf, Symbol
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
+from stallscope.events.kernel import HookGroup
 
 
 class Closable(Protocol):
@@ -22,6 +23,16 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Detach."""
+
+
+class Governing(Protocol):
+    """Who sets the hooks of some groups, and takes them off: governor.Governor."""
+
+    def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
+        """Hooks of a file, by group. Raises Refused."""
+
+    def remove(self, key: FileKey) -> None:
+        """The file is no longer used."""
 
 
 Attach = Callable[[str, Sequence[Hook]], Closable]
@@ -38,6 +49,7 @@ class Attaching:
     attach: Attach
     proc: Path = Path("/proc")
     launches: bool = False
+    governor: Governing | None = None
     _links: dict[FileKey, Closable] = field(default_factory=dict)
 
     def new(self, now_ns: int) -> list[str]:
@@ -62,6 +74,8 @@ class Attaching:
         for key in unused:
             if key in self._links:
                 self._links.pop(key).close()
+            if self.governor:
+                self.governor.remove(key)
             self.discovery.forget(key)
         return len(unused)
 
@@ -69,14 +83,25 @@ class Attaching:
         with elf.opened(library.path) as image:
             if image.key != library.key:
                 raise NotElf("the file was replaced while it was being looked at")
-            wanted = operations.names(launches=self.launches)
+            governed = (HookGroup.COPIES, HookGroup.HOT) if self.governor else ()
+            groups = (HookGroup.ALWAYS, *governed) if governed else operations.ALWAYS
+            wanted = operations.names(launches=self.launches, groups=groups)
             found = functions(image, wanted, is_static=library.is_static)
             entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
-            hooks = operations.hooks(hooked_at(found, entries), launches=self.launches)
-            if not hooks:
+            places = hooked_at(found, entries)
+            by_group = {
+                group: operations.hooks(places, launches=self.launches, groups=(group,)) for group in governed
+            }
+            always = tuple(group for group in groups if group not in governed)
+            hooks = operations.hooks(places, launches=self.launches, groups=always)
+            n_hooks = len(hooks) + sum(map(len, by_group.values()))
+            if not n_hooks:
                 return [f"{library.name} has none of the functions to trace: another version, or stripped"]
-            self._links[library.key] = self.attach(image.path, hooks)
-        return [f"attached to {len(hooks)} functions of {library.name}", *_dear(library, entries)]
+            if hooks:
+                self._links[library.key] = self.attach(image.path, hooks)
+            if self.governor and any(by_group.values()):
+                self.governor.add(library.key, image.path, by_group)
+        return [f"attached to {n_hooks} functions of {library.name}", *_dear(library, entries)]
 
 
 def hooked_at(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:

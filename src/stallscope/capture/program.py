@@ -17,6 +17,7 @@ import os
 import platform
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -87,7 +88,7 @@ class State(NamedTuple):
     now_ns: Array
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """Hooks in one file."""
 
@@ -165,6 +166,12 @@ class Program:
             raise
         self._links.append(link)
         return link
+
+    def release(self, link: Link) -> None:
+        """Detach from one file."""
+        link.close()
+        with suppress(ValueError):
+            self._links.remove(link)
 
     def follow(self, pids: Iterable[int]) -> None:
         """Trace these processes too, where Options.pids was given."""

@@ -64,6 +64,13 @@ def trace(
     hub_insecure: Annotated[
         bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
     ] = False,
+    hook_budget: Annotated[
+        float | None,
+        typer.Option(
+            "--hook-budget",
+            help="Percent of a thread's time that hooks on launches and the like may cost; 0: none on those.",
+        ),
+    ] = None,
     annotate_socket: Annotated[
         Path | None, typer.Option("--annotate-socket", help="Where jobs may tell labels (step, phase).")
     ] = None,
@@ -93,6 +100,7 @@ def trace(
         "cluster": cluster,
         "hub_client_cert": client_cert,
         "hub_client_key": client_key,
+        "hook_budget_percent": hook_budget,
         "annotate_socket": annotate_socket,
         "annotate_group": annotate_group,
     }
@@ -103,6 +111,7 @@ def trace(
         max_db_bytes=chosen.max_db_bytes,
         pids=tuple(pid or ()),
         duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
+        hook_budget=chosen.hook_budget_percent / 100,
         record_all=record_all,
         notes_only=quiet or as_json,
         annotate_socket=chosen.annotate_socket,

@@ -1,0 +1,319 @@
+"""Keeps what hooks on hot functions cost a thread within its budget, by switching them off for a part of the time.
+
+Two groups are governed. HOT: launches, event records, stream waits, asynchronous sets of memory. The ledger does not
+need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
+cause, whatever they cost (docs/decisions/hot-hooks.md).
+
+A period begins when a group is switched on. What it has cost its busiest thread since then is hits times the cost of
+one; once that is the budget of a whole period, the group is off until the budget has paid for it. Hooks that cost less
+are always on, and what they count is exact. The switching is done by a thread of its own: it takes 10 to 30 ms.
+
+When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.capture.elf import FileKey
+from stallscope.capture.libbpf import Refused
+from stallscope.capture.operations import Hook
+from stallscope.capture.program import Link, Program, State
+from stallscope.capture.tallies import Covered
+from stallscope.events.kernel import HookGroup
+
+GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
+
+_PERIOD_NS = 10 * 10**9
+_LOOK_EVERY_S = 0.2
+_LONGEST_OFF_NS = 60 * 10**9
+_WORTH_KEEPING = 0.05
+"""Share of a thread's time in asynchronous copies from which on they could be a cause."""
+_LEAST_SHARE = 0.2
+"""Of the budget, which hot hooks have in any case, however much of it the copies take."""
+_FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
+
+Counted = Mapping[tuple[int, int], tuple[int, int]]
+"""By process and thread: (hits, ns inside) of one group, as the kernel has counted them so far."""
+
+
+@dataclass
+class Group:
+    """One governed group: whether it is on, since when, and what it was seen to cost.
+
+    is_cycling: it was switched off in its last period, so what it counts stands for more.
+    """
+
+    is_on: bool = True
+    is_cycling: bool = False
+    period_ns: int = 0  # when it began
+    next_on_ns: int = 0
+    spent: float = 0.0  # ns that its busiest thread has lost to it in this period
+    inside_share: float = 0.0
+    on_ns: int = 0  # how long it was on, up to on_since_ns
+    on_since_ns: int = 0
+    _before: Counted = field(default_factory=dict)
+    _looked_ns: int = 0
+    _spent_by: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def look(self, now: Counted, now_ns: int, *, cost_ns: float) -> None:
+        """Take in what has been counted since the last look."""
+        elapsed_ns = max(now_ns - self._looked_ns, 1)
+        most_inside = 0
+        for thread, (hits, inside_ns) in now.items():
+            hits_before, inside_before = self._before.get(thread, (0, 0))
+            n = hits - hits_before if hits >= hits_before else hits
+            self._spent_by[thread] = self._spent_by.get(thread, 0.0) + n / 2 * cost_ns
+            most_inside = max(most_inside, inside_ns - inside_before)
+        self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
+        self._before, self._looked_ns = now, now_ns
+        self.spent = max(self._spent_by.values(), default=0.0)
+        self.inside_share = most_inside / elapsed_ns
+
+    def load(self, now_ns: int) -> float:
+        """Share of its busiest thread's time that it has cost in this period so far, a whole second at least."""
+        return self.spent / max(now_ns - self.period_ns, 10**9)
+
+    def begins(self, now_ns: int) -> None:
+        """A new period, with nothing spent."""
+        self.period_ns, self.spent = now_ns, 0.0
+        self._spent_by.clear()
+
+    def switched(self, now_ns: int, *, is_on: bool) -> None:
+        """It is on, or off, from now on."""
+        if self.is_on and not is_on:
+            self.on_ns += now_ns - self.on_since_ns
+        if is_on and not self.is_on:
+            self.on_since_ns = self._looked_ns = now_ns
+        self.is_on = is_on
+
+    def on_so_far_ns(self, now_ns: int) -> int:
+        """How long it was on."""
+        return self.on_ns + (now_ns - self.on_since_ns if self.is_on else 0)
+
+
+def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
+    """Whether a group has spent what a whole period may cost. budget: share of a thread's time."""
+    if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING:
+        return False
+    return state.spent > budget * _PERIOD_NS
+
+
+def off_until_ns(state: Group, budget: float) -> int:
+    """When the budget has paid for what this period has cost."""
+    return state.period_ns + min(int(state.spent / max(budget, 1e-9)), _LONGEST_OFF_NS)
+
+
+@dataclass
+class Governor:
+    """The groups of all files. Governs from start() to stop(); covered() tells tallies when hooks were on.
+
+    budget: share of a thread's time; 0: no hot hooks. cost_ns: of a hook with its return.
+    """
+
+    program: Program
+    budget: float
+    cost_ns: float
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    groups: dict[HookGroup, Group] = field(default_factory=dict)
+    _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
+    _links: dict[tuple[FileKey, HookGroup], Link] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _notes: list[str] = field(default_factory=list)
+    _told: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
+    _has_said: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _failure: BaseException | None = None
+    _n_raised: int = 0
+    _n_full: int = 0
+    _n_empty: int = 0
+
+    def __post_init__(self) -> None:
+        now_ns = self.clock_ns()
+        for group in GOVERNED:
+            self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns, _looked_ns=now_ns)
+            self._told[group] = (now_ns, 0)
+        self._told[HookGroup.ALWAYS] = (now_ns, 0)
+        if not self.has_hot_hooks:
+            self.groups[HookGroup.HOT].switched(now_ns, is_on=False)
+
+    @property
+    def has_hot_hooks(self) -> bool:
+        """Whether they are used at all: not with perf-event links, which take 0.1 s a hook to be switched off."""
+        return self.budget > 0 and self.program.mode != "perf"
+
+    def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
+        """Govern the hooks of a file. path: opens it now. Raises Refused, OSError."""
+        with self._lock:
+            self._files[key] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), hooks)
+            for group, state in self.groups.items():
+                if state.is_on:
+                    self._attach(key, group)
+
+    def remove(self, key: FileKey) -> None:
+        """The file is no longer used."""
+        with self._lock:
+            for group in GOVERNED:
+                self._detach(key, group)
+            if key in self._files:
+                os.close(self._files.pop(key)[0])
+
+    def start(self) -> None:
+        """Begin to govern."""
+        self._thread = threading.Thread(target=self._run, name="governor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Switch nothing any more, and let the files go; hooks stay until the program detaches."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            for fd, _ in self._files.values():
+                os.close(fd)
+            self._files.clear()
+
+    def notes(self) -> list[str]:
+        """What a user should know, since the last call. Raises what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            notes, self._notes = self._notes, []
+        return notes
+
+    def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
+        """The time since the last answer that was not None; None while a period of a group that is cycling goes on."""
+        with self._lock:
+            told_ns, on_then_ns = self._told[group]
+            state = self.groups.get(group)
+            if state is None:
+                self._told[group] = (now_ns, 0)
+                return Covered(now_ns - told_ns, now_ns - told_ns)
+            is_overdue = now_ns - told_ns > 2 * _PERIOD_NS or self._stop.is_set()
+            on_ns = state.on_so_far_ns(now_ns)
+            if state.is_cycling and not is_overdue and (state.is_on or on_ns == on_then_ns):
+                return None
+            if on_ns == on_then_ns:
+                return None
+            self._told[group] = (now_ns, on_ns)
+            return Covered(now_ns - told_ns, on_ns - on_then_ns)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._next_look_s()):
+                self.govern()
+        except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by notes())
+            self._failure = error
+
+    def _next_look_s(self) -> float:
+        """Sooner while something is on that will have to go off."""
+        is_costly = any(one.is_on and one.is_cycling for one in self.groups.values())
+        return _LOOK_EVERY_S / 4 if is_costly else _LOOK_EVERY_S
+
+    def govern(self) -> None:
+        """Look once, and switch what is to be switched."""
+        now_ns = self.clock_ns()
+        state = self.program.processes()
+        with self._lock:
+            for group, one in self.groups.items():
+                if one.is_on:
+                    one.look(counted(state, group), now_ns, cost_ns=self.cost_ns)
+            copies = self.groups[HookGroup.COPIES]
+            left = max(self.budget - copies.load(now_ns), self.budget * _LEAST_SHARE)
+            self._switch(HookGroup.COPIES, self.budget or 0.005, now_ns)
+            if self.has_hot_hooks:
+                self._switch(HookGroup.HOT, left, now_ns)
+            self._relieve(now_ns)
+
+    def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
+        state = self.groups[group]
+        if self.program.mode == "perf":
+            return
+        if state.is_on and is_to_be_off(group, state, budget):
+            state.next_on_ns = off_until_ns(state, budget)
+            state.is_cycling = True
+            self._say(group, state, now_ns)
+            self._turn(group, is_on=False)
+        elif state.is_on and now_ns - state.period_ns >= _PERIOD_NS:
+            state.begins(now_ns)
+            state.is_cycling = False
+        elif not state.is_on and now_ns >= state.next_on_ns:
+            state.begins(now_ns)
+            self._turn(group, is_on=True)
+
+    def _turn(self, group: HookGroup, *, is_on: bool) -> None:
+        """Counted as on from the last hook that is set to the first that is taken off."""
+        state = self.groups[group]
+        if not is_on:
+            state.switched(self.clock_ns(), is_on=False)
+        for key in list(self._files):
+            try:
+                if is_on:
+                    self._attach(key, group)
+                else:
+                    self._detach(key, group)
+            except Refused as refusal:
+                self._say_once(f"hot hooks stay off: {refusal}")
+        if is_on:
+            state.switched(self.clock_ns(), is_on=True)
+
+    def _attach(self, key: FileKey, group: HookGroup) -> None:
+        fd, hooks = self._files[key]
+        if hooks.get(group) and (key, group) not in self._links:
+            self._links[key, group] = self.program.attach(f"/proc/self/fd/{fd}", hooks[group])
+
+    def _detach(self, key: FileKey, group: HookGroup) -> None:
+        if link := self._links.pop((key, group), None):
+            self.program.release(link)
+
+    def _relieve(self, now_ns: int) -> None:
+        """Fewer records when the ring fills: first higher thresholds, then no hot hooks for a while."""
+        fill = self.program.events.fill()
+        self._n_full = self._n_full + 1 if fill > _FULL else 0
+        self._n_empty = self._n_empty + 1 if fill < _EMPTY else 0
+        if self._n_full >= _N_FULL:
+            self._n_full = 0
+            self._raise(min(self._n_raised + 1, _MOST_RAISED))
+            hot = self.groups[HookGroup.HOT]
+            if hot.is_on and self._n_raised > 1:
+                hot.next_on_ns, hot.is_cycling = now_ns + _PERIOD_NS, True
+                self._turn(HookGroup.HOT, is_on=False)
+        elif self._n_empty >= _N_EMPTY and self._n_raised:
+            self._n_empty = 0
+            self._raise(self._n_raised - 1)
+
+    def _raise(self, n_times: int) -> None:
+        self._n_raised = n_times
+        self.program.raise_thresholds(n_times)
+        self._notes.append(
+            f"slow calls are kept from {1 << n_times} times the usual length on: more come than can be taken"
+            if n_times
+            else "slow calls are kept from their usual length on again"
+        )
+
+    def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
+        what = "launches, event records and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+        self._say_once(
+            f"counts of {what} are estimates: hooks on all of them would cost {state.load(now_ns):.1%} of a thread"
+        )
+
+    def _say_once(self, words: str) -> None:
+        about = words.partition(":")[0]
+        if about not in self._has_said:
+            self._has_said.add(about)
+            self._notes.append(words)
+
+
+def counted(state: State, group: HookGroup) -> Counted:
+    """What the kernel has counted of a group so far, by process and thread."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for pid, slots in zip(state.pids.tolist(), state.rows["slots"], strict=True):
+        for i in np.flatnonzero(slots["tid"]).tolist():
+            one = slots[i]
+            found[pid, int(one["tid"])] = (int(one["hits"][group]), int(one["inside_ns"][group]))
+    return found

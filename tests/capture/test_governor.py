@@ -1,0 +1,160 @@
+"""Hooks on hot functions are on for as much of the time as their budget pays for."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.capture import elf, operations
+from stallscope.capture.calibration import hook_cost_ns
+from stallscope.capture.governor import GOVERNED, Governor, Group, is_to_be_off, off_until_ns
+from stallscope.capture.operations import SYMBOLS, Hook
+from stallscope.capture.program import Program
+from stallscope.capture.tallies import Tallies
+from stallscope.events.kernel import HookGroup
+from stallscope.events.layout import Array
+
+from .test_cuda_calls import PREPARE, library  # noqa: F401 (the fixture)
+
+SECOND_NS = 10**9
+THREAD, OTHER = (7, 8), (7, 9)
+BUDGET = 0.005
+
+
+def spending(hits: dict[tuple[int, int], int], *, cost_ns: float, inside_ns: int = 0) -> Group:
+    """A group that has been on for a second, in which hooks were hit so often."""
+    group = Group(period_ns=0)
+    group.look(dict.fromkeys(hits, (0, 0)), 0, cost_ns=cost_ns)
+    group.look({thread: (n, inside_ns) for thread, n in hits.items()}, SECOND_NS, cost_ns=cost_ns)
+    return group
+
+
+def test_the_busiest_thread_counts_and_a_hit_without_its_return_costs_half():
+    group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000}, cost_ns=1000)
+    assert group.spent == 3000 * 1000
+    assert group.load(SECOND_NS) == pytest.approx(0.003)
+
+
+def test_what_costs_less_than_the_budget_stays_on():
+    group = spending({THREAD: 2 * 4000}, cost_ns=1000)
+    assert not is_to_be_off(HookGroup.HOT, group, BUDGET)
+
+
+def test_what_has_spent_the_budget_of_a_period_is_off_until_it_is_paid():
+    group = spending({THREAD: 2 * 200_000}, cost_ns=1000)
+    assert is_to_be_off(HookGroup.HOT, group, BUDGET)
+    assert off_until_ns(group, BUDGET) == group.spent / BUDGET == 40 * SECOND_NS
+
+
+def test_copies_that_take_much_of_the_time_stay_on():
+    short = spending({THREAD: 2 * 200_000}, cost_ns=1000, inside_ns=SECOND_NS // 100)
+    long = spending({THREAD: 2 * 200_000}, cost_ns=1000, inside_ns=SECOND_NS // 10)
+    assert is_to_be_off(HookGroup.COPIES, short, BUDGET)
+    assert not is_to_be_off(HookGroup.COPIES, long, BUDGET)
+    assert is_to_be_off(HookGroup.HOT, long, BUDGET)
+
+
+def test_a_thread_that_takes_over_a_place_starts_from_nothing():
+    group = spending({THREAD: 2 * 1000}, cost_ns=1000)
+    group.look({OTHER: (2 * 500, 0)}, 2 * SECOND_NS, cost_ns=1000)
+    assert group.spent == 500 * 1000
+
+
+def test_how_long_a_group_was_on_is_known():
+    group = Group(on_since_ns=100)
+    group.switched(150, is_on=False)
+    assert group.on_so_far_ns(170) == 50
+    group.switched(200, is_on=True)
+    assert group.on_so_far_ns(230) == 80
+
+
+@pytest.fixture(scope="module")
+def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
+    """Hooks of each governed group."""
+    with elf.opened(library) as image:
+        found = elf.exported(image, operations.names(groups=HookGroup))
+    places = {name: symbol.offset for name, symbol in found.items()}
+    return {group: operations.hooks(places, groups=(group,)) for group in GOVERNED}
+
+
+@pytest.fixture(scope="module")
+def hooks(library: Path) -> list[Hook]:  # noqa: F811
+    """Those that nobody governs."""
+    with elf.opened(library) as image:
+        found = elf.exported(image, operations.names(groups=(HookGroup.ALWAYS,)))
+    return operations.hooks({n: s.offset for n, s in found.items()}, groups=(HookGroup.ALWAYS,))
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    program = tracing()
+    governor = Governor(program, BUDGET, 1000.0)
+    told = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
+    with elf.opened(library) as image:
+        governor.add(image.key, image.path, by_group)
+    puppet.does(*PREPARE, "lib.storm(10000)")
+    governor.govern()
+    assert governor.groups[HookGroup.HOT].is_on
+    (row,) = launches(told)
+    assert (row["n"], row["n_seen"], row["is_estimate"]) == (10_000, 10_000, 0)
+    puppet.does("lib.storm(100000)")
+    governor.govern()
+    hot = governor.groups[HookGroup.HOT]
+    assert not hot.is_on and hot.is_cycling
+    assert any("estimates" in note for note in governor.notes())
+    puppet.does("lib.storm(50000)")
+    assert len(program.operations().keys)
+    (row,) = launches(told)
+    assert row["n_seen"] == 100_000 == sum(json.loads(row["histogram"]).values())
+    hot.next_on_ns = 0
+    governor.govern()
+    assert hot.is_on
+    assert not len(launches(told))
+    puppet.does("lib.storm(2000)")
+    governor.stop()
+    (row,) = launches(told)
+    assert row["n_seen"] == 2000
+    assert row["is_estimate"] and row["n"] > 2000
+    assert program.losses()["lost_operation"] == program.losses()["lost_call"] == 0
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_without_a_budget_hot_functions_are_not_hooked(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    program = tracing()
+    governor = Governor(program, 0, 1000.0)
+    with elf.opened(library) as image:
+        governor.add(image.key, image.path, by_group)
+    puppet.does(*PREPARE, "lib.storm(100); lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0))")
+    governor.govern()
+    governor.stop()
+    found = program.operations()
+    assert [SYMBOLS[symbol] for symbol in found.keys["symbol"]] == ["cudaMemcpyAsync"]
+
+
+@pytest.mark.bpf
+def test_what_a_hook_costs_is_measured_on_our_own_function(bpf_object: Path):
+    with Program.load() as program:
+        found_ns = hook_cost_ns(program)
+        assert 100 < found_ns < 100_000
+        assert not len(program.operations().keys)
+
+
+def launches(told: Tallies) -> Array:
+    (_, rows), _ = told.rows(time.monotonic_ns())
+    return rows[np.array([SYMBOLS[symbol] == "cudaLaunchKernel" for symbol in rows["symbol"]], bool)]
