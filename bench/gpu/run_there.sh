@@ -1,8 +1,10 @@
 #!/bin/sh
 # Runs the proof on a machine that has GPUs and PyTorch but not our environment: what may be missing there comes
-# from .carry/ (see carry.sh). Arguments go to prove.py; results to $OUT.
+# from .carry/ (see carry.sh). Arguments go to prove.py, or to classes.py after "classes"; results to $OUT.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+script=prove.py
+[ "${1-}" = classes ] && script=classes.py && shift
 budget=560 previous=
 for word in "$@"; do
 	[ "$previous" = --budget ] && budget=$word
@@ -17,4 +19,4 @@ python3 -c 'import ctypes; ctypes.CDLL("libbpf.so.1")' 2>/dev/null ||
 { command -v clang >/dev/null && ls src/stallscope/capture/*.bpf.o >/dev/null 2>&1; } || cp -f .carry/*.bpf.o src/stallscope/capture/
 BENCH_COMMIT=$(cat .carry/commit) && export BENCH_COMMIT
 uname -sr
-exec timeout --signal=INT --kill-after=20 $((${budget%.*} + 15)) python3 bench/gpu/prove.py "$@"
+exec timeout --signal=INT --kill-after=20 $((${budget%.*} + 15)) python3 bench/gpu/$script "$@"

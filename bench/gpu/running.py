@@ -24,6 +24,7 @@ ATTACH_S = 12
 CTRL_C_S = 25
 EXPLAIN_S = 90
 POLL_S = 0.02
+ATTACHED = r"attached to \d+ functions of \S*nccl"
 
 
 class Failed(Exception):
@@ -90,10 +91,10 @@ def start_job(script: str, folder: Path, *, n_ranks: int, words: Sequence[str] =
     """Starts a job, which waits at its gate. To be ended with end()."""
     folder.mkdir(parents=True)
     command = [sys.executable, str(HERE / script), "--folder", str(folder), "--gate", "--ranks", str(n_ranks)]
-    return Job(folder, _start([*command, *words], folder / "job.log"), n_ranks)
+    return Job(folder, start([*command, *words], folder / "job.log"), n_ranks)
 
 
-def _start(command: Sequence[str], said: Path) -> Program:
+def start(command: Sequence[str], said: Path) -> Program:
     with said.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -109,14 +110,14 @@ def end(program: Program) -> None:
 
 
 @contextmanager
-def tracing(db: Path, *, words: Sequence[str] = ()) -> Iterator[Program]:
-    """The agent, attached to NCCL, tracing into db; ended as by Ctrl-C.
+def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> Iterator[Program]:
+    """The agent, tracing into db; ended as by Ctrl-C.
 
-    There must be a process that has loaded NCCL. Raises Failed.
+    awaits: what it must have said first; that it is attached to NCCL, which a process must have loaded. Raises Failed.
     """
-    agent = _start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
+    agent = start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
     try:
-        _await_attached(agent)
+        _await_said(agent, awaits)
         yield agent
         if agent.process.poll() is not None:
             raise Failed(f"the agent ended by itself: {agent.last_words()}")
@@ -131,10 +132,10 @@ def tracing(db: Path, *, words: Sequence[str] = ()) -> Iterator[Program]:
         end(agent)
 
 
-def _await_attached(agent: Program) -> None:
+def _await_said(agent: Program, awaited: str) -> None:
     """Goes on without after a while: NCCL may be linked into a library of another name."""
     end_s = time.monotonic() + ATTACH_S
-    while not re.search(r"attached to \d+ functions of \S*nccl", agent.said.read_text(errors="replace")):
+    while not re.search(awaited, agent.said.read_text(errors="replace")):
         if agent.process.poll() is not None:
             raise Failed(f"the agent did not start: {agent.last_words()}")
         if time.monotonic() > end_s:

@@ -62,7 +62,10 @@ API void set_sleep(long us)
 
 DOES(cudaSetDevice, int device)
 DOES(cuInit, unsigned flags)
-MAKES(cudaMalloc, size_t n)
+API int cudaMalloc(void **out, size_t n)
+{
+	return n >> 48 ? 2 : made(out);
+}
 MAKES(cudaMallocManaged, size_t n, unsigned flags)
 MAKES(cudaHostAlloc, size_t n, unsigned flags)
 MAKES(cudaMallocAsync, size_t n, void *stream)
@@ -99,6 +102,7 @@ DOES(cudaMemcpy2DAsync, void *to, size_t p, const void *from, size_t q, size_t w
 DOES(cudaMemcpy3D, const void *parameters)
 DOES(cuMemcpy2D_v2, const void *parameters)
 DOES(cuMemcpy3D_v2, const void *parameters)
+DOES(cudaMemset, void *p, int value, size_t n)
 DOES(cudaMemsetAsync, void *p, int value, size_t n, void *stream)
 DOES(cuMemsetD32Async, unsigned long long p, unsigned value, size_t n, void *stream)
 DOES(cuLaunchKernel, void *f, unsigned a, unsigned b, unsigned c, unsigned x, unsigned y, unsigned z, unsigned shared,
@@ -110,9 +114,10 @@ API int cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments,
 DOES(cudaLaunchKernelExC, const void *config, const void *f, void **arguments)
 MAKES(cudaEventCreate)
 DOES(cudaEventRecord, void *event, void *stream)
-DOES(cudaEventQuery, void *event)
+DOES(cudaEventSynchronize, void *event)
 DOES(cudaStreamWaitEvent, void *stream, void *event, unsigned flags)
 MAKES(cudaStreamCreateWithFlags, unsigned flags)
+DOES(cudaDeviceSynchronize, void)
 DOES(cudaStreamSynchronize, void *stream)
 DOES(cudaStreamBeginCapture, void *stream, int mode)
 API int cudaStreamEndCapture(void *stream, void **graph)
@@ -121,6 +126,8 @@ API int cudaStreamEndCapture(void *stream, void **graph)
 }
 MAKES(cudaGraphInstantiate, void *graph, unsigned long long flags)
 DOES(cudaGraphExecUpdate, void *executable, void *graph, void *result)
+DOES(cudaGraphExecDestroy, void *executable)
+DOES(cudaGraphDestroy, void *graph)
 DOES(cudaGraphLaunch, void *executable, void *stream)
 MAKES(cuModuleLoadData, const void *image)
 
