@@ -36,9 +36,13 @@ SEC("?tp_btf/sched_process_fork")
 int BPF_PROG(host_fork, struct task_struct *parent, struct task_struct *child)
 {
 	struct host_event *e;
+	u8 one = 1;
+	u32 pid;
 
 	if (child->pid != child->tgid || !is_ours(parent))
 		return 0;
+	pid = child->tgid;
+	bpf_map_update_elem(&kin, &pid, &one, BPF_ANY);
 	e = host_event(HOST_FORK, bpf_ktime_get_ns(), child);
 	if (!e)
 		return 0;
@@ -74,6 +78,7 @@ int BPF_PROG(host_exit, struct task_struct *task)
 	life.began = leader->start_boottime;
 	if (bpf_map_update_elem(&ended, &life, &one, BPF_NOEXIST))
 		return 0;
+	bpf_map_delete_elem(&kin, &life.pid);
 	e = host_event(HOST_EXIT, bpf_ktime_get_ns(), task);
 	if (!e)
 		return 0;

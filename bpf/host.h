@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* What the machine does to the traced processes: whose event it is, and the records for it.
  *
- * A process is watched when it is traced, or descends from one that is: data loader workers, compilers, checkpoint
- * writers. Everything asks for that before anything is read or kept. */
+ * Theirs are also the processes that descend from them: data loader workers, compilers, checkpoint writers. Those born
+ * meanwhile are remembered, for one whose parent has ended has another parent; older ones are told by their parents.
+ * Everything asks for that before anything is read or kept. */
 #ifndef STALLSCOPE_HOST_H
 #define STALLSCOPE_HOST_H
 
 #include "probe.h"
 
 #define N_GENERATIONS 4
+#define N_KIN 8192
 #define AF_INET 2
 #define AF_INET6 10
 #define S_IFMT 0170000
@@ -110,6 +112,13 @@ struct {
 	__type(value, struct host_sums);
 } host_sums __weak SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, N_KIN);
+	__type(key, u32);
+	__type(value, u8);
+} kin __weak SEC(".maps");
+
 INLINE bool is_watched(u32 tgid)
 {
 	if (tgid == cfg_self)
@@ -119,14 +128,17 @@ INLINE bool is_watched(u32 tgid)
 	return cfg_only_targets && bpf_map_lookup_elem(&targets, &tgid);
 }
 
-/* Whether the task belongs to a watched process or descends from one. */
+/* Whether the task belongs to a traced process or descends from one. */
 INLINE bool is_ours(struct task_struct *task)
 {
-	if (task->tgid == cfg_self)
+	u32 tgid = task->tgid;
+
+	if (tgid == cfg_self)
 		return false;
-#pragma unroll
+	if (bpf_map_lookup_elem(&kin, &tgid))
+		return true;
 	for (int i = 0; i <= N_GENERATIONS; i++) {
-		if (!task || task->tgid <= 1)
+		if (!task || task->tgid <= 1 || task->tgid == cfg_self)
 			return false;
 		if (is_watched(task->tgid))
 			return true;
@@ -203,6 +215,8 @@ INLINE void tell_file(struct off_event *e, struct task_struct *task, u64 fd)
 	struct socket *socket;
 	struct inode *inode;
 
+	if (!bpf_core_field_exists(struct file, f_inode) || !bpf_core_field_exists(struct file, f_path))
+		return;
 	if (!table || fd >= BPF_CORE_READ(table, max_fds))
 		return;
 	files = BPF_CORE_READ(table, fd);

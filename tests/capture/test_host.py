@@ -304,3 +304,44 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
         assert (rows["file"][0], rows["device"][0]) == (said % port, b"wire")
         assert rows["value"].sum() >= 1
         assert stranger.pid not in watch.look()["pid"]
+
+
+def test_what_the_agent_does_is_nobodys(tracing: Callable[..., Program], tmp_path: Path):
+    """This process is the agent, and stands below one that is traced."""
+    program = tracing(pids=frozenset({os.getpid(), os.getppid()}), slow_io_ns=1000)
+    watch = Watch(program, os.getpid())
+    with (tmp_path / "own").open("wb") as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+    child = subprocess.Popen(["/bin/sleep", "60"])
+    child.kill()
+    child.wait()
+    os.kill(os.getpid(), signal.SIGCONT)
+    assert not len(watch.look())
+
+
+DAEMON = """
+if not os.fork():
+    if not os.fork():
+        os.execvp("sleep", ["sleep", "60"])
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_descendant_whose_parent_has_ended_is_still_ours(tracing: Callable[..., Program], puppet):
+    program = tracing()
+    puppet.does(CALL, "import os")
+    watch = Watch(program, puppet.pid)
+    puppet.does(f"exec({DAEMON!r})")
+    for _ in range(100):
+        became = (rows := watch.look())[(rows["kind"] == HostKind.EXEC) & (rows["comm"] == b"sleep")]
+        if len(became):
+            break
+        time.sleep(0.05)
+    (pid,) = became["pid"].tolist()
+    killer = send(pid, signal.SIGTERM)
+    (kill,) = watch.until(HostKind.SIGNAL, pid)
+    assert (kill["value"], kill["by_pid"]) == (signal.SIGTERM, killer)
+    (end,) = watch.until(HostKind.EXIT, pid)
+    assert end["value"] == 128 + signal.SIGTERM

@@ -209,3 +209,13 @@ def test_words_and_data_agree():
     wait = {"kind": HostKind.FILE_WAIT, "duration_ns": 45 * MS, "device": b"nvme0n1", "file": b"/data/x"}
     report = report_of(told(trace, *(wait | {"ts_ns": at} for at in late_begins(trace))))
     assert "devices nvme0n1" in text.report(report) and "files /data/x" in text.report(report)
+
+
+def test_a_file_is_named_once_where_it_was_closed_meanwhile():
+    rows = [
+        {"kind": HostKind.FILE_WAIT, "duration_ns": 9 * MS, "file": b"a-very-long-name-that-i"},
+        {"kind": HostKind.FILE_WAIT, "duration_ns": 5 * MS, "file": b"/data/a-very-long-name-that-is-cut"},
+        {"kind": HostKind.FILE_WAIT, "duration_ns": 1 * MS, "file": b"other"},
+    ]
+    part = explained_by(layout.empty(layout.OFFCPU), *rows, category=Category.IO)
+    assert part.evidence["files"] == ["/data/a-very-long-name-that-is-cut", "other"]

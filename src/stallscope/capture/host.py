@@ -157,7 +157,7 @@ class HostEvents:
         try:
             link = self.proc / str(one["pid"]) / "fd" / str(one["fd"])
             if link.stat().st_ino == one["inode"]:
-                return str(link.readlink())
+                return str(link.readlink()).removesuffix(" (deleted)")
         except OSError:
             pass  # it is closed, or its process has gone: the name remains
         return name

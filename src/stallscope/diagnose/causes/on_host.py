@@ -32,8 +32,8 @@ def disks(excess: Excess) -> Evidence:
     waits = excess.on_host(HostKind.FILE_WAIT, HostKind.MAJOR_FAULT)
     requests = excess.on_host(HostKind.BLOCK_IO)
     told: Evidence = {}
-    if files := _texts(most_of(waits, "file"))[:_MOST_NAMED]:
-        told["files"] = files
+    if files := _texts(most_of(waits, "file")):
+        told["files"] = _without_short(files)[:_MOST_NAMED]
     if devices := _texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED]:
         told["devices"] = devices
     by_kernel = requests[(requests["by_pid"] != UNKNOWN) & (requests["by_pid"] != requests["pid"])]
@@ -83,6 +83,12 @@ def sender(row: Array) -> str:
         return "the kernel"
     name = row["by_comm"].item().decode("utf-8", "replace")
     return f"{name} (pid {int(row['by_pid'])})"
+
+
+def _without_short(files: list[str]) -> list[str]:
+    """Without names whose path is there too: a file that was closed is known by its name only, perhaps cut."""
+    ends = [path.rpartition("/")[2] for path in files if "/" in path]
+    return [one for one in files if "/" in one or not any(end.startswith(one) for end in ends)]
 
 
 def _texts(values: Array) -> list[str]:
