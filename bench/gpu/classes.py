@@ -227,8 +227,12 @@ EXPECTED = {
     "graph": ("cudaGraphLaunch", 50, None),
     "allocations": ("cudaMalloc", 5, 5 * 64 * MIB),
 }
-"""By phase: function, calls, bytes. PyTorch may use cudaEventRecordWithFlags, or launch by cudaLaunchKernelExC."""
-SAME = {"cudaEventRecordWithFlags": "cudaEventRecord", "cudaLaunchKernelExC": "cudaLaunchKernel"}
+"""By phase: function, calls, bytes. What PyTorch may use instead stands in SAME."""
+SAME = {
+    "cudaEventRecordWithFlags": "cudaEventRecord",
+    "cudaLaunchKernelExC": "cudaLaunchKernel",
+    "__cudaLaunchKernel": "cudaLaunchKernel",
+}
 WATCHED = ("cudaEventRecord", "cudaStreamWaitEvent", "cudaDeviceSynchronize", "cudaMalloc")
 """With NCCL other threads of PyTorch make these calls, too."""
 
@@ -240,8 +244,8 @@ def torch_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any], *, n
         begin_ns, end_ns = did["phases"][phase]
         found = calls_of(trace, pid, begin_ns, end_ns + LATER_NS)
         for other, plain in SAME.items():
-            if other in found and plain not in found:
-                found[plain] = found[other]
+            if other in found:
+                found.setdefault(plain, {"n": 0, "count_bytes": 0})["n"] += found[other]["n"]
         one, where = found.get(name, {}), f"rank {rank}: torch {phase}: {name}"
         checks.append(Check(f"{where} n", one.get("n", 0), n, at_least=name in WATCHED))
         if n_bytes is not None:

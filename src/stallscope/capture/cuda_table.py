@@ -102,6 +102,8 @@ RUNTIME_LEDGER = (
     _copy("cudaMemcpy3DPeerAsync", _PEER, shape=Shape.RUNTIME_3D_PEER, stream=2),
     _copy("cudaMemcpyWithAttributesAsync", _BY_ADDRESS, count=3, target=1, source=2, stream=5),
     _copy("cudaMemcpyBatchAsync cudaMemcpy3DBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
+    _copy("cudaMemcpyArrayToArray", count=7, kind=8),
+    _copy("cudaMemPrefetchBatchAsync cudaMemDiscardAndPrefetchBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
     _copy("cudaMemPrefetchAsync", _BY_ADDRESS, shape=Shape.PLAIN, count=2),
 )
 
@@ -154,6 +156,7 @@ DRIVER_LEDGER = (
     _copy("cuMemcpy3DPeerAsync", _PEER, shape=Shape.DRIVER_3D, stream=2),
     _copy("cuMemcpyWithAttributesAsync", _BY_ADDRESS, count=3, target=1, source=2, stream=5),
     _copy("cuMemcpyBatchAsync cuMemcpy3DBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
+    _copy("cuMemPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
     _copy("cuMemPrefetchAsync", _BY_ADDRESS, shape=Shape.PLAIN, count=2),
 )
 
@@ -214,7 +217,10 @@ DRIVER_COUNTED = (
 )
 
 RUNTIME_LAUNCHES = (
-    _launch("cudaLaunchKernel cudaLaunchCooperativeKernel", Shape.LAUNCH_RUNTIME, stream=8),
+    # What nvcc 13 makes of <<<>>> calls the one with the underscores, with a handle in place of the function.
+    _launch(
+        "cudaLaunchKernel __cudaLaunchKernel cudaLaunchCooperativeKernel", Shape.LAUNCH_RUNTIME, stream=8
+    ),
     _launch("cudaLaunchKernelExC", Shape.LAUNCH_CONFIG),
     _launch("cudaLaunchHostFunc", Shape.PLAIN, stream=1),
     Operation("cudaGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"handle": 1, "stream": 2}),
