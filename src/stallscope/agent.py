@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from stallscope import __version__
-from stallscope.capture import clock, program, records, requirements
+from stallscope.capture import clock, mapped, program, records, requirements
 from stallscope.capture.attaching import Attaching
 from stallscope.capture.calibration import hook_cost_ns
 from stallscope.capture.collector import Collector
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # gRPC comes with it: only where there is a hub
     from stallscope.exporters.hub import HubLine
 
 _LOOK_EVERY_S = 0.04
+_ASLEEP_S = 0.2
 _SECOND_NS = 10**9
 _SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
@@ -194,7 +195,8 @@ def _run(
     stop: threading.Event,
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off."""
-    discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}))
+    told_of = mapped.opened()
+    discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
     governor = Governor(probes, options.hook_budget, hook_cost_ns(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor)
     scribe = _Scribe(options, probes, store, to_hub, governor=governor, told=told, labels=labels)
@@ -217,13 +219,24 @@ def _run(
                 attaching.drop_unused(now_ns)
             elif to_hub and now_ns >= scribe.next_send_ns:
                 scribe.take()
-            stop.wait(_LOOK_EVERY_S)
+            due_ns = min(scribe.next_ns, scribe.next_send_ns) if to_hub else scribe.next_ns
+            _pause(stop, told_of, (due_ns - time.monotonic_ns()) / _SECOND_NS)
     finally:
         governor.stop()
+        if told_of:
+            told_of.close()
         probes.detach()
         scribe.collector.stop()
     scribe.write(is_last=True)
     status.show(scribe.status())
+
+
+def _pause(stop: threading.Event, told_of: mapped.Mapped | None, at_most_s: float) -> None:
+    """Until a library is loaded somewhere or there is work to do; where nobody tells of the former, 40 ms."""
+    if told_of:
+        told_of.wait(min(at_most_s, _ASLEEP_S))
+    else:
+        stop.wait(_LOOK_EVERY_S)
 
 
 class _Scribe:

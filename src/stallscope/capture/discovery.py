@@ -3,10 +3,10 @@
 Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
 all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
 One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
-process that maps it, later ones too, so only the first process with a file has a gap: some 50 ms from when it
-loads the library, up to a second when that is more than a minute after its start.
-
-The costs: a few microseconds a process and second, a few hundred for each new process.
+process that maps it, later ones too, so only the first process with a file has a gap, from when it loads the
+library to when the hooks are on: some 20 ms where the kernel tells of mappings (mapped.py); a look at all
+processes every ten seconds is the net below. Elsewhere processes are looked at: some 50 ms after their start, up
+to a second when they are older than a minute.
 """
 
 import os
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from stallscope.capture import elf
 from stallscope.capture.elf import FileKey, Image, NotElf, Symbol
+from stallscope.capture.mapped import Mapped
 
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
@@ -28,6 +29,7 @@ _DELETED = " (deleted)"
 _EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
 """How often to look at a process: (up to this age, every so many ns)."""
 
+_NET_EVERY_NS = 10**10
 _LIST_EVERY_NS = 20 * 10**6
 _LIST_AT_LEAST_EVERY_NS = 10**10
 _MAX_FILES = 20_000
@@ -70,12 +72,13 @@ class Discovery:
     """The state of looking for libraries: processes and files known so far.
 
     proc: where /proc is mounted. pids: look only at these and their descendants; empty means at all.
-    ignored: processes that are left out, the tracer itself first of all.
+    ignored: processes that are left out, the tracer itself first of all. mapped: tells what is mapped, when it is.
     """
 
     proc: Path = Path("/proc")
     pids: frozenset[int] = frozenset()
     ignored: frozenset[int] = frozenset()
+    mapped: Mapped | None = None
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _left_out: set[int] = field(default_factory=set)
     _used_ns: dict[FileKey, int] = field(default_factory=dict)
@@ -86,6 +89,8 @@ class Discovery:
 
     def scan(self, now_ns: int) -> list[Library]:
         """The files found since the last scan. Cheap enough to be called 25 times a second."""
+        if self.mapped:
+            self._follow_events(self.mapped, now_ns)
         self._follow_processes(now_ns)
         if now_ns < self._next_due_ns:
             return []
@@ -104,8 +109,7 @@ class Discovery:
         """Let the file be found again: it could not be attached to, or is no longer."""
         self._used_ns.pop(key, None)
         self._files.clear()
-        for seen in self._seen.values():
-            seen.size = b""
+        self._look_at_all()
 
     def chosen(self) -> KeysView[int]:
         """The processes that are looked at: the chosen ones and their descendants, as far as they run."""
@@ -115,13 +119,47 @@ class Discovery:
         """Processes that have a GPU library mapped, whether they use it or not."""
         return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)
 
+    def _follow_events(self, mapped: Mapped, now_ns: int) -> None:
+        """Look now at those that have mapped something that may matter; at all of them where records were lost."""
+        mappings, forks, n_lost = mapped.told()
+        if n_lost:
+            self._next_list_ns = 0
+            self._look_at_all()
+        for _, pid, parent in forks if self.pids else ():
+            self._left_out.discard(pid)
+            if parent in self._seen:
+                self._see(pid, now_ns)
+        for pid, name in mappings:
+            if name.startswith(b"//") or not name.startswith(b"/"):
+                continue
+            seen = self._seen.get(pid)
+            if (seen and (seen.uses_gpu or self.pids)) or _LIBRARY.search(
+                os.fsdecode(name).removesuffix(_DELETED)
+            ):
+                self._see(pid, now_ns)
+
+    def _look_at_all(self) -> None:
+        self._next_due_ns = 0
+        for seen in self._seen.values():
+            seen.size, seen.next_ns = b"", 0
+
+    def _see(self, pid: int, now_ns: int) -> None:
+        """Look at the process with the next scan, whatever was seen of it before."""
+        if pid not in self._seen and not self._is_wanted(pid):
+            return
+        seen = self._seen.setdefault(pid, _Seen(since_ns=now_ns, next_ns=now_ns))
+        seen.size, seen.next_ns = b"", now_ns
+        self._next_due_ns = now_ns
+
     def _follow_processes(self, now_ns: int) -> None:
+        if self.mapped and now_ns < self._next_list_ns:
+            return
         last_pid = _last_pid(self.proc)
         is_new = last_pid != self._last_pid or not last_pid
         if now_ns < self._next_list_ns + (0 if is_new else _LIST_AT_LEAST_EVERY_NS):
             return
         self._last_pid = last_pid
-        self._next_list_ns = now_ns + _LIST_EVERY_NS
+        self._next_list_ns = now_ns + (_NET_EVERY_NS if self.mapped else _LIST_EVERY_NS)
         present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
         for pid in self._seen.keys() - present:
             del self._seen[pid]
@@ -145,7 +183,8 @@ class Discovery:
     def _look(self, pid: int, now_ns: int) -> list[Library]:
         seen = self._seen[pid]
         age_ns = now_ns - seen.since_ns
-        seen.next_ns = now_ns + next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
+        every_ns = next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
+        seen.next_ns = now_ns + (_NET_EVERY_NS if self.mapped else every_ns)
         size = _size(self.proc, pid)
         if size == seen.size:
             return []

@@ -1,0 +1,164 @@
+"""Who maps a file as code, told by the kernel when it happens: a library is seen milliseconds after it is loaded.
+
+From the kernel's own records of executable mappings and forks (perf_event_open, a software event that counts
+nothing, on each CPU): whatever the loader, the container or the language. They cost the machine about a microsecond
+for each library that some process maps, and nothing else. Needs CAP_PERFMON, as the probes do.
+
+Layouts: perf_event_open(2); PERF_RECORD_MMAP, _FORK and _LOST.
+"""
+
+import ctypes
+import mmap
+import os
+import platform
+import select
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+_SYSCALL = {"x86_64": 298, "aarch64": 241}
+_ATTR_BYTES = 120
+_SOFTWARE, _DUMMY = 1, 9
+_MMAP, _TASK, _WATERMARK = 1 << 8, 1 << 13, 1 << 14
+_CLOEXEC = 8
+_RECORD_MMAP, _RECORD_LOST, _RECORD_FORK = 1, 2, 7
+_HEAD_AT = 1024  # data_head, data_tail in struct perf_event_mmap_page
+_PAGES = 8
+_GATHER_S = 0.005
+_RECORD_AT_MOST_BYTES = 4096 + 64
+
+
+class Mapping(NamedTuple):
+    """A file mapped as code, and by whom."""
+
+    pid: int
+    name: bytes
+
+
+class Fork(NamedTuple):
+    """A process has a child. In order of time."""
+
+    ts_ns: int
+    pid: int
+    parent: int
+
+
+class Told(NamedTuple):
+    """What happened since the last look; n_lost > 0: something found no room."""
+
+    mappings: list[Mapping]
+    forks: list[Fork]
+    n_lost: int
+
+
+class Mapped:
+    """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses."""
+
+    def __init__(self) -> None:
+        self._rings: dict[int, mmap.mmap] = {}
+        self._ready = select.epoll()
+        try:
+            for cpu in _online():
+                self._open(cpu)
+        except OSError:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until something has happened, at most so long; what happens within 5 ms is taken together."""
+        if not self._ready.poll(max(timeout_s, 0)):
+            return False
+        time.sleep(_GATHER_S)
+        return True
+
+    def told(self) -> Told:
+        """What has happened since the last call; does not wait."""
+        told = Told([], [], 0)
+        for fd, _ in self._ready.poll(0):
+            told = _taken(self._rings[fd], told)
+        told.forks.sort()
+        return told
+
+    def close(self) -> None:
+        """Let the kernel record no more."""
+        self._ready.close()
+        for fd, ring in self._rings.items():
+            ring.close()
+            os.close(fd)
+        self._rings.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, cpu: int) -> None:
+        attributes = ctypes.create_string_buffer(_ATTR_BYTES)
+        flags = _MMAP | _TASK | _WATERMARK
+        struct.pack_into("=IIQQQQQI", attributes, 0, _SOFTWARE, _ATTR_BYTES, _DUMMY, 0, 0, 0, flags, 1)
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.syscall(_SYSCALL[platform.machine()], attributes, -1, cpu, -1, _CLOEXEC)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        try:
+            ring = mmap.mmap(fd, (1 + _PAGES) * mmap.PAGESIZE)
+        except OSError:
+            os.close(fd)
+            raise
+        self._rings[fd] = ring
+        self._ready.register(fd, select.EPOLLIN)
+
+
+def opened() -> "Mapped | None":
+    """Records of what is mapped, None where the kernel gives none: then processes have to be looked at."""
+    with suppress(OSError, KeyError):
+        return Mapped()
+    return None
+
+
+def _taken(ring: mmap.mmap, told: Told) -> Told:
+    """With what is in the ring, which is then free again."""
+    head, tail = struct.unpack_from("=QQ", ring, _HEAD_AT)
+    size = _PAGES * mmap.PAGESIZE
+    begin, end = tail % size, head % size
+    page = mmap.PAGESIZE
+    data = (
+        ring[page + begin : page + end]
+        if begin <= end and head - tail < size
+        else ring[page + begin : page + size] + ring[page : page + end]
+    )
+    struct.pack_into("=Q", ring, _HEAD_AT + 8, head)
+    if (
+        head - tail > size - _RECORD_AT_MOST_BYTES
+    ):  # the kernel tells only with the next record what had no room
+        told = told._replace(n_lost=told.n_lost + 1)
+    return _parsed(data, told)
+
+
+def _parsed(data: bytes, told: Told) -> Told:
+    at, n_lost = 0, told.n_lost
+    while at + 8 <= len(data):
+        kind, _, n_bytes = struct.unpack_from("=IHH", data, at)
+        if n_bytes < 8:
+            break
+        body = data[at + 8 : at + n_bytes]
+        if kind == _RECORD_MMAP:
+            told.mappings.append(Mapping(struct.unpack_from("=I", body)[0], body[32:].rstrip(b"\0")))
+        elif kind == _RECORD_FORK:
+            pid, parent, _, _, ts_ns = struct.unpack_from("=IIIIQ", body)
+            if pid != parent:
+                told.forks.append(Fork(ts_ns, pid, parent))
+        elif kind == _RECORD_LOST:
+            n_lost += struct.unpack_from("=QQ", body)[1]
+        at += n_bytes
+    return told._replace(n_lost=n_lost)
+
+
+def _online() -> list[int]:
+    """The CPUs that are online, told as in "0-3,8"."""
+    parts = Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
+    ranges = (part.partition("-") for part in parts)
+    return [cpu for low, _, high in ranges for cpu in range(int(low), int(high or low) + 1)]

@@ -1,0 +1,137 @@
+"""What the kernel tells of libraries that are loaded: real processes, real records."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.discovery import Discovery, Library
+from stallscope.capture.mapped import Mapped, Told
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+NCCL = "int ncclAllReduce(void *s) { return 0; }\n"
+LOADER = "import ctypes, os, sys\nfor line in sys.stdin:\n    exec(line); print('ok', flush=True)\n"
+OLD_NS = 10**15
+
+
+@pytest.fixture
+def mapped() -> Iterator[Mapped]:
+    with Mapped() as told:
+        yield told
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """A process that does what it is told."""
+    with subprocess.Popen([sys.executable, "-c", LOADER], stdin=-1, stdout=-1, text=True) as process:
+        does(process, "pass")
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def nccl(tmp_path: Path) -> Path:
+    path = tmp_path / "libnccl.so.2"
+    command = ["gcc", "-shared", "-fPIC", "-o", path, "-xc", "-"]
+    subprocess.run(command, input=NCCL, text=True, check=True)
+    return path
+
+
+def does(process: subprocess.Popen[str], line: str) -> str:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if answer != "ok\n":
+        assert process.stdout.readline() == "ok\n"
+    return answer
+
+
+def load(path: Path) -> str:
+    return f"ctypes.CDLL({str(path)!r})"
+
+
+def awaited(mapped: Mapped, is_there: Callable[[Told], bool]) -> Told:
+    """What is told until it is there; the kernel tells it at once, other processes tell, too."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        mapped.wait(1)
+        told = mapped.told()
+        if is_there(told):
+            return told
+    raise AssertionError("not told")
+
+
+def test_a_library_is_told_when_it_is_loaded(mapped: Mapped, child, nccl: Path):
+    does(child, load(nccl))
+    told = awaited(mapped, lambda told: (child.pid, os.fsencode(nccl)) in told.mappings)
+    assert not told.n_lost
+
+
+def test_a_fork_is_told_and_a_thread_is_not(mapped: Mapped, child):
+    does(child, "import threading; t = threading.Thread(target=print); t.start(); t.join()")
+    does(child, "pid = os.fork() or os._exit(0); os.waitpid(pid, 0)")
+    told = awaited(mapped, lambda told: any(fork.parent == child.pid for fork in told.forks))
+    assert all(fork.pid != fork.parent for fork in told.forks)
+
+
+def test_where_records_are_lost_it_is_told(mapped: Mapped, child, nccl: Path):
+    does(child, "import _ctypes")
+    many = f"[_ctypes.dlclose(_ctypes.dlopen({str(nccl)!r}, 2)) for _ in range(3000)]"
+    does(child, many)
+    does(child, load(nccl))
+    assert mapped.told().n_lost > 0
+
+
+def found(discovery: Discovery, now_ns: int, built: Path) -> list[Library]:
+    return [library for library in discovery.scan(now_ns) if library.name == str(built)]
+
+
+def test_what_an_old_process_loads_is_found_at_once(mapped: Mapped, child, nccl: Path):
+    discovery = Discovery(mapped=mapped)
+    assert found(discovery, OLD_NS, nccl) == []
+    does(child, load(nccl))
+    assert [library.pid for library in found(discovery, OLD_NS + 1, nccl)] == [child.pid]
+
+
+def test_a_process_that_starts_later_is_found_at_once(mapped: Mapped, nccl: Path):
+    discovery = Discovery(mapped=mapped)
+    assert found(discovery, OLD_NS, nccl) == []
+    with subprocess.Popen([sys.executable, "-c", LOADER], stdin=-1, stdout=-1, text=True) as late:
+        does(late, load(nccl))
+        assert [library.pid for library in found(discovery, OLD_NS + 1, nccl)] == [late.pid]
+        late.kill()
+
+
+def test_a_fork_of_a_chosen_process_is_chosen_at_once(mapped: Mapped, child, nccl: Path):
+    discovery = Discovery(pids=frozenset({child.pid}), mapped=mapped)
+    discovery.scan(OLD_NS)
+    pid = int(does(child, "r, w = os.pipe(); pid = os.fork() or (os.read(r, 1), os._exit(0)); print(pid)"))
+    discovery.scan(OLD_NS + 1)
+    assert pid in discovery.chosen()
+    assert os.getpid() not in discovery.chosen()
+    does(child, "os.write(w, b'x'); os.waitpid(pid, 0)")
+
+
+def test_what_others_do_costs_no_look_at_them(mapped: Mapped, child):
+    discovery = Discovery(mapped=mapped)
+    discovery.scan(OLD_NS)
+    subprocess.run([sys.executable, "-c", "import sqlite3"], check=True)
+    discovery.scan(OLD_NS + 1)
+    assert discovery._next_due_ns > OLD_NS + 1
+
+
+def test_the_net_finds_what_was_not_told(child, nccl: Path):
+    class Silent:
+        def told(self) -> Told:
+            return Told([], [], 0)
+
+    discovery = Discovery(mapped=Silent())  # type: ignore[arg-type]
+    discovery.scan(OLD_NS)
+    does(child, load(nccl))
+    assert found(discovery, OLD_NS + 5 * 10**9, nccl) == []
+    assert len(found(discovery, OLD_NS + 11 * 10**9, nccl)) == 1
