@@ -1,0 +1,214 @@
+"""The real runtime library, where it is installed (pip install nvidia-cuda-runtime-cu12): every call is seen.
+
+Without a GPU the calls fail; the hooks fire all the same, and tell the arguments. Its headers say whether the table
+has the arguments right.
+"""
+
+import importlib.util
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture import elf, operations, records
+from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry, Hook
+from stallscope.capture.program import Program
+from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.events.kernel import HookGroup, Kind
+from stallscope.events.names import Direction, Op
+
+from .conftest import Puppet
+
+N_CALLS = 3
+FLAVOUR = re.compile(r"(_v[2-9])?(_ptsz|_ptds)?$")
+CUDA = [entry for entry in ENTRIES if entry.part in ("cuda", "counted")]
+
+
+def folder() -> Path | None:
+    """The wheel's own folder, with lib and include."""
+    try:
+        found = importlib.util.find_spec("nvidia.cuda_runtime")
+    except ModuleNotFoundError:
+        return None
+    places = list(found.submodule_search_locations or ()) if found else []
+    return Path(places[0]) if places else None
+
+
+pytestmark = [
+    pytest.mark.bpf,
+    pytest.mark.compiler,
+    pytest.mark.skipif(
+        folder() is None, reason="libcudart is not installed: pip install nvidia-cuda-runtime-cu12"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    where = folder()
+    assert where is not None
+    return next(where.glob("lib/libcudart.so.*"))
+
+
+@pytest.fixture(scope="module")
+def places(library: Path) -> dict[str, int]:
+    with elf.opened(library) as image:
+        found = elf.exported(image, operations.names(groups=HookGroup))
+    return {name: symbol.offset for name, symbol in found.items()}
+
+
+@pytest.fixture(scope="module")
+def hooks(places: dict[str, int]) -> list[Hook]:
+    return operations.hooks(places, groups=HookGroup)
+
+
+@pytest.fixture(scope="module")
+def prototypes() -> dict[str, list[str]]:
+    """Parameters of every function that the headers declare, as they stand there."""
+    where = folder()
+    assert where is not None
+    text = "".join((where / "include" / name).read_text() for name in ("cuda_runtime_api.h", "cuda.h"))
+    found = re.findall(r"(?:CUDARTAPI(?:_CDECL)?|CUDAAPI)\s+(\w+)\s*\(([^;]*?)\);", text, re.DOTALL)
+    return {name: [" ".join(part.split()) for part in told.split(",")] for name, told in reversed(found)}
+
+
+def parameter(prototypes: dict[str, list[str]], entry: Entry, argument: str) -> str:
+    name = entry.symbol if entry.symbol in prototypes else FLAVOUR.sub("", entry.symbol)
+    return prototypes[name][entry.operation.arguments[argument] - 1]
+
+
+SAYS = {
+    "kind": r"cudaMemcpyKind",
+    "stream": r"(cudaStream_t|CUstream)\b",
+    "rows": r"\b[hH]eight\b",
+    "count": r"size_t|cudaExtent|unsigned int (ByteCount|bytesize|WidthInBytes|Bytesize)",
+    "target": r"(dst|\bptr\b)",
+    "source": r"src",
+    "out": r"\*",
+}
+
+
+@pytest.mark.parametrize("argument", SAYS)
+def test_arguments_are_where_the_headers_have_them(prototypes: dict[str, list[str]], argument: str):
+    known = [
+        entry
+        for entry in CUDA
+        if argument in entry.operation.arguments
+        and (entry.symbol in prototypes or FLAVOUR.sub("", entry.symbol) in prototypes)
+        and not entry.symbol.startswith("cudaLaunch")  # dim3 by value takes two registers
+    ]
+    assert len(known) > 10
+    wrong = {
+        entry.symbol: told
+        for entry in known
+        if not re.search(SAYS[argument], told := parameter(prototypes, entry, argument))
+    }
+    assert not wrong
+
+
+OFFSETS = """
+#include <stddef.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#define AT(type, field, offset) _Static_assert(offsetof(type, field) == offset, #type "." #field);
+AT(struct cudaMemcpy3DParms, srcPtr, 32) AT(struct cudaMemcpy3DParms, dstArray, 64)
+AT(struct cudaMemcpy3DParms, dstPtr, 64 + 32) AT(struct cudaMemcpy3DParms, extent, 2 * 64)
+AT(struct cudaMemcpy3DParms, kind, 152)
+AT(struct cudaMemcpy3DPeerParms, srcPtr, 32) AT(struct cudaMemcpy3DPeerParms, dstArray, 72)
+AT(struct cudaMemcpy3DPeerParms, dstPtr, 72 + 32) AT(struct cudaMemcpy3DPeerParms, extent, 2 * 72)
+AT(CUDA_MEMCPY2D, srcMemoryType, 16) AT(CUDA_MEMCPY2D, srcHost, 16 + 8) AT(CUDA_MEMCPY2D, srcDevice, 16 + 16)
+AT(CUDA_MEMCPY2D, dstMemoryType, 72) AT(CUDA_MEMCPY2D, dstDevice, 72 + 16) AT(CUDA_MEMCPY2D, WidthInBytes, 112)
+AT(CUDA_MEMCPY3D, srcMemoryType, 32) AT(CUDA_MEMCPY3D, srcHost, 32 + 8) AT(CUDA_MEMCPY3D, srcDevice, 32 + 16)
+AT(CUDA_MEMCPY3D, dstMemoryType, 120) AT(CUDA_MEMCPY3D, dstHost, 120 + 8) AT(CUDA_MEMCPY3D, WidthInBytes, 176)
+AT(CUDA_MEMCPY3D_PEER, srcMemoryType, 32) AT(CUDA_MEMCPY3D_PEER, dstMemoryType, 120)
+AT(CUDA_MEMCPY3D_PEER, WidthInBytes, 176) AT(CUmemAllocationProp, location.id, 12)
+AT(cudaLaunchConfig_t, blockDim, 12) AT(cudaLaunchConfig_t, stream, 32)
+AT(CUlaunchConfig, blockDimX, 12) AT(CUlaunchConfig, hStream, 32) AT(struct cudaPitchedPtr, pitch, 8)
+"""
+"""What bpf/calls.h reads, beside what the headers say."""
+
+
+COMPILER_WORDS = "".join(
+    f"#define {name}\n"
+    for name in (
+        *(
+            "__host__",
+            "__device__",
+            "__device_builtin__",
+            "__cudart_builtin__",
+            "__CUDA_DEPRECATED",
+            "CUDARTAPI",
+        ),
+        *("CUDARTAPI_CDECL", "__builtin_align__(n)", "__align__(n)", "__device_builtin_texture_type__"),
+        *(
+            "__device_builtin_surface_type__",
+            "__location__(a)",
+            "__specialization_static",
+            "__CUDA_ARCH_HAS_FEATURE__(_)",
+        ),
+    )
+)
+"""In place of a header of the compiler, which another wheel has."""
+
+
+def test_structures_are_read_where_the_headers_have_their_fields(tmp_path: Path):
+    where = folder()
+    assert where is not None
+    source, words = tmp_path / "offsets.c", tmp_path / "crt/host_defines.h"
+    source.write_text(OFFSETS)
+    words.parent.mkdir()
+    words.write_text(COMPILER_WORDS)
+    include = ["-I", str(tmp_path), "-I", str(where / "include")]
+    done = subprocess.run(["gcc", "-fsyntax-only", *include, str(source)], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+def test_every_call_of_the_table_is_counted(
+    tracing: Callable[..., Program], puppet: Puppet, places: dict[str, int]
+):
+    program = tracing()
+    names = [name for name in places if name != "cudaSetDevice"]
+    puppet.does("nothing = [(ctypes.c_ulonglong * 64)() for _ in range(9)]")
+    for name in names:
+        puppet.does(f"[lib.{name}(*nothing) for _ in range({N_CALLS})]")
+    (_, rows), _ = Tallies(0, program.operations, program.balances, AlwaysOn(0)).rows(time.monotonic_ns())
+    found: dict[str, int] = {}
+    for row in rows:
+        found[SYMBOLS[row["symbol"]]] = found.get(SYMBOLS[row["symbol"]], 0) + int(row["n"])
+    assert found == dict.fromkeys(names, N_CALLS)
+    losses = program.losses()
+    assert {kind: n for kind, n in losses.items() if kind.startswith("lost_") and n} == {}
+
+
+def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], puppet: Puppet):
+    program = tracing(slow_call_ns=0)
+    puppet.does(
+        "class Dim(ctypes.Structure): _fields_ = [(c, ctypes.c_uint) for c in 'xyz']",
+        "[lib.cudaMemcpy(P(1), P(2), Z(1 << 20), 1) for _ in range(100)]",
+        "[lib.cudaMemcpy(P(1), P(2), Z(2 << 20), 2) for _ in range(100)]",
+        "[lib.cudaMemcpyAsync(P(1), P(2), Z(4 << 20), 3, P(7)) for _ in range(100)]",
+        "[lib.cudaMemcpy2D(P(1), Z(512), P(2), Z(512), Z(100), Z(30), 1) for _ in range(10)]",
+        "lib.cudaLaunchKernel(P(3), Dim(7, 8, 9), Dim(128, 2, 1), P(0), Z(0), P(55))",
+        "lib.cudaMalloc(ctypes.byref(P()), Z(12345))",
+    )
+    events = program.events.drain()
+    found = records.of_kind(events[events["pid"] == puppet.pid], Kind.CALL)
+    copies = found[found["op"] == Op.COPY]
+    by_direction = {
+        direction: copies["count_bytes"][copies["direction"] == direction].sum()
+        for direction in (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST, Direction.DEVICE_TO_DEVICE)
+    }
+    assert by_direction == {
+        Direction.HOST_TO_DEVICE: (100 << 20) + 10 * 3000,
+        Direction.DEVICE_TO_HOST: 200 << 20,
+        Direction.DEVICE_TO_DEVICE: 400 << 20,
+    }
+    (launch,) = found[found["op"] == Op.LAUNCH]
+    assert (launch["grid"].tolist(), launch["block"].tolist()) == ([7, 8, 9], [128, 2, 1])
+    assert (launch["handle"], launch["stream"]) == (3, 55)
+    (allocation,) = found[found["op"] == Op.ALLOC]
+    assert allocation["count_bytes"] == 12345 and allocation["result"] != 0
+    assert not len(program.balances().keys)
