@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from stallscope.diagnose import text
 from stallscope.diagnose.causes import Excess, explained
+from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events import layout
-from stallscope.events.layout import Array
+from stallscope.events.layout import ARRAYS, Array
 from stallscope.events.names import N_CATEGORIES, Category, HostKind, OffCpuFlag
 from stallscope.events.trace import Trace
 
@@ -219,3 +221,23 @@ def test_a_file_is_named_once_where_it_was_closed_meanwhile():
     ]
     part = explained_by(layout.empty(layout.OFFCPU), *rows, category=Category.IO)
     assert part.evidence["files"] == ["/data/a-very-long-name-that-is-cut", "other"]
+
+
+def test_a_stream_of_events_tells_the_same():
+    trace = slow(Category.IO)
+    wait = {"kind": HostKind.FILE_WAIT, "duration_ns": 45 * MS, "device": b"sdb1", "file": b"/data/x"}
+    strange = wait | {"pid": 4242, "device": b"other"}
+    at = late_begins(trace)
+    trace = told(trace, *(one | {"ts_ns": begin} for begin in at for one in (wait, strange)))
+    stream = Stream()
+    edges = np.linspace(0, trace.collectives["ts_ns"].max() + 1, 30).astype(np.int64)
+    for begin, end in pairwise(edges.tolist()):
+        parts = {
+            table.name: rows[(rows["ts_ns"] >= begin) & (rows["ts_ns"] < end)]
+            for table in ARRAYS
+            for rows in [getattr(trace, table.name)]
+        }
+        stream.feed(replace(trace, **parts))
+    verdict = only(stream.report())
+    assert (verdict.ranks, verdict.causes[0].evidence["devices"]) == ([VICTIM], ["sdb1"])
+    assert stream.report().looked_at["n_ranks"] == 4

@@ -87,6 +87,11 @@ class Job:
             self._n_arrived += len(arrived)
             self._allowance += self.retention.looks * len(arrived)
 
+    def add_host_events(self, rows: Array) -> None:
+        """Take what machines tell of this job's processes."""
+        if len(rows):
+            self.rows.add("host_events", rows)
+
     def absorb(self, other: "Job") -> None:
         """Take over a job that has turned out to be part of this one."""
         other.rows.fold()

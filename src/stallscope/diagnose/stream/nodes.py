@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.events.layout import TABLES, UNKNOWN, Array
+from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
 _MOST_READINGS = 8  # of a node's clock: the first ones kept thinly, the latest ones closely
@@ -35,7 +35,7 @@ class Nodes:
                 self._has_ends.add(int(number[node]))
                 self._note(int(number[node]), end_ns, at_ns)
         tables: dict[str, Any] = {
-            table.name: _renumbered(getattr(batch, table.name), number) for table in TABLES
+            table.name: _renumbered(getattr(batch, table.name), number) for table in (*TABLES, HOST_EVENTS)
         }
         for name, rows in tables.items():
             if name not in ("processes", "communicators") and len(rows):

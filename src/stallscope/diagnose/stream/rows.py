@@ -11,10 +11,10 @@ import numpy as np
 
 from stallscope.diagnose.groups import numbered, order_of
 from stallscope.events import layout
-from stallscope.events.layout import TABLES, UNKNOWN, Array
+from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
 from stallscope.events.names import Op
 
-_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans")
+_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events")
 _KEPT = ("processes", "communicators")
 
 
@@ -42,7 +42,9 @@ class Rows:
     all tables and n_new collectives.
     """
 
-    tables: dict[str, Array] = field(default_factory=lambda: {t.name: layout.empty(t) for t in TABLES})
+    tables: dict[str, Array] = field(
+        default_factory=lambda: {t.name: layout.empty(t) for t in (*TABLES, HOST_EVENTS)}
+    )
     step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     new: dict[str, list[Array]] = field(default_factory=dict)
     n_new: int = 0
