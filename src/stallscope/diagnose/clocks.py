@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.meetings import Meetings, meetings
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import SYNCHRONISING_OPS, Op
 from stallscope.events.trace import Clock, Trace
 
 _FEWEST = 5  # releases that two nodes must share before their times are believed
@@ -111,34 +111,9 @@ def _closest(
     return out
 
 
-@dataclass(frozen=True)
-class _Meetings:
-    """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
-    their first release after it (UNKNOWN where none was seen).
-
-    is_last: nothing else was enqueued between the arrivals and the release. waits: the node's ranks cannot be
-    released before the other side has entered; holds: the other side cannot before these have. Both are true for
-    synchronising collectives; of a send and its receive only one each.
-    """
-
-    round: Array
-    comm: Array
-    node: Array
-    arrival_ns: Array
-    release_ns: Array
-    is_last: Array
-    waits: Array
-    holds: Array
-
-    def of(self, node: int) -> slice:
-        """The rows of a node."""
-        begin, end = np.searchsorted(self.node, [node, node + 1])
-        return slice(int(begin), int(end))
-
-
 def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
     """The offset of each node that can be tied to the first one, over communicators that span nodes."""
-    met = _meetings(line)
+    met = meetings(line)
     found = {start: _NONE}
     nodes_of = _nodes_by_comm(met)
     left = sorted(nodes_of, key=lambda comm: -len(nodes_of[comm]))
@@ -157,7 +132,7 @@ def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
     return found
 
 
-def _nodes_by_comm(met: _Meetings) -> dict[int, list[int]]:
+def _nodes_by_comm(met: Meetings) -> dict[int, list[int]]:
     """The nodes of each communicator that spans several, in order of the communicators."""
     pair, n_pairs = numbered(met.comm, met.node)
     comm, node = np.zeros((2, n_pairs), np.int64)
@@ -173,7 +148,7 @@ def _chained(first: Offset, second: Offset) -> Offset:
     return Offset(at, first.drift + second.drift, second.since_ns, error)
 
 
-def _between(met: _Meetings, mine: slice, theirs: slice) -> Offset | None:
+def _between(met: Meetings, mine: slice, theirs: slice) -> Offset | None:
     """The offset of one node's clock against another's, from all rounds that both took part in."""
     _, a, b = np.intersect1d(met.round[mine], met.round[theirs], assume_unique=True, return_indices=True)
     a, b = a + mine.start, b + theirs.start
@@ -230,70 +205,6 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
     flat = drift * (times - since)
     low, high = float((lows - flat).max()), float((highs - flat).min())
     return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, _LEAST_ERROR_NS))
-
-
-def _meetings(line: Timeline) -> _Meetings:
-    """The rounds that ranks of several nodes take part in, seen from each node."""
-    release, is_last = releases(line)
-    waits_for_all = np.zeros(max(Op) + 1, bool)
-    waits_for_all[list(SYNCHRONISING_OPS)] = True
-    usable = _spans_nodes(line)[line.comm] & (waits_for_all[line.rows["op"]] | line.is_p2p)
-    rows = np.flatnonzero(usable)
-    number = line.round[rows]
-    node = line.node[line.process[rows]]
-    group, n_groups = numbered(node, number)
-    arrival, first_release = (
-        np.full(n_groups, np.iinfo(np.int64).min),
-        np.full(n_groups, np.iinfo(np.int64).max),
-    )
-    np.maximum.at(arrival, group, line.ts_ns[rows])
-    known = release[rows] != UNKNOWN
-    np.minimum.at(first_release, group[known], release[rows][known])
-    all_last = np.ones(n_groups, bool)
-    np.logical_and.at(all_last, group, is_last[rows])
-    one = np.zeros(n_groups, np.int64)
-    one[group] = np.arange(len(rows))
-    op = line.rows.column("op", rows[one])
-    return _Meetings(
-        round=number[one],
-        comm=line.comm[rows][one],
-        node=node[one],
-        arrival_ns=arrival,
-        release_ns=np.where(first_release == np.iinfo(np.int64).max, UNKNOWN, first_release),
-        is_last=all_last,
-        waits=op != Op.SEND,
-        holds=op != Op.RECV,
-    )
-
-
-def _spans_nodes(line: Timeline) -> Array:
-    """By communicator: whether ranks of several nodes are in it."""
-    n_comms = len(line.comm_hash)
-    low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)
-    np.minimum.at(low, line.comm, line.process)
-    np.maximum.at(high, line.comm, line.process)
-    return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]
-
-
-def releases(line: Timeline) -> tuple[Array, Array]:
-    """When each row's process was first released from a wait after that arrival (UNKNOWN: it was not seen), and
-    whether that was before its next arrival.
-    """
-    n = len(line.rows)
-    release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
-    if n < 2:
-        return release, is_last
-    ts, leave = line.ts_ns, line.rows["wait_leave_ns"]
-    has_next = ~line.is_first[1:]
-    is_last[:-1] = has_next & (leave[1:] > ts[:-1])
-    release[:-1] = np.where(is_last[:-1], leave[1:], UNKNOWN)
-    # A row that is not the last before a wait is released by the wait after a later row.
-    index = np.where(is_last, np.arange(n), n)
-    following = np.minimum.accumulate(index[::-1])[::-1]
-    usable = following < n
-    same = usable & (line.process[np.minimum(following, n - 1)] == line.process)
-    release = np.where(same, release[np.minimum(following, n - 1)], UNKNOWN)
-    return release, is_last
 
 
 def wall_ns(trace: Trace, node: int, at_ns: float) -> int | None:

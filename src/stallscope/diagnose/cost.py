@@ -155,13 +155,15 @@ class _Place:
     def of(line: Timeline, arrival_ns: Array) -> "_Place":
         base = int(arrival_ns.min(initial=0))
         span = int(arrival_ns.max(initial=0)) - base + 2
+        key = np.repeat(np.arange(line.n_processes) * span - base, np.diff(line.first))
+        key += arrival_ns
         return _Place(
-            key=np.maximum.accumulate(line.process * span + arrival_ns - base),
+            key=np.maximum.accumulate(key, out=key),
             span_ns=span,
             base_ns=base,
             first=line.first,
-            waited_ns=np.concatenate([[0], np.cumsum(line.interval_ns - line.host_ns)]),
-            synced_ns=np.concatenate([[0], np.cumsum(line.wait_ns)]),
+            waited_ns=_before_each(line.in_gpu_calls_ns),
+            synced_ns=_before_each(line.wait_ns),
         )
 
     def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
@@ -172,12 +174,20 @@ class _Place:
         return np.clip(np.searchsorted(self.key, wanted, side=side), self.first[:-1], self.first[1:])
 
 
+def _before_each(value: Array) -> Array:
+    """The sum of all values before each one, and of all: int64 (n + 1,)."""
+    total = np.zeros(len(value) + 1, np.int64)
+    np.cumsum(value, out=total[1:])
+    return total
+
+
 def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float) -> Array:
     """When a job that runs ahead was released from its waits, on the common clock: int64 (k,), those of the process
     that waits most. Empty where it synchronises in most steps, or too seldom to tell anything.
     """
     own = slice(*place.first[int(np.argmax(np.diff(place.synced_ns[place.first]))) :][:2].tolist())
-    synced = np.diff(line.rows["n_syncs"][own].astype(np.int64), prepend=0) > 0
+    n_syncs = line.rows.column("n_syncs", np.arange(own.start, own.stop))
+    synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
     edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
         return edge[:0]
@@ -226,9 +236,8 @@ def _waits_between(place: _Place, waited_ns: Array, *, begin_ns: float, end_ns: 
 
 def _share_of_steps_with_waits(line: Timeline) -> bool:
     """Whether the job waits regularly: at least one interval in fifty holds a real wait, on most processes."""
-    waits = line.interval_ns - line.host_ns > 10_000
-    each = np.bincount(line.process, weights=waits, minlength=line.n_processes)
-    rows = np.bincount(line.process, minlength=line.n_processes)
+    before = _before_each(line.in_gpu_calls_ns > _NO_WAIT_NS)
+    each, rows = np.diff(before[line.first]), np.diff(line.first)
     return bool(np.median(each / np.maximum(rows, 1)) >= 0.02)
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
-from stallscope.diagnose.clocks import Clocks, releases
+from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
+from stallscope.diagnose.meetings import releases
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds

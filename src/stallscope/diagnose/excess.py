@@ -7,6 +7,7 @@ from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
+_FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
 _MOST_PEERS = 512  # a median of so many is as good as that of all
 
 
@@ -39,7 +40,7 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
     rows = np.flatnonzero((host_excess > 0) & (host_excess >= least_ns))
     if not len(rows):
         return out
-    in_gpu_calls = line.interval_ns - line.host_ns
+    in_gpu_calls = line.in_gpu_calls_ns
     theirs = np.nan_to_num(_median_in_calls(plan, in_gpu_calls, rows), nan=0.0)
     may_be = (
         theirs >= 0.5 * host_excess[rows]
@@ -57,6 +58,8 @@ def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median of the other processes in the same call: float64 (len(rows),)."""
     is_asked = np.zeros(plan.n_calls, bool)
     is_asked[plan.key[rows]] = True
+    if np.count_nonzero(is_asked) > _FEW_CALLS * plan.n_calls:
+        return plan.calls.median_of_others(value)[rows]
     all_rows = np.flatnonzero(is_asked[plan.key])
     found = median_of_others(plan.key[all_rows], value[all_rows])
     return found[np.searchsorted(all_rows, rows)]

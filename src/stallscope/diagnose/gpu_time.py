@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.clocks import releases
+from stallscope.diagnose.meetings import releases
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 

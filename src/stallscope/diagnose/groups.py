@@ -104,16 +104,11 @@ def _distinct(column: Array) -> tuple[Array, int]:
 
 def order_of(group: Array, n_groups: int) -> Array:
     """The rows in order of their group, those of one group in their own order: int64 (n,)."""
-    n = len(group)
-    bits = max(n - 1, 1).bit_length()
-    if n_groups >> (62 - bits):
-        return np.argsort(group, kind="stable")
-    packed = (group << bits) | np.arange(
-        n
-    )  # numbers are sorted several times faster than their order is found
-    packed.sort()
-    packed &= (1 << bits) - 1
-    return packed
+    if not len(group) or (group[1:] >= group[:-1]).all():
+        return np.arange(len(group))
+    if n_groups <= 1 << 16:  # numpy sorts numbers so small by their digits, which takes a fifth of the time
+        return np.argsort(group.astype(np.uint16), kind="stable")
+    return np.argsort(group, kind="stable")
 
 
 def by_group(group: Array, value: Array, n_groups: int, statistic: Callable[[Array], Array]) -> Array:

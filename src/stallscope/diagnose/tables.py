@@ -18,7 +18,7 @@ _AT_ONCE = 1 << 18  # cells worked on together: what fits the processor's cache
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Tables of one size: cells first.. of the layout, as (n_sets, n_members, n_columns)."""
 
     first: int
@@ -38,15 +38,20 @@ class _Block:
 
 @dataclass(frozen=True)
 class Tables:
-    """Where each row stands. group, cell: int64 (n,), its group and its place among all cells; blocks: see _Block.
+    """Where each row stands. group, cell: int64 (n,), its group and its place among all cells; blocks: see Block.
 
     irregular: int64, rows whose groups do not fit a table: a member is in them twice, or most cells would be empty.
+    first_cell, line_cells, first_group: int64 by set, where its table begins, how many cells a line of it has, and the
+    number of its first group.
     """
 
     group: Array
     cell: Array
-    blocks: tuple[_Block, ...]
+    blocks: tuple[Block, ...]
     irregular: Array
+    first_cell: Array
+    line_cells: Array
+    first_group: Array
 
     @staticmethod
     def of(of_set: Array, member: Array, group: Array) -> "Tables":
@@ -57,7 +62,8 @@ class Tables:
         """
         n = len(group)
         if not n:
-            return Tables(group, np.zeros(0, np.int64), (), np.zeros(0, np.int64))
+            none = np.zeros(0, np.int64)
+            return Tables(group, none, (), none, none, none, none)
         n_sets, n_groups = int(of_set.max()) + 1, int(group.max()) + 1
         set_of_group = np.zeros(n_groups, np.int64)
         set_of_group[group] = of_set
@@ -67,12 +73,14 @@ class Tables:
         blocks, start, stride, is_sparse = _blocks(
             n_columns, n_members, np.bincount(of_set, minlength=n_sets)
         )
-        start -= np.cumsum(n_columns) - n_columns  # groups are numbered through all sets
+        first_group = np.cumsum(n_columns) - n_columns  # groups are numbered through all sets
+        first_cell, start = start, start - first_group
         cell = member * stride[of_set] if n_sets > 1 else member * stride[0]
         cell += group
         cell += start[of_set] if n_sets > 1 else start[0]
         is_odd = is_sparse[of_set] if is_sparse.any() else None
-        return Tables(group, cell, blocks, _irregular(group, cell, blocks, is_odd))
+        irregular = _irregular(group, cell, blocks, is_odd)
+        return Tables(group, cell, blocks, irregular, first_cell, stride, first_group)
 
     @property
     def n_cells(self) -> int:
@@ -105,7 +113,7 @@ class Tables:
 
 def _blocks(
     n_columns: Array, n_members: Array, n_rows: Array
-) -> tuple[tuple[_Block, ...], Array, Array, Array]:
+) -> tuple[tuple[Block, ...], Array, Array, Array]:
     """Blocks for sets of so many columns and members; by set its first cell, the cells of a line, whether it is left
     out because it would be empty mostly.
     """
@@ -113,7 +121,7 @@ def _blocks(
     is_sparse = np.zeros(len(n_columns), bool)
     # Sets of about as many columns share a block: those of one program differ by the few that were lost.
     width = np.frexp(n_columns.astype(np.float64))[1]
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     first = 0
     for members, bits in np.unique(np.stack([n_members, width]), axis=1).T.tolist():
         sets = np.flatnonzero((n_members == members) & (width == bits) & (n_rows > 0))
@@ -123,14 +131,14 @@ def _blocks(
         if len(sets) * members * columns > _SPARSE * int(n_rows[sets].sum()):
             is_sparse[sets] = True
             continue
-        blocks.append(_Block(first, len(sets), members, columns))
+        blocks.append(Block(first, len(sets), members, columns))
         start[sets] = first + np.arange(len(sets)) * members * columns
         stride[sets] = columns
         first += blocks[-1].n_cells
     return tuple(blocks), start, stride, is_sparse
 
 
-def _irregular(group: Array, cell: Array, blocks: tuple[_Block, ...], is_odd: Array | None) -> Array:
+def _irregular(group: Array, cell: Array, blocks: tuple[Block, ...], is_odd: Array | None) -> Array:
     """Rows of sparse sets, whose cell becomes 0, and rows of groups in which a cell is taken twice."""
     n_cells = sum(block.n_cells for block in blocks)
     if is_odd is not None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered, order_of
-from stallscope.diagnose.in_order import RowsInOrder
+from stallscope.diagnose.in_order import RowsInOrder, columns, taken
 from stallscope.diagnose.sequences import matched
 from stallscope.diagnose.tables import Tables
+from stallscope.events.columns import Columns
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
@@ -21,8 +22,36 @@ _MAY_WAIT_FOR_GPU = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Catego
 """Besides synchronise calls: a blocking copy or a free waits for what was enqueued before it, a launch on a full
 queue for room."""
 
-_LEDGER_ROWS = 1 << 13  # ledgers are read so many at a time: what fits the processor's cache
+_COLUMNS = (
+    *("ts_ns", "comm_hash", "comm_rank", "peer_rank", "nranks", "seq"),
+    *("op", "datatype", "count", "flags", "wait_leave_ns", "gpu_start_ns", "gpu_end_ns"),
+)
 _SPARSE = 4  # numbers of rounds may leave out so many times those that occur
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Processes in communicators; `m` of them, in order of process, then communicator.
+
+    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). place: int64 (m,), the process's place
+    among those of the communicator. first_row: int64 (m,).
+    """
+
+    pair: Array
+    process: Array
+    comm: Array
+    place: Array
+    first_row: Array
+
+    @staticmethod
+    def of(process: Array, comm: Array) -> "Membership":
+        pair, n_pairs = numbered(process, comm)
+        first_row = np.zeros(n_pairs, np.int64)
+        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
+        comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
+        order = np.argsort(comm_of, kind="stable")
+        place[order] = _places(comm_of[order])
+        return Membership(pair, process[first_row], comm_of, place, first_row)
 
 
 @dataclass(frozen=True)
@@ -37,6 +66,7 @@ class Timeline:
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
     is_p2p: bool (n,). role: (n,), the communicator's place in its process's program.
     round: int64 (n,), number of the round, in order of the communicators; meetings: the rounds laid out as tables.
+    calls: the processes in communicators.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
     first: int64 (p + 1,), where each process's rows begin.
     comm_hash: uint64, and n_members: int64, by communicator number.
@@ -55,6 +85,7 @@ class Timeline:
     round: Array
     n_rounds: int
     meetings: Tables
+    calls: Membership
     node: Array
     pid: Array
     rank: Array
@@ -72,6 +103,13 @@ class Timeline:
         return _increase(self.ts_ns, self.first)
 
     @property
+    def in_gpu_calls_ns(self) -> Array:
+        """The interval without what the host did itself: int64 (n,). It is worked out each time."""
+        spent = self.interval_ns
+        spent -= self.host_ns
+        return spent
+
+    @property
     def self_ns(self) -> Array:
         """The interval without its waits: int64 (n,). It is worked out each time."""
         return self.interval_ns - self.wait_ns
@@ -84,14 +122,14 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     """
     order, first = _by_process_and_time(trace.collectives)
     process = np.repeat(np.arange(len(first) - 1), np.diff(first))
-    rows = _rows(trace, order, process, is_numbered=is_numbered)
+    rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
     is_first = np.zeros(len(rows), bool)
     is_first[first[:-1]] = True
     interval_ns = _increase(rows["ts_ns"], first)
-    wait_ns, in_gpu_calls_ns = _spent_ns(rows, first)
+    wait_ns, in_gpu_calls_ns = (np.maximum(_increase(total, first), 0) for total in (waited, may_wait))
     comm, is_p2p, comm_hash, whole = _communicators(rows)
-    calls = _Membership.of(process, comm)
-    members = _Membership.of(process, whole) if whole is not comm else calls
+    calls = Membership.of(process, comm)
+    members = Membership.of(process, whole) if whole is not comm else calls
     number, n_rounds = numbered(comm, rows["seq"])
     sizes = rows["nranks"][members.first_row]
     one_each = rows.table[order[members.first_row]]
@@ -110,6 +148,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         round=number,
         n_rounds=n_rounds,
         meetings=Tables.of(comm, calls.place[calls.pair], number),
+        calls=calls,
         node=node,
         pid=pid,
         rank=_ranks(trace, node, pid, one_each),
@@ -119,48 +158,55 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     )
 
 
-def _rows(trace: Trace, order: Array, process: Array, *, is_numbered: bool) -> RowsInOrder:
-    """The collectives in order, with the columns that are needed all along."""
-    rows = RowsInOrder(trace.collectives, order, {})
-    kept = {name: rows[name] for name in ("ts_ns", "seq")}
-    put_right = {} if is_numbered else matched(rows, process, trace.clocks)
-    return RowsInOrder(trace.collectives, order, kept | put_right)
+def _rows(
+    trace: Trace, order: Array, process: Array, *, is_numbered: bool
+) -> tuple[RowsInOrder, Array, Array]:
+    """The collectives in order, with the columns that are needed all along; and what their processes had spent in
+    waits for the GPU, and in all that may wait for it: int64 (n,) each.
+    """
+    waited, may_wait = np.zeros((2, len(order)), np.int64)
+
+    def add(here: slice, rows: Array) -> None:
+        ledger = rows["ledger_ns"]
+        waited[here] = ledger[:, Category.WAIT_GPU - 1]
+        may_wait[here] = sum(ledger[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
+
+    rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
+    if isinstance(trace.collectives, Columns):
+        ledger = trace.collectives["ledger_ns"]
+        for category in _MAY_WAIT_FOR_GPU:
+            spent = taken(ledger[:, category - 1], order)
+            may_wait += spent
+            if category == Category.WAIT_GPU:
+                waited[:] = spent
+    if not is_numbered:
+        rows = rows.standing_for(matched(rows, process, trace.clocks))
+    return rows, waited, may_wait
 
 
-def _by_process_and_time(table: Array) -> tuple[Array, Array]:
+def _by_process_and_time(table: Array | Columns) -> tuple[Array, Array]:
     """The order of the rows by process, then time, and where each process's rows begin: int64 (n,), (p + 1,).
 
     Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
     """
-    process, n_processes = numbered(table["node"], table["pid"])
+    node, pid, ts_ns = columns(table, "node", "pid", "ts_ns")
+    process, n_processes = numbered(node, pid)
     first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
     order = order_of(process, n_processes)
-    ts_ns = table["ts_ns"][order]
-    is_back = ts_ns[1:] < ts_ns[:-1]
+    in_turn = taken(ts_ns, order)
+    is_back = in_turn[1:] < in_turn[:-1]
     is_back[first[1:-1] - 1] = False
     if is_back.any():
-        order = np.lexsort((table["ts_ns"], process))
+        order = np.lexsort((ts_ns, process))
     return order, first
 
 
 def _increase(total: Array, first: Array) -> Array:
     """What a running number of each process grew by since the row before: int64 (n,), 0 in first rows."""
-    grown = np.diff(total, prepend=total[:1])
+    grown = np.zeros_like(total)
+    np.subtract(total[1:], total[:-1], out=grown[1:])
     grown[first[:-1]] = 0
     return grown
-
-
-def _spent_ns(rows: RowsInOrder, first: Array) -> tuple[Array, Array]:
-    """Time within each interval in waits for the GPU, and in all that may wait for it: int64 (n,) each."""
-    wait, may_wait = np.zeros((2, len(rows)), np.int64)
-    ledger = rows.table["ledger_ns"]
-    for begin in range(0, len(rows), _LEDGER_ROWS):
-        here = slice(begin, begin + _LEDGER_ROWS)
-        part = ledger[rows.order[here]]
-        wait[here] = part[:, Category.WAIT_GPU - 1]
-        may_wait[here] = sum(part[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
-    wait, may_wait = _increase(wait, first), _increase(may_wait, first)
-    return np.maximum(wait, 0, out=wait), np.maximum(may_wait, 0, out=may_wait)
 
 
 def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
@@ -185,31 +231,6 @@ def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
     return comm, is_p2p, hashes, whole
 
 
-@dataclass(frozen=True)
-class _Membership:
-    """Processes in communicators; `m` of them, in order of process, then communicator.
-
-    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). place: int64 (m,), the process's place
-    among those of the communicator. first_row: int64 (m,).
-    """
-
-    pair: Array
-    process: Array
-    comm: Array
-    place: Array
-    first_row: Array
-
-    @staticmethod
-    def of(process: Array, comm: Array) -> "_Membership":
-        pair, n_pairs = numbered(process, comm)
-        first_row = np.zeros(n_pairs, np.int64)
-        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
-        comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
-        order = np.argsort(comm_of, kind="stable")
-        place[order] = _places(comm_of[order])
-        return _Membership(pair, process[first_row], comm_of, place, first_row)
-
-
 def _places(*sorted_by: Array) -> Array:
     """How many rows before each one are equal to it in all columns by which they are sorted: int64 (n,)."""
     n = len(sorted_by[0])
@@ -220,7 +241,7 @@ def _places(*sorted_by: Array) -> Array:
     return np.arange(n) - np.maximum.accumulate(np.where(begins, np.arange(n), 0))
 
 
-def _after_gap(seq: Array, calls: _Membership) -> Array:
+def _after_gap(seq: Array, calls: Membership) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
     n, n_pairs = len(seq), len(calls.process)
     low, high = np.full(n_pairs, np.iinfo(np.int64).max), np.full(n_pairs, np.iinfo(np.int64).min)
@@ -253,7 +274,7 @@ def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
     return anew
 
 
-def _roles(members: _Membership, nranks: Array) -> Array:
+def _roles(members: Membership, nranks: Array) -> Array:
     """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
 
     nranks: (m,), the size of each membership's communicator.

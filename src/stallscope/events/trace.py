@@ -25,6 +25,7 @@ class Trace:
     error is half the round trip, so that they tie the nodes' clocks together; `clocks` are each node's own.
     lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
     facts: free text about the source (hardware, software).
+    The diagnosis takes the collectives column by column too (columns.Columns): where they are very many.
     """
 
     collectives: Array = field(default_factory=lambda: layout.empty(layout.COLLECTIVES))

@@ -1,0 +1,47 @@
+"""Work on millions of rows, cut in pieces for all cores: numpy lets other threads run while it works on an array."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+_WORTH_IT = 1 << 17  # below so many rows, starting threads costs more than it gives
+_PIECES = 4  # for each core, so that none waits long for the last
+
+
+def in_pieces(n: int, work: Callable[[slice], None], *, rows_at_once: int) -> None:
+    """Call work for slices that cover 0..n, none longer than rows_at_once; on all cores where there are many rows.
+
+    work: writes what it finds into arrays, each call into its own part of them.
+    """
+    here = [slice(begin, min(begin + rows_at_once, n)) for begin in range(0, n, rows_at_once)]
+    n_parts = _n_cores() * _PIECES if n >= _WORTH_IT else 1
+    size = max(-(-len(here) // n_parts), 1)
+    together(_Some(work, here[i : i + size]) for i in range(0, len(here), size))
+
+
+def together(calls: Iterable[Callable[[], None]]) -> None:
+    """Make calls that do not depend on each other, on all cores. Raises what the first of them raises."""
+    calls = list(calls)
+    if len(calls) < 2 or _n_cores() < 2:
+        for call in calls:
+            call()
+        return
+    with ThreadPoolExecutor(_n_cores()) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
+def _n_cores() -> int:
+    """Those this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class _Some:
+    """Work on some slices, one after the other."""
+
+    def __init__(self, work: Callable[[slice], None], here: list[slice]) -> None:
+        self.work, self.here = work, here
+
+    def __call__(self) -> None:
+        for one in self.here:
+            self.work(one)

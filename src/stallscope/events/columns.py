@@ -1,0 +1,52 @@
+"""A table held column by column, for traces too large to be held as rows.
+
+It is asked as an array of rows is: for a column by its name, for rows by an index, a mask or several indices. A field
+that has no column of its own holds the same everywhere: unknown, or zero. So has a column that one value fills, which
+takes no memory then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stallscope.events.layout import Array, Table, dtype, empty
+
+
+@dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
+class Columns:
+    """n rows of a table. held: columns by field, (n,) or, where the field is an array, (n, k) with any strides."""
+
+    table: Table
+    n: int
+    held: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of an array of the same rows."""
+        return dtype(self.table)
+
+    def __getitem__(self, which: Any) -> Array:
+        """A column by its name; else a copy of the rows at an index, a mask, or several indices."""
+        if isinstance(which, str):
+            return self.held[which] if which in self.held else self._same(which)
+        if isinstance(which, (int, np.integer)):
+            return np.asarray(self[np.array([which])])[0]
+        rows = np.arange(self.n)[which]
+        out = empty(self.table, len(rows))
+        for name, column in self.held.items():
+            out[name] = column[rows]
+        return out
+
+    def _same(self, name: str) -> Array:
+        value = empty(self.table, 1)[name][0]
+        return np.broadcast_to(value, (self.n, *np.shape(value)))
+
+
+def is_one_value(column: Array) -> bool:
+    """Whether a column is one value seen n times, by its layout: it need not be looked at."""
+    return len(column) > 0 and column.strides[0] == 0
