@@ -224,6 +224,12 @@ def test_long_traces_are_judged_too():
     assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
 
 
+def test_a_rank_among_others_that_are_late_too_needs_more_late_steps_than_a_lonely_one():
+    assert beyond_chance(3, [0, 0, 0], LIMITS.chance)
+    assert not beyond_chance(6, [1, 1, 0, 2, 1, 1, 1], LIMITS.chance)
+    assert beyond_chance(8, [1, 1, 0, 2, 1, 1, 1], LIMITS.chance)
+
+
 def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is_accused():
     delays = [*(Delay(1, step, 60 * MS) for step in (8, 17, 29)), Delay(2, 22, 60 * MS)]
     verdict = only(report_of(dp_trace(delays)))

@@ -18,6 +18,9 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
 
+_AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
+
+
 @dataclass(frozen=True)
 class LateStep:
     """A rank was late in a step by its own doing.
@@ -358,21 +361,23 @@ def _is_one_off(late: LateStep, found: list[LateStep], limits: Thresholds) -> bo
 def beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
     """Whether so many late steps of one rank among the others' are more than chance, if all ranks were alike.
 
-    Against all the others (binomial), or against the quieter three quarters of them (Poisson, stricter), which
-    lets several culprits be named. Corrected for the number of ranks that could have come out first.
+    Against all the others (binomial), or against the quieter three quarters of them (Poisson), which lets several
+    culprits be named. Where others are late too, delays that move around are likely, and the proof must be stricter.
+    Corrected for the number of ranks that could have come out first.
     """
     n_ranks = len(others) + 1
     if n_ranks == 1:
         return True
     allowed = 4.2 * chance / n_ranks
-    if _binomial_tail(n_own, n_own + sum(others), 1 / n_ranks) <= allowed:
+    tail = _binomial_tail(n_own, n_own + sum(others), 1 / n_ranks)
+    if tail <= (allowed / _AMONG_OTHERS if any(others) else allowed):
         return True
     quiet = sorted(others)[: len(others) - -(-len(others) // 4)]
     if not quiet:
         return False
     mean = sum(quiet) / len(quiet)
     rate = max(mean + 2 / n_ranks, _rate_of_quiet(mean))
-    return _poisson_tail(n_own, rate) <= allowed / 15
+    return _poisson_tail(n_own, rate) <= allowed / _AMONG_OTHERS
 
 
 def _rate_of_quiet(mean: float) -> float:
