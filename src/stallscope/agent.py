@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,6 +37,7 @@ from stallscope.capture.processes import Processes, Snapshots
 from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
+from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
 from stallscope.ending import ASKS, set_by_signals
@@ -85,6 +87,7 @@ class Options:
     ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
     serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
     wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
+    stacks: keep where in the code threads are held.
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
     thresholds: of diagnose/thresholds.py, for what finds incidents beside the agent.
     """
@@ -97,6 +100,7 @@ class Options:
     hook_budget: float = 0.005
     record_all: bool = False
     notes_only: bool = False
+    stacks: bool = True
     annotate_socket: Path | None = None
     annotate_group: str = ""
     prometheus: str = ""
@@ -199,7 +203,9 @@ def _run(
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
     governor = Governor(probes, options.hook_budget, hook_cost_ns(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor)
-    scribe = _Scribe(options, probes, store, to_hub, governor=governor, told=told, labels=labels)
+    scribe = _Scribe(
+        options, probes, store, to_hub, governor=governor, told=told, labels=labels, say=status.note
+    )
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
     followed: set[int] = set()
@@ -252,6 +258,7 @@ class _Scribe:
         governor: Governor,
         told: Outputs | None,
         labels: Labels | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ):
         self.tally = Tally()
         self.next_ns = 0
@@ -281,6 +288,7 @@ class _Scribe:
             governor,
             own_pid=os.getpid(),
         )
+        self._stacks = Stacks(self._node, partial(store.stack, self._node), say) if options.stacks else None
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
@@ -362,6 +370,8 @@ class _Scribe:
         self._append(layout.PROCESSES, new)
         self._keep_labels(_containers(new))
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
+        if self._stacks:
+            self._store.append(layout.POSITIONS, self._stacks.of_silent(state, now_ns))
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
         if exit_ns:
@@ -369,6 +379,8 @@ class _Scribe:
             self._probes.forget(exit_ns.keys())
         for pid in self._processes.gone(exit_ns):
             ended_ns = exit_ns.get(pid, now_ns)
+            if self._stacks:
+                self._stacks.forget(pid)
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
             self._store.process_ended(self._node, pid, ended_ns)
             if self._to_hub:

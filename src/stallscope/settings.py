@@ -57,6 +57,14 @@ class Settings:
         ),
     ] = 10_000_000_000
     node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
+    stacks: Annotated[
+        int,
+        About(
+            "1: keep where in the code threads of traced processes are held; 0: no stacks, as --no-stacks",
+            minimum=0,
+            maximum=1,
+        ),
+    ] = 1
     annotate_socket: Annotated[
         Path, About("where the agent takes labels (step, epoch, phase) from jobs", "--annotate-socket")
     ] = Path("/run/stallscope/annotate.sock")

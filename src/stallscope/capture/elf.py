@@ -22,7 +22,7 @@ import numpy as np
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
 _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 _SHT_SYMTAB = 2
-_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+_STT_OBJECT, _STT_FUNC = 1, 2
 _NT_GNU_BUILD_ID = 3
 _PF_X = 1
 
@@ -47,6 +47,13 @@ class Symbol(NamedTuple):
     """A function: offset of its first byte in the file (what uprobes take), and its size in bytes."""
 
     offset: int
+    size: int
+
+
+class Variable(NamedTuple):
+    """A variable: its address as the file tells it (before the loader moves it), and its size in bytes."""
+
+    address: int
     size: int
 
 
@@ -110,6 +117,34 @@ def exported(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
     lookup = _GnuHash.of(image, table)
     found = ((name, lookup.symbol(image, name)) for name in names)
     return {name: symbol for name, symbol in found if symbol is not None}
+
+
+def variables(image: Image, names: Iterable[str]) -> dict[str, Variable]:
+    """The variables among `names` that the file exports; missing ones are left out."""
+    table = image.dynamic.get(_DT_GNU_HASH)
+    if table is None or _DT_SYMTAB not in image.dynamic or _DT_STRTAB not in image.dynamic:
+        return {}
+    lookup = _GnuHash.of(image, table)
+    rows = {name: lookup.row(image, name, _STT_OBJECT) for name in names}
+    return {name: Variable(row[4], row[5]) for name, row in rows.items() if row is not None}
+
+
+def address_of(image: Image, offset: int) -> int:
+    """The address (before the loader moves it) of the file's byte at `offset`, which is code. Raises NotElf."""
+    for segment in image.segments:
+        start = segment.offset & ~0xFFF  # a mapping begins with a page, which another segment may share
+        is_code = segment.kind == _PT_LOAD and segment.flags & _PF_X
+        if is_code and start <= offset < segment.offset + segment.n_bytes:
+            return segment.address - segment.offset + offset
+    raise NotElf(f"no code holds the byte at {offset:#x}")
+
+
+def contents(image: Image, address: int, n_bytes: int) -> bytes:
+    """What the file holds for an address of it: constants, and variables as they begin. Raises NotElf."""
+    offset = _offset_of(image, address)
+    if offset is None:
+        raise NotElf(f"no segment holds {address:#x}")
+    return _read(image.fd, offset, n_bytes)
 
 
 def local(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
@@ -265,6 +300,12 @@ class _GnuHash(NamedTuple):
         return cls(start + 16, n_bloom, shift, buckets, n_buckets, first, chain, symbols, strings)
 
     def symbol(self, image: Image, name: str) -> Symbol | None:
+        row = self.row(image, name, _STT_FUNC)
+        offset = None if row is None else _offset_of(image, row[4], _PF_X)
+        return None if row is None or offset is None else Symbol(offset, row[5])
+
+    def row(self, image: Image, name: str, kind: int) -> tuple[int, ...] | None:
+        """The symbol's row (name, info, other, section, address, bytes), if the file defines one of this kind."""
         wanted = name.encode() + b"\0"
         value = gnu_hash(wanted[:-1])
         if not self._may_have(image, value):
@@ -275,9 +316,9 @@ class _GnuHash(NamedTuple):
         for _ in range(_MAX_CHAIN):
             (link,) = struct.unpack("<I", _read(image.fd, self.chain + 4 * (index - self.first), 4))
             if link | 1 == value | 1:
-                symbol = self._function(image, index, wanted)
-                if symbol is not None:
-                    return symbol
+                row = self._row(image, index, wanted, kind)
+                if row is not None:
+                    return row
             if link & 1:
                 return None
             index += 1
@@ -288,15 +329,12 @@ class _GnuHash(NamedTuple):
         (word,) = struct.unpack("<Q", _read(image.fd, word_at, 8))
         return bool(word >> (value % 64) & word >> ((value >> self.shift) % 64) & 1)
 
-    def _function(self, image: Image, index: int, wanted: bytes) -> Symbol | None:
+    def _row(self, image: Image, index: int, wanted: bytes, kind: int) -> tuple[int, ...] | None:
         row = struct.unpack("<IBBHQQ", _read(image.fd, self.symbols + 24 * index, 24))
-        name_at, info, _, section, address, n_bytes = row
-        if not section or info & 15 not in (_STT_FUNC, _STT_GNU_IFUNC):
+        name_at, info, _, section, _, _ = row
+        if not section or info & 15 != kind:
             return None
-        if _upto(image.fd, self.strings + name_at, len(wanted)) != wanted:
-            return None
-        offset = _offset_of(image, address, _PF_X)
-        return None if offset is None or info & 15 == _STT_GNU_IFUNC else Symbol(offset, n_bytes)
+        return row if _upto(image.fd, self.strings + name_at, len(wanted)) == wanted else None
 
 
 def _sections(image: Image) -> list[tuple[int, ...]]:

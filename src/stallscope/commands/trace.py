@@ -77,6 +77,9 @@ def trace(
     annotate_group: Annotated[
         str | None, typer.Option("--annotate-group", help="Whose users may tell labels, too.")
     ] = None,
+    no_stacks: Annotated[
+        bool, typer.Option("--no-stacks", help="Do not look where in the code threads are held.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON, instead of the page.")
     ] = False,
@@ -103,6 +106,7 @@ def trace(
         "hook_budget_percent": hook_budget,
         "annotate_socket": annotate_socket,
         "annotate_group": annotate_group,
+        "stacks": 0 if no_stacks else None,
     }
     chosen = settings_from(flags, settings)
     options = agent.Options(
@@ -116,6 +120,7 @@ def trace(
         notes_only=quiet or as_json,
         annotate_socket=chosen.annotate_socket,
         annotate_group=chosen.annotate_group,
+        stacks=bool(chosen.stacks),
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose import ends
+from stallscope.diagnose import ends, where
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.groups import numbered, order_of
 from stallscope.diagnose.programs import Programs
@@ -294,4 +294,6 @@ def _doing(line: Timeline, trace: Trace, process: int, ended_ns: int) -> dict[st
         told["syscall_nr"] = int(state["syscall_nr"])
     if state["in_call"]:
         told["in_call"] = Op(int(state["in_call"])).name.lower()
+    if found := where.last_position(trace, line, process):
+        told["at"], told["stack"] = where.in_own_code(found), list(found)
     return told

@@ -2,6 +2,9 @@
 
 from stallscope.diagnose.verdict import Report, Verdict, wall_text
 
+_MOST_PLACES = 4
+_MOST_FRAMES = 6
+
 
 def summary(verdict: Verdict) -> str:
     """One or two sentences: who, how late, how often, why."""
@@ -61,6 +64,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         share = f"{part.share:.0%}" if verdict.kind != "hang" else ""
         said = f"{share} {part.title}".strip()
         rows.append(("why" if i == 0 else "", f"{said}{f' ({seen})' if seen else ''}"))
+    rows += [("at", line) for line in _places(verdict)]
     if verdict.victims:
         rows.append(("waiting", f"{_ranks(verdict.victims)}"))
     if verdict.cost:
@@ -164,7 +168,33 @@ def _doing(told: dict[str, object]) -> str:
         return f"; its process was ended by {by}{how}" if by else f"; its process has ended{how}"
     state, stopped_by = told.get("state"), told.get("stopped_by")
     by = f" ({stopped_by})" if stopped_by else ""
+    if told.get("at"):
+        known = f" (state {_words(str(state))})" if state else ""
+        return f"; it is at {_short(str(told['at']))} instead{known}{by}"
     return f"; it is in state {_words(str(state))} instead{by}" if state else ""
+
+
+def _short(frame: str) -> str:
+    """A frame without the folders of its file."""
+    place, _, function = frame.rpartition(" ")
+    return f"{place.rpartition('/')[2]} {function}"
+
+
+def _places(verdict: Verdict) -> list[str]:
+    """Where in the code those named are or were held: a line each."""
+    doing = verdict.evidence.get("doing")
+    told = [one for one in doing if isinstance(one, dict)] if isinstance(doing, list) else []
+    return [
+        (f"rank {one['rank']}: " if len(told) > 1 else "") + stack(one["stack"])
+        for one in told[:_MOST_PLACES]
+        if isinstance(one.get("stack"), list)
+    ]
+
+
+def stack(frames: list[str]) -> str:
+    """A stack in one line, innermost first."""
+    more = f" <- {len(frames) - _MOST_FRAMES} more" if len(frames) > _MOST_FRAMES else ""
+    return " <- ".join(_short(frame) for frame in frames[:_MOST_FRAMES]) + more
 
 
 def _mismatch(verdict: Verdict) -> str:

@@ -298,13 +298,24 @@ HOST_EVENTS = Table(
     ),
 )
 
+POSITIONS = Table(
+    "positions",
+    "Where in the code a thread was, looked at from outside while its process made no collective for long.",
+    (
+        Field("ts_ns", "i8", "when"),
+        *_WHO,
+        Field("tid", "u4", "the thread"),
+        Field("stack", "i8", "row in `stacks`", True),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS, HOST_EVENTS)
+NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS, HOST_EVENTS, POSITIONS)
 """Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
 before one of them was added lacks it."""
 
-ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS)
+ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS)
 """The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
 
 

@@ -23,6 +23,7 @@ class Trace:
     nodes: names, by the number in the `node` column. source: one sentence, what the events are.
     probed: readings of several nodes' clocks against one and the same wall clock, taken over the network: the
     error is half the round trip, so that they tie the nodes' clocks together; `clocks` are each node's own.
+    stacks: frames by the number in `stack` columns, innermost first, of those that the tables name.
     lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
     facts: free text about the source (hardware, software).
     The diagnosis takes the collectives column by column too (columns.Columns): where they are very many.
@@ -37,6 +38,8 @@ class Trace:
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
     annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
     host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
+    positions: Array = field(default_factory=lambda: layout.empty(layout.POSITIONS))
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

@@ -22,6 +22,7 @@ def packed(trace: Trace) -> bytes:
     about = {
         "nodes": trace.nodes,
         "symbols": trace.symbols,
+        "stacks": list(trace.stacks.items()),
         "clocks": [asdict(clock) for clock in trace.clocks],
         "lost": trace.lost,
         "ends_ns": trace.ends_ns,
@@ -48,6 +49,7 @@ def unpacked(content: bytes) -> Trace:
             **tables,
             nodes=tuple(about["nodes"]),
             symbols=tuple(about["symbols"]),
+            stacks={int(number): tuple(frames) for number, frames in about["stacks"]},
             clocks=tuple(Clock(**clock) for clock in about["clocks"]),
             lost=about["lost"],
             ends_ns=tuple(about["ends_ns"]),
@@ -69,15 +71,20 @@ def together(traces: Sequence[Trace]) -> Trace:
     probed: list[Clock] = []
     ends: list[int] = []
     lost: dict[str, int] = {}
+    stacks: dict[int, tuple[str, ...]] = {}
     for trace in traces:
         first = len(nodes)
         nodes += trace.nodes
+        numbered = {old: new for new, old in enumerate(trace.stacks, len(stacks) + 1)}
+        stacks |= {numbered[old]: frames for old, frames in trace.stacks.items()}
         number = np.array([_number(symbols, name) for name in trace.symbols], np.int64)
         for table in ARRAYS:
             rows = getattr(trace, table.name).copy()
             rows["node"] += first
             if "symbol" in (rows.dtype.names or ()):
                 rows["symbol"] = number[rows["symbol"]]
+            if "stack" in (rows.dtype.names or ()):
+                rows["stack"] = [numbered.get(old, layout.UNKNOWN) for old in rows["stack"].tolist()]
             parts[table.name].append(rows)
         clocks += [replace(clock, node=clock.node + first) for clock in trace.clocks]
         probed += [replace(clock, node=clock.node + first) for clock in trace.probed]
@@ -88,6 +95,7 @@ def together(traces: Sequence[Trace]) -> Trace:
         **{name: np.concatenate(rows) for name, rows in parts.items()},
         nodes=tuple(nodes),
         symbols=tuple(symbols),
+        stacks=stacks,
         clocks=tuple(clocks),
         probed=tuple(probed),
         lost=lost,

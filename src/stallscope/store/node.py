@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, Array, Table, empty
+from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
@@ -97,6 +97,15 @@ class NodeTrace:
                 done = self._connection.execute("INSERT INTO symbols (name) VALUES (?)", (name,))
             self._symbols[name] = int(done.lastrowid or 0)
         return self._symbols[name]
+
+    def stack(self, node: int, pid: int, frames: Sequence[str]) -> int:
+        """The number of a stack, as a new row. frames: in words, innermost first."""
+        with _storage(self.path):
+            done = self._connection.execute(
+                "INSERT INTO stacks (node, pid, frames) VALUES (?, ?, ?)",
+                (node, pid, json.dumps(frames, ensure_ascii=False)),
+            )
+        return int(done.lastrowid or 0)
 
     def append(self, table: Table, rows: Array) -> None:
         """Add rows to a table (see events.layout); `node` must come from node()."""
@@ -236,11 +245,14 @@ def add(store: NodeTrace, trace: Trace) -> None:
         session = store.session(node, trace.source, started_ns=0, facts=trace.facts)
         if number < len(trace.ends_ns) and trace.ends_ns[number] >= 0:
             store.end_session(session, trace.ends_ns[number])
+    stacks = {number: store.stack(nodes[0], 0, frames) for number, frames in trace.stacks.items()}
     for table in ARRAYS:
         rows = getattr(trace, table.name).copy()
         rows["node"] = _renumbered(rows["node"], nodes)
         if "symbol" in (rows.dtype.names or ()):
             rows["symbol"] = _renumbered(rows["symbol"], symbols)
+        if "stack" in (rows.dtype.names or ()):
+            rows["stack"] = [stacks.get(number, UNKNOWN) for number in rows["stack"].tolist()]
         store.append(table, rows)
     for clock in trace.clocks:
         store.clock(Clock(nodes[clock.node], clock.monotonic_ns, clock.wall_ns, clock.error_ns))
@@ -271,6 +283,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
         return Trace(
             **tables,
             probed=(),
+            stacks=_stacks_of(db, tables.values()),
             nodes=tuple(names[node] for node in sorted(names)) or ("",),
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
             clocks=tuple(Clock(numbers[node], *rest) for node, *rest in clocks if node in numbers),
@@ -323,6 +336,26 @@ def _read_table(db: sqlite3.Connection, table: Table) -> Array:
         return empty(table)
     found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
     return columns.rows(table, found)
+
+
+def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tuple[str, ...]]:
+    """The stacks that rows of these tables name; what is no list of frames is left out."""
+    named = (rows["stack"] for rows in tables if "stack" in (rows.dtype.names or ()))
+    wanted = {number for column in named for number in column.tolist()} - {UNKNOWN}
+    if not wanted:
+        return {}
+    found = (
+        (number, text) for number, text in db.execute("SELECT stack, frames FROM stacks") if number in wanted
+    )
+    return {number: frames for number, text in found if (frames := _frames(text))}
+
+
+def _frames(text: str) -> tuple[str, ...]:
+    try:
+        told = json.loads(text)
+    except (ValueError, TypeError):
+        return ()
+    return tuple(frame for frame in told if isinstance(frame, str)) if isinstance(told, list) else ()
 
 
 def _renumbered(column: Array, numbers: Sequence[int] | dict[int, int]) -> Array:

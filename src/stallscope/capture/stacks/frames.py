@@ -1,0 +1,123 @@
+"""The Python frames of a thread, read from outside while it runs.
+
+What is read may change under the reader's hands, so a chain counts only when a second reading finds the very same
+one: right for a thread that is blocked or inside a long call, refused for one that moves. Every code object must be
+one by its type, every instruction must lie inside its code, the chain is bounded.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.stacks.interpreter import Interpreter
+from stallscope.capture.stacks.layouts import NONE
+from stallscope.capture.stacks.memory import Memory
+
+MAX_FRAMES = 256
+_MAX_THREADS = 4096
+_MAX_INTERPRETERS = 8
+_TID_IN_PTHREAD = 0x2D0
+"""Of struct pthread on x86-64 in glibc since 2.3: only Python 3.10 needs it, and what is there must be a thread."""
+
+
+class Refused(Exception):
+    """No frames that one could vouch for: the thread moved, or what was read makes no sense."""
+
+
+class Frame(NamedTuple):
+    """A running Python function: address of its code object; which instruction, counted in units of two bytes."""
+
+    code: int
+    unit: int
+
+
+def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict[int, int]:
+    """The address of the thread state by thread (as the machine numbers it), for those that Python knows.
+
+    tids: the process's threads: number on the machine by their number in its own namespace. Raises Unreadable.
+    """
+    layout = python.layout
+    found: dict[int, int] = {}
+    for interpreter in _chain(memory, python.runtime + layout.interpreters_head, 0, _MAX_INTERPRETERS):
+        for state in _chain(memory, interpreter + layout.threads_head, layout.thread_next, _MAX_THREADS):
+            if layout.native_thread_id == NONE:
+                own = int.from_bytes(
+                    memory.read(memory.word(state + layout.thread_id) + _TID_IN_PTHREAD, 4), "little"
+                )
+            else:
+                own = memory.word(state + layout.native_thread_id)
+            if own in tids:
+                found[tids[own]] = state
+    return found
+
+
+def _chain(memory: Memory, head: int, following: int, limit: int) -> Iterator[int]:
+    """The members of a linked list: only the first for interpreters, whose `next` is their first field."""
+    at = memory.word(head)
+    for _ in range(limit):
+        if not at:
+            return
+        yield at
+        at = memory.word(at + following)
+
+
+def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
+    """The frames of a thread, innermost first. Raises Refused, Unreadable."""
+    first = _walk(memory, python, state)
+    for _ in range(3):
+        again = _walk(memory, python, state)
+        if again == first:
+            return [frame for _, frame in first]
+        first = again
+    raise Refused("the thread moved while it was looked at")
+
+
+def _walk(memory: Memory, python: Interpreter, state: int) -> list[tuple[int, Frame]]:
+    layout = python.layout
+    holder = state if layout.cframe == NONE else memory.word(state + layout.cframe)
+    at = memory.word(holder + layout.current_frame)
+    found: list[tuple[int, Frame]] = []
+    while at:
+        if at & 7 or len(found) >= MAX_FRAMES:
+            raise Refused(f"a chain of frames that leads to {at:#x}")
+        data = memory.read(at, layout.frame_bytes)
+        owner = data[layout.frame_owner] if layout.frame_owner != NONE else 0
+        if owner < layout.first_unowned:
+            found.append((at, _frame(memory, python, data)))
+        (at,) = struct.unpack_from("<Q", data, layout.frame_previous)
+    return found
+
+
+def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
+    layout = python.layout
+    code = struct.unpack_from("<Q", data, layout.frame_code)[0] & ~3
+    if code & 7:
+        raise Refused(f"a code object at {code:#x}")
+    head = memory.read(code, 24)
+    kind, n_units = struct.unpack_from("<QQ", head, 8)
+    if kind != python.code_type:
+        raise Refused(f"no code object at {code:#x}")
+    if layout.has_frame_objects:
+        return Frame(code, struct.unpack_from("<i", data, layout.frame_instr)[0])
+    index = (struct.unpack_from("<Q", data, layout.frame_instr)[0] - code - layout.code_instructions) >> 1
+    if not -1 <= index < n_units:
+        raise Refused(f"an instruction outside the code object at {code:#x}")
+    return Frame(code, max(index, 0))
+
+
+def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
+    """The threads of a process: number on the machine by number in its own namespace. Empty when it has gone."""
+    found = {}
+    try:
+        tids = [int(entry.name) for entry in (proc / str(pid) / "task").iterdir()]
+    except OSError:
+        return {}
+    for tid in tids:
+        try:
+            text = (proc / str(pid) / "task" / str(tid) / "status").read_text()
+        except OSError:
+            continue
+        own = next((line.split()[-1] for line in text.splitlines() if line.startswith("NSpid:")), str(tid))
+        found[int(own)] = tid
+    return found

@@ -1,0 +1,126 @@
+"""The Python interpreter in a process: which version, where its state is, how its structures are laid out.
+
+Found by the symbols that every build exports for its extension modules (_PyRuntime, PyCode_Type), in the binary or
+in libpython, and read from the file: nothing of the target is run, and its memory need not be readable.
+"""
+
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture import elf
+from stallscope.capture.elf import Image, NotElf
+from stallscope.capture.stacks.layouts import DEBUG_OFFSETS_BYTES, Layout, UnknownLayout, layout_of
+
+_LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (..)(.). ([0-9a-f]+) (\S+) (\d+) +(/.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
+_VERSION_IN_NAME = re.compile(r"python3\.(\d+)")
+_WANTED = ("_PyRuntime", "PyCode_Type", "Py_Version")
+_RUNTIME_BYTES_3_10 = 672
+
+
+class Region(NamedTuple):
+    """A stretch of a process's addresses that shows a file. is_code: it may be executed."""
+
+    start: int
+    end: int
+    offset: int
+    is_code: bool
+    name: str
+
+
+class Interpreter(NamedTuple):
+    """layout: of its structures. runtime, code_type: addresses of _PyRuntime and PyCode_Type in the process.
+
+    text: addresses of its own machine code.
+    """
+
+    pid: int
+    layout: Layout
+    runtime: int
+    code_type: int
+    text: tuple[int, int]
+
+
+def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
+    """What the process has mapped of files; none when it has gone."""
+    try:
+        text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
+    except OSError:
+        return []
+    return [
+        Region(int(start, 16), int(end, 16), int(offset, 16), x == "x", name)
+        for start, end, _, x, offset, _, _, name in _LINE.findall(text)
+    ]
+
+
+def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
+    """The interpreter of a process, None where it is no Python. Raises UnknownLayout, with what is odd about it."""
+    mapped = [region for region in regions(pid, proc) if region.is_code]
+    said: UnknownLayout | None = None
+    for region in _candidates(mapped):
+        try:
+            found = _in_file(pid, region, proc)
+        except UnknownLayout as odd:
+            said = odd
+            continue
+        if found is not None:
+            return found
+    if said is not None:
+        raise said
+    return None
+
+
+def _candidates(mapped: list[Region]) -> Iterable[Region]:
+    """The program and what is called like Python; libpython first, since the program is small then."""
+    first_of: dict[str, Region] = {}
+    for region in mapped:
+        first_of.setdefault(region.name.removesuffix(" (deleted)"), region)
+    program = mapped[0].name.removesuffix(" (deleted)") if mapped else ""
+    chosen = [name for name in first_of if _PYTHON.search(name) or name == program]
+    return [first_of[name] for name in sorted(chosen, key=lambda name: "/libpython" not in name)]
+
+
+def _in_file(pid: int, region: Region, proc: Path) -> Interpreter | None:
+    home = proc / str(pid)
+    by_address = home / "map_files" / f"{region.start:x}-{region.end:x}"
+    by_name = home / "root" / region.name.lstrip("/")
+    for path in (by_name, by_address):
+        try:
+            with elf.opened(path) as image:
+                return _of_image(pid, region, image)
+        except (OSError, NotElf):
+            continue
+    return None
+
+
+def _of_image(pid: int, region: Region, image: Image) -> Interpreter | None:
+    found = elf.variables(image, _WANTED)
+    if "_PyRuntime" not in found or "PyCode_Type" not in found:
+        return None
+    moved = region.start - elf.address_of(image, region.offset)
+    runtime = found["_PyRuntime"]
+    minor = _minor(image, found.get("Py_Version"), runtime.size, region.name)
+    told = elf.contents(image, runtime.address, DEBUG_OFFSETS_BYTES) if minor >= 13 else b""
+    return Interpreter(
+        pid=pid,
+        layout=layout_of(minor, told),
+        runtime=runtime.address + moved,
+        code_type=found["PyCode_Type"].address + moved,
+        text=(region.start, region.end),
+    )
+
+
+def _minor(image: Image, version: elf.Variable | None, runtime_bytes: int, name: str) -> int:
+    """The minor version: told from 3.11 on; before, by the file's name and the size of the runtime."""
+    if version is not None:
+        (told,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
+        if told >> 24 != 3:
+            raise UnknownLayout(f"Python {told >> 24} is not known")
+        return int(told >> 16 & 255)
+    in_name = _VERSION_IN_NAME.search(name)
+    if in_name is None or int(in_name[1]) != 10 or runtime_bytes != _RUNTIME_BYTES_3_10:
+        raise UnknownLayout(f"the version of {name} cannot be told: Python 3.10 or newer is known")
+    return 10

@@ -1,0 +1,151 @@
+"""Where the fields of CPython's structures lie, by version.
+
+3.10 to 3.12 keep their layout within a minor version (a release may not change it), so it is a table here, read off
+the headers of 3.10.13, 3.11.7 and 3.12.1. 3.13 and 3.14 say it themselves, in _Py_DebugOffsets at the start of
+_PyRuntime (Include/internal/pycore_runtime.h, pycore_debug_offsets.h). Free-threaded builds are refused.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+NONE = -1
+VERSIONS = range(10, 15)
+"""Minor versions of Python 3 whose frames can be read."""
+
+COOKIE = b"xdebugpy"
+DEBUG_OFFSETS_BYTES = 1024
+_MAX_OFFSET = 1 << 20
+
+
+class UnknownLayout(Exception):
+    """No interpreter that we know, or one whose own description makes no sense."""
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes; NONE where the version has no such field.
+
+    cframe: of 3.11 and 3.12, where the thread state points to the structure that holds the current frame.
+    first_unowned: frames whose owner is this or more are the interpreter's own and no Python code.
+    ascii_data, other_data: where the characters of a compact string lie.
+    """
+
+    minor: int
+    interpreters_head: int
+    threads_head: int
+    thread_next: int
+    thread_id: int
+    native_thread_id: int
+    current_frame: int
+    cframe: int
+    frame_previous: int
+    frame_code: int
+    frame_instr: int
+    frame_owner: int
+    frame_bytes: int
+    first_unowned: int
+    code_filename: int
+    code_qualname: int
+    code_linetable: int
+    code_first_line: int
+    code_instructions: int
+    ascii_data: int
+    other_data: int
+
+    @property
+    def has_frame_objects(self) -> bool:
+        """Whether frames are objects of their own, which say the index of an instruction, not its address."""
+        return self.minor < 11
+
+
+_TABLE = {
+    10: Layout(
+        10, 32, 8, 8, 176, NONE, 24, NONE, 24, 32, 96, NONE, 104, 255, 104, 112, 120, 40, NONE, 48, 72
+    ),
+    11: Layout(11, 40, 16, 8, 152, 160, 8, 56, 48, 32, 56, 69, 80, 255, 112, 128, 136, 72, 184, 48, 72),
+    12: Layout(12, 40, 72, 8, 136, 144, 0, 56, 8, 0, 56, 70, 80, 3, 112, 128, 136, 68, 192, 40, 56),
+}
+
+_SECTIONS_13 = {
+    "runtime": "size finalizing interpreters_head",
+    "interpreter": "size id next threads_head gc modules sysdict builtins ceval_gil gil enabled locked holder",
+    "thread": "size prev next interp current_frame thread_id native_thread_id datastack_chunk status",
+    "frame": "size previous executable instr_ptr localsplus owner",
+    "code": "size filename name qualname linetable firstlineno argcount names kinds co_code_adaptive",
+    "object": "size ob_type",
+}
+_SECTIONS_14 = _SECTIONS_13 | {
+    "interpreter": "size id next threads_head threads_main gc modules sysdict builtins ceval_gil gil enabled "
+    "locked holder code_generation tlbc_generation",
+    "frame": "size previous executable instr_ptr localsplus owner stackpointer tlbc_index",
+    "code": "size filename name qualname linetable firstlineno argcount names kinds co_code_adaptive co_tlbc",
+}
+
+
+_INSIDE = {"previous", "executable", "instr_ptr", "qualname", "linetable", "firstlineno", "next"}
+
+
+def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
+    """The layout of Python 3.`minor`. debug_offsets: the first bytes of _PyRuntime, from 3.13 on.
+
+    Raises UnknownLayout.
+    """
+    if minor in _TABLE:
+        return _TABLE[minor]
+    if minor not in VERSIONS:
+        raise UnknownLayout(f"Python 3.{minor} is not known: 3.{VERSIONS[0]} to 3.{VERSIONS[-1]} are")
+    return _told(minor, debug_offsets)
+
+
+def _told(minor: int, data: bytes) -> Layout:
+    """What an interpreter says of itself."""
+    if len(data) < DEBUG_OFFSETS_BYTES or not data.startswith(COOKIE):
+        raise UnknownLayout("_PyRuntime does not begin with the description of its layout")
+    version, free_threaded = struct.unpack_from("<QQ", data, 8)
+    if version >> 16 != 0x300 + minor:
+        raise UnknownLayout(f"the layout is that of another version, {version:#x}")
+    if free_threaded:
+        raise UnknownLayout("free-threaded builds are not supported")
+    at = _values(data, _SECTIONS_13 if minor == 13 else _SECTIONS_14)
+    found = Layout(
+        minor=minor,
+        interpreters_head=at["runtime.interpreters_head"],
+        threads_head=at["interpreter.threads_head"],
+        thread_next=at["thread.next"],
+        thread_id=at["thread.thread_id"],
+        native_thread_id=at["thread.native_thread_id"],
+        current_frame=at["thread.current_frame"],
+        cframe=NONE,
+        frame_previous=at["frame.previous"],
+        frame_code=at["frame.executable"],
+        frame_instr=at["frame.instr_ptr"],
+        frame_owner=at["frame.owner"],
+        frame_bytes=at["frame.size"],
+        first_unowned=3,
+        code_filename=at["code.filename"],
+        code_qualname=at["code.qualname"],
+        code_linetable=at["code.linetable"],
+        code_first_line=at["code.firstlineno"],
+        code_instructions=at["code.co_code_adaptive"],
+        ascii_data=40,
+        other_data=56,
+    )
+    _check(found, at)
+    return found
+
+
+def _values(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
+    names = [f"{section}.{name}" for section, text in sections.items() for name in text.split()]
+    return dict(zip(names, struct.unpack_from(f"<{len(names)}Q", data, 24), strict=True))
+
+
+def _check(found: Layout, at: Mapping[str, int]) -> None:
+    """Every field inside its structure, every structure of a size that can be."""
+    for name, value in at.items():
+        section, _, field = name.partition(".")
+        if field not in ("enabled", "locked", "holder") and not 0 <= value < _MAX_OFFSET:
+            raise UnknownLayout(f"offset of {name} is {value}")
+        if field in _INSIDE and value + 4 > at[f"{section}.size"]:
+            raise UnknownLayout(f"{name} lies outside its structure")
+    if not 64 <= found.frame_bytes <= 128 or at["object.ob_type"] != 8 or found.code_instructions > 512:
+        raise UnknownLayout("sizes that no known build has")

@@ -1,0 +1,162 @@
+"""Stacks of the traced processes: which there are, by number in the trace, and where threads that hang are now.
+
+    stacks = Stacks(node, keep)                       # keep(pid, frames) stores a stack and gives its number
+    rows = stacks.of_silent(probes.processes(), now)  # once a second: rows of POSITIONS
+
+A process that has made no collective for some seconds is looked at, from outside: its main thread and its GPU
+threads. That costs a few ms a process each time, and nothing while the job goes on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.capture.program import State
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
+from stallscope.capture.stacks.layouts import UnknownLayout
+from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
+from stallscope.events import layout
+from stallscope.events.layout import Array
+
+SILENT_NS = 2 * 10**9
+"""Without a collective for so long, a process is looked at ..."""
+_AGAIN_FACTOR = 2
+_MOST_APART_NS = 30 * 10**9
+"""... and again after twice the time each, at most so long."""
+
+MAX_KEPT_FRAMES = 64
+CUT = "..."
+"""Stands for frames that are left out, or could not be told."""
+
+Keep = Callable[[int, tuple[str, ...]], int]
+
+
+@dataclass
+class _Silence:
+    """How far a process had come, since when it has not gone on, and when to look at it."""
+
+    n_collectives: int
+    since_ns: int
+    next_ns: int
+
+
+@dataclass
+class Target:
+    """What is known of a Python process."""
+
+    python: Interpreter
+    memory: Memory
+    codes: Codes
+
+
+@dataclass
+class Stacks:
+    """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing."""
+
+    node: int
+    keep: Keep
+    say: Callable[[str], None]
+    proc: Path = Path("/proc")
+    _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
+    _silent: dict[int, _Silence] = field(default_factory=dict)
+    _targets: dict[int, Target | None] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if why := forbidden():
+            self._tell(f"no stacks: {why}")
+
+    def of_silent(self, state: State, now_ns: int) -> Array:
+        """Rows of POSITIONS for the threads of processes that have long made no collective."""
+        pids = state.pids.tolist()
+        self._silent = {pid: seen for pid, seen in self._silent.items() if pid in set(pids)}
+        self._targets = {pid: known for pid, known in self._targets.items() if pid in set(pids)}
+        found: list[tuple[int, int, int, int, int]] = []
+        for pid, row in zip(pids, state.rows, strict=True):
+            if self._is_due(pid, int(row["n_collectives"]), now_ns):
+                tids = [pid, *(tid for tid in row["slots"]["tid"].tolist() if tid not in (0, pid))]
+                found += [
+                    (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
+                ]
+        return _rows(found)
+
+    def now(self, pid: int, tids: list[int]) -> dict[int, int]:
+        """Where these threads of a process are: numbers of stacks by thread, of those that have Python frames."""
+        target = self.target(pid)
+        if target is None:
+            return {}
+        found: dict[int, int] = {}
+        try:
+            by_tid = states(target.memory, target.python, threads_of(pid, self.proc))
+        except Unreadable as error:
+            self._tell(f"no stacks of process {pid}: its memory cannot be read ({error})")
+            return {}
+        for tid in tids:
+            if tid in by_tid and (words := self._words(target, by_tid[tid])):
+                found[tid] = self.number(pid, words)
+        return found
+
+    def number(self, pid: int, words: tuple[str, ...]) -> int:
+        """The number of a stack of a process, stored when it is new."""
+        key = pid, words
+        if key not in self._numbers:
+            if len(self._numbers) >= 65536:
+                self._numbers.clear()
+            self._numbers[key] = self.keep(pid, words)
+        return self._numbers[key]
+
+    def target(self, pid: int) -> Target | None:
+        """The interpreter of a process, looked for when it is first asked for; None where there is none we know."""
+        if pid not in self._targets:
+            self._targets[pid] = self._found(pid)
+        return self._targets[pid]
+
+    def forget(self, pid: int) -> None:
+        """The process has ended, or become another program."""
+        self._silent.pop(pid, None)
+        self._targets.pop(pid, None)
+
+    def _found(self, pid: int) -> Target | None:
+        try:
+            python = interpreter_in(pid, self.proc)
+        except UnknownLayout as odd:
+            self._tell(f"no Python stacks of process {pid}: {odd}")
+            return None
+        if python is None:
+            return None
+        memory = Memory(pid)
+        return Target(python, memory, Codes(memory, python))
+
+    def _words(self, target: Target, state: int) -> tuple[str, ...]:
+        """The frames of a thread in words; none where one could not vouch for them."""
+        try:
+            found = frames(target.memory, target.python, state)
+            words = tuple(str(target.codes.named(frame)) for frame in found[:MAX_KEPT_FRAMES])
+        except (Refused, Unreadable):
+            return ()
+        return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
+
+    def _is_due(self, pid: int, n_collectives: int, now_ns: int) -> bool:
+        seen = self._silent.get(pid)
+        if seen is None or seen.n_collectives != n_collectives:
+            self._silent[pid] = _Silence(n_collectives, now_ns, now_ns + SILENT_NS)
+            return False
+        if now_ns < seen.next_ns or not n_collectives:
+            return False
+        apart = min(_AGAIN_FACTOR * (now_ns - seen.since_ns), _MOST_APART_NS)
+        seen.next_ns = now_ns + apart
+        return True
+
+    def _tell(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+
+def _rows(found: list[tuple[int, int, int, int, int]]) -> Array:
+    rows = layout.empty(layout.POSITIONS, len(found))
+    for i, one in enumerate(found):
+        rows[i] = one
+    return rows

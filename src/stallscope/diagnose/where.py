@@ -1,0 +1,44 @@
+"""Where in the code a thread is: which frame of a stack says most to who wrote the program.
+
+A stack is frames in words, innermost first: "train.py:88 load_batch". What is installed (site-packages, the standard
+library) is seldom the answer: the innermost frame of the program's own code is, where there is one.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from stallscope.diagnose.timeline import Timeline
+from stallscope.events.trace import Trace
+
+_FRAME = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>.+)$")
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+_IDLE = re.compile(r"/threading\.py:\d+ (\w+\.)?(wait|_bootstrap|_bootstrap_inner|run)$")
+
+
+def in_own_code(frames: Sequence[str]) -> str:
+    """The innermost frame of the program's own code, else the innermost Python frame, else the innermost."""
+    python = [frame for frame in frames if _FRAME.match(frame)]
+    own = [frame for frame in python if not _INSTALLED.search(frame)]
+    return (own or python or list(frames) or [""])[0]
+
+
+def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]:
+    """The stack of a process when it was last looked at: of the thread that makes its collectives, if that runs
+    Python code, else of its main thread. Empty where there is none since its last arrival.
+    """
+    rows = trace.positions
+    rows = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
+    arrivals = line.rows[line.first[process] : line.first[process + 1]]
+    if len(arrivals):
+        rows = rows[rows["ts_ns"] > arrivals["ts_ns"].max()]
+    if not len(rows):
+        return ()
+    newest = rows[rows["ts_ns"] == rows["ts_ns"].max()]
+    by_tid = {int(row["tid"]): trace.stacks.get(int(row["stack"]), ()) for row in newest}
+    caller = int(arrivals["tid"][np.argmax(arrivals["ts_ns"])]) if len(arrivals) else -1
+    for tid in (caller, int(line.pid[process]), *by_tid):
+        if by_tid.get(tid) and not _IDLE.search(by_tid[tid][0]):
+            return by_tid[tid]
+    return ()
