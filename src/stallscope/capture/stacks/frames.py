@@ -115,9 +115,9 @@ def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
         return {}
     for tid in tids:
         try:
-            text = (proc / str(pid) / "task" / str(tid) / "status").read_text()
+            text = (proc / str(pid) / "task" / str(tid) / "status").read_bytes()
         except OSError:
             continue
-        own = next((line.split()[-1] for line in text.splitlines() if line.startswith("NSpid:")), str(tid))
+        own = next((line.split()[-1] for line in text.splitlines() if line.startswith(b"NSpid:")), tid)
         found[int(own)] = tid
     return found

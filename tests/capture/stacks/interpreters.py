@@ -1,0 +1,51 @@
+"""The Python interpreters of this machine, by minor version, and programs running in them."""
+
+import glob
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+MINORS = (10, 11, 12, 13, 14)
+_PLACES = (
+    "~/.pyenv/versions/3.{}.*/bin",
+    "~/.local/share/uv/python/cpython-3.{}.*/bin",
+    "/opt/python3.{}/bin",
+)
+
+
+def interpreter(minor: int) -> str:
+    """The path of a Python 3.`minor`; skips where there is none."""
+    name = f"python3.{minor}"
+    places = [str(Path(place.format(minor)).expanduser()) for place in _PLACES]
+    found = [path for place in places for path in sorted(glob.glob(f"{place}/{name}"))]  # noqa: PTH207
+    if path := shutil.which(name):
+        found.append(path)
+    for path in found:
+        told = subprocess.run(
+            [path, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True
+        )
+        if told.stdout.strip() == str(minor):  # a shim of a version manager answers for others, or fails
+            return path
+    pytest.skip(f"interpreter: there is no {name}")
+
+
+@contextmanager
+def running(path: str, program: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of ours in that interpreter, once it has said that it is there; ended when the block is left."""
+    command = [path, str(PROGRAMS / program), *words]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert process.stdout.readline() == b"there\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()

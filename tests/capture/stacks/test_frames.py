@@ -1,0 +1,112 @@
+"""Python frames read from outside are those that py-spy reads, in every version, for every kind of program."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.interpreter import interpreter_in
+from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
+
+from .interpreters import MINORS, interpreter, running
+
+Stack = list[tuple[str, str, int | None]]
+
+
+def by_py_spy(pid: int) -> dict[int, Stack]:
+    py_spy = Path(sys.executable).with_name("py-spy")
+    if not py_spy.exists() and not shutil.which("py-spy"):
+        pytest.skip("py-spy: not installed")
+    command = [str(py_spy if py_spy.exists() else "py-spy"), "dump", "--json", "--pid", str(pid)]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {
+        thread["os_thread_id"]: [(f["filename"], plain(f["name"]), f["line"]) for f in thread["frames"]]
+        for thread in told
+    }
+
+
+def by_us(pid: int) -> dict[int, Stack]:
+    python, memory = interpreter_in(pid), Memory(pid)
+    assert python is not None
+    codes = Codes(memory, python)
+    found = {}
+    for tid, state in states(memory, python, threads_of(pid)).items():
+        named = [codes.named(frame) for frame in frames(memory, python, state)]
+        found[tid] = [(one.file, plain(one.function), one.line) for one in named]
+    return found
+
+
+def plain(function: str) -> str:
+    """Without the names of what it is in: versions and readers differ in that."""
+    return function.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_frames_are_those_of_py_spy(minor):
+    with running(interpreter(minor), "everywhere.py") as process:
+        ours = by_us(process.pid)
+        assert len(ours) == 8
+        assert max(map(len, ours.values())) > 100
+        assert ours == by_py_spy(process.pid)
+
+
+def test_qualified_names_are_told_where_the_version_has_them():
+    with running(interpreter(11), "everywhere.py") as process:
+        python, memory = interpreter_in(process.pid), Memory(process.pid)
+        codes = Codes(memory, python)
+        found = [
+            codes.named(frame).function
+            for state in states(memory, python, threads_of(process.pid)).values()
+            for frame in frames(memory, python, state)
+        ]
+    assert "Loader.__call__.<locals>.<lambda>" in found
+    assert "größe_名前" in found
+
+
+def test_a_thread_that_moves_is_refused_or_right():
+    allowed = {"even", "odd", "spin", "<module>"}
+    n_right = 0
+    with running(sys.executable, "moving.py") as process:
+        python, memory = interpreter_in(process.pid), Memory(process.pid)
+        codes = Codes(memory, python)
+        (state,) = states(memory, python, threads_of(process.pid)).values()
+        until = time.monotonic() + 2
+        while time.monotonic() < until and n_right < 200:
+            try:
+                names = [codes.named(frame).function for frame in frames(memory, python, state)]
+            except (Refused, Unreadable):
+                continue
+            assert set(names) <= allowed
+            assert names[-1] == "<module>"
+            n_right += 1
+
+
+def test_what_is_no_python_has_no_interpreter():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            assert interpreter_in(process.pid) is None
+        finally:
+            process.kill()
+
+
+def test_memory_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(Unreadable):
+        Memory(2**22 + 1).read(4096, 8)
+    with pytest.raises(Unreadable):
+        Memory(1).read(0, 8)
+
+
+@pytest.mark.parametrize(("scope", "says"), [("0", False), ("1", False), ("3", True)])
+def test_yama_that_forbids_reading_is_told(tmp_path, scope, says):
+    (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    assert ("ptrace_scope" in forbidden(tmp_path / "ptrace_scope")) == says
+
+
+def test_without_yama_nothing_is_forbidden(tmp_path):
+    assert forbidden(tmp_path / "absent") == ""
