@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stallscope.diagnose.engine import diagnose
 from stallscope.events import layout
-from stallscope.events.names import Category, Op
+from stallscope.events.names import Category, HostKind, Op
 from stallscope.events.trace import Trace
 from stallscope.exporters.chrome import chrome_json
 from stallscope.exporters.lanes import laned
@@ -294,3 +294,17 @@ def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
     ]
     assert (*own, "phase") not in found.slices
     assert found.slices["host-a", "epoch"][0][:3] == (begin + 50 * MS, end, "epoch 3")
+
+
+def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
+    rows = layout.empty(layout.HOST_EVENTS, 3)
+    rows["pid"], rows["ts_ns"] = late.processes["pid"][2], late.collectives["ts_ns"][40]
+    rows["kind"] = [HostKind.SIGNAL, HostKind.FILE_WAIT, HostKind.THROTTLED]
+    rows["tid"], rows["by_pid"], rows["by_comm"] = [7, 7, 0], [9, -1, -1], [b"bash", b"", b""]
+    rows["duration_ns"], rows["file"], rows["value"] = [-1, 5 * MS, MS], [b"", b"/data/x", b""], [19, -1, 3]
+    tracks = [track for track in told(replace(late, host_events=rows)).tracks if track.name == "machine"]
+    found = [(one.name, one.duration_ns, one.told) for track in tracks for one in track.slices]
+    assert found == [
+        ("file_wait", 5 * MS, {"file": "/data/x"}),
+        ("signal", 0, {"by": "bash 9", "value": 19}),
+    ]

@@ -13,6 +13,7 @@ from stallscope.diagnose.verdict import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op
 from stallscope.events.trace import Trace
+from stallscope.exporters import host_lane
 from stallscope.exporters.arrows import Arrows, arrows, waits
 from stallscope.exporters.lanes import laned
 from stallscope.exporters.scene import Process, Scene, scene
@@ -75,6 +76,7 @@ def _draw_process(drawn: _Drawn, seen: Scene, pointing: Arrows, *, parent: int, 
     for title, slices in _labels(seen, process.node, process.pid):
         drawn.add_laned(own, title, whole, slices)
     drawn.add_laned(own, "work", whole, _spans(seen, process))
+    drawn.add_laned(own, "machine", whole, host_lane.slices(*_of(seen, seen.trace.host_events, process)))
     for tid, calls, away in _threads(seen, process):
         thread = f"thread {tid}"
         drawn.add_laned(own, thread, whole, calls)

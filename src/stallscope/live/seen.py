@@ -15,13 +15,14 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
+from stallscope.live import machine
 
 WINDOW_NS = 10 * 10**9
 _COUNTS = {"synchronise": "n_syncs", "allocate, free": "n_allocs", "copy": "n_copies", "launch": "n_launches"}
 _CLASSES = {Op.SYNC: "synchronise", Op.ALLOC: "allocate, free", Op.FREE: "allocate, free", Op.COPY: "copy"}
 _CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
 
-_TABLES = {table.name: table for table in layout.TABLES}
+_TABLES = {table.name: table for table in (*layout.TABLES, layout.HOST_EVENTS)}
 _LIGHT = np.dtype(
     [
         (one.name, one.format)
@@ -105,6 +106,7 @@ class Seen:
         for name, rows in (("collectives", batch.collectives), ("calls", calls), ("offcpu", batch.offcpu)):
             self._keep(name, rows)
         self._keep("snapshots", batch.snapshots)
+        self._keep("host_events", batch.host_events)
         self.now_ns = max(self.now_ns, *batch.ends_ns, *(int(rows["ts_ns"].max()) for rows in _some(batch)))
         self._forget()
 
@@ -149,6 +151,10 @@ class Seen:
             who = (row["by_comm"].decode("utf-8", "replace"), int(row["by_pid"]))
             taken[who] = taken.get(who, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
         return sorted(((*who, ms) for who, ms in taken.items()), key=lambda one: -one[2])[:3]
+
+    def machine(self) -> list[str]:
+        """What the machine did to the job in the last ten seconds."""
+        return machine.lines(self.window("host_events"), self.processes)
 
     def window(self, name: str) -> Array:
         """The rows of the last ten seconds; of collectives the columns that are needed here."""

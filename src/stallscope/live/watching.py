@@ -176,6 +176,7 @@ class _Screen:
             host_lines=[
                 *([_LATE] if seen.was_late else []),
                 *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
+                *seen.machine(),
             ],
             verdicts=list(self._verdicts.values()),
             n_lost=seen.n_lost,

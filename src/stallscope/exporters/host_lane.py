@@ -1,0 +1,31 @@
+"""What the machine did to a process, as slices of a timeline; what is only counted once a second has no place in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import SUMMED, HostKind
+from stallscope.exporters.story import Slice, Value
+
+
+def slices(rows: Array, at_ns: list[int]) -> Iterator[Slice]:
+    """rows: of HOST_EVENTS, of one process; at_ns: their begins on the timeline's clock."""
+    for row, at in zip(rows, at_ns, strict=True):
+        if int(row["kind"]) not in SUMMED and (row["tid"] or row["by_pid"] != UNKNOWN):
+            yield Slice(at, max(int(row["duration_ns"]), 0), _name(int(row["kind"])), _told(row))
+
+
+def _told(row: Any) -> dict[str, Value]:
+    told: dict[str, Value] = {
+        name: row[name].decode("utf-8", "replace") for name in ("device", "file", "detail") if row[name]
+    }
+    if row["by_pid"] != UNKNOWN:
+        told["by"] = f"{row['by_comm'].decode('utf-8', 'replace')} {int(row['by_pid'])}"
+    if row["value"] != UNKNOWN:
+        told["value"] = int(row["value"])
+    return told
+
+
+def _name(kind: int) -> str:
+    """The name of a kind; the number itself where a newer version wrote it."""
+    return HostKind(kind).name.lower() if kind in {int(each) for each in HostKind} else str(kind)

@@ -1,0 +1,85 @@
+"""What the machine did to the job in the last seconds, a line each: ends and stops first, then what is slow."""
+
+import signal
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from stallscope.diagnose.causes.on_host import STOPS, sender
+from stallscope.diagnose.ends import end, name
+from stallscope.events.layout import Array
+from stallscope.events.names import HostKind
+
+MOST_LINES = 4
+_SLOW_NS = 50_000_000
+
+Who = tuple[int, int]
+
+
+def lines(rows: Array, processes: Mapping[Who, tuple[int, str]]) -> list[str]:
+    """rows: of HOST_EVENTS in the window, of any processes. processes: rank (-1 unknown) and name by node and pid."""
+    is_own = np.array([(int(row["node"]), int(row["pid"])) in processes for row in rows], bool)
+    own, found = rows[is_own], []
+    for say in (_ends, _stops, _throttled, _disks, _memory, _network):
+        found += say(own, lambda row: _title(processes, row))
+    return found[:MOST_LINES]
+
+
+Titled = Callable[[Array], str]
+
+
+def _title(processes: Mapping[Who, tuple[int, str]], row: Array) -> str:
+    rank, command = processes[int(row["node"]), int(row["pid"])]
+    return f"rank {rank}" if rank >= 0 else f"{command} {int(row['pid'])}"
+
+
+def _ends(rows: Array, title: Titled) -> list[str]:
+    found = []
+    for row in rows[rows["kind"] == HostKind.EXIT]:
+        told = end(rows, int(row["node"]), int(row["pid"]))
+        if by := told.get("ended_by"):
+            found.append(f"{title(row)} was ended by {by}")
+    return found
+
+
+def _stops(rows: Array, title: Titled) -> list[str]:
+    stops = rows[(rows["kind"] == HostKind.SIGNAL) & np.isin(rows["value"], (*STOPS, signal.SIGCONT))]
+    by = {f"{title(row)} got {name(int(row['value']))} from {sender(row)}": row for row in stops}
+    return list(by)[-2:]
+
+
+def _throttled(rows: Array, title: Titled) -> list[str]:
+    rows = rows[rows["kind"] == HostKind.THROTTLED]
+    return [
+        f"CPU quota of {_text(group)} used up {int(rows['value'][mine].max())} times ({_text(rows['detail'][mine][0])})"
+        for group in np.unique(rows["file"])
+        for mine in [rows["file"] == group]
+    ]
+
+
+def _disks(rows: Array, title: Titled) -> list[str]:
+    waits = rows[np.isin(rows["kind"], (HostKind.FILE_WAIT, HostKind.MAJOR_FAULT))]
+    slow = waits[waits["duration_ns"] >= _SLOW_NS]
+    if not len(slow):
+        return []
+    worst = slow[np.argmax(slow["duration_ns"])]
+    about = f" ({_text(worst['file'])})" if worst["file"] else ""
+    return [f"{title(worst)} waited {worst['duration_ns'] / 1e6:,.0f} ms for {_text(worst['device'])}{about}"]
+
+
+def _memory(rows: Array, title: Titled) -> list[str]:
+    rows = rows[np.isin(rows["kind"], (HostKind.RECLAIM, HostKind.COMPACTION))]
+    ns = int(np.maximum(rows["duration_ns"], 0).sum())
+    return [f"{title(rows[-1])} spent {ns / 1e6:,.0f} ms looking for memory"] if ns >= _SLOW_NS else []
+
+
+def _network(rows: Array, title: Titled) -> list[str]:
+    rows = rows[rows["kind"] == HostKind.RETRANSMIT]
+    if not len(rows):
+        return []
+    most = rows[np.argmax(rows["value"])]
+    return [f"{int(rows['value'].sum())} TCP retransmits, most of {title(most)} to {_text(most['file'])}"]
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
