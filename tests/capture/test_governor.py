@@ -130,6 +130,25 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
 
 @pytest.mark.bpf
 @pytest.mark.compiler
+def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
+    program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
+    governor = Governor(program, BUDGET, 1000.0)
+    puppet.does(*PREPARE, "[lib.cudaFree(P(0)) for _ in range(1000)]")
+    assert program.events.fill() > 0.5
+    for _ in range(3):
+        governor.govern()
+    assert any("2 times" in note for note in governor.notes())
+    lost, told = program.losses()["lost_call"], len(program.events.drain())
+    for _ in range(150):
+        governor.govern()
+    assert any("usual length on again" in note for note in governor.notes())
+    calls = program.operations()
+    assert calls.values["n"].sum() == 1000 and lost > 0
+    assert told + lost >= 1000
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
 def test_without_a_budget_hot_functions_are_not_hooked(
     tracing: Callable[..., Program],
     puppet,
