@@ -28,7 +28,7 @@ from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.governor import Governor
 from stallscope.capture.host import HostEvents
-from stallscope.capture.identity import container
+from stallscope.capture.identity import environment
 from stallscope.capture.labels import Label, Labels
 from stallscope.capture.losses import Losses
 from stallscope.capture.machine import boot_id, facts
@@ -40,6 +40,7 @@ from stallscope.capture.splits import Splits
 from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
+from stallscope.capture.workload import workload
 from stallscope.ending import ASKS, set_by_signals
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
@@ -89,6 +90,7 @@ class Options:
     wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
     stacks: keep where in the code threads are held.
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
+    cloud: whose metadata service to ask what this machine is (aws, gcp, azure); empty: none.
     thresholds: of diagnose/thresholds.py, for what finds incidents beside the agent.
     """
 
@@ -103,6 +105,7 @@ class Options:
     stacks: bool = True
     annotate_socket: Path | None = None
     annotate_group: str = ""
+    cloud: str = ""
     prometheus: str = ""
     otlp: str = ""
     serve: str = ""
@@ -274,7 +277,7 @@ class _Scribe:
             self._node,
             _SOURCE,
             started_ns=time.monotonic_ns(),
-            facts=facts(probes.mode, not_told=probes.missing),
+            facts=facts(probes.mode, not_told=probes.missing) | _cloud_facts(options.cloud),
         )
         self._processes = Processes(self._node)
         self._last = Snapshots()
@@ -355,6 +358,7 @@ class _Scribe:
             self._store.communicator_ended(self._node, int(pid), int(comm_hash), ended_ns=int(ended_ns))
             if self._to_hub:
                 self._to_hub.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
+        self._processes.joined(tables["communicators"])
         self.tally.add_rounds(tables["collectives"])
         if self._options.record_all:
             with raw_path(self._options.db).open("ab") as file:
@@ -368,7 +372,8 @@ class _Scribe:
         first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
         new = self._processes.first_seen(first_ns)
         self._append(layout.PROCESSES, new)
-        self._keep_labels(_containers(new))
+        self._keep_labels(_belongings(new))
+        self._keep_places()
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         if self._stacks:
             self._store.append(layout.POSITIONS, self._stacks.of_silent(state, now_ns))
@@ -386,6 +391,13 @@ class _Scribe:
             if self._to_hub:
                 self._to_hub.process_ended(pid, ended_ns)
         self.tally.n_processes = len(self._processes)
+
+    def _keep_places(self) -> None:
+        """Ranks that no launcher has told, but a communicator."""
+        for each in self._processes.placed():
+            self._store.process_placed(self._node, each.pid, each.rank, nranks=each.nranks)
+            if self._to_hub:
+                self._to_hub.process_placed(each.pid, each.rank, nranks=each.nranks)
 
     def _keep_labels(self, told: list[Label]) -> None:
         rows = [(one.ts_ns, self._node, one.pid, one.label, one.value) for one in told]
@@ -441,10 +453,22 @@ def _labels(options: Options, status: StatusLine) -> Labels | None:
         return None
 
 
-def _containers(processes: Array) -> list[Label]:
-    """In which container each of these processes is, as a label of it."""
-    found = ((row, container(int(row["pid"]))) for row in processes)
-    return [Label(int(row["ts_ns"]), int(row["pid"]), "container", name) for row, name in found if name]
+def _cloud_facts(cloud: str) -> dict[str, str]:
+    """What the cloud tells of this machine; it is asked only where that was wished."""
+    if not cloud:
+        return {}
+    from stallscope.capture.cloud import machine  # the standard library's HTTP takes megabytes
+
+    return machine(cloud)
+
+
+def _belongings(processes: Array) -> list[Label]:
+    """What each of these processes belongs to (container, pod, job), as labels of it."""
+    return [
+        Label(int(row["ts_ns"]), int(row["pid"]), name, value)
+        for row in processes
+        for name, value in workload(int(row["pid"]), environment(Path(f"/proc/{row['pid']}"))).items()
+    ]
 
 
 def _group_of_the_user() -> int | None:

@@ -74,6 +74,13 @@ class Settings:
             "group whose users may tell labels; empty: only the agent's own user and root", "--annotate-group"
         ),
     ] = ""
+    cloud: Annotated[
+        str,
+        About(
+            "whose metadata service the agent asks for instance, type and zone of this machine: aws, gcp, azure; "
+            "empty: none is asked"
+        ),
+    ] = ""
     hook_budget_percent: Annotated[
         float,
         About(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.annotate import tell
-from stallscope.capture.identity import container
 from stallscope.capture.labels import Label, Labels
+from stallscope.capture.workload import workload
 from stallscope.errors import CannotTrace
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
@@ -219,8 +219,8 @@ def test_a_place_that_cannot_be_made_is_named():
 def test_the_container_of_a_process_is_told_by_its_control_group(tmp_path, line, wanted):
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(line + "\n")
-    assert container(7, tmp_path) == wanted
-    assert container(8, tmp_path) == ""
+    assert workload(7, {}, tmp_path).get("container", "") == wanted
+    assert workload(8, {}, tmp_path) == {}
 
 
 def test_labels_are_plain_tuples():

@@ -9,6 +9,7 @@ import numpy as np
 
 from stallscope.capture.processes import Processes, Snapshots
 from stallscope.events import layout
+from stallscope.events.layout import Array
 
 
 def sleeper(**variables: str) -> subprocess.Popen[bytes]:
@@ -110,3 +111,43 @@ def test_the_end_of_a_process_carries_what_was_last_known():
     assert (at_end["pid"], at_end["alive"], at_end["ts_ns"], at_end["n_collectives"]) == (8, 0, 2500, 81)
     assert len(snapshots.at_end([8], 3000)) == 0
     assert np.all(rows["alive"] == 1)
+
+
+def joined(pid: int, rank: int, nranks: int, *, comm_hash: int = 5, parent_hash: int = 0) -> Array:
+    rows = layout.empty(layout.COMMUNICATORS, 1)
+    rows["pid"], rows["comm_rank"], rows["nranks"] = pid, rank, nranks
+    rows["comm_hash"], rows["parent_hash"] = comm_hash, parent_hash
+    return rows
+
+
+def places(processes: Processes) -> list[tuple[int, int, int]]:
+    return [(each.pid, each.rank, each.nranks) for each in processes.placed()]
+
+
+def test_a_communicator_tells_the_rank_that_no_launcher_told(tmp_path):
+    processes = Processes(0, tmp_path)
+    processes.joined(joined(7, 1, 2, comm_hash=1))
+    processes.first_seen({7: 1})
+    assert places(processes) == [(7, 1, 2)]
+    processes.joined(joined(7, 5, 8, comm_hash=2))
+    processes.joined(joined(7, 3, 16, comm_hash=3, parent_hash=2))
+    assert places(processes) == [(7, 5, 8)]
+    assert places(processes) == []
+
+
+def test_a_process_with_several_ranks_of_one_communicator_has_none(tmp_path):
+    processes = Processes(0, tmp_path)
+    processes.first_seen({7: 1})
+    for rank in range(4):
+        processes.joined(joined(7, rank, 4))
+    assert places(processes) == []
+
+
+def test_what_the_launcher_told_stays(tmp_path):
+    home = tmp_path / "7"
+    home.mkdir()
+    (home / "environ").write_bytes(b"RANK=3\0WORLD_SIZE=4\0")
+    processes = Processes(0, tmp_path)
+    processes.first_seen({7: 1})
+    processes.joined(joined(7, 1, 2))
+    assert places(processes) == []

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20
-_CONTAINER = re.compile(r"(?:^|[/:.-])([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?:/|$)", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -33,6 +32,7 @@ _LAUNCHERS = (
     _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     _Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE"),
     _Launcher("MPICH, Intel MPI", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    _Launcher("PALS, Cray MPICH", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE"),
     _Launcher("PMIx", "PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE"),
     _Launcher("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
@@ -50,6 +50,7 @@ class Identity:
     device: int = UNKNOWN
     comm: str = ""
     started_ticks: int = UNKNOWN
+    is_from_nccl: bool = False  # rank and nranks are those of a communicator
 
 
 def identity(pid: int, proc: Path = Path("/proc")) -> Identity:
@@ -70,15 +71,6 @@ def environment(home: Path) -> dict[str, str]:
         return {}
     pairs = (item.partition(b"=") for item in data.split(b"\0") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-
-
-def container(pid: int, proc: Path = Path("/proc")) -> str:
-    """The first twelve digits of the container that a process is in, by its control group; empty outside of one."""
-    try:
-        found = _CONTAINER.search((proc / str(pid) / "cgroup").read_text())
-    except OSError:
-        return ""
-    return found[1] if found else ""
 
 
 def place(variables: Mapping[str, str]) -> tuple[int, int, int]:

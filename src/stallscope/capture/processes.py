@@ -5,14 +5,23 @@ is noticed within one look; a process whose main thread has ended while others r
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from stallscope.capture.identity import Identity, identity
 from stallscope.events import layout
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
+
+
+class Member(NamedTuple):
+    """A process's place in the largest communicator that it has made. rank: -1 where it is several of its ranks."""
+
+    nranks: int
+    rank: int
+    comm_hash: int
 
 
 @dataclass
@@ -22,6 +31,7 @@ class Processes:
     node: int
     proc: Path = Path("/proc")
     _running: dict[int, Identity] = field(default_factory=dict)
+    _member: dict[int, Member] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -44,6 +54,38 @@ class Processes:
         rows["comm"] = [each.comm.encode()[:16] for each in new]
         return rows
 
+    def joined(self, communicators: Array) -> None:
+        """Remember rows of COMMUNICATORS: the largest one that a process makes anew is, as a rule, its whole job."""
+        is_whole = (communicators["comm_rank"] >= 0) & (communicators["parent_hash"] == 0)
+        for row in communicators[is_whole & (communicators["nranks"] > 1)]:
+            pid, new = (
+                int(row["pid"]),
+                Member(*(int(row[name]) for name in ("nranks", "comm_rank", "comm_hash"))),
+            )
+            old = self._member.get(pid)
+            if old and old.comm_hash == new.comm_hash and old.rank != new.rank:
+                self._member[pid] = old._replace(rank=UNKNOWN)
+            elif not old or new.nranks > old.nranks:
+                self._member[pid] = new
+
+    def placed(self) -> list[Identity]:
+        """The processes whose rank is known now from what they joined: the launcher has told none."""
+        found = []
+        for pid, member in self._member.items():
+            known = self._running.get(pid)
+            if known is None or member.rank == UNKNOWN:
+                continue
+            told = (known.rank, known.nranks)
+            is_ours = known.rank == UNKNOWN or known.is_from_nccl
+            if (
+                is_ours
+                and told != (member.rank, member.nranks)
+                and (known.nranks in (UNKNOWN, member.nranks) or known.is_from_nccl)
+            ):
+                self._running[pid] = replace(known, rank=member.rank, nranks=member.nranks, is_from_nccl=True)
+                found.append(self._running[pid])
+        return found
+
     def gone(self, told: Container[int] = ()) -> list[int]:
         """The processes that have ended since the last look; they are no longer known.
 
@@ -54,6 +96,7 @@ class Processes:
         ]
         for pid in ended:
             del self._running[pid]
+            self._member.pop(pid, None)
         return ended
 
 

@@ -121,6 +121,7 @@ def trace(
         annotate_socket=chosen.annotate_socket,
         annotate_group=chosen.annotate_group,
         stacks=bool(chosen.stacks),
+        cloud=_cloud(chosen.cloud),
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,
@@ -132,6 +133,13 @@ def trace(
         _show(options, chosen, as_json=as_json)
     else:
         agent.trace(options)
+
+
+def _cloud(name: str) -> str:
+    """Raises BadInput for a cloud that is not known."""
+    if name not in ("", "aws", "gcp", "azure"):
+        raise BadInput(f"cloud: {name!r} is not known; choose aws, gcp or azure, or leave it empty")
+    return name
 
 
 def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[str, ...]:

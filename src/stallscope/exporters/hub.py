@@ -80,6 +80,13 @@ class HubLine:
         for key in [key for key in self._communicators if key[0] == pid]:
             del self._communicators[key]
 
+    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+        """Tell with the next offer() a rank that was not known before: its process's row once more."""
+        row = self._processes.get(pid)
+        if row is not None:
+            row["rank"], row["nranks"] = rank, nranks
+            self._ended.setdefault("processes", []).append(row.copy())
+
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Tell with the next offer() that a process has left a communicator."""
         self._tell_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)

@@ -148,6 +148,14 @@ class NodeTrace:
                 (ended_ns, node, pid),
             )
 
+    def process_placed(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
+        """Note the rank of a running process that was not known when it was first seen."""
+        with _storage(self.path):
+            self._connection.execute(
+                "UPDATE processes SET rank=?, nranks=? WHERE node=? AND pid=? AND ended_ns IS NULL",
+                (rank, nranks, node, pid),
+            )
+
     def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Note that a process left a communicator."""
         signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash

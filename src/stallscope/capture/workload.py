@@ -1,0 +1,107 @@
+"""What a process belongs to: container, pod, namespace, task, job. For people to find it again.
+
+From its control groups (v1 and v2) and the environment it was started with. What can't be told is left out.
+Paths: Docker, containerd, CRI-O, Podman, the kubelet's cgroupfs and systemd drivers, Slurm, ECS.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+_CONTAINER = re.compile(r"(?:^|[/:.-])([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?:/|$)", re.MULTILINE)
+_ECS = re.compile(r"/ecs/(?:[^/\s]+/)*([0-9a-f]{32})[-/]([0-9a-f]{32}-\d+|[0-9a-f]{64})")
+_POD = re.compile(
+    r"kubepods[^\s]*?[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b"
+)
+_SLURM = re.compile(r"/(?:slurm|slurmstepd)[^\s]*?/job_(\d+)(?:/|$)", re.MULTILINE)
+_POD_NAMES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "KUBERNETES_POD_NAME")
+_NAMESPACES = ("POD_NAMESPACE", "K8S_NAMESPACE", "MY_POD_NAMESPACE", "KUBERNETES_NAMESPACE", "NAMESPACE")
+_JOBS = (
+    "SLURM_JOB_ID",
+    "LSB_JOBID",
+    "PBS_JOBID",
+    "AWS_BATCH_JOB_ID",
+    "TRAINING_JOB_NAME",
+    "CLOUD_ML_JOB_ID",
+    "RAY_JOB_ID",
+    "TORCHELASTIC_RUN_ID",
+)
+"""The first that is set; torchrun's own is "none" where nobody chose one."""
+
+_SERVICE_ACCOUNT = "run/secrets/kubernetes.io/serviceaccount/namespace"
+_OPENAT2, _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 437, 0x10, 0x02
+_MOST_CHARACTERS = 128
+
+
+def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
+    """Labels of the process: container, pod, pod_uid, namespace, task, job, as far as they can be told."""
+    home = proc / str(pid)
+    try:
+        groups = (home / "cgroup").read_text()
+    except OSError:
+        groups = ""
+    pod_uid = _found(_POD, groups).replace("_", "-")
+    is_pod = bool(pod_uid) or "KUBERNETES_SERVICE_HOST" in variables
+    labels = {
+        "container": container_in(groups),
+        "pod_uid": pod_uid,
+        "pod": _first(variables, _POD_NAMES) or (variables.get("HOSTNAME", "") if is_pod else ""),
+        "namespace": (_first(variables, _NAMESPACES) or _inside(home, _SERVICE_ACCOUNT)) if is_pod else "",
+        "task": _found(_ECS, groups),
+        "job": _first(variables, _JOBS) or _found(_SLURM, groups),
+    }
+    return {name: _plain(value) for name, value in labels.items() if _plain(value)}
+
+
+def container_in(groups: str) -> str:
+    """The first twelve digits of the container that control groups (the text of /proc/PID/cgroup) tell; or empty."""
+    return _found(_CONTAINER, groups)
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
+    values = (variables.get(name, "") for name in names)
+    return next((value for value in values if value not in ("", "none")), "")
+
+
+def _plain(value: str) -> str:
+    """A tenant's word, shown to others: printable, and short."""
+    return "".join(c for c in value.strip() if c.isprintable())[:_MOST_CHARACTERS]
+
+
+def _inside(home: Path, path: str) -> str:
+    """A small file in the process's own root, none of whose links lead out of it; empty if there is none."""
+    try:
+        root = os.open(home / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return _small_text(root, path)
+    finally:
+        os.close(root)
+
+
+def _small_text(root: int, path: str) -> str:
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return ""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    fd = ctypes.CDLL(None).syscall(_OPENAT2, root, path.encode(), how, len(how))
+    if fd < 0:
+        return ""
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        return os.read(fd, 256).decode("utf-8", "replace") if is_file else ""
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

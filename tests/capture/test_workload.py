@@ -1,0 +1,96 @@
+"""Container, pod and job of a process, in a /proc that the test makes: control groups as the runtimes make them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.workload import workload
+
+ID = "0a1b2c3d4e5f" + "0" * 52
+UID = "8f6d1c9e-1234-4abc-8def-0123456789ab"
+CGROUPS = {
+    "docker v1": f"12:cpu,cpuacct:/docker/{ID}\n1:name=systemd:/docker/{ID}",
+    "docker v2": f"0::/system.slice/docker-{ID}.scope",
+    "podman": f"0::/machine.slice/libpod-{ID}.scope/container",
+    "kubelet v1": f"4:memory:/kubepods/burstable/pod{UID}/{ID}",
+    "kubelet v2": f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+    f"/cri-containerd-{ID}.scope",
+    "cri-o": f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/crio-{ID}.scope",
+    "nested": "0::/system.slice/containerd.service/kubepods-besteffort"
+    f"-pod{UID.replace('-', '_')}.slice:cri-containerd:{ID}",
+}
+
+
+def process(proc: Path, groups: str) -> Path:
+    (proc / "7" / "root").mkdir(parents=True, exist_ok=True)
+    (proc / "7" / "cgroup").write_text(groups + "\n")
+    return proc
+
+
+@pytest.mark.parametrize("runtime", CGROUPS)
+def test_the_container_is_told_whoever_made_it(tmp_path: Path, runtime: str):
+    assert workload(7, {}, process(tmp_path, CGROUPS[runtime]))["container"] == ID[:12]
+
+
+@pytest.mark.parametrize("runtime", ["kubelet v1", "kubelet v2", "cri-o", "nested"])
+def test_a_pod_is_told_by_its_uid_and_name(tmp_path: Path, runtime: str):
+    variables = {"HOSTNAME": "trainer-0", "POD_NAMESPACE": "research"}
+    found = workload(7, variables, process(tmp_path, CGROUPS[runtime]))
+    assert (found["pod_uid"], found["pod"], found["namespace"]) == (UID, "trainer-0", "research")
+
+
+def test_outside_of_kubernetes_a_host_name_is_no_pod(tmp_path: Path):
+    found = workload(7, {"HOSTNAME": "me", "NAMESPACE": "x"}, process(tmp_path, CGROUPS["docker v2"]))
+    assert found == {"container": ID[:12]}
+
+
+def test_the_namespace_is_read_in_the_containers_own_root(tmp_path: Path):
+    proc = process(tmp_path, CGROUPS["cri-o"])
+    folder = proc / "7/root/run/secrets/kubernetes.io/serviceaccount"
+    (folder / "..2026").mkdir(parents=True)
+    (folder / "..2026/namespace").write_text("research\n")
+    (folder / "..data").symlink_to("..2026")
+    (folder / "namespace").symlink_to("..data/namespace")
+    assert workload(7, {}, proc)["namespace"] == "research"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_tenant_cannot_make_the_agent_read_or_wait_elsewhere(tmp_path: Path, kind: str):
+    proc = process(tmp_path, CGROUPS["cri-o"])
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    folder = proc / "7/root/run/secrets/kubernetes.io/serviceaccount"
+    folder.mkdir(parents=True)
+    if kind == "link":
+        (folder / "namespace").symlink_to(secret)
+    else:
+        os.mkfifo(folder / "namespace")
+    assert "namespace" not in workload(7, {}, proc)
+
+
+@pytest.mark.parametrize(
+    ("groups", "variables", "job"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", {}, "123"),
+        ("5:memory:/slurm/uid_1000/job_123/step_batch", {}, "123"),
+        ("0::/", {"SLURM_JOB_ID": "77", "TORCHELASTIC_RUN_ID": "none"}, "77"),
+        ("0::/", {"TORCHELASTIC_RUN_ID": "night-run"}, "night-run"),
+        ("0::/", {"TORCHELASTIC_RUN_ID": "none"}, None),
+        ("0::/", {"AWS_BATCH_JOB_ID": "a\x1b[2Jb"}, "a[2Jb"),
+    ],
+)
+def test_the_job_is_told_by_the_scheduler(
+    tmp_path: Path, groups: str, variables: dict[str, str], job: str | None
+):
+    assert workload(7, variables, process(tmp_path, groups)).get("job") == job
+
+
+def test_a_task_of_ecs_is_told(tmp_path: Path):
+    task = "0123456789abcdef0123456789abcdef"
+    assert workload(7, {}, process(tmp_path, f"0::/ecs/mycluster/{task}/{ID}"))["task"] == task
+    assert workload(7, {}, process(tmp_path, f"1:cpu:/ecs/{task}/{task}-4711"))["task"] == task
+
+
+def test_of_a_process_that_has_gone_nothing_is_told(tmp_path: Path):
+    assert workload(8, {}, tmp_path) == {}
