@@ -11,6 +11,7 @@ from stallscope.commands.options import AsJson, Price, settings_from
 from stallscope.commands.report import print_report
 
 if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.demo.real_gpu import Found
     from stallscope.demo.scenarios import Scenario
     from stallscope.events.trace import Trace
 
@@ -26,6 +27,12 @@ def demo(
     no_bpf: Annotated[
         bool, typer.Option("--no-bpf", help="Made up by the simulator: no root and no kernel needed.")
     ] = False,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="Only for real, on this machine's GPUs: one rank each (root, CUDA, NCCL)."
+        ),
+    ] = False,
     db: Annotated[
         Path | None, typer.Option("--db", help="Keep the scenario's trace in this file, to go on with.")
     ] = None,
@@ -36,9 +43,9 @@ def demo(
     from stallscope.errors import BadInput
 
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, None)
-    if live and no_bpf:
-        raise BadInput("--live and --no-bpf exclude each other: give one of them")
-    name = name or scenario or ("sleep" if live else "")
+    if no_bpf and (live or gpu):
+        raise BadInput(f"--{'gpu' if gpu else 'live'} and --no-bpf exclude each other: give one of them")
+    name = name or scenario or ("sleep" if live or gpu else "")
     if not name and no_bpf:
         raise BadInput("--no-bpf makes up a scenario: name one, as `stallscope demo list` tells them")
     if db and name in ("", "all", "list"):
@@ -55,12 +62,15 @@ def demo(
         return
     from stallscope.demo.scenarios import SCENARIOS, named
 
-    wanted = SCENARIOS if name == "all" else (named(name),)
-    is_real = not no_bpf and (live or _can_trace())
+    wanted: tuple[Scenario, ...] = SCENARIOS if name == "all" else (named(name),)
+    gpus = _gpus() if gpu else None
+    if gpus:
+        wanted = _on_real_gpus(wanted)
+    is_real = not no_bpf and (live or gpu or _can_trace())
     for number, each in enumerate(wanted):
         if len(wanted) > 1 and not as_json:
             typer.echo("\n" * bool(number) + f"== {each.name}: {each.meaning}\n")
-        trace = _traced(each, db) if is_real else _made_up(each, db)
+        trace = _traced(each, db, gpus) if is_real else _made_up(each, db)
         print_report(trace, as_json, settings=chosen)
         if each.learn and not as_json:
             typer.echo("\nWhat to learn from it:\n" + "\n".join(f"  - {line}" for line in each.learn))
@@ -93,12 +103,38 @@ def _can_trace() -> bool:
     return True
 
 
-def _traced(scenario: Scenario, db: Path | None) -> Trace:
+def _gpus() -> Found:
+    """The GPUs, once it is certain that this machine can trace. Raises NotFound, CannotTrace."""
+    from stallscope.capture import requirements
+    from stallscope.demo import real_gpu
+
+    gpus = real_gpu.found()
+    requirements.check()
+    told = f"{gpus.n_gpus} GPU{'' if gpus.n_gpus == 1 else 's'}, {gpus.cudart}, {gpus.nccl}"
+    typer.echo(f"stallscope: {told}", err=True)
+    if gpus.n_gpus == 1:
+        typer.echo(
+            "stallscope: with one GPU no rank waits for another: only its own calls are told", err=True
+        )
+    return gpus
+
+
+def _on_real_gpus(wanted: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
+    """Those that do not need an emulated device. Raises BadInput where none is left."""
+    from stallscope.errors import BadInput
+
+    left = tuple(each for each in wanted if each.fault != "gpu-steal")
+    if not left:
+        raise BadInput("gpu-steal takes turns on an emulated GPU: leave --gpu out")
+    return left
+
+
+def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
     """Run it for real, under the agent."""
     from stallscope.demo import traced
 
     with traced.run(
-        scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step, trace_db=db
+        scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step, trace_db=db, gpus=gpus
     ) as seen:
         return seen
 

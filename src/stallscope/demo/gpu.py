@@ -1,6 +1,6 @@
 """The CUDA and NCCL calls the loop makes, by ctypes: the interpreter lock is free during each.
 
-Works on the emulated libraries only: the one kernel it launches exists nowhere else.
+The emulated libraries bring the one kernel it launches; with real ones it is real_gpu's.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ from ctypes import c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
+from stallscope.demo.real_gpu import TimedKernel
 from stallscope.errors import StallscopeError
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -102,8 +103,13 @@ class Gpu:
         self.nccl = ctypes.CDLL(str(folder / "libnccl.so.2"))
         for library, table in ((self.cuda, _RUNTIME_ARGUMENTS), (self.nccl, _COLLECTIVE_ARGUMENTS)):
             for name, arguments in table.items():
-                getattr(library, name).argtypes = arguments
-        self._kernel = ctypes.cast(self.cuda.emulated_timed_kernel, c_void_p)
+                if function := getattr(
+                    library, name, None
+                ):  # older libraries lack some that the loop does not need
+                    function.argtypes = arguments
+        is_emulated = hasattr(self.cuda, "emulated_timed_kernel")
+        self._kernel = ctypes.cast(self.cuda.emulated_timed_kernel, c_void_p) if is_emulated else None
+        self._real = None if is_emulated else TimedKernel(self.cuda)
         self._pinned = threading.local()
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -120,6 +126,9 @@ class Gpu:
 
     def launch(self, duration_ns: int, stream: int | None = None) -> None:
         """Enqueues a kernel that keeps the device busy for duration_ns."""
+        if self._real:
+            self._real.launch(duration_ns, stream)
+            return
         duration = c_int64(duration_ns)
         arguments = (c_void_p * 1)(ctypes.addressof(duration))
         self.call("cudaLaunchKernel", self._kernel, _ONE, _ONE, arguments, 0, stream)

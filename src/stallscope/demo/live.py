@@ -64,21 +64,22 @@ class Job:
         return lines[-1] if lines else "it said nothing"
 
 
-def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0) -> Plan:
-    """The plan of a scenario. The victim is never rank 0, so that nothing hinges on it.
+def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0, libraries: Path | None = None) -> Plan:
+    """The plan of a scenario. The victim is not rank 0 where there is another one, so that nothing hinges on it.
 
-    Raises BadInput for an unknown scenario or an impossible number of ranks.
+    libraries: folder of real ones; None: emulated. Raises BadInput for an unknown scenario or an impossible number
+    of ranks.
     """
     if scenario not in FAULTS:
         raise BadInput(f"no scenario {scenario!r}: it is one of {', '.join(FAULTS)}")
-    if not 2 <= ranks <= 8:
+    if not (1 if libraries else 2) <= ranks <= 8:
         raise BadInput(f"the demo job cannot have {ranks} ranks: give 2 to 8")
     return Plan(
-        libraries=str(build.build()),
+        libraries=str(libraries or build.build()),
         ranks=ranks,
         seconds=seconds,
         fault=scenario,
-        victim=2 if ranks > 2 else 1,
+        victim=min(2, ranks - 1),
         loader=scenario == "input",
         first_step=0 if scenario == "cold" else Plan.first_step,
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from stallscope.demo import build, live
 from stallscope.demo.faults import FAULTS
 from stallscope.demo.plan import Plan
+from stallscope.demo.real_gpu import Found
 from stallscope.errors import CannotTrace
 from stallscope.events.trace import Trace
 from stallscope.store import node
@@ -58,19 +59,25 @@ def run(
     seconds: float | None = None,
     first_step: int | None = None,
     trace_db: Path | None = None,
+    gpus: Found | None = None,
     say: Callable[[str], None] = _tell,
 ) -> Iterator[Trace]:
     """Runs a scenario under the agent and gives what was traced; see trace_job.
 
-    trace_db: where the trace is kept; None: nothing is.
+    trace_db: where the trace is kept; None: nothing is. gpus: real ones, a rank on each; None: emulated ones.
     """
     with tempfile.TemporaryDirectory(prefix="stallscope-demo-") as folder:
+        libraries = None
+        if gpus:
+            libraries = gpus.linked_in(Path(folder))
+            ranks = min(gpus.n_gpus, 8)
         db = trace_job(
             scenario,
             ranks=ranks,
             seconds=seconds,
             first_step=first_step,
             trace_db=trace_db or Path(folder) / "trace.db",
+            libraries=libraries,
             say=say,
         )
         yield node.read(db)
@@ -83,21 +90,23 @@ def trace_job(
     seconds: float | None = None,
     first_step: int | None = None,
     trace_db: Path,
+    libraries: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
     command: Sequence[str] = COMMAND,
 ) -> Path:
     """Runs a scenario under the agent and returns the node trace.
 
-    first_step: no fault before it; None: as the fault has it. say takes each line of the agent. command starts
-    stallscope. Raises BadInput for an unknown scenario, CannotTrace when the agent does not attach or fails,
-    NotFound without a C compiler.
+    first_step: no fault before it; None: as the fault has it. libraries: a folder of real ones; None: emulated. say
+    takes each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario, CannotTrace when
+    the agent does not attach or fails, NotFound without a C compiler.
     """
     if seconds is None:
         seconds = HANG_SECONDS if scenario == "hang" else SECONDS
-    plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
+    plan = live.plan_for(scenario, ranks=ranks, seconds=seconds, libraries=libraries)
     if first_step is not None:
         plan = replace(plan, first_step=first_step)
-    say(f"a job on emulated GPUs, {seconds:.0f} s: {described(plan)}")
+    where = "the GPUs of this machine" if libraries else "emulated GPUs"
+    say(f"a job on {where}, {seconds:.0f} s: {described(plan)}")
     with (
         _ended_by_sigterm(),
         live.started(plan) as job,
@@ -171,11 +180,12 @@ def _read(agent: "subprocess.Popen[str]", lines: list[str], say: Callable[[str],
 def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
     end_s = time.monotonic() + ATTACH_S
     while time.monotonic() < end_s and agent.poll() is None:
-        if all(any("attached" in line and name in line for line in lines) for name in build.LIBRARIES):
+        names = [name.partition(".so")[0] for name in build.LIBRARIES]  # real ones may have another version
+        if all(any("attached" in line and name in line for line in lines) for name in names):
             return
         time.sleep(live.POLL_S)
     time.sleep(live.POLL_S)  # its last words may still be in the pipe
-    raise CannotTrace(f"the agent did not attach to the demo's libraries: {_last(lines)}")
+    raise CannotTrace(f"the agent did not attach to the libraries of the demo: {_last(lines)}")
 
 
 def _last(lines: list[str]) -> str:
