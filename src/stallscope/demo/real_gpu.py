@@ -27,7 +27,6 @@ _PYTHONS = (
     "/usr/lib/python3*/dist-packages",
     "/usr/local/lib/python3*/*-packages",
     "/opt/*/lib/python3*/site-packages",
-    "/root/.venv/lib/python3*/site-packages",
 )
 _IN_PYTHON = ("nvidia/*/lib", "torch/lib")
 _FOLDERS = (
