@@ -3,6 +3,7 @@
 What can be refused is refused before anything listens: certificates, tokens, the folder, the addresses.
 """
 
+import os
 import resource
 import socket
 import sys
@@ -63,6 +64,9 @@ def run(options: Options, *, out: TextIO = sys.stderr) -> None:
 
     Raises BadInput, StorageFailed, NewerSchema before anything listens.
     """
+    os.umask(
+        0o077
+    )  # files that the engine makes anew, like the write-ahead log, are ours alone from the first byte on
     stop = threading.Event()
     with set_by_signals(stop), started(options, out=out):
         stop.wait()

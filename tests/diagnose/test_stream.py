@@ -48,6 +48,7 @@ SIMULATED = (
     ("dp4-pp4", "host_sleep"),
     ("dp16-ep8", "slow_node"),
     ("dp8", "moving_imbalance"),
+    ("dp8", "moving_imbalance_on_device"),
     ("dp8", "gpu_slow"),
     ("fsdp8", "mismatch_count"),
     ("dp8-tp2", "missing_asleep"),

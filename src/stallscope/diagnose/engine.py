@@ -97,12 +97,12 @@ def report(found: Findings) -> Report:
             if p not in named
         ),
         *([stage_verdict(case, found.stage)] if found.stage else []),
-        *([_moving(found, found.uneven, looked_at)] if found.uneven else []),
+        *([moving_verdict(found, found.uneven, looked_at)] if found.uneven else []),
     ]
     once, benign = _once(case, one_offs(found.late, case.limits), looked_at)
     verdicts += once
     if not verdicts:
-        verdicts = alike(case) or _unsure(found, looked_at)
+        verdicts = alike(case) or unsure_verdicts(found, looked_at)
     return Report(
         source=case.trace.source,
         looked_at=counted(case),
@@ -267,7 +267,7 @@ def stage_verdict(case: Case, stage: SlowStage) -> Verdict:
     )
 
 
-def _unsure(found: Findings, looked_at: Seen) -> list[Verdict]:
+def unsure_verdicts(found: Findings, looked_at: Seen) -> list[Verdict]:
     """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
     case = found.case
     doubtful = unsure(found.late, found.named, least_ns=case.pace.least_ns, limits=case.limits)
@@ -291,7 +291,7 @@ def _unsure(found: Findings, looked_at: Seen) -> list[Verdict]:
     ]
 
 
-def _moving(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
+def moving_verdict(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
     case = found.case
     if not found.is_on_device:
         delays = delays_by_process(case, uneven.late)

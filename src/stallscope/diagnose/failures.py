@@ -45,7 +45,7 @@ CODES = {
 Codes that are no failure (600: not ready) or come with a normal end (4, 709) are not here.
 """
 
-_NO_CALLS_AFTER_NS = 1_000_000_000
+NO_CALLS_AFTER_NS = 1_000_000_000
 """A process whose memory was refused goes on if it makes successful calls or arrives after this time."""
 
 
@@ -98,7 +98,7 @@ def _goes_on(trace: Trace, one: Failure) -> bool:
     calls, rows = trace.calls, trace.collectives
     mine = calls[(calls["node"] == one.node) & (calls["pid"] == one.pid)]
     refused = mine[mine["result"] == OUT_OF_MEMORY]["ts_ns"].max()
-    after = refused + _NO_CALLS_AFTER_NS
+    after = refused + NO_CALLS_AFTER_NS
     arrivals = rows[(rows["node"] == one.node) & (rows["pid"] == one.pid)]["ts_ns"]
     has_memory = (mine["ts_ns"] > refused) & (mine["result"] == 0) & (mine["op"] == Op.ALLOC)
     return bool((arrivals > after).any() or (mine["ts_ns"] > after).any() or has_memory.any())

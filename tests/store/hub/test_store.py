@@ -388,3 +388,44 @@ def test_every_acknowledged_row_is_there_once_after_kill_9(tmp_path: Path, n_ack
         assert set(acknowledged) <= set(found)
         assert set(found.values()) == {50}
         assert len(set(found) - set(acknowledged)) <= 2, "at most what was under way in each life"
+
+
+def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_path: Path):
+    us, day_us = pa.timestamp("us", "UTC"), 86_400 * 10**6
+    now_us = time.time_ns() // 1000
+    with closing(
+        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
+    ) as store:
+        for name, state, days in (("old", "closed", 20), ("fresh", "closed", 1), ("lasting", "open", 20)):
+            when = pa.array([now_us - days * day_us], us)
+            is_closed = state == "closed"
+            closed = when if is_closed else pa.nulls(1, us)
+            told = {"verdict_id": [name], "state": [state], "updated_at": when, "closed_at": closed}
+            appended(store, verdicts=pa.table(told))
+            appended(store, causal_chains=pa.table({"causal_chain_id": [name], "state": [state]}))
+        appended(store, "b", causal_chains=pa.table({"causal_chain_id": ["old"], "state": ["closed"]}))
+        store.keep_house()
+        left = [("fresh",), ("lasting",)]
+        assert sql(store, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
+        assert sql(store, "SELECT causal_chain_id FROM causal_chains ORDER BY 1") == left
+        assert sql(store, "SELECT causal_chain_id FROM causal_chains", "b") == [("old",)]
+        assert store.kept.expired_verdicts == 1
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert sql(again, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
+
+
+def test_what_tenants_sent_is_readable_by_the_owner_only(tmp_path: Path):
+    folder = tmp_path / "hub"
+    folder.mkdir(mode=0o755)
+    with closing(HubStore.open(folder, STILL)) as store:
+        appended(store, events=events(["x"]))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "hub.duckdb").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_in_which_others_keep_things_stays_as_it_is(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "theirs").touch()
+    with closing(HubStore.open(tmp_path, STILL)):
+        assert tmp_path.stat().st_mode & 0o777 == 0o755
+        assert (tmp_path / "hub.duckdb").stat().st_mode & 0o777 == 0o600

@@ -10,6 +10,7 @@ job        one job: when to look, and what is kept
 look       one diagnosis of a job's rows, together with what is kept of the past
 sightings  what a look shows, verdict by verdict
 history    late steps whose rows are gone
+failing    CUDA calls that failed, judged when their process is known to end
 standing   hangs, told by time going by
 incidents  verdicts over time
 """

@@ -1,6 +1,6 @@
 """One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -9,8 +9,9 @@ import numpy as np
 from stallscope.diagnose import engine, single, told
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.delays import delays_by_process, device_delays
-from stallscope.diagnose.failures import CODES, with_failures
+from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.stream import sightings
+from stallscope.diagnose.stream.failing import Failing
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Sighted, worded
 from stallscope.diagnose.stream.look import Look, look
@@ -49,6 +50,7 @@ class Job:
     history: History = field(default_factory=History)
     incidents: Incidents = field(default_factory=Incidents)
     numbering: Numbering = field(default_factory=Numbering)
+    failing: Failing = field(default_factory=Failing)
     lost: dict[str, int] = field(default_factory=dict)
     members: set[Who] = field(default_factory=set)
     heard_at_ns: int = 0
@@ -61,7 +63,6 @@ class Job:
     _n_since: int = 0
     _n_arrived: int = 0
     _n_at_hang: int = 0
-    _has_failed: bool = False
     _ended_ns: dict[Who, int] = field(default_factory=dict)
     _enough_rows: int = 0
     _rows_a_step: float = 0.0
@@ -77,7 +78,7 @@ class Job:
             if len(rows):
                 self.rows.add(name, rows)
         if len(tables["calls"]):
-            self._has_failed |= bool(np.isin(tables["calls"]["result"], list(CODES)).any())
+            self.failing.note(tables["calls"])
         if len(tables["processes"]):
             self._note_ends(tables["processes"])
         arrived = tables["collectives"]
@@ -101,7 +102,7 @@ class Job:
         self.watch.add(other.rows.tables["collectives"])
         self._n_since += other.rows.n
         self._n_arrived += other._n_arrived
-        self._has_failed |= other._has_failed
+        self.failing.absorb(other.failing)
         self._ended_ns.update(other._ended_ns)
         self._allowance = max(self._allowance, other._allowance)
         for mine, theirs in (
@@ -188,13 +189,19 @@ class Job:
         self._n_at_hang = self._n_arrived if found else self._n_at_hang
         return self.incidents.tell(found, self.history.next_step, at_ns, job=self.name)
 
-    def failed(self, nodes: Nodes, at_ns: int) -> list[Change]:
-        """Tell CUDA calls that failed, while there are any that were not told."""
-        if not self._has_failed:
+    def failed(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
+        """Tell CUDA calls that failed, once each is known to be the end of its process."""
+        failing = self.failing
+        is_due = failing.is_due(lambda node: nodes.now_ns(node, at_ns), self._ended(nodes), is_last=is_last)
+        went_on = bool(failing.told) and failing.went_on(self.watch.last_ns())
+        if not (is_due or went_on):
             return []
         self.rows.fold()
-        found = with_failures(self.trace(nodes, at_ns), Report("", {}, [])).verdicts
-        self._has_failed = not found
+        trace = self.trace(nodes, at_ns)
+        trace = replace(trace, calls=failing.judged(trace.calls))
+        found = with_failures(trace, Report("", {}, [])).verdicts
+        if went_on and not found:
+            return self.incidents.end(at_ns, "the process went on", self._close, sort=sightings.FAILED)
         shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in found]
         return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
 

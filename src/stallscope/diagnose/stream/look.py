@@ -80,12 +80,11 @@ def look(case: Case, known: Array, history: History) -> Look:
     if history.late.of:
         found = replace(found, named=_named(case, everything, limits))
     unexplained = [one for one in found.late if one.process not in found.device]
-    found = replace(
-        found,
-        uneven=moving(
-            case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
-        ),
+    uneven = moving(
+        case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
     )
+    if uneven is not None or not found.is_on_device:
+        found = replace(found, uneven=uneven, is_on_device=False)
     least = limits.clear_factor * case.pace.least_ns
     large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))

@@ -12,6 +12,7 @@ from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.verdict import Verdict
 
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
+UNSURE = "unsure"
 _CONFIRM_STEPS = 4  # what is no matter of seconds is opened when it is still seen so many steps later
 _CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
 _CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
@@ -43,7 +44,9 @@ def sightings(
     if found.uneven:
         out += _moves(seen, history, named=taken, only_since=True)
     out += _once(seen, history)
-    return out or (_slow(seen, incidents) if is_usual or is_whole else [])
+    if out or not (is_usual or is_whole):
+        return out
+    return _slow(seen, incidents) or _unsure(seen)
 
 
 def report(seen: Look, history: History, incidents: Incidents, *, standstill: list[Verdict]) -> list[Verdict]:
@@ -132,6 +135,8 @@ def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]
 
 
 def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -> list[Sighted]:
+    if seen.found.is_on_device:
+        return _moves_on_devices(seen)
     held = looks.parts(seen, history.late, seen.live, only_since=only_since)
     uneven = [p for p in held if p not in named and p not in seen.found.device]
     delays = looks.summed(seen, held, uneven)
@@ -141,6 +146,21 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
     verdict = late_verdicts.moving(seen.case, whole, looked_at=seen.looked_at)
     last, quiet = int(whole.steps.max()), quiet_steps(whole.steps)
     return [Sighted(MOVES, frozenset(), worded(verdict), last, quiet, _CONFIRM_SMALL_STEPS)]
+
+
+def _moves_on_devices(seen: Look) -> list[Sighted]:
+    """Delays of the GPUs that move around, as far as the rows that are left show them."""
+    assert seen.found.uneven is not None
+    verdict = engine.moving_verdict(seen.found, seen.found.uneven, seen.looked_at)
+    return [Sighted(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
+
+
+def _unsure(seen: Look) -> list[Sighted]:
+    """Clear late steps that chance may have chosen: told when they are still seen a good while later."""
+    return [
+        Sighted(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
+        for verdict in engine.unsure_verdicts(seen.found, seen.looked_at)
+    ]
 
 
 def _once(seen: Look, history: History) -> list[Sighted]:

@@ -165,7 +165,7 @@ class Stream:
         changes: list[Change] = []
         if job.rows.n:
             changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
-            changes += job.failed(self._nodes, at_ns)
+            changes += job.failed(self._nodes, at_ns, is_last=True)
             changes += job.standstill(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
         if job.rows.n_all:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class Journal:
             raise StorageFailed(
                 f"cannot open {path}: {line(error)}; check free space and permissions, or restore a copy"
             ) from error
+        _owner_only(path, path.with_name(f"{FILE_NAME}.wal"))
         journal = cls(folder, db, lock)
         try:
             _migrate(db, path)
@@ -202,7 +203,22 @@ class Journal:
 
     def kept(self, name: str) -> pa.Table:
         """All rows of a table that the hub keeps itself."""
-        return self._db.sql(f"SELECT * FROM {name}").to_arrow_table()
+        rows = self._db.sql(f"SELECT * FROM {name}").to_arrow_table()
+        return rows.cast(schema.arrow_schema(schema.TABLES[name]))
+
+    def forget_verdicts(self, before_us: int) -> int:
+        """Forget verdicts that were closed before that moment, with their chains. Returns how many."""
+        old = "state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ?"
+        with self.transaction() as db:
+            gone = db.execute(f"SELECT tenant, verdict_id FROM verdicts WHERE {old}", [before_us]).fetchall()
+            if gone:
+                db.execute(
+                    "DELETE FROM causal_chains USING verdicts WHERE causal_chains.tenant = verdicts.tenant"
+                    f" AND causal_chain_id = verdict_id AND verdicts.{old}",
+                    [before_us],
+                )
+                db.execute(f"DELETE FROM verdicts WHERE {old}", [before_us])
+        return len(gone)
 
     def latest_us(self) -> int:
         """The newest received_us there is, 0 for an empty hub."""
@@ -272,6 +288,8 @@ def _locked(folder: Path) -> int:
     """The hub's lock, held until the file descriptor is closed, however the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_uid == os.geteuid() and _is_ours(folder):
+            folder.chmod(0o700)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageFailed(f"cannot use {folder}: {error.strerror}; choose another --db") from error
@@ -281,6 +299,18 @@ def _locked(folder: Path) -> int:
         os.close(lock)
         raise StorageFailed(f"another stallscope hub uses {folder}: end it, or choose another --db") from None
     return lock
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else keeps anything in a folder: it is empty, or a hub was here."""
+    return (folder / LOCK_NAME).exists() or not any(folder.iterdir())
+
+
+def _owner_only(*paths: Path) -> None:
+    """Files that only their owner may read: they hold what all tenants sent."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            path.chmod(0o600)
 
 
 def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:

@@ -35,6 +35,7 @@ class Kept:
     sealed_rows: int = 0
     merged_segments: int = 0
     expired_segments: int = 0
+    expired_verdicts: int = 0
     checkpoints: int = 0
     housekeeping_failures: int = 0
 
@@ -147,7 +148,7 @@ class Keeper:
                     self.numbers.merged_segments += len(group)
 
     def expire(self) -> None:
-        """Drop what is too old, and the oldest beyond the limit in bytes."""
+        """Drop what is too old, verdicts closed so long ago included, and the oldest beyond the limit in bytes."""
         now_ns = time.time_ns()
         all_of_them = [
             s for t in self.hot.tenants() for found in self.hot.segments(t).values() for s in found
@@ -166,6 +167,9 @@ class Keeper:
             self.numbers.expired_segments += len(group)
         oldest_us = time.time_ns() // 1000 - int(self.limits.batch_ids_s * 1e6)
         self.writer.call(lambda: self.writer.forget_batches(oldest_us)).result()
+        closed_us = now_ns // 1000 - int(self.limits.max_age_s * 1e6)
+        n_gone: int = self.writer.call(lambda: self.writer.forget_verdicts(closed_us)).result()
+        self.numbers.expired_verdicts += n_gone
 
     def _replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
         tenant, table = gone[0].tenant, gone[0].table

@@ -19,6 +19,7 @@ from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFail
 from stallscope.store.hub import schema
 from stallscope.store.hub.hot import Hot
 from stallscope.store.hub.journal import Entry, Journal
+from stallscope.store.hub.kept import with_latest
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 
@@ -260,9 +261,9 @@ class Writer:
         for entry in entries:
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=received_us)
             self._hot.add(entry.tenant, entry.table, rows, received_us=received_us)
-        for name in kept:
+        for name, pieces in kept.items():
             if name != "nodes":
-                self._kept[name] = self._journal.kept(name)
+                self._kept[name] = with_latest(name, self._kept[name], pieces)
 
     def _tell(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -271,6 +272,13 @@ class Writer:
                     listener(batch)
                 except Exception:  # noqa: BLE001 (what listens must not stop what writes; it is counted)
                     self.counters.listener_failures += 1
+
+    def forget_verdicts(self, before_us: int) -> int:
+        """Forget verdicts closed before that moment, in the writer's thread. Returns how many."""
+        n_gone = self._journal.forget_verdicts(before_us)
+        if n_gone:
+            self._kept |= {name: self._journal.kept(name) for name in ("verdicts", "causal_chains")}
+        return n_gone
 
     def forget_batches(self, before_us: int) -> None:
         """Forget old batch ids, in the writer's thread."""
