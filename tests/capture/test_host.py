@@ -4,6 +4,7 @@ And nothing of it where it happens to a process that is not traced.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,12 @@ import pytest
 
 from stallscope.capture import records
 from stallscope.capture.control_groups import ControlGroups
-from stallscope.capture.host import HostEvents
+from stallscope.capture.host import MIN_MOVES, HostEvents
 from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag
 
 from .groups import group, join, network
@@ -167,9 +168,9 @@ def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], p
         (one,) = groups.throttled([puppet.pid, os.getpid()], time.monotonic_ns())
     rows = preempted(program, puppet.pid)
     by_quota = rows["flags"] & OffCpuFlag.THROTTLED > 0
-    assert rows["duration_ns"][by_quota].sum() > 0.8 * rows["duration_ns"].sum() > 0
+    assert rows["duration_ns"][by_quota].sum() > 0.7 * one.ns > 0
     assert (one.quota.encode(), one.pids, one.group.path) == (words, (puppet.pid,), home)
-    assert one.n >= 3 and one.ns > 100_000_000
+    assert one.n >= 3
 
 
 def test_a_neighbour_is_told_from_a_cpu_quota(tracing: Callable[..., Program], puppet, stranger):
@@ -211,6 +212,11 @@ def test_a_disk_is_named_with_file_and_issuer(
     own = requests[requests["by_pid"] == puppet.pid]
     assert set(own["device"].tolist()) == {disk.encode()} and b"write" in own["detail"].tolist()
     assert own["value"].sum() >= 3 << 20
+    sums = requests[requests["by_pid"] == UNKNOWN]
+    writes = [re.fullmatch(rb"(\d+) x write; us: (.*)", one) for one in sums["detail"].tolist()]
+    for told in filter(None, writes):
+        assert int(told[1]) == sum(int(each.split(b":")[1]) for each in told[2].split()) > 0
+    assert any(writes)
     rows = watch.look()
     assert stranger.pid not in rows["pid"] and stranger.pid not in rows["by_pid"]
 
@@ -220,6 +226,47 @@ def disk_of(path: Path) -> str:
     number = path.stat().st_dev
     place = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     return place.readlink().name if place.exists() else ""
+
+
+TOUCHES = """
+import mmap, os
+with open({0!r}, "wb") as file:
+    file.write(os.urandom(4 << 20))
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+with open({0!r}, "rb") as file:
+    pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    pages.madvise(mmap.MADV_RANDOM)
+    total = sum(pages[at] for at in range(0, 4 << 20, 4096 * 16))
+"""
+
+
+def test_memory_that_must_be_read_from_a_disk_is_a_major_fault(
+    tracing: Callable[..., Program], puppet, stranger, tmp_path: Path
+):
+    if not disk_of(tmp_path):
+        pytest.skip(f"other: {tmp_path} lies on no disk")
+    program = tracing(slow_off_ns=1000)
+    puppet.does(CALL)
+    watch = Watch(program, puppet.pid)
+    tell(stranger, f"exec({TOUCHES.format(str(tmp_path / 'theirs'))!r})")
+    puppet.does(f"exec({TOUCHES.format(str(tmp_path / 'mine'))!r})")
+    faults = watch.until(HostKind.MAJOR_FAULT, puppet.pid)
+    assert (faults["duration_ns"] > 0).all() and set(faults["tid"].tolist()) == {puppet.pid}
+    assert stranger.pid not in watch.look()["pid"]
+
+
+def test_moves_between_cpus_are_counted(tracing: Callable[..., Program], puppet):
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("other: one CPU only")
+    program = tracing()
+    puppet.does(CALL)
+    watch = Watch(program, puppet.pid)
+    moves = f"for i in range({2 * MIN_MOVES}): os.sched_setaffinity(0, {{({cpus[0]}, {cpus[1]})[i % 2]}})"
+    puppet.does(f"import os; exec({moves!r})")
+    rows = watch.until(HostKind.MIGRATION, puppet.pid)
+    assert 2 * MIN_MOVES - 1 <= rows["value"].sum() <= 3 * MIN_MOVES
 
 
 HOLDS = "held = bytearray({0} << 20); held[::4096] = b'x' * len(held[::4096])"
