@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stallscope.events import layout
-from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Op
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op
 from stallscope.events.trace import Trace
 from stallscope.exporters.counting import Counting
 from stallscope.exporters.meter import Meter
@@ -81,3 +81,34 @@ def test_a_process_whose_rank_nobody_told_has_that_of_its_communicator(trace: Tr
     counting.take(layout.COLLECTIVES, trace.collectives)
     (series,) = [s for m, s in counting.meter.read() if m.name == "nccl.collective.wait.duration"]
     assert {one.values for one in series} == {("0",), ("1",), ("2",), ("3",)}
+
+
+def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes():
+    counting = Counting(Meter(0))
+    rows = layout.empty(layout.OPERATIONS, 2)
+    rows["op"], rows["direction"], rows["count_bytes"] = Op.COPY, Direction.HOST_TO_DEVICE, 500
+    rows["n"] = rows["n_seen"] = 7
+    rows["total_ns"], rows["n_failed"] = 9000, [0, 3]
+    rows["histogram"] = [b'{"2048":5,"4096":2}', b'{"2048":7}']
+    counting.take(layout.OPERATIONS, rows)
+    found = {metric.name: series for metric, series in counting.meter.read()}
+    (durations,) = found["gpu.cuda.call.duration"]
+    assert durations.values == ("unknown", "copy")
+    assert durations.histogram.n == 14
+    assert durations.histogram.total == pytest.approx(18e-6)
+    assert durations.histogram.counts[1] == 12
+    assert [one.number for one in found["gpu.cuda.errors"]] == [3]
+    assert [(one.values[1], one.number) for one in found["gpu.cuda.copied"]] == [("host_to_device", 1000)]
+
+
+def test_memory_is_told_as_it_is_now():
+    counting = Counting(Meter(0))
+    rows = layout.empty(layout.MEMORY, 1)
+    rows["kind"], rows["device"] = MemoryKind.POOL, 3
+    for live_bytes in (500, 200):
+        rows["live_bytes"] = live_bytes
+        counting.take(layout.MEMORY, rows)
+    found = {metric.name: series for metric, series in counting.meter.read()}
+    assert [(one.values, one.number) for one in found["gpu.cuda.memory.usage"]] == [
+        (("unknown", "3", "pool"), 200)
+    ]

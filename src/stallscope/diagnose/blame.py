@@ -17,7 +17,6 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
-
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
 

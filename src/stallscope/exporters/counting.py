@@ -1,5 +1,6 @@
 """From the rows that the agent keeps to the metrics of the node."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Op
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.meter import Meter
 
@@ -37,6 +38,8 @@ class Counting:
             "collectives": self._collectives,
             "calls": self._slow_calls,
             "snapshots": self._states,
+            "operations": self._operations,
+            "memory": self._memory,
         }
         if len(rows) and table.name in counts:
             counts[table.name](rows)
@@ -133,6 +136,29 @@ class Counting:
         for pid, op in set(zip(done["pid"].tolist(), done["op"].tolist(), strict=True)):
             took = done["duration_ns"][(done["pid"] == pid) & (done["op"] == op)]
             self.meter.observe(table_of.CUDA_SLOW_CALL, took / 1e9, self.rank_of(pid), Op(op).name.lower())
+
+    def _operations(self, rows: Array) -> None:
+        """A bucket's calls count as three quarters of its upper edge long, its middle."""
+        for row in rows:
+            told = json.loads(row["histogram"] or b"{}")
+            who = (self.rank_of(int(row["pid"])), Op(row["op"]).name.lower())
+            middle_s = np.array([int(edge) for edge in told], np.float64) * 0.75 / 1e9
+            seen_s = float(row["total_ns"]) / 1e9 * float(row["n_seen"]) / max(float(row["n"]), 1.0)
+            self.meter.observe_counted(
+                table_of.CUDA_CALL, middle_s, np.array(list(told.values())), seen_s, *who
+            )
+            if row["n_failed"]:
+                self.meter.add(table_of.CUDA_ERRORS, int(row["n_failed"]), *who)
+            if row["op"] == Op.COPY and row["count_bytes"]:
+                direction = Direction(row["direction"]).name.lower()
+                self.meter.add(table_of.CUDA_COPIED, int(row["count_bytes"]), who[0], direction)
+
+    def _memory(self, rows: Array) -> None:
+        """As it is now."""
+        for row in rows:
+            device = "unknown" if row["device"] == UNKNOWN else str(row["device"])
+            who = (self.rank_of(int(row["pid"])), device, MemoryKind(row["kind"]).name.lower())
+            self.meter.set(table_of.CUDA_MEMORY, int(row["live_bytes"]), *who)
 
     def _states(self, rows: Array) -> None:
         """The ledger's growth since the last snapshot of each process."""

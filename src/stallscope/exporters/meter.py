@@ -91,14 +91,24 @@ class Meter:
         found = found[np.isfinite(found)]
         if not len(found):
             return
+        self._put(metric, found, np.ones(len(found), np.int64), float(found.sum()), values)
+
+    def observe_counted(
+        self, metric: Metric, found: Array, counts: Array, total: float, *values: str
+    ) -> None:
+        """The same for values that came so often each, where they are known to a bucket only, and their sum."""
+        if len(found) and math.isfinite(total):
+            self._put(metric, found, counts, total, values)
+
+    def _put(self, metric: Metric, found: Array, counts: Array, total: float, values: Values) -> None:
         places = np.searchsorted(metric.bounds, found, side="left")
-        counts = np.bincount(places, minlength=len(metric.bounds) + 1).tolist()
+        new = np.bincount(places, counts, minlength=len(metric.bounds) + 1).astype(np.int64).tolist()
         with self._lock:
             known = self._histograms.setdefault(metric.name, {})
             key = self._key(metric, values, known)
             one = known.setdefault(key, Histogram([0] * (len(metric.bounds) + 1)))
-            one.counts = [a + b for a, b in zip(one.counts, counts, strict=True)]
-            one.total += float(found.sum())
+            one.counts = [a + b for a, b in zip(one.counts, new, strict=True)]
+            one.total += total
 
     def since_wall_ns(self, metric: Metric) -> int:
         """Since when a counter counts."""

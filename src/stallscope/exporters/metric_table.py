@@ -97,6 +97,35 @@ CUDA_SLOW_CALL = Metric(
     "duration of the calls worth a record of their own: the slow ones",
     SECONDS,
 )
+CUDA_CALL = Metric(
+    "gpu.cuda.call.duration",
+    Kind.HISTOGRAM,
+    "s",
+    ("nccl.rank", "gpu.cuda.class"),
+    "duration of the calls that were timed: all of them, or those that came while the hooks were on",
+    (1e-6, 3e-6, *SECONDS),
+)
+CUDA_ERRORS = Metric(
+    "gpu.cuda.errors",
+    Kind.COUNTER,
+    "{call}",
+    ("nccl.rank", "gpu.cuda.class"),
+    "CUDA calls that returned an error",
+)
+CUDA_COPIED = Metric(
+    "gpu.cuda.copied",
+    Kind.COUNTER,
+    "By",
+    ("nccl.rank", "gpu.cuda.direction"),
+    "bytes that copies were asked for, by direction",
+)
+CUDA_MEMORY = Metric(
+    "gpu.cuda.memory.usage",
+    Kind.UP_DOWN,
+    "By",
+    ("nccl.rank", "gpu.cuda.device", "gpu.cuda.memory.kind"),
+    "allocated by the process and not freed, as far as the capture saw it",
+)
 LEDGER_TIME = Metric(
     "gpu.process.time",
     Kind.COUNTER,
@@ -163,6 +192,10 @@ METRICS = (
     COLLECTIVE_LATENESS,
     CUDA_CALLS,
     CUDA_SLOW_CALL,
+    CUDA_CALL,
+    CUDA_ERRORS,
+    CUDA_COPIED,
+    CUDA_MEMORY,
     LEDGER_TIME,
     PROCESSES,
     RECORDS,
