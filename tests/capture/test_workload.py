@@ -47,7 +47,7 @@ def test_outside_of_kubernetes_a_host_name_is_no_pod(tmp_path: Path):
 
 def test_the_namespace_is_read_in_the_containers_own_root(tmp_path: Path):
     proc = process(tmp_path, CGROUPS["cri-o"])
-    folder = proc / "7/root/run/secrets/kubernetes.io/serviceaccount"
+    folder = proc / "7" / "root" / "run/secrets/kubernetes.io/serviceaccount"
     (folder / "..2026").mkdir(parents=True)
     (folder / "..2026/namespace").write_text("research\n")
     (folder / "..data").symlink_to("..2026")
@@ -60,7 +60,7 @@ def test_a_tenant_cannot_make_the_agent_read_or_wait_elsewhere(tmp_path: Path, k
     proc = process(tmp_path, CGROUPS["cri-o"])
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    folder = proc / "7/root/run/secrets/kubernetes.io/serviceaccount"
+    folder = proc / "7" / "root" / "run/secrets/kubernetes.io/serviceaccount"
     folder.mkdir(parents=True)
     if kind == "link":
         (folder / "namespace").symlink_to(secret)
