@@ -45,11 +45,12 @@ def main() -> None:
             "date": time.strftime("%F"),
         }
         print(f"{name}: {result[name]['took_s']} s", file=sys.stderr)
+        if not is_look:
+            result = {"benchmark": "accuracy", "machine": machine(), **result}
+            RESULT.write_text(json.dumps(result, indent=1) + "\n")
     if is_look:
         print(json.dumps(result, indent=1))
         return
-    result = {"benchmark": "accuracy", "machine": machine(), **result}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
     PAGE.write_text(page(result))
     print(_short(result))
 

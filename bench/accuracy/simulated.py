@@ -1,5 +1,6 @@
 """Simulated jobs whose truth is known: every fault in every shape, healthy jobs, and a detection curve."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +13,7 @@ from marking import Judged, judged
 from stallscope.diagnose.engine import diagnose
 from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, scenarios, simulate
 
-N_PROCESSES = 2
+N_PROCESSES = len(os.sched_getaffinity(0))
 N_SEEDS = 20
 FEW_SEEDS = {"dp64": 3, "dp32-tp8": 1, "fsdp256": 1, "dp32-tp8-pp4": 1}
 """Large shapes take seconds each; how a verdict depends on the seed the small ones show."""
@@ -217,7 +218,7 @@ def curve(*, delays_ms: Iterable[int] = DELAYS_MS, n: int = N_CURVE) -> dict[str
 
 
 def spread(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The results in order, worked out by two processes."""
+    """The results in order, worked out by a process for each CPU."""
     items = list(items)
     if len(items) < 2 * N_PROCESSES:
         yield from map(work, items)

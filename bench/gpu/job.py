@@ -48,6 +48,7 @@ SHAPES = {
     "fsdp": Shape(8, 4096, 8192),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
+    "inference": Shape(24, 4096, 256),
 }
 ON_CPU = Shape(4, 128, 64)
 
@@ -291,11 +292,26 @@ def graph(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     return forward, lambda loss: None
 
 
+def inference(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
+    """A request: rows are copied to the GPU, go through the model, and the answer is copied back. No collectives."""
+    import torch
+
+    question = torch.randn(batch.shape, dtype=batch.dtype, pin_memory=batch.is_cuda)
+
+    def forward(rows: Any) -> Any:
+        with torch.inference_mode():
+            answer = model(question.to(rows.device, non_blocking=True))
+            return answer.float().mean(dim=1).cpu().sum()
+
+    return forward, lambda loss: None
+
+
 STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any], None]]]] = {
     "ddp": ddp,
     "fsdp": fsdp,
     "launch": ddp,
     "graph": graph,
+    "inference": inference,
 }
 
 

@@ -100,11 +100,14 @@ class Workload:
 
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
+    Workload("slowdown launch", ("--kind", "launch", "--sync"), 95),
     Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", "--sync"), 70),
-    Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 60),
+    Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
+    Workload("slowdown graph", ("--kind", "graph", "--sync"), 70),
+    Workload("slowdown inference", ("--kind", "inference", "--sync"), 70),
 )
-"""GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded."""
+"""GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
+a step; requests without collectives."""
 
 
 def measured(
