@@ -1,0 +1,317 @@
+"""Wherever a library is, and whenever it is loaded, each of its calls is seen once: real processes, real probes."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.attaching import Attaching
+from stallscope.capture.discovery import Discovery
+from stallscope.capture.libbpf import Refused
+from stallscope.capture.mapped import Mapped
+from stallscope.capture.operations import Hook
+from stallscope.capture.program import Link, Options, Program
+
+pytestmark = [
+    pytest.mark.bpf,
+    pytest.mark.compiler,
+    pytest.mark.skipif(not shutil.which("unshare"), reason="unshare(1) is missing"),
+]
+
+N = 50
+CHILD = """
+import ctypes, os, sys, threading
+P, Z = ctypes.c_void_p, ctypes.c_size_t
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+def load(path):
+    global lib
+    lib = ctypes.CDLL(path)
+def calls(n):
+    for _ in range(n):
+        lib.ncclAllReduce(P(0), P(0), Z(16), 7, 0, P(4711), P(0))
+def old_thread():
+    asked.wait()
+    calls(calls_of_thread)
+asked = threading.Event()
+thread = threading.Thread(target=old_thread)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+STATIC = """
+#include <stdio.h>
+typedef struct { char internal[128]; } ncclUniqueId;
+int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *);
+int cudaStreamSynchronize(long, long);
+int main(void)
+{
+	char line[64];
+
+	while (fgets(line, sizeof(line), stdin)) {
+		for (int i = 0; line[0] == 'c' && i < 50; i++)
+			ncclAllReduce(0, 0, 16, 7, 0, (void *)4711, 0);
+		puts("done");
+		fflush(stdout);
+	}
+	return cudaStreamSynchronize(0, 0);
+}
+"""
+
+
+@dataclass
+class Child:
+    """A process that does a line at a time."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def does(self, *lines: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        for line in lines:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            assert self.process.stdout.readline() == "done\n", f"failed: {line}"
+
+
+@dataclass
+class Agent:
+    """What an agent does: it hears of libraries, attaches, counts."""
+
+    program: Program
+    attaching: Attaching
+    mapped: Mapped
+    links: list[Link] = field(default_factory=list)
+
+    def attaches(self, n: int = 1) -> float:
+        """Until so many files have been hooked; how long it took, in seconds."""
+        begin = time.monotonic()
+        while len(self.links) < n:
+            assert time.monotonic() - begin < 20, "not found"
+            notes = self.attaching.new(time.monotonic_ns())
+            assert not [note for note in notes if "not seen" in note]
+            if len(self.links) < n:
+                self.mapped.wait(1)
+        return time.monotonic() - begin
+
+    def looks(self) -> None:
+        """Once, at what there is."""
+        self.attaching.new(time.monotonic_ns())
+
+    def counted(self) -> Counter[int]:
+        """Calls by process."""
+        return Counter(self.program.arrivals.drain()["pid"].tolist())
+
+
+@pytest.fixture(scope="module")
+def program(bpf_object: Path) -> Iterator[Program]:
+    with Program.load(Options()) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def agent(program: Program, tmp_path: Path) -> Iterator[Agent]:
+    """Looks at what this test has started: others may run jobs on this machine, too."""
+    with ExitStack() as stack, Mapped() as mapped:
+        links: list[Link] = []
+
+        def attach(path: str, hooks: list[Hook]) -> Link:
+            link = program.attach(path, hooks)
+            links.append(link)
+            stack.callback(link.close)
+            return link
+
+        discovery = Discovery(pids=frozenset({os.getpid()}), mapped=mapped)
+        attaching = Attaching(discovery, lambda path, hooks: attach(path, list(hooks)))
+        program.arrivals.drain()
+        yield Agent(program, attaching, mapped, links)
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    """child(*prefix): a process in the surroundings that the prefix makes."""
+    with ExitStack() as stack:
+
+        def start(*prefix: str, command: tuple[str, ...] = (sys.executable, "-c", CHILD)) -> Child:
+            process = subprocess.Popen([*prefix, *command], stdin=-1, stdout=-1, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            started = Child(process)
+            started.does("pass")
+            return started
+
+        yield start
+
+
+@pytest.fixture
+def copy(library: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """copy(name): the library under a name of this test."""
+
+    def to(name: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, path)
+        return path
+
+    return to
+
+
+def load(path: Path | str) -> str:
+    return f"load({str(path)!r})"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2",
+        "miniconda3/envs/my env/lib/libnccl.so.2.26.2",
+        "home/someone/libnccl-0a1b2c3d.so.2",
+    ],
+)
+def test_a_library_is_seen_in_any_place_under_any_of_its_names(agent: Agent, child, copy, name: str):
+    one = child()
+    one.does(load(copy(name)))
+    agent.attaches()
+    one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N}
+
+
+def test_a_deleted_file_is_seen(agent: Agent, child, copy):
+    path = copy("libnccl.so.2")
+    one = child()
+    one.does(load(path))
+    path.unlink()
+    agent.attaches()
+    one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N}
+
+
+def test_a_library_that_is_loaded_late_is_seen_soon(agent: Agent, child, copy):
+    one = child()
+    agent.looks()
+    assert not agent.links
+    one.does(load(copy("libnccl.so.2")))
+    took_s = agent.attaches()
+    one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N}
+    print(f"from dlopen to attached: {took_s * 1000:.1f} ms")
+
+
+def test_a_process_that_starts_later_loses_no_call(agent: Agent, child, copy):
+    path = copy("libnccl.so.2")
+    first = child()
+    first.does(load(path))
+    agent.attaches()
+    later = child()
+    later.does(load(path), f"calls({N})")
+    assert agent.counted() == {later.pid: N}
+
+
+def test_a_fork_is_a_process_of_its_own(agent: Agent, child, copy):
+    one = child()
+    one.does(load(copy("libnccl.so.2")))
+    agent.attaches()
+    one.does(f"pid = os.fork() or (calls({N}), os._exit(0)); os.waitpid(pid, 0); calls(7)")
+    counted = agent.counted()
+    assert counted.pop(one.pid) == 7
+    assert list(counted.values()) == [N]
+
+
+def test_a_thread_that_is_older_than_the_agent_is_seen(agent: Agent, child, copy):
+    one = child()
+    one.does(load(copy("libnccl.so.2")), "thread.start()")
+    agent.attaches()
+    one.does(f"calls_of_thread = {N}; asked.set(); thread.join()")
+    assert agent.counted() == {one.pid: N}
+
+
+def test_several_versions_at_once_are_all_seen(agent: Agent, child, copy):
+    children = [child(), child()]
+    for one, version in zip(children, ("2.18.3", "2.32.3"), strict=True):
+        one.does(load(copy(f"{version}/libnccl.so.2")))
+    agent.attaches(2)
+    for one in children:
+        one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N for one in children}
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_code_that_is_linked_in_is_seen(agent: Agent, child, tmp_path: Path, copy, is_hidden: bool):
+    """Its symbols are in .symtab only; hidden ones are local there. A driver beside it says that it uses a GPU."""
+    main, both, program = tmp_path / "main.c", tmp_path / "both.o", tmp_path / "job"
+    main.write_text(STATIC)
+    calls = Path(__file__).parent / "targets" / "calls.c"
+    subprocess.run(["gcc", "-O1", "-r", "-o", both, main, calls], check=True)
+    if is_hidden:
+        subprocess.run(["objcopy", "--keep-global-symbol=main", both], check=True)
+    driver = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        ["gcc", "-shared", "-o", driver, "-xc", "-"],
+        input="int unrelated(void) { return 0; }",
+        text=True,
+        check=True,
+    )
+    subprocess.run(["gcc", "-o", program, both, "-Wl,--no-as-needed", driver], check=True)
+    one = child(command=(str(program),))
+    agent.looks()
+    assert len(agent.links) == 1
+    one.does("calls")
+    assert agent.counted() == {one.pid: N}
+
+
+def test_a_container_with_a_root_of_its_own_is_seen(agent: Agent, child, copy, tmp_path: Path):
+    """The library's name means another file, or none, on the host."""
+    image = copy("image/libnccl.so.2")
+    root = tmp_path / "root"
+    root.mkdir()
+    script = (
+        f"mount --rbind / {root} && mount -t tmpfs none {root}/opt && cp {image} {root}/opt/ "
+        f"&& cd {root} && mkdir opt/old && pivot_root . opt/old && cd / && umount -l /opt/old "
+        f'&& exec "$@"'
+    )
+    one = child("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    one.does(load("/opt/libnccl.so.2"))
+    assert not Path("/opt/libnccl.so.2").exists()
+    agent.attaches()
+    one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N}
+
+
+def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, copy, tmp_path: Path):
+    copy("image/libnccl.so.2")
+    children = []
+    for name in ("one", "two"):
+        at = tmp_path / name
+        at.mkdir()
+        script = (
+            f"mount -t tmpfs none {at} && mkdir {at}/upper {at}/work {at}/merged && mount -t overlay none "
+            f"-o lowerdir={tmp_path}/image,upperdir={at}/upper,workdir={at}/work {at}/merged "
+            f'&& exec "$@"'
+        )
+        children.append(child("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"))
+        children[-1].does(load(at / "merged" / "libnccl.so.2"))
+    agent.attaches()
+    agent.looks()
+    assert len(agent.links) == 1
+    for one in children:
+        one.does(f"calls({N})")
+    assert agent.counted() == {one.pid: N for one in children}
+
+
+def test_a_file_that_is_no_library_is_refused(program: Program, tmp_path: Path):
+    path = tmp_path / "libnccl.so.2"
+    path.mkdir()
+    with pytest.raises(Refused):
+        program.attach(str(path), [Hook(64, 0, "nccl", "x")])
+    assert os.geteuid() == 0
