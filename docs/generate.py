@@ -43,6 +43,7 @@ FORMATS = {
     "u2": "uint16",
     "u4": "uint32",
     "u8": "uint64",
+    "i2": "int16",
     "i4": "int32",
     "i8": "int64",
 }

@@ -25,7 +25,9 @@ DRAWERS = {
 CODE = {".py", ".c", ".h", ".sql", ".sh", ".md", ".toml", ".yaml", ".yml", ".json", ".service", ""}
 
 NOT_OURS = {
-    "a path of somebody's machine": re.compile(r"/(?:home|Users)/\w+/|(?<!\d)/root/|/work/"),  # /proc/7/root is nobody's
+    "a path of somebody's machine": re.compile(
+        r"/(?:home|Users)/\w+/|(?<!\d)/root/|/work/"
+    ),  # /proc/7/root is nobody's
     "the number of an issue": re.compile(r"\b[Ii]ssues? #?\d|\(#\d+\)"),
     "a page that is not in the repository": re.compile(
         r"\b(?:PITFALLS?|DESIGN|CASES|STYLE|LEDGER)(?:\.md| \d)"

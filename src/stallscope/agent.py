@@ -313,9 +313,9 @@ class _Scribe:
         self._keep_labels(self._labels.taken() if self._labels else [])
         lost = self._keep_losses(now_ns)
         reading = clock.reading(self._node, wall_ns=self._options.wall_ns)
-        is_synchronised = clock.is_synchronised()
-        self._store.clock(reading, is_synchronised=is_synchronised)
-        self._send(reading, is_synchronised=is_synchronised, lost=lost)
+        kept = clock.kept()
+        self._store.clock(reading, kept=kept)
+        self._send(reading, is_synchronised=kept.is_synchronised if kept else None, lost=lost)
         self._store.end_session(self._session, now_ns)
         self._store.commit()
         if self._told:

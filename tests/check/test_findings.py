@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stallscope.capture.clock import WallClock
 from stallscope.check import clock, gpus, hub, kernel, libraries, storage
 from stallscope.check.finding import Finding, State
 from stallscope.errors import CannotTrace
+from stallscope.events.trace import WallClock
 
 ALL_CAPABILITIES = "000001ffffffffff"
 LIBRARY_LINE = "7f0000000000-7f0000010000 r-xp 00000000 08:01 {inode} {path}\n"

@@ -20,7 +20,7 @@ import pytest
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events import layout
 from stallscope.events.layout import ARRAYS, COLLECTIVES
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Trace, WallClock
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
 
@@ -346,6 +346,8 @@ def test_a_trace_of_an_earlier_version_is_read_as_it_is_and_gets_what_it_lacks_w
     with closing(sqlite3.connect(db)) as plain, plain:
         for table in layout.NODE_TABLES:
             plain.execute(f"DROP TABLE {table.name}")
+        for name in ("max_error_us", "estimated_error_us", "frequency_ppm"):
+            plain.execute(f"ALTER TABLE clocks DROP COLUMN {name}")
         plain.execute("UPDATE schema_version SET version = 1")
     without = replace(full_trace(), host_events=layout.empty(layout.HOST_EVENTS))
     assert_same(node.read(db), without)
@@ -357,6 +359,18 @@ def test_a_trace_of_an_earlier_version_is_read_as_it_is_and_gets_what_it_lacks_w
         versions = [version for (version,) in plain.execute("SELECT version FROM schema_version")]
         assert versions == [1, node.SCHEMA_VERSION]
     assert_same(node.read(db), without)
+
+
+def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is_kept(tmp_path):
+    path = tmp_path / "t.db"
+    with closing(NodeTrace(path)) as store:
+        store.clock(Clock(0, 5, 6, 7), kept=WallClock(True, 120, 30, -1.5, 9))
+        store.clock(Clock(0, 8, 9, 7))
+    with closing(sqlite3.connect(path)) as plain:
+        told = plain.execute(
+            "SELECT error_ns, is_synchronised, max_error_us, estimated_error_us, frequency_ppm FROM clocks"
+        )
+        assert told.fetchall() == [(7, 1, 120, 30, -1.5), (7, None, None, None, None)]
 
 
 def test_no_such_trace(tmp_path):

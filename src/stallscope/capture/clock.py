@@ -8,9 +8,9 @@ shift events. No privileges needed.
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 
-from stallscope.events.trace import Clock
+from stallscope.events.trace import Clock, WallClock
 
 _N_TRIES = 20
 _TIMEX_BYTES = 208
@@ -36,21 +36,10 @@ def _bracket(monotonic_ns: Callable[[], int], wall_ns: Callable[[], int]) -> tup
     return monotonic_ns() - before, before, wall
 
 
-@dataclass(frozen=True)
-class WallClock:
-    """The kernel's account of the wall clock: is it kept by NTP or PTP, and how wrong can it be?"""
-
-    is_synchronised: bool
-    max_error_us: int
-    estimated_error_us: int
-    frequency_ppm: float
-    offset_ns: int
-
-
-def is_synchronised() -> bool | None:
-    """Is the wall clock kept by NTP or PTP? None where the kernel does not tell."""
+def kept() -> WallClock | None:
+    """How well the wall clock is kept; None where the kernel does not tell."""
     try:
-        return wall_clock().is_synchronised
+        return wall_clock()
     except OSError:
         return None
 
@@ -69,11 +58,15 @@ class _Timex(ctypes.Structure):
     )
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def wall_clock() -> WallClock:
     """What adjtimex(2) says; raises OSError where the call is not allowed."""
-    libc = ctypes.CDLL(None, use_errno=True)
     timex = _Timex()
-    state = libc.adjtimex(ctypes.byref(timex))
+    state = _libc().adjtimex(ctypes.byref(timex))
     if state < 0:
         raise OSError(ctypes.get_errno(), "adjtimex refused")
     return WallClock(

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from stallscope.capture.clock import WallClock, wall_clock
+from stallscope.capture.clock import wall_clock
 from stallscope.check.finding import Finding, passed, warned
+from stallscope.events.trace import WallClock
 
 _MOST_ERROR_US = 100_000
 

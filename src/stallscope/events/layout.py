@@ -309,13 +309,68 @@ POSITIONS = Table(
     ),
 )
 
+GPUS = Table(
+    "gpus",
+    "The state of a GPU as its driver tells it: a row when something changed by more than noise, and now and then.",
+    (
+        Field("ts_ns", "i8", "when it was asked"),
+        _WHO[0],
+        Field("gpu", "u2", "number of the GPU, as the driver counts"),
+        Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
+        Field("uuid", "S48", "its UUID, as in CUDA_VISIBLE_DEVICES"),
+        Field("name", "S48", "its model"),
+        Field("utilization_percent", "i2", "share of the driver's last sample in which a kernel ran", True),
+        Field("memory_used_bytes", "i8", "GPU memory in use", True),
+        Field("memory_total_bytes", "i8", "GPU memory there is", True),
+        Field("sm_mhz", "i4", "clock of the multiprocessors", True),
+        Field("sm_max_mhz", "i4", "the highest clock they can have", True),
+        Field("memory_mhz", "i4", "clock of the memory", True),
+        Field("clock_reasons", "i8", "why the clock is what it is: bits, see names.CLOCK_REASONS", True),
+        Field("power_mw", "i4", "power drawn", True),
+        Field("power_limit_mw", "i4", "power allowed", True),
+        Field("temperature_celsius", "i2", "temperature of the chip", True),
+        Field("n_ecc_corrected", "i8", "memory errors corrected since the driver was loaded", True),
+        Field("n_ecc_uncorrected", "i8", "memory errors that could not be corrected since then", True),
+        Field("pcie_generation", "i2", "generation of the PCIe link now: low while the GPU idles", True),
+        Field("pcie_width", "i2", "lanes of it", True),
+        Field("pcie_max_generation", "i2", "generation that GPU and board can do", True),
+        Field("pcie_max_width", "i2", "lanes that they can do", True),
+        Field("n_nvlinks_up", "i2", "NVLinks that are up", True),
+        Field("n_nvlink_errors", "i8", "replays, recoveries and checksum errors on the NVLinks so far", True),
+        Field("n_processes", "i2", "processes that use it", True),
+        Field("xid", "i4", "error that the driver reports at this moment, by its Xid number", True),
+    ),
+)
+
+GPU_PROCESSES = Table(
+    "gpu_processes",
+    "A process uses a GPU: a row when it is first seen, when its memory changes much, and when it has gone.",
+    (
+        Field("ts_ns", "i8", "when it was seen"),
+        *_WHO,
+        Field("gpu", "u2", "number of the GPU, as the driver counts"),
+        Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
+        Field("alive", "u1", "1 while it uses the GPU; 0 once it has gone"),
+        Field("memory_used_bytes", "i8", "GPU memory it holds", True),
+        Field("comm", "S16", "its name"),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-NODE_TABLES: tuple[Table, ...] = (OPERATIONS, MEMORY, CALL_ARGUMENTS, HOST_EVENTS, POSITIONS)
+NODE_TABLES: tuple[Table, ...] = (
+    OPERATIONS,
+    MEMORY,
+    CALL_ARGUMENTS,
+    HOST_EVENTS,
+    POSITIONS,
+    GPUS,
+    GPU_PROCESSES,
+)
 """Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
 before one of them was added lacks it."""
 
-ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS)
+ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS, GPUS, GPU_PROCESSES)
 """The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
 
 

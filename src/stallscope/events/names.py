@@ -192,3 +192,16 @@ class HostKind(IntEnum):
 
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
 """Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""
+
+CLOCK_REASONS = {
+    0x1: "idle",
+    0x2: "clocks set by the user",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+"""Why a GPU's clock is what it is: nvmlClocksEventReason* in nvml.h, the same bits since driver 390."""

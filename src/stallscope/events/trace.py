@@ -17,6 +17,17 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class WallClock:
+    """The kernel's account of the wall clock: is it kept by NTP or PTP, and how wrong can it be?"""
+
+    is_synchronised: bool
+    max_error_us: int
+    estimated_error_us: int
+    frequency_ppm: float
+    offset_ns: int
+
+
+@dataclass(frozen=True)
 class Trace:
     """Arrays by table (see layout) and what is known about where they come from.
 
@@ -40,6 +51,8 @@ class Trace:
     host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     positions: Array = field(default_factory=lambda: layout.empty(layout.POSITIONS))
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    gpus: Array = field(default_factory=lambda: layout.empty(layout.GPUS))
+    gpu_processes: Array = field(default_factory=lambda: layout.empty(layout.GPU_PROCESSES))
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

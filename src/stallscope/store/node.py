@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Trace, WallClock
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
 
@@ -124,12 +124,19 @@ class NodeTrace:
             found = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
         return int(found[0])
 
-    def clock(self, reading: Clock, *, is_synchronised: bool | None = None) -> None:
-        """Keep one reading of the monotonic against the wall clock."""
+    def clock(self, reading: Clock, *, kept: WallClock | None = None) -> None:
+        """Keep one reading of the monotonic against the wall clock, and how well the latter is kept."""
+        row = (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns)
+        said = (
+            (kept.is_synchronised, kept.max_error_us, kept.estimated_error_us, kept.frequency_ppm)
+            if kept
+            else (None,) * 4
+        )
         with _storage(self.path):
             self._connection.execute(
-                "INSERT INTO clocks VALUES (?, ?, ?, ?, ?)",
-                (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns, is_synchronised),
+                "INSERT INTO clocks (node, monotonic_ns, wall_ns, error_ns, is_synchronised, max_error_us,"
+                " estimated_error_us, frequency_ppm) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, *said),
             )
 
     def lost(self, node: int, ts_ns: int, losses: Iterable[tuple[str, int | None, int]]) -> None:
@@ -279,7 +286,10 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             narrow(db, windows(db, part))
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        tables = {table.name: _read_table(db, table) for table in ARRAYS}
+        there = _tables(db)
+        tables = {
+            table.name: _read_table(db, table) if table.name in there else empty(table) for table in ARRAYS
+        }
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
         clocks = db.execute(
@@ -392,15 +402,22 @@ def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
         db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
 
 
+_CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "frequency_ppm": "REAL"}
+
+
 def _upgrade(db: sqlite3.Connection) -> None:
     """Give a trace the tables that it lacks: it may be from an earlier version."""
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     (found,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
     missing = [table for table in NODE_TABLES if table.name not in there]
-    if not missing and found == SCHEMA_VERSION:
+    clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
+    untold = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
+    if not missing and not untold and found == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     _create(db, missing)
+    for name in untold:
+        db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
     if found < SCHEMA_VERSION:
         db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
     db.execute("COMMIT")

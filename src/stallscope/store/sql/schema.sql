@@ -4,7 +4,8 @@ CREATE TABLE schema_version (version INTEGER PRIMARY KEY, applied_wall_ns INTEGE
 CREATE TABLE nodes (node INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE symbols (symbol INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE clocks (node INTEGER NOT NULL, monotonic_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,
-                     error_ns INTEGER NOT NULL, is_synchronised INTEGER);
+                     error_ns INTEGER NOT NULL, is_synchronised INTEGER, max_error_us INTEGER, estimated_error_us INTEGER,
+                     frequency_ppm REAL);
 CREATE TABLE losses (node INTEGER NOT NULL, ts_ns INTEGER NOT NULL, kind TEXT NOT NULL, cpu INTEGER,
                      n_lost INTEGER NOT NULL);
 CREATE TABLE sessions (id INTEGER PRIMARY KEY, node INTEGER NOT NULL, started_ns INTEGER, ended_ns INTEGER,
