@@ -4,11 +4,14 @@ A test says with a marker what it needs: `bpf`, `compiler`, `gpu` or `shared`. W
 is skipped with the reason, and the reasons are counted at the end of the run.
 """
 
+import ctypes
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,52 @@ def run(
         return int(ended.value.code or 0), told.out, told.err
 
     return call
+
+
+@dataclass
+class FakeGpus:
+    """A management library whose GPUs the test sets. folder: for LD_LIBRARY_PATH; state: for FAKE_NVML."""
+
+    folder: Path
+    state: Path
+
+    def have(self, *gpus: Mapping[str, object], **extra: str) -> None:
+        """What each GPU tells from now on; a list of values is told one after the other. extra: whole lines."""
+        lines = list(extra.values())
+        for number, told in enumerate(gpus):
+            which = str(told.get("which", number))
+            for key, value in told.items():
+                each = value if isinstance(value, list) else [value]
+                lines += [f"{which} {key} {one}" for one in each if key != "which"]
+        new = self.state.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.state)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a process that shall meet these GPUs."""
+        return {"LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML": str(self.state)}
+
+
+@pytest.fixture(scope="session")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the library."""
+    if reason := _missing_for_compiler():
+        pytest.skip(f"compiler: {reason}")
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.1"
+    source = Path(__file__).parent / "fakes" / "nvml.c"
+    subprocess.run(["gcc", "-O1", "-w", "-shared", "-fPIC", "-o", library, source], check=True)
+    return folder
+
+
+@pytest.fixture
+def fake_gpus(fake_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """GPUs for this process: the bindings are the real ones, and load the library as they would the driver's."""
+    pynvml = pytest.importorskip("pynvml")
+    found = FakeGpus(fake_nvml, tmp_path / "gpus")
+    found.have()
+    monkeypatch.setenv("FAKE_NVML", str(found.state))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return found

@@ -1,0 +1,72 @@
+"""Which states of the GPUs are worth a row: those that differ from the last one kept by more than noise."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+
+_KEEP_EVERY_NS = 30 * 10**9
+
+_NOISE = {
+    "utilization_percent": 20,
+    "memory_used_bytes": 256 << 20,
+    "sm_mhz": 45,
+    "memory_mhz": 45,
+    "power_mw": 50_000,
+    "temperature_celsius": 4,
+}
+"""What these may differ by without a word: clocks move in steps of 15 MHz. All else is kept when it changes."""
+
+
+@dataclass
+class GpuEdges:
+    """Remembers the last row kept of each GPU and partition, and of each process on one."""
+
+    _gpus: dict[tuple[int, int], Array] = field(default_factory=dict)
+    _processes: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+
+    def gpus(self, rows: Array) -> Array:
+        """The rows of GPUS to keep: what changed, what told an error, and every 30 s."""
+        kept = np.zeros(len(rows), bool)
+        for i, row in enumerate(rows):
+            key = int(row["gpu"]), int(row["mig"])
+            last = self._gpus.get(key)
+            kept[i] = last is None or row["xid"] != UNKNOWN or _is_due(row, last) or _differs(row, last)
+            if kept[i]:
+                self._gpus[key] = row.copy()
+        return rows[kept]
+
+    def processes(self, rows: Array, now_ns: int) -> Array:
+        """The rows of GPU_PROCESSES to keep: who came, who holds much more or less memory, and who has gone.
+
+        rows: all that there are at now_ns.
+        """
+        here = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
+        kept = []
+        for key in self._processes.keys() - here.keys():
+            gone = self._processes.pop(key)
+            gone["ts_ns"], gone["alive"] = now_ns, 0
+            kept.append(gone)
+        for key, row in here.items():
+            last = self._processes.get(key)
+            if last is None or _is_due(row, last) or _differs(row, last):
+                kept.append(row)
+                self._processes[key] = row.copy()
+        return np.array(kept, layout.dtype(layout.GPU_PROCESSES))
+
+
+def _is_due(row: Array, last: Array) -> bool:
+    return bool(row["ts_ns"] - last["ts_ns"] >= _KEEP_EVERY_NS)
+
+
+def _differs(row: Array, last: Array) -> bool:
+    for name in row.dtype.names or ():
+        if name in ("ts_ns", "node", "xid") or row[name] == last[name]:
+            continue
+        if name not in _NOISE or UNKNOWN in (row[name], last[name]):
+            return True
+        if abs(int(row[name]) - int(last[name])) > _NOISE[name]:
+            return True
+    return False

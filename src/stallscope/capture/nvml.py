@@ -1,0 +1,60 @@
+"""NVIDIA's management library, through its own bindings (nvidia-ml-py, extra `gpu`), where both are there.
+
+The library comes with the driver. What a GPU cannot tell (a partition, an old driver, a consumer card) is an error
+of the call, and unknown here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stallscope.errors import CannotTrace
+
+
+@contextmanager
+def library() -> Iterator[Any]:
+    """The bindings, ready to be asked. Raises CannotTrace, which says in words what is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        raise CannotTrace("nvidia-ml-py is missing: pip install 'stallscope[gpu]'") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise CannotTrace(_why(pynvml, error)) from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def devices(nvml: Any) -> Iterator[tuple[int, Any]]:
+    """Number and handle of each GPU. One that has fallen off the bus is left out."""
+    for number in range(nvml.nvmlDeviceGetCount()):
+        handle = asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
+        if handle is not None:
+            yield number, handle
+
+
+def asked(nvml: Any, question: Callable[..., Any], *words: Any) -> Any:
+    """What a call tells; None where it cannot tell."""
+    try:
+        return question(*words)
+    except nvml.NVMLError:
+        return None
+
+
+def text(told: Any) -> str:
+    """Text, which older bindings give as bytes."""
+    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+
+
+def _why(nvml: Any, error: Any) -> str:
+    said = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver (libnvidia-ml.so.1) is here",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed and not loaded: modprobe nvidia",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "the NVIDIA driver was updated and the old one is still loaded: restart the machine"
+        ),
+    }
+    return said.get(error.value, f"NVML: {error}; run `nvidia-smi`, and restart the driver if it fails too")

@@ -1,0 +1,187 @@
+"""GPUs as the real bindings tell them, from a library that is compiled for the test."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.gpu_edges import GpuEdges
+from stallscope.capture.gpu_state import GpuStates
+from stallscope.capture.gpus import Gpus
+from stallscope.capture.nvml import library
+from stallscope.errors import CannotTrace
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
+
+SECOND = 10**9
+H100 = {
+    "uuid": "GPU-11111111-2222-3333-4444-555555555555",
+    "name": "NVIDIA H100 80GB HBM3",
+    "utilization_percent": 97,
+    "memory_used_bytes": 70 << 30,
+    "memory_total_bytes": 80 << 30,
+    "sm_mhz": 1980,
+    "sm_max_mhz": 1980,
+    "memory_mhz": 2619,
+    "clock_reasons": 0,
+    "power_mw": 650_000,
+    "power_limit_mw": 700_000,
+    "temperature_celsius": 61,
+    "n_ecc_corrected": 2,
+    "n_ecc_uncorrected": 0,
+    "pcie_generation": 5,
+    "pcie_width": 16,
+    "pcie_max_generation": 5,
+    "pcie_max_width": 16,
+    "n_nvlinks": 18,
+    "n_nvlinks_up": 12,
+    "n_nvlink_errors": 3,
+    "process": [f"4711 {60 << 30}", f"4712 {1 << 30}"],
+}
+OTHER = H100 | {"uuid": "GPU-99999999-2222-3333-4444-555555555555", "process": []}
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_a_gpu_tells_all_that_its_driver_knows(fake_gpus):
+    fake_gpus.have(H100)
+    with library() as nvml:
+        look = GpuStates(nvml, node=3).look(5 * SECOND)
+    (row,) = look.gpus
+    assert (row["ts_ns"], row["node"], row["gpu"], row["mig"]) == (5 * SECOND, 3, 0, UNKNOWN)
+    assert row["uuid"].decode() == H100["uuid"] and row["name"].decode() == H100["name"]
+    for name in set(H100) - {"uuid", "name", "process", "n_nvlinks"}:
+        assert row[name] == H100[name], name
+    assert row["n_processes"] == 2 and row["xid"] == UNKNOWN
+    assert {(p["pid"], p["memory_used_bytes"]) for p in look.processes} == {(4711, 60 << 30), (4712, 1 << 30)}
+
+
+def test_what_a_gpu_cannot_tell_is_unknown(fake_gpus):
+    fake_gpus.have({"uuid": "GPU-old", "name": "Tesla", "no_processes": 1, "power_mw": 1000})
+    with library() as nvml:
+        look = GpuStates(nvml, node=0).look(0)
+    (row,) = look.gpus
+    assert row["power_mw"] == 1000
+    for entry in layout.GPUS.fields:
+        if entry.may_be_unknown and entry.name != "power_mw":
+            assert row[entry.name] == UNKNOWN, entry.name
+    assert len(look.processes) == 0
+
+
+def test_partitions_are_told_beside_their_gpu(fake_gpus):
+    whole = H100 | {"mig": 1, "process": []}
+    part = {
+        "which": "0.1",
+        "uuid": "MIG-a",
+        "memory_used_bytes": 5,
+        "memory_total_bytes": 10,
+        "process": ["77 5"],
+    }
+    fake_gpus.have(whole, part)
+    with library() as nvml:
+        look = GpuStates(nvml, node=0).look(0)
+    assert look.gpus[["gpu", "mig", "uuid"]].tolist() == [
+        (0, UNKNOWN, str(H100["uuid"]).encode()),
+        (0, 1, b"MIG-a"),
+    ]
+    assert look.gpus["memory_used_bytes"].tolist() == [H100["memory_used_bytes"], 5]
+    assert look.gpus["sm_mhz"].tolist() == [1980, UNKNOWN]
+    assert look.processes[["gpu", "mig", "pid"]].tolist() == [(0, 1, 77)]
+
+
+def test_a_gpu_that_fell_off_the_bus_tells_nothing(fake_gpus):
+    fake_gpus.have(H100, OTHER)
+    with library() as nvml:
+        states = GpuStates(nvml, node=0)
+        states.look(0)
+        fake_gpus.have(H100, OTHER | {"lost": 1})
+        for _ in range(5):
+            look = states.look(SECOND)
+    assert look.gpus["sm_mhz"].tolist() == [1980, UNKNOWN]
+    assert look.gpus["n_ecc_corrected"].tolist()[0] == 2
+
+
+def test_noise_makes_no_row_and_edges_do():
+    rows = layout.empty(layout.GPUS, 1)
+    rows["sm_mhz"], rows["clock_reasons"], rows["temperature_celsius"] = 1980, 0, 60
+    edges, kept = GpuEdges(), []
+
+    def look(second: int, **values: int) -> None:
+        rows["ts_ns"] = second * SECOND
+        for name, value in values.items():
+            rows[name] = value
+        kept.extend(edges.gpus(rows.copy())["ts_ns"].tolist())
+
+    look(0)
+    look(2, sm_mhz=1965, temperature_celsius=62)
+    look(4, clock_reasons=0x40)
+    look(6, sm_mhz=1200)
+    look(8, sm_mhz=1185)
+    look(10, sm_mhz=UNKNOWN)
+    look(12, xid=79)
+    look(14, xid=UNKNOWN)
+    look(42)
+    assert kept == [second * SECOND for second in (0, 4, 6, 10, 12, 42)]
+
+
+def test_a_process_on_a_gpu_is_told_when_it_comes_and_when_it_goes():
+    edges = GpuEdges()
+
+    def look(second: int, *processes: tuple[int, int]) -> list[tuple[int, int, int]]:
+        rows = layout.empty(layout.GPU_PROCESSES, len(processes))
+        rows["ts_ns"], rows["alive"] = second * SECOND, 1
+        for row, (pid, used) in zip(rows, processes, strict=True):
+            row["pid"], row["memory_used_bytes"] = pid, used
+        found = edges.processes(rows, second * SECOND)
+        return [(int(row["ts_ns"]) // SECOND, int(row["pid"]), int(row["alive"])) for row in found]
+
+    assert look(0, (7, 1 << 30)) == [(0, 7, 1)]
+    assert look(4, (7, (1 << 30) + 5), (8, 5)) == [(4, 8, 1)]
+    assert look(8, (7, 4 << 30), (8, 5)) == [(8, 7, 1)]
+    assert look(12) in ([(12, 7, 0), (12, 8, 0)], [(12, 8, 0), (12, 7, 0)])
+    assert look(16) == []
+
+
+def test_gpus_are_watched_in_the_background_with_their_errors(fake_gpus):
+    fake_gpus.have(H100, OTHER)
+    gpus = Gpus(node=1, every_s=0.02)
+    try:
+        assert len(gpus) == 2
+        until(lambda: len(gpus.latest()) == 2)
+        first = gpus.taken()
+        assert first["gpus"]["gpu"].tolist() == [0, 1]
+        assert sorted(first["gpu_processes"]["pid"].tolist()) == [4711, 4712]
+        fake_gpus.have(H100, OTHER | {"sm_mhz": 1200, "clock_reasons": 0x40, "xid": [48, 79]})
+        seen: list[tuple[int, int, int]] = []
+
+        def has_told() -> bool:
+            rows = gpus.taken().get("gpus", layout.empty(layout.GPUS))
+            seen.extend((int(r["gpu"]), int(r["sm_mhz"]), int(r["xid"])) for r in rows)
+            return (1, 1200, 79) in seen
+
+        until(has_told)
+        assert {(1, 1200, 48), (1, 1200, 79)} <= set(seen)
+        assert all(gpu == 1 for gpu, _, _ in seen)
+        assert gpus.latest()["xid"].tolist() == [UNKNOWN, UNKNOWN]
+    finally:
+        gpus.close()
+    assert not gpus._thread.is_alive()
+
+
+def test_a_driver_that_is_not_loaded_is_said_in_words(fake_gpus):
+    fake_gpus.have(driver="driver missing 1")
+    with pytest.raises(CannotTrace, match="not loaded: modprobe nvidia"):
+        Gpus(node=0)
+
+
+def test_no_driver_is_said_in_words():
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("gpu: this machine has a driver")
+    with pytest.raises(CannotTrace, match="no NVIDIA driver"), library():
+        pass
