@@ -27,6 +27,7 @@ from stallscope.capture.calibration import hook_cost_ns
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.governor import Governor
+from stallscope.capture.gpus import Gpus, watched
 from stallscope.capture.host import HostEvents
 from stallscope.capture.identity import environment
 from stallscope.capture.labels import Label, Labels
@@ -167,7 +168,10 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         labels = _labels(options, status)
         if labels:
             stack.enter_context(closing(labels))
-        _run(options, probes, store, to_hub, told=told, labels=labels, status=status, stop=stop)
+        gpus = watched(store.node(options.node), status.note)
+        if gpus:
+            stack.enter_context(closing(gpus))
+        _run(options, probes, store, to_hub, told=told, labels=labels, gpus=gpus, status=status, stop=stop)
 
 
 def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
@@ -198,6 +202,7 @@ def _run(
     *,
     told: Outputs | None,
     labels: Labels | None,
+    gpus: Gpus | None,
     status: StatusLine,
     stop: threading.Event,
 ) -> None:
@@ -207,7 +212,15 @@ def _run(
     governor = Governor(probes, options.hook_budget, hook_cost_ns(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor)
     scribe = _Scribe(
-        options, probes, store, to_hub, governor=governor, told=told, labels=labels, say=status.note
+        options,
+        probes,
+        store,
+        to_hub,
+        governor=governor,
+        told=told,
+        labels=labels,
+        gpus=gpus,
+        say=status.note,
     )
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
@@ -262,6 +275,7 @@ class _Scribe:
         told: Outputs | None,
         labels: Labels | None = None,
         say: Callable[[str], None] = lambda _: None,
+        gpus: Gpus | None = None,
     ):
         self.tally = Tally()
         self.next_ns = 0
@@ -271,7 +285,7 @@ class _Scribe:
         self._events: list[Array] = []
         self.collector = Collector(probes.arrivals.drain, probes.events.drain)
         self._options, self._probes, self._store, self._told = options, probes, store, told
-        self._labels = labels
+        self._labels, self._gpus = labels, gpus
         self._node = store.node(options.node)
         self._session = store.session(
             self._node,
@@ -311,6 +325,8 @@ class _Scribe:
         self._keep_states(events, now_ns)
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
+        for table, rows in self._gpus.taken() if self._gpus else ():
+            self._append(table, rows)
         lost = self._keep_losses(now_ns)
         reading = clock.reading(self._node, wall_ns=self._options.wall_ns)
         kept = clock.kept()
@@ -319,7 +335,8 @@ class _Scribe:
         self._store.end_session(self._session, now_ns)
         self._store.commit()
         if self._told:
-            self._told.second(n_processes=self.tally.n_processes)
+            latest = self._gpus.latest() if self._gpus else None
+            self._told.second(n_processes=self.tally.n_processes, gpus=latest)
         if now_ns >= self._next_prune_ns:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
             self._store.prune(self._options.max_db_bytes)

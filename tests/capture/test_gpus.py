@@ -154,14 +154,14 @@ def test_gpus_are_watched_in_the_background_with_their_errors(fake_gpus):
     try:
         assert len(gpus) == 2
         until(lambda: len(gpus.latest()) == 2)
-        first = gpus.taken()
+        first = {table.name: rows for table, rows in gpus.taken()}
         assert first["gpus"]["gpu"].tolist() == [0, 1]
         assert sorted(first["gpu_processes"]["pid"].tolist()) == [4711, 4712]
         fake_gpus.have(H100, OTHER | {"sm_mhz": 1200, "clock_reasons": 0x40, "xid": [48, 79]})
         seen: list[tuple[int, int, int]] = []
 
         def has_told() -> bool:
-            rows = gpus.taken().get("gpus", layout.empty(layout.GPUS))
+            rows = dict(gpus.taken()).get(layout.GPUS, ())
             seen.extend((int(r["gpu"]), int(r["sm_mhz"]), int(r["xid"])) for r in rows)
             return (1, 1200, 79) in seen
 

@@ -226,3 +226,17 @@ def test_a_token_that_others_can_read_warns(tmp_path):
     token.chmod(0o600)
     assert list(hub.findings("localhost:1", None, token))[1].state is State.PASS
     assert list(hub.findings("localhost:1", None, tmp_path / "none"))[1].state is State.FAIL
+
+
+def test_gpus_are_told_one_by_one_and_one_that_is_lost_warns(tmp_path, fake_gpus):
+    (tmp_path / "driver/nvidia").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  x"
+    )
+    whole = {"uuid": "GPU-a", "name": "H100", "memory_total_bytes": 80 << 30, "memory_used_bytes": 8 << 30}
+    fake_gpus.have(whole, whole | {"lost": 1})
+    found = by_subject(list(gpus.findings(tmp_path)))
+    assert found["GPU 0"].state is State.PASS and "8.0 of 80 GiB" in found["GPU 0"].found
+    assert found["GPU 1"].state is State.WARN
+    fake_gpus.have(driver="driver missing 1")
+    assert by_subject(list(gpus.findings(tmp_path)))["GPUs"].state is State.WARN

@@ -1,11 +1,12 @@
 """What /proc and NVML tell becomes metrics; what they do not tell is left out."""
 
-import types
 from pathlib import Path
 
 import pytest
 
-from stallscope.exporters.machine import boot_wall_ns, gpus, read_gpus, read_machine
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
+from stallscope.exporters.machine import boot_wall_ns, read_machine, tell_gpus
 from stallscope.exporters.meter import Meter
 
 FILES = {
@@ -52,55 +53,21 @@ def test_a_file_that_is_missing_leaves_only_its_own_metrics_out(proc: Path):
     assert "system.network.io" in numbers(meter)
 
 
-class NVMLError(Exception):
-    pass
-
-
-def fake_nvml() -> types.SimpleNamespace:
-    """Two GPUs; the second tells neither its power nor its use, as a partition."""
-
-    def use(device: int) -> types.SimpleNamespace:
-        if device:
-            raise NVMLError
-        return types.SimpleNamespace(gpu=75, memory=10)
-
-    def power(device: int) -> int:
-        if device:
-            raise NVMLError
-        return 250_500
-
-    return types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_CLOCK_SM=1,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda i: i,
-        nvmlDeviceGetUUID=lambda device: f"GPU-{device}",
-        nvmlDeviceGetName=lambda device: b"H100",
-        nvmlDeviceGetUtilizationRates=use,
-        nvmlDeviceGetMemoryInfo=lambda device: types.SimpleNamespace(used=10 + device, total=80),
-        nvmlDeviceGetTemperature=lambda device, sensor: 60,
-        nvmlDeviceGetPowerUsage=power,
-        nvmlDeviceGetClockInfo=lambda device, clock: 1980,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda device: 0x41,
-    )
-
-
 def test_gpus_are_told_in_the_units_of_the_conventions():
+    """Two GPUs; the second tells neither its power nor its use, as a partition."""
+    rows = layout.empty(layout.GPUS, 2)
+    rows["uuid"], rows["name"] = [b"GPU-0", b"GPU-1"], b"H100"
+    rows["utilization_percent"], rows["power_mw"] = [75, UNKNOWN], [250_500, UNKNOWN]
+    rows["memory_used_bytes"], rows["sm_mhz"], rows["clock_reasons"] = [10, 11], 1980, 0x41
+    rows["n_ecc_uncorrected"] = [2, 0]
     meter = Meter(0)
-    read_gpus(meter, fake_nvml())
+    tell_gpus(meter, rows)
     found = numbers(meter)
     first, second = ("GPU-0", "H100", "NVIDIA"), ("GPU-1", "H100", "NVIDIA")
     assert found["hw.gpu.utilization"] == {first: 0.75}
     assert found["hw.gpu.memory.usage"] == {first: 10, second: 11}
     assert found["hw.power"] == {(*first, "gpu"): 250.5}
     assert found["gpu.clock.frequency"] == {first: 1.98e9, second: 1.98e9}
+    assert found["hw.errors"] == {(*first, "uncorrected_ecc"): 2, (*second, "uncorrected_ecc"): 0}
     throttled = {values[3]: number for values, number in found["gpu.clock.throttled"].items()}
     assert {name for name, number in throttled.items() if number} == {"hardware_thermal"}
-
-
-def test_without_a_driver_there_is_nothing():
-    if Path("/dev/nvidia0").exists():
-        pytest.skip("gpu: this machine has a driver")
-    with gpus() as nvml:
-        assert nvml is None

@@ -14,10 +14,12 @@ import numpy as np
 from stallscope.capture.gpu_edges import GpuEdges
 from stallscope.capture.gpu_state import GpuStates
 from stallscope.capture.nvml import asked, library, text
+from stallscope.errors import CannotTrace
 from stallscope.events import layout
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, Table
 
 EVERY_S = 2.0
+_STALE_NS = 15 * 10**9
 _MOST_WAITING = 10_000
 _MOST_XIDS = 64
 """Errors taken at one look: a broken GPU may tell the same without end."""
@@ -38,7 +40,7 @@ class Gpus:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._taken: dict[str, list[Array]] = {"gpus": [], "gpu_processes": []}
+        self._taken: dict[Table, list[Array]] = {layout.GPUS: [], layout.GPU_PROCESSES: []}
         self._edges = GpuEdges()
         self._latest = layout.empty(layout.GPUS)
         with ExitStack() as stack:
@@ -54,16 +56,17 @@ class Gpus:
     def __len__(self) -> int:
         return len(self._states)
 
-    def taken(self) -> dict[str, Array]:
-        """Rows of GPUS and GPU_PROCESSES worth keeping since the last call, by table."""
+    def taken(self) -> list[tuple[Table, Array]]:
+        """Tables with their rows worth keeping since the last call."""
         with self._lock:
-            taken, self._taken = self._taken, {name: [] for name in self._taken}
-        return {name: np.concatenate(parts) for name, parts in taken.items() if parts}
+            taken, self._taken = self._taken, {table: [] for table in self._taken}
+        return [(table, np.concatenate(parts)) for table, parts in taken.items() if parts]
 
     def latest(self) -> Array:
-        """The last look: one row of GPUS for each GPU and partition; empty before the first."""
+        """The last look: one row of GPUS for each GPU and partition; none where it is too long ago to be true."""
         with self._lock:
-            return self._latest
+            is_fresh = self._now_ns() - self._latest["ts_ns"] < _STALE_NS
+            return self._latest[is_fresh]
 
     def close(self) -> None:
         """Stop looking. A driver that does not answer is not waited for."""
@@ -85,14 +88,14 @@ class Gpus:
         processes = None if look.processes is None else self._edges.processes(look.processes, now_ns)
         with self._lock:
             self._latest = look.gpus
-            self._put("gpus", rows)
+            self._put(layout.GPUS, rows)
             if processes is not None:
-                self._put("gpu_processes", processes)
+                self._put(layout.GPU_PROCESSES, processes)
 
-    def _put(self, name: str, rows: Array) -> None:
+    def _put(self, table: Table, rows: Array) -> None:
         """Nobody may take for a long while: then the oldest goes."""
         if len(rows):
-            self._taken[name] = [*self._taken[name], rows][-_MOST_WAITING:]
+            self._taken[table] = [*self._taken[table], rows][-_MOST_WAITING:]
 
     def _errors(self, rows: Array) -> list[Array]:
         """For each Xid since the last look a row of its own: the GPU's present state with the number."""
@@ -102,6 +105,15 @@ class Gpus:
             mine["xid"] = xid
             found.append(mine)
         return found
+
+
+def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
+    """The GPUs of this machine, watched from now on; None where they cannot be, which is said."""
+    try:
+        return Gpus(node)
+    except CannotTrace as error:
+        say(f"the state of GPUs is not watched: {error}")
+        return None
 
 
 class _XidEvents:

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stallscope.capture import nvml
+from stallscope.capture.gpu_state import GpuStates
 from stallscope.check.finding import Finding, passed, warned
+from stallscope.errors import CannotTrace
+from stallscope.events.layout import UNKNOWN
 
 
 def findings(proc: Path = Path("/proc")) -> Iterator[Finding]:
@@ -30,32 +33,20 @@ def driver_version(proc: Path) -> str:
 
 def _gpus() -> Iterator[Finding]:
     try:
-        import pynvml
-    except ImportError:
-        yield warned("GPUs", "NVML is not asked: nvidia-ml-py is missing", "pip install 'stallscope[gpu]'")
+        with nvml.library() as asking:
+            rows = GpuStates(asking, node=0).look(0).gpus
+    except CannotTrace as error:
+        yield warned("GPUs", "not watched", str(error))
         return
-    try:
-        with _nvml(pynvml):
-            for number in range(pynvml.nvmlDeviceGetCount()):
-                yield _gpu(pynvml, number)
-    except pynvml.NVMLError as error:
-        yield warned(
-            "GPUs", f"NVML: {error}", "run `nvidia-smi`; restart or reinstall the driver if it fails too"
-        )
+    for row in rows[rows["mig"] == UNKNOWN]:
+        yield _gpu(row)
 
 
-def _gpu(pynvml: Any, number: int) -> Finding:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    name = pynvml.nvmlDeviceGetName(handle)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    subject = f"GPU {number}"
-    return passed(subject, f"{name}, {memory.used / 2**30:.1f} of {memory.total / 2**30:.0f} GiB in use")
-
-
-@contextmanager
-def _nvml(pynvml: Any) -> Iterator[None]:
-    pynvml.nvmlInit()
-    try:
-        yield
-    finally:
-        pynvml.nvmlShutdown()
+def _gpu(row: Any) -> Finding:
+    subject, name = f"GPU {row['gpu']}", row["name"].decode() or "unknown model"
+    if row["sm_mhz"] == row["memory_total_bytes"] == UNKNOWN:
+        return warned(subject, f"{name} tells nothing", "look for Xid errors (dmesg), and test or reset it")
+    if row["memory_total_bytes"] == UNKNOWN:
+        return passed(subject, name)
+    used, total = row["memory_used_bytes"] / 2**30, row["memory_total_bytes"] / 2**30
+    return passed(subject, f"{name}, {used:.1f} of {total:.0f} GiB in use")

@@ -1,15 +1,12 @@
-"""What the machine itself tells: CPU, memory, disks, network from /proc, GPUs from NVML where there is a driver.
+"""What the machine itself tells: CPU, memory, disks, network from /proc, and its GPUs as the agent sees them.
 
-NVML: nvmlDeviceGet* of NVIDIA's management library (nvidia-ml-py, extra `gpu`). What a GPU does not tell (a
-partition, an old driver) is left out, never 0.
+What a GPU does not tell (a partition, an old driver) is left out, never 0.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.meter import Meter, Values
 from stallscope.exporters.metric_table import Metric
@@ -92,59 +89,32 @@ def _network(meter: Meter, proc: Path) -> None:
         meter.set(table_of.NETWORK_IO, int(words[8]), name.strip(), "transmit")
 
 
-@contextmanager
-def gpus() -> Iterator[Any]:
-    """The NVML module, ready; None where it or a driver is missing."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def read_gpus(meter: Meter, nvml: Any) -> None:
-    """Read every GPU once. nvml: the module that gpus() gives."""
-    found: dict[Metric, dict[Values, float]] = {}
-    for i in range(nvml.nvmlDeviceGetCount()):
-        device = nvml.nvmlDeviceGetHandleByIndex(i)
-        who = (_text(nvml.nvmlDeviceGetUUID(device)), _text(nvml.nvmlDeviceGetName(device)), "NVIDIA")
-        for metric, values, number in _gpu(nvml, device):
-            found.setdefault(metric, {})[(*who, *values)] = number
+def tell_gpus(meter: Meter, gpus: Array) -> None:
+    """Tell the state of every GPU and partition. gpus: rows of GPUS, one for each."""
+    found: dict[Metric, dict[Values, float]] = {metric: {} for metric in _GPU_METRICS}
+    for row in gpus:
+        who = (row["uuid"].decode(), row["name"].decode(), "NVIDIA")
+        for name, metric, more, factor in _GAUGES:
+            if row[name] != UNKNOWN:
+                found[metric][(*who, *more)] = float(row[name]) * factor
+        if row["clock_reasons"] != UNKNOWN:
+            for bit, reason in THROTTLE_REASONS.items():
+                found[table_of.GPU_THROTTLED][(*who, reason)] = float(bool(row["clock_reasons"] & bit))
     for metric, numbers in found.items():
         meter.replace(metric, numbers)
 
 
-def _gpu(nvml: Any, device: Any) -> Iterator[tuple[Metric, Values, float]]:
-    def asked(question: Callable[..., Any], *words: Any) -> Any:
-        try:
-            return question(device, *words)
-        except nvml.NVMLError:
-            return None
+_GAUGES: tuple[tuple[str, Metric, Values, float], ...] = (
+    ("utilization_percent", table_of.GPU_UTILIZATION, (), 0.01),
+    ("memory_used_bytes", table_of.GPU_MEMORY_USAGE, (), 1.0),
+    ("memory_total_bytes", table_of.GPU_MEMORY_LIMIT, (), 1.0),
+    ("temperature_celsius", table_of.TEMPERATURE, ("gpu",), 1.0),
+    ("power_mw", table_of.POWER, ("gpu",), 0.001),
+    ("sm_mhz", table_of.GPU_CLOCK, (), 1e6),
+    ("n_ecc_corrected", table_of.GPU_ERRORS, ("corrected_ecc",), 1.0),
+    ("n_ecc_uncorrected", table_of.GPU_ERRORS, ("uncorrected_ecc",), 1.0),
+    ("n_nvlink_errors", table_of.GPU_ERRORS, ("nvlink",), 1.0),
+)
+"""Column, metric, its further attributes, and what makes the metric's unit of the column's."""
 
-    if (use := asked(nvml.nvmlDeviceGetUtilizationRates)) is not None:
-        yield table_of.GPU_UTILIZATION, (), use.gpu / 100
-    if (memory := asked(nvml.nvmlDeviceGetMemoryInfo)) is not None:
-        yield table_of.GPU_MEMORY_USAGE, (), memory.used
-        yield table_of.GPU_MEMORY_LIMIT, (), memory.total
-    if (degrees := asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)) is not None:
-        yield table_of.TEMPERATURE, ("gpu",), degrees
-    if (milliwatts := asked(nvml.nvmlDeviceGetPowerUsage)) is not None:
-        yield table_of.POWER, ("gpu",), milliwatts / 1000
-    if (mhz := asked(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)) is not None:
-        yield table_of.GPU_CLOCK, (), mhz * 1e6
-    if (reasons := asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)) is not None:
-        for bit, name in THROTTLE_REASONS.items():
-            yield table_of.GPU_THROTTLED, (name,), float(bool(reasons & bit))
-
-
-def _text(told: Any) -> str:
-    return told.decode() if isinstance(told, bytes) else str(told)
+_GPU_METRICS = (*dict.fromkeys(metric for _, metric, _, _ in _GAUGES), table_of.GPU_THROTTLED)

@@ -184,6 +184,13 @@ GPU_THROTTLED = Metric(
     (*_GPU, "gpu.clock.throttle_reason"),
     "1 while the clock is held down for this reason",
 )
+GPU_ERRORS = Metric(
+    "hw.errors",
+    Kind.COUNTER,
+    "{error}",
+    (*_GPU, "error.type"),
+    "errors of the GPU's memory and of its NVLinks since the driver was loaded",
+)
 
 METRICS = (
     COLLECTIVE_CALLS,
@@ -214,4 +221,5 @@ METRICS = (
     POWER,
     GPU_CLOCK,
     GPU_THROTTLED,
+    GPU_ERRORS,
 )

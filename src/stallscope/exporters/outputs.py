@@ -24,7 +24,6 @@ class Outputs:
     """Takes what the agent keeps. All methods are quick and never wait for a network."""
 
     counting: Counting
-    nvml: Any
     otlp: "Sending | None"
     _next_machine_s: float = 0.0
 
@@ -52,15 +51,15 @@ class Outputs:
                 attributes=line["attributes"],
             )
 
-    def second(self, *, n_processes: int) -> None:
-        """To be called about once a second."""
+    def second(self, *, n_processes: int, gpus: Array | None = None) -> None:
+        """To be called about once a second. gpus: rows of GPUS as they are now; None where they are not watched."""
         self.counting.n_processes(n_processes)
         if time.monotonic() < self._next_machine_s:
             return
         self._next_machine_s = time.monotonic() + _MACHINE_EVERY_S
         machine.read_machine(self.counting.meter)
-        if self.nvml:
-            machine.read_gpus(self.counting.meter, self.nvml)
+        if gpus is not None:
+            machine.tell_gpus(self.counting.meter, gpus)
 
 
 @contextmanager
@@ -95,6 +94,6 @@ def outputs(
 
             sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
             say(f"metrics and incidents go to {otlp}")
-        told = Outputs(Counting(meter), stack.enter_context(machine.gpus()), sender)
+        told = Outputs(Counting(meter), sender)
         stack.enter_context(found_beside(db, told.incident, thresholds))
         yield told

@@ -286,10 +286,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             narrow(db, windows(db, part))
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        there = _tables(db)
-        tables = {
-            table.name: _read_table(db, table) if table.name in there else empty(table) for table in ARRAYS
-        }
+        tables = {table.name: _read_table(db, table) for table in ARRAYS}
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
         clocks = db.execute(
