@@ -16,26 +16,33 @@ _VALUES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class RowsInOrder:
-    """A table seen in an order. made: columns in that order, which stand for the table's own. kept: columns that are
-    needed again and again, the table's own.
+    """A table seen in an order, None for that in which it stands. made: columns in that order, which stand for the
+    table's own. kept: columns that are needed again and again, the table's own.
 
     Other columns are made each time they are asked for; single rows and selections of them are copies.
     """
 
     table: Array | Columns
-    order: Array
+    order: Array | None
     made: Mapping[str, Array]
     kept: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.table)
+
+    def at(self, which: Any) -> Any:
+        """Where some rows, given by an index, a mask or several indices, stand in the table."""
+        if self.order is not None:
+            return self.order[which]
+        is_mask = isinstance(which, np.ndarray) and which.dtype == bool
+        return np.flatnonzero(which) if is_mask else which
 
     def __getitem__(self, which: Any) -> Array:
         """A column by its name; else the rows at an index, a mask, or several indices."""
         if isinstance(which, str):
             known = self.made.get(which, self.kept.get(which))
             return taken(self.table[which], self.order) if known is None else known
-        rows = _rows(self.table, self.order[which])
+        rows = _rows(self.table, self.at(which))
         if self.made:
             rows = rows.copy()
             for name, column in self.made.items():
@@ -45,7 +52,7 @@ class RowsInOrder:
     def column(self, name: str, where: Array) -> Array:
         """One column of some rows (indices): nothing else of them is touched."""
         known = self.made.get(name, self.kept.get(name))
-        return self.table[name][self.order[where]] if known is None else known[where]
+        return self.table[name][self.at(where)] if known is None else known[where]
 
     def keeping(self, *names: str, beside: Callable[[slice, Array], None] | None = None) -> "RowsInOrder":
         """The same rows with these columns kept. beside: see in_order."""
@@ -59,7 +66,7 @@ class RowsInOrder:
 
 def in_order(
     table: Array | Columns,
-    order: Array,
+    order: Array | None,
     names: tuple[str, ...],
     *,
     beside: Callable[[slice, Array], None] | None = None,
@@ -71,16 +78,16 @@ def in_order(
     """
     if isinstance(table, Columns):
         return {name: _lean(taken(table[name], order)) for name in names}
-    found = {name: np.empty(len(order), table.dtype[name]) for name in names}
+    found = {name: np.empty(len(table), table.dtype[name]) for name in names}
 
     def fill(here: slice) -> None:
-        rows = _rows(table, order[here])
+        rows = table[here] if order is None else _rows(table, order[here])
         for name, column in found.items():
             column[here] = rows[name]
         if beside is not None:
             beside(here, rows)
 
-    in_pieces(len(order), fill, rows_at_once=_ROWS_AT_ONCE)
+    in_pieces(len(table), fill, rows_at_once=_ROWS_AT_ONCE)
     return {name: _lean(column) for name, column in found.items()}
 
 
@@ -106,8 +113,10 @@ def _rows(table: Array | Columns, which: Array) -> Array:
     return np.take(as_bytes, which, axis=0).view(table.dtype).reshape(len(which))
 
 
-def taken(column: Array, order: Array) -> Array:
-    """A column (n,) in an order."""
+def taken(column: Array, order: Array | None) -> Array:
+    """A column (n,) in an order; the very column where that is its own."""
+    if order is None:
+        return column
     if is_one_value(column):
         return np.broadcast_to(column[0], (len(order), *column.shape[1:]))
     out = np.empty((len(order), *column.shape[1:]), column.dtype)

@@ -132,8 +132,8 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     members = Membership.of(process, whole) if whole is not comm else calls
     number, n_rounds = numbered(comm, rows["seq"])
     sizes = rows["nranks"][members.first_row]
-    one_each = rows.table[order[members.first_row]]
-    node, pid = (rows.table[name][order[first[:-1]]].astype(np.int64) for name in ("node", "pid"))
+    one_each = rows.table[rows.at(members.first_row)]
+    node, pid = (rows.table[name][rows.at(first[:-1])].astype(np.int64) for name in ("node", "pid"))
     return Timeline(
         rows=rows,
         ts_ns=rows["ts_ns"],
@@ -159,12 +159,12 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 
 
 def _rows(
-    trace: Trace, order: Array, process: Array, *, is_numbered: bool
+    trace: Trace, order: Array | None, process: Array, *, is_numbered: bool
 ) -> tuple[RowsInOrder, Array, Array]:
     """The collectives in order, with the columns that are needed all along; and what their processes had spent in
     waits for the GPU, and in all that may wait for it: int64 (n,) each.
     """
-    waited, may_wait = np.zeros((2, len(order)), np.int64)
+    waited, may_wait = np.zeros((2, len(process)), np.int64)
 
     def add(here: slice, rows: Array) -> None:
         ledger = rows["ledger_ns"]
@@ -173,9 +173,8 @@ def _rows(
 
     rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
     if isinstance(trace.collectives, Columns):
-        ledger = trace.collectives["ledger_ns"]
         for category in _MAY_WAIT_FOR_GPU:
-            spent = taken(ledger[:, category - 1], order)
+            spent = taken(trace.collectives.place("ledger_ns", category - 1), order)
             may_wait += spent
             if category == Category.WAIT_GPU:
                 waited[:] = spent
@@ -184,15 +183,16 @@ def _rows(
     return rows, waited, may_wait
 
 
-def _by_process_and_time(table: Array | Columns) -> tuple[Array, Array]:
-    """The order of the rows by process, then time, and where each process's rows begin: int64 (n,), (p + 1,).
+def _by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
+    """The order of the rows by process, then time, None where they stand in it; and where each process's rows begin:
+    int64 (n,), (p + 1,).
 
     Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
     """
     node, pid, ts_ns = columns(table, "node", "pid", "ts_ns")
     process, n_processes = numbered(node, pid)
     first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
-    order = order_of(process, n_processes)
+    order = None if (process[1:] >= process[:-1]).all() else order_of(process, n_processes)
     in_turn = taken(ts_ns, order)
     is_back = in_turn[1:] < in_turn[:-1]
     is_back[first[1:-1] - 1] = False

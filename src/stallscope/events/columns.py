@@ -16,11 +16,14 @@ from stallscope.events.layout import Array, Table, dtype, empty
 
 @dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
 class Columns:
-    """n rows of a table. held: columns by field, (n,) or, where the field is an array, (n, k) with any strides."""
+    """n rows of a table. held: columns (n,) by field; for a field that is an array of k, a column for each place.
+
+    Raises KeyError for a field that the table does not have.
+    """
 
     table: Table
     n: int
-    held: Mapping[str, Array]
+    held: Mapping[str, Array | tuple[Array, ...]]
 
     def __len__(self) -> int:
         return self.n
@@ -33,16 +36,28 @@ class Columns:
     def __getitem__(self, which: Any) -> Array:
         """A column by its name; else a copy of the rows at an index, a mask, or several indices."""
         if isinstance(which, str):
-            return self.held[which] if which in self.held else self._same(which)
+            column = self.held.get(which)
+            return np.stack(column, axis=1) if isinstance(column, tuple) else self._column(which, column)
         if isinstance(which, (int, np.integer)):
             return np.asarray(self[np.array([which])])[0]
-        rows = np.arange(self.n)[which]
+        rows = np.arange(self.n)[which] if isinstance(which, slice) or which.dtype == bool else which
         out = empty(self.table, len(rows))
         for name, column in self.held.items():
-            out[name] = column[rows]
+            if isinstance(column, tuple):
+                for i, part in enumerate(column):
+                    out[name][:, i] = part[rows]
+            else:
+                out[name] = column[rows]
         return out
 
-    def _same(self, name: str) -> Array:
+    def place(self, name: str, i: int) -> Array:
+        """The i-th place of a field that is an array, as a column."""
+        column = self.held.get(name)
+        return column[i] if isinstance(column, tuple) else self._column(name, column)[:, i]
+
+    def _column(self, name: str, column: Array | None) -> Array:
+        if column is not None:
+            return column
         value = empty(self.table, 1)[name][0]
         return np.broadcast_to(value, (self.n, *np.shape(value)))
 
