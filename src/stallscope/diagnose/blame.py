@@ -6,10 +6,12 @@ was kept waiting itself: a victim. Then the late steps must recur on the same ra
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import comb, exp, lgamma, log
 
 import numpy as np
 
+from stallscope.diagnose.cores import together
 from stallscope.diagnose.groups import by_group, medians, numbered
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
@@ -57,7 +59,8 @@ class Cells:
 
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
-        total = np.concatenate([np.zeros(1, value.dtype), np.cumsum(value)])
+        total = np.zeros(len(value) + 1, np.promote_types(value.dtype, np.int64))
+        np.cumsum(value, out=total[1:])
         return np.asarray(total[self.end_row] - total[self.first_row])
 
 
@@ -82,14 +85,21 @@ def cells(
     begins[1:] = (np.diff(plan.step) != 0) | (np.diff(line.process) != 0)
     first = np.flatnonzero(begins)
     end = np.append(first[1:], n)
-    late = np.nan_to_num(met.late_ns, nan=0.0)
-    peak = _last_largest(late, first, end)
+    late = _known(met.late_ns)
+    peak, held_row = np.empty((2, len(first)), np.int64)
+    together(
+        partial(_last_largest, value, first, end, out=out)
+        for value, out in ((late, peak), (held_ns, held_row))
+    )
     before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
-    own = np.maximum(_largest_tail(excess[0], first, peak), _largest_tail(excess[1], first, peak))
-    held_row = _last_largest(held_ns, first, end)
+    tails = np.empty((2, len(first)))
+    together(
+        partial(_largest_tail, value, first, peak, out=out) for value, out in zip(excess, tails, strict=True)
+    )
+    own = np.maximum(*tails)
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
@@ -99,24 +109,35 @@ def cells(
         peak_row=peak[kept],
         late_ns=late[peak][kept],
         rise_ns=rise[kept],
-        excess_ns=own.reshape(-1)[kept],
+        excess_ns=own[kept],
         held_row=held_row[kept],
         held_ns=held_ns[held_row][kept],
     )
 
 
-def _last_largest(value: Array, first: Array, end: Array) -> Array:
+def _known(value: Array) -> Array:
+    """The value with 0 where it is NaN."""
+    is_unknown = np.isnan(value)
+    if not is_unknown.any():
+        return value
+    value = value.copy()
+    value[is_unknown] = 0.0
+    return value
+
+
+def _last_largest(value: Array, first: Array, end: Array, *, out: Array) -> None:
     """The row of the largest value in each stretch of rows, the last of equals; stretches cover all rows in order."""
     largest = np.repeat(np.maximum.reduceat(value, first), end - first)
-    is_largest = np.where(value == largest, np.arange(len(value)), -1)
-    return np.maximum.reduceat(is_largest, first)
+    rows = np.flatnonzero(value == largest)
+    out[:] = rows[np.searchsorted(rows, end) - 1]
 
 
-def _largest_tail(value: Array, first: Array, last: Array) -> Array:
+def _largest_tail(value: Array, first: Array, last: Array, *, out: Array) -> None:
     """The largest sum of value over a tail of each stretch first..last (both included)."""
-    before = np.concatenate([[0.0], np.cumsum(value)])  # before[i]: sum of all up to row i, without it
+    before = np.zeros(len(value) + 1)  # before[i]: sum of all up to row i, without it
+    np.cumsum(value, out=before[1:])
     ends = np.stack([first, last + 1], axis=1).ravel()
-    return before[last + 1] - np.minimum.reduceat(before, ends)[::2]
+    np.subtract(before[last + 1], np.minimum.reduceat(before, ends)[::2], out=out)
 
 
 def usual_step_ns(line: Timeline, table: Cells) -> float:

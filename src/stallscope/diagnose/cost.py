@@ -40,8 +40,9 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
     out = np.zeros(n_groups)
     if not len(group):
         return out
-    order = np.lexsort((begin_ns, group))
-    group, begin_ns, end_ns = group[order], begin_ns[order], end_ns[order]
+    if not ((group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (begin_ns[1:] >= begin_ns[:-1]))).all():
+        order = np.lexsort((begin_ns, group))
+        group, begin_ns, end_ns = group[order], begin_ns[order], end_ns[order]
     # One running maximum for all groups: each group is moved behind the one before it.
     base = begin_ns.min()
     span = int(end_ns.max() - base) + 1
@@ -132,7 +133,8 @@ def _waited_for(
     if not rows:
         return np.zeros(line.n_processes)
     others = np.concatenate(rows)
-    until = np.repeat(arrival_ns[own], counts)
+    order = np.argsort(others)  # rows stand by process and time: as union_ns wants them
+    others, until = others[order], np.repeat(arrival_ns[own], counts)[order]
     return union_ns(line.process[others], arrival_ns[others], until, n_groups=line.n_processes)
 
 

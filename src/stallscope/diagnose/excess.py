@@ -67,7 +67,8 @@ def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
 
 def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median over all processes and steps of a value in that place of the program's step."""
-    place, n_places = numbered(plan.program[line.process], _place(plan.step, line.process))
+    by_row = (plan.program[line.process],) if len(plan.has_steps) > 1 else ()
+    place, n_places = numbered(*by_row, _place(plan.step, line.process))
     is_asked = np.zeros(n_places, bool)
     is_asked[place[rows]] = True
     all_rows = np.flatnonzero(is_asked[place])
@@ -141,6 +142,6 @@ def _place(step: Array, process: Array) -> Array:
     """How many rows of the same step of the same process come before each row."""
     n = len(step)
     begins = np.ones(n, bool)
-    begins[1:] = (np.diff(step) != 0) | (np.diff(process) != 0)
-    start = np.maximum.accumulate(np.where(begins, np.arange(n), 0))
-    return np.arange(n) - start
+    begins[1:] = (step[1:] != step[:-1]) | (process[1:] != process[:-1])
+    first = np.flatnonzero(begins)
+    return np.arange(n) - np.repeat(first, np.diff(np.append(first, n)))
