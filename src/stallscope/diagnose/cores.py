@@ -8,18 +8,21 @@ _WORTH_IT = 1 << 17  # below so many rows, starting threads costs more than it g
 _PIECES = 4  # for each core, so that none waits long for the last
 
 
-def in_pieces(n: int, work: Callable[[slice], None], *, rows_at_once: int) -> None:
-    """Call work for slices that cover 0..n, none longer than rows_at_once; on all cores where there are many rows.
+def in_pieces(
+    n: int, work: Callable[[slice], None], *, rows_at_once: int, is_much: bool | None = None
+) -> None:
+    """Call work for slices that cover 0..n, none longer than rows_at_once; on all cores where it is much work.
 
-    work: writes what it finds into arrays, each call into its own part of them.
+    work: writes what it finds into arrays, each call into its own part of them. is_much: by the number of rows, unless
+    given.
     """
     here = [slice(begin, min(begin + rows_at_once, n)) for begin in range(0, n, rows_at_once)]
-    n_parts = _n_cores() * _PIECES if n >= _WORTH_IT else 1
+    n_parts = _n_cores() * _PIECES if (n >= _WORTH_IT if is_much is None else is_much) else 1
     size = max(-(-len(here) // n_parts), 1)
     together(_Some(work, here[i : i + size]) for i in range(0, len(here), size))
 
 
-def together(calls: Iterable[Callable[[], None]]) -> None:
+def together(calls: Iterable[Callable[[], object]]) -> None:
     """Make calls that do not depend on each other, on all cores. Raises what the first of them raises."""
     calls = list(calls)
     if len(calls) < 2 or _n_cores() < 2:

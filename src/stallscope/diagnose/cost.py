@@ -20,6 +20,7 @@ _NO_WAIT_NS = 10_000  # shorter calls wait for nobody
 _SHORT_WAIT = 0.05  # nor do those below this share of a step: copies of the input
 _RUNS_AHEAD_STEPS = 2
 _FEWEST_WAITS = 3
+_STEPS_ASIDE = 2  # so many rows a process may be off the others before it is searched for
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,25 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
 @dataclass(frozen=True)
 class Waits:
     """What the cost of every process is worked out from. released_ns: see _releases(). in_each_step: whether the job
-    waits in most steps.
+    waits in most steps. by_round, round_start: see _rows_by_round().
     """
 
     place: "_Place"
     released_ns: Array
     in_each_step: bool
+    by_round: Array
+    round_start: Array
 
     @staticmethod
-    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float) -> "Waits":
-        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step."""
+    def of(
+        line: Timeline, met: Rounds, arrival_ns: Array, *, late: list[LateStep], step: Array, step_ns: float
+    ) -> "Waits":
+        """late: all whose cost will be asked for. step: int64 (n,), the step of each row, see programs. step_ns: the
+        usual step.
+        """
         place = _Place.of(line, arrival_ns)
         released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
-        return Waits(place, released_ns, _share_of_steps_with_waits(line))
+        return Waits(place, released_ns, _share_of_steps_with_waits(line), *_rows_by_round(met, late))
 
 
 def cost(
@@ -92,15 +99,15 @@ def cost(
     if late and len(waits.released_ns):
         lost = _waited_longer(place, waits.released_ns, arrival_ns, late=late, among=among)
         return Cost(lost, is_lower_bound=True)
-    by_round, round_start = _rows_by_round(met, late)
     for one in late:
-        direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round, round_start=round_start)
+        direct = _waited_for(line, met, arrival_ns, one=one, waits=waits)
         late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
         begin, end = arrival_ns[one.peak_row] - one.late_ns, arrival_ns[one.peak_row] + step_ns
-        waited = _waits_between(place, place.waited_ns, begin_ns=begin, end_ns=end)
+        window = place.between(begin, end)
+        waited = place.grown(place.waited_ns, window)
         # The late one's own copies and allocations may be the delay itself.
-        in_syncs = _waits_between(place, place.synced_ns, begin_ns=begin, end_ns=end)[one.process]
+        in_syncs = place.grown(place.synced_ns, window)[one.process]
         own = max(waited[one.process] - one.excess_ns, in_syncs)
         indirect = np.clip(waited - own, 0, one.late_ns)
         absorbed = (waited < limits.absorbed_share * direct) & job_waits
@@ -122,13 +129,12 @@ def _rows_by_round(met: Rounds, late: list[LateStep]) -> tuple[Array, Array]:
     return rows, np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
 
 
-def _waited_for(
-    line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, by_round: Array, round_start: Array
-) -> Array:
+def _waited_for(line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, waits: Waits) -> Array:
     """Time each process that shares a late round of the step sat between its arrival and the late one's."""
     own = np.arange(one.first_row, one.peak_row + 1)
     own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
-    rows = [by_round[round_start[r] : round_start[r + 1]] for r in met.round[own].tolist()]
+    start = waits.round_start
+    rows = [waits.by_round[start[r] : start[r + 1]] for r in met.round[own].tolist()]
     counts = [len(part) for part in rows]
     if not rows:
         return np.zeros(line.n_processes)
@@ -169,11 +175,40 @@ class _Place:
         )
 
     def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
-        """Each process's first row at or after (left), or after (right), a moment: int64 (p,)."""
+        """Each process's first row at or after (left), or after (right), a moment: int64 (p,).
+
+        Processes keep step with each other, so that most are found beside where the first one is.
+        """
         n = len(self.first) - 1
         inside = min(max(int(t_ns) - self.base_ns, -1), self.span_ns - 1)
         wanted = np.arange(n) * self.span_ns + inside
-        return np.clip(np.searchsorted(self.key, wanted, side=side), self.first[:-1], self.first[1:])
+        begin, end = self.first[:-1], self.first[1:]
+        guess = int(np.searchsorted(self.key[: self.first[1]], wanted[0], side=side))
+        found = np.minimum(begin + guess, end)
+        for _ in range(_STEPS_ASIDE):
+            found += self._is_before(found, wanted, side) & (found < end)
+        for _ in range(2 * _STEPS_ASIDE):
+            found -= ~self._is_before(found - 1, wanted, side) & (found > begin)
+        is_found = self._is_before(found - 1, wanted, side) | (found == begin)
+        is_found &= ~self._is_before(found, wanted, side) | (found == end)
+        if not is_found.all():
+            left = np.flatnonzero(~is_found)
+            rows = np.searchsorted(self.key, wanted[left], side=side)
+            found[left] = np.clip(rows, begin[left], end[left])
+        return found
+
+    def _is_before(self, row: Array, wanted: Array, side: Literal["left", "right"]) -> Array:
+        """Whether rows are before the moments wanted; rows beyond both ends are taken for the last there."""
+        key = self.key[np.clip(row, 0, len(self.key) - 1)]
+        return np.asarray(key < wanted if side == "left" else key <= wanted)
+
+    def between(self, begin_ns: float, end_ns: float) -> tuple[Array, Array]:
+        """The rows by process whose intervals end within a window or are the first after it: first, and after last."""
+        return self.at(begin_ns, "right"), np.minimum(self.at(end_ns, "left") + 1, self.first[1:])
+
+    def grown(self, total_ns: Array, rows: tuple[Array, Array]) -> Array:
+        """By process, what a running sum grew by over some rows: float64 (p,)."""
+        return np.maximum(total_ns[rows[1]] - total_ns[rows[0]], 0).astype(np.float64)
 
 
 def _before_each(value: Array) -> Array:
@@ -228,12 +263,6 @@ def _late_in(released_ns: Array, arrival_ns: Array, late: list[LateStep]) -> Arr
         if 0 <= number < len(out):
             out[number] += one.late_ns
     return out
-
-
-def _waits_between(place: _Place, waited_ns: Array, *, begin_ns: float, end_ns: float) -> Array:
-    """By process, time waited in the intervals that end within a window or are the first after it: float64 (p,)."""
-    first, last = place.at(begin_ns, "right"), np.minimum(place.at(end_ns, "left") + 1, place.first[1:])
-    return np.maximum(waited_ns[last] - waited_ns[first], 0).astype(np.float64)
 
 
 def _share_of_steps_with_waits(line: Timeline) -> bool:

@@ -22,8 +22,10 @@ from stallscope.events.names import SUMMED, CollectiveFlag
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
 
+_MANY_PARTS = 64
 _MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
 _SECOND_NS = 1_000_000_000
+_MOST_WAITS = 1 << 21  # late steps x processes that are looked at to tell the cost: some seconds of work
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 Who = tuple[int, int]
@@ -80,11 +82,25 @@ def delays_by_process(
     all_late = {(one.process, one.step): one for one in [*every, *among]}
     if not every:
         return {}
-    waits = Waits.of(case.line, case.arrival_ns, step=case.plan.step, step_ns=case.step_ns)
-    return {
-        process: _with_cost(case, delays, mine, among=list(all_late.values()), waits=waits)
-        for process, (delays, mine) in _by_process(case, every).items()
-    }
+    counted = _counted(every, case.line.n_processes)
+    among_all = list(all_late.values())
+    waits = Waits.of(
+        case.line, case.met, case.arrival_ns, late=counted, step=case.plan.step, step_ns=case.step_ns
+    )
+    is_counted = {id(one) for one in counted}
+    found = {}
+    for process, (delays, mine) in _by_process(case, every).items():
+        some = [one for one in mine if id(one) in is_counted]
+        with_cost = _with_cost(case, delays, some, among=among_all, waits=waits) if some else delays
+        is_lower_bound = with_cost.is_lower_bound or len(some) < len(mine)
+        found[process] = replace(with_cost, is_lower_bound=is_lower_bound)
+    return found
+
+
+def _counted(late: list[LateStep], n_processes: int) -> list[LateStep]:
+    """Those whose cost is worked out: all, but of very many on very many processes the largest ones."""
+    most = max(_MOST_WAITS // n_processes, 1)
+    return late if len(late) <= most else sorted(late, key=lambda one: -one.late_ns)[:most]
 
 
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
@@ -101,7 +117,11 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
 
 def total(parts: Iterable[Delays]) -> Delays:
     """The sum of one or more delays, given in order of time or of different processes."""
-    return reduce(_plus, parts)
+    found = list(parts)
+    while len(found) > _MANY_PARTS:  # two by two: each sum copies what it has so far
+        pairs = zip(found[::2], found[1::2], strict=False)
+        found = [_plus(*pair) for pair in pairs] + (found[-1:] if len(found) % 2 else [])
+    return reduce(_plus, found)
 
 
 def n_incidents(steps: Array) -> int:
@@ -111,16 +131,20 @@ def n_incidents(steps: Array) -> int:
 
 def _by_process(case: Case, late: list[LateStep]) -> dict[int, tuple[Delays, list[LateStep]]]:
     largest = {id(one) for one in sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]}
+    knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     groups: dict[int, list[LateStep]] = {}
     for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
         groups.setdefault(one.process, []).append(one)
     return {
-        process: (_delays(case, mine, [one for one in mine if id(one) in largest]), mine)
+        process: (
+            _delays(case, mine, [one for one in mine if id(one) in largest], knows_syscalls=knows_syscalls),
+            mine,
+        )
         for process, mine in groups.items()
     }
 
 
-def _delays(case: Case, late: list[LateStep], looked_at: list[LateStep]) -> Delays:
+def _delays(case: Case, late: list[LateStep], looked_at: list[LateStep], *, knows_syscalls: bool) -> Delays:
     first, last = late[0], late[-1]
     begin = case.arrival_ns[first.peak_row] - first.late_ns
     who = case.who(first.process)
@@ -134,7 +158,7 @@ def _delays(case: Case, late: list[LateStep], looked_at: list[LateStep]) -> Dela
         max_late_ns=max(one.late_ns for one in late),
         since_ns=wall_ns(case.trace, case.first_node, begin),
         until_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[last.peak_row])),
-        excess=_excess(case, looked_at),
+        excess=_excess(case, looked_at, knows_syscalls=knows_syscalls),
     )
 
 
@@ -165,12 +189,11 @@ def _with_cost(
     return replace(delays, lost_ns=lost, is_lower_bound=spent.is_lower_bound)
 
 
-def _excess(case: Case, late: list[LateStep]) -> Excess:
+def _excess(case: Case, late: list[LateStep], *, knows_syscalls: bool) -> Excess:
     spans = [np.arange(one.first_row, one.peak_row + 1) for one in late]
     ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *spans]))
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
-    flags = case.line.rows["flags"]
     return Excess(
         total_ns=float(sum(one.excess_ns for one in late)),
         ledger_ns=ledger,
@@ -182,7 +205,7 @@ def _excess(case: Case, late: list[LateStep]) -> Excess:
         calls=calls,
         offcpu=offcpu,
         host=host,
-        knows_syscalls=not bool((flags & CollectiveFlag.NO_SYSCALLS).any()),
+        knows_syscalls=knows_syscalls,
         symbols=case.trace.symbols,
     )
 

@@ -6,6 +6,7 @@ from stallscope.diagnose.groups import by_group, median_of_others, medians, numb
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
+from stallscope.events.names import N_CATEGORIES
 
 _FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
 _MOST_PEERS = 512  # a median of so many is as good as that of all
@@ -82,6 +83,8 @@ def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array
     and launches. Peers are those with the same calls, of very many some; without any, the process's own usual step.
     """
     rows = rows[line.is_whole[rows]]
+    if not len(rows):
+        return np.zeros(N_CATEGORIES), np.zeros(4)
     ledger, counts = _differences(line, rows)
     for i, others in enumerate(_peers(line, plan, rows)):
         if not len(others):

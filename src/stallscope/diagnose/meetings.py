@@ -145,9 +145,16 @@ def _folded(block: Block, lines: _Lines, arrived: Array, released: Array, last: 
     )
     first = (lines.first_cell[parts] - block.first) // block.n_columns
     shape = (block.n_sets * block.n_members, block.n_columns)
-    arrival_ns, release_ns, all_last = (
-        fold.reduceat(block.of(cells).reshape(shape), first, axis=0)
-        for fold, cells in ((np.maximum, arrived), (np.minimum, released), (np.logical_and, last))
+    arrival_ns, release_ns = np.empty((2, len(parts), block.n_columns), np.int64)
+    all_last = np.empty((len(parts), block.n_columns), bool)
+    folds = (
+        (np.maximum, arrived, arrival_ns),
+        (np.minimum, released, release_ns),
+        (np.logical_and, last, all_last),
+    )
+    together(
+        partial(fold.reduceat, block.of(cells).reshape(shape), first, axis=0, out=out)
+        for fold, cells, out in folds
     )
     part, column = np.nonzero(arrival_ns != _EARLY)
     return parts[part], column, arrival_ns[part, column], release_ns[part, column], all_last[part, column]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.cores import in_pieces
 from stallscope.diagnose.groups import median_of_others
+from stallscope.diagnose.in_order import taken
 from stallscope.events.layout import Array
 
 _SPARSE = 4  # tables of one size may have so many cells per row in them
@@ -99,10 +101,14 @@ class Tables:
         else:
             cells[self.cell[is_in]] = value[is_in]
         out = np.empty(len(cells))
-        for block in self.blocks:
-            for part, target in _parts(block.of(cells), block.of(out)):
+        parts = [part for block in self.blocks for part in _parts(block.of(cells), block.of(out))]
+
+        def fill(here: slice) -> None:
+            for part, target in parts[here]:
                 _median_of_others(part, target, empty)
-        found = out[self.cell]
+
+        in_pieces(len(parts), fill, rows_at_once=1, is_much=len(cells) > _AT_ONCE)
+        found = taken(out, self.cell)
         if is_in is not None:
             found[~is_in] = np.nan
         rows = self.irregular if is_in is None else self.irregular[is_in[self.irregular]]
