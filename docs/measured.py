@@ -56,6 +56,13 @@ SHOWN = (
         "explaining {sizes[2][n_collectives]:,} collectives, from file to answer",
         "{:.1f} s",
     ),
+    Number(
+        "scale",
+        "sizes.3.diagnose_s",
+        "diagnosing {sizes[3][ranks]:,} ranks x {rounds:,} rounds ({sizes[3][rows]:,} collectives in memory)",
+        "{:.1f} s",
+    ),
+    Number("scale", "sizes.3.peak_rss_mib", "its memory at most, the trace included", "{:,.0f} MiB"),
 )
 
 

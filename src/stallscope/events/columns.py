@@ -18,7 +18,7 @@ from stallscope.events.layout import Array, Table, dtype, empty
 class Columns:
     """n rows of a table. held: columns (n,) by field; for a field that is an array of k, a column for each place.
 
-    Raises KeyError for a field that the table does not have.
+    Raises ValueError for a field that the table does not have.
     """
 
     table: Table
