@@ -241,3 +241,13 @@ def test_questions_from_several_threads_do_not_meet(db):
         thread.join()
     assert len(told) == 4
     assert len(set(told)) == 1
+
+
+def test_what_a_column_holds_as_json_can_be_taken_apart(tmp_path):
+    db = tmp_path / "counted.db"
+    with closing(node.NodeTrace(db)) as store:
+        rows = layout.empty(layout.OPERATIONS, 2)
+        rows["node"], rows["histogram"] = store.node("here"), [b'{"256":3,"512":1}', b'{"256":2}']
+        store.append(layout.OPERATIONS, rows)
+    found = ask(db, "SELECT key, SUM(value) FROM operations, json_each(histogram) GROUP BY key ORDER BY key")
+    assert found.rows == [("256", 5), ("512", 1)]

@@ -4,7 +4,6 @@ The sums only grow; a row tells the growth since the last row of its kind. Calls
 on and off are told once a period, scaled up to it: an estimate, which is marked.
 """
 
-import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -18,7 +17,7 @@ from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import UNKNOWN, Array, Table
 
 _SUMS = ("n", "n_failed", "total_ns", "count_bytes")
-_BUCKET_NS = [1 << (kernel.FIRST_BUCKET_BITS + i) for i in range(kernel.N_BUCKETS)]
+_EDGES = [f'"{1 << (kernel.FIRST_BUCKET_BITS + i)}"' for i in range(kernel.N_BUCKETS)]
 _ENOUGH = 0.98
 """Of an interval: hooks that were on for so much of it have seen all of it."""
 
@@ -125,7 +124,7 @@ class Tallies:
         rows["max_ns"] = values["max_ns"]
         rows["first_ns"] = np.where(before["n"] == 0, values["first_ns"].astype(np.int64), UNKNOWN)
         rows["is_estimate"] = is_estimate
-        rows["histogram"] = [_told(counts) for counts in values["histogram"] - before["histogram"]]
+        rows["histogram"] = [_told(counts) for counts in (values["histogram"] - before["histogram"]).tolist()]
         return rows
 
     def _memory(self, found: Entries, now_ns: int) -> Array:
@@ -150,7 +149,6 @@ def _keys(number: int, dtype: "np.dtype[np.void]") -> Array:
     return np.array([number], np.uint64).view(dtype)[0]
 
 
-def _told(counts: Array) -> bytes:
+def _told(counts: list[int]) -> bytes:
     """A histogram as JSON: the upper edge of each bucket that has something, and how much."""
-    filled = np.flatnonzero(counts).tolist()
-    return json.dumps({str(_BUCKET_NS[i]): int(counts[i]) for i in filled}, separators=(",", ":")).encode()
+    return f"{{{','.join(f'{edge}:{n}' for edge, n in zip(_EDGES, counts, strict=True) if n)}}}".encode()
