@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,23 @@ import pytest
 
 from stallscope.demo import live, traced
 from stallscope.demo.faults import FAULTS
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.store import node
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 
 SECONDS = 7.0
+
+
+def wait_for_silence(db: Path) -> None:
+    """Until the job has made no call for two seconds."""
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        arrivals = node.read(db).collectives["ts_ns"]
+        if len(arrivals) and time.monotonic_ns() - arrivals.max() > 2_000_000_000:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the job goes on")
 
 
 def explained(db: Path) -> dict[str, Any]:
@@ -38,6 +53,9 @@ def test_the_disturbed_rank_is_named_with_its_cause(tmp_path, scenario):
     assert verdict["causes"][0]["share"] >= 0.8
     assert verdict["period_steps"] == (FAULTS[scenario].every_steps or None)
     assert report["looked_at"]["n_lost_records"] == 0
+    if scenario == "stop":
+        (by,) = verdict["causes"][0]["evidence"]["stopped_by"]
+        assert by.endswith(f"(pid {os.getpid()})") and by in verdict["summary"]
 
 
 def test_a_healthy_job_is_called_healthy(tmp_path):
@@ -45,6 +63,23 @@ def test_a_healthy_job_is_called_healthy(tmp_path):
     report = explained(db)
     assert report["healthy"], report["verdicts"]
     assert report["looked_at"]["n_ranks"] == 2
+
+
+def test_who_killed_a_rank_is_told(agent, job, only):
+    job = job("hang", ranks=2)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    wait_for_silence(tracer.db)
+    os.kill(job.pids[1], signal.SIGKILL)
+    time.sleep(Thresholds().dead_after_ns / 1e9 + 1.5)
+    assert tracer.ended(signal.SIGINT) == 0
+    (verdict,) = explained(tracer.db)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("hang", [1])
+    (doing,) = verdict["evidence"]["doing"]
+    assert doing["exit_status"] == 128 + signal.SIGKILL
+    assert doing["ended_by"].startswith("SIGKILL from ")
+    assert doing["ended_by"].endswith(f"(pid {os.getpid()})")
 
 
 def test_the_missing_rank_of_a_hang_is_named(tmp_path):

@@ -16,7 +16,7 @@ from stallscope.demo.job import BUCKET_COUNT, N_BUCKETS
 from stallscope.demo.live import Job
 from stallscope.errors import BadTrace
 from stallscope.events import kernel
-from stallscope.events.names import CollectiveFlag, Datatype, Op
+from stallscope.events.names import CollectiveFlag, Datatype, HostKind, Op
 from stallscope.events.trace import Trace
 from stallscope.store import node
 
@@ -61,6 +61,9 @@ def test_every_round_of_every_rank_is_recorded(agent, job, only, ranks):
     found = node.read(tracer.db)
     assert [steps(job, rank) for rank in range(ranks)] == [STEPS] * ranks
     check_complete(found, job, n_rounds=STEPS * ROUNDS_A_STEP)
+    ends = found.host_events[found.host_events["kind"] == HostKind.EXIT]
+    ends = ends[np.isin(ends["pid"], job.pids)]
+    assert (sorted(ends["pid"].tolist()), set(ends["value"].tolist())) == (sorted(job.pids), {0})
 
 
 def test_what_a_rank_did_is_told_right(agent, job, only):
