@@ -217,7 +217,8 @@ struct call_event {
 	u8 host_memory; /* names.HostMemory */
 	u8 memory;	/* names.MemoryKind */
 	u8 spare1[5];
-	u64 spare[2];
+	u64 stack;	/* hash of struct stack; 0 none */
+	u64 spare[1];
 };
 
 struct off_event {
@@ -232,7 +233,7 @@ struct off_event {
 	u32 device;	/* of that file, as the kernel numbers devices; 0: it is a socket */
 	s32 fd;
 	char file[24];	/* the last part of its name; of a socket, struct ends */
-	u64 spare[1];
+	u64 stack;	/* hash of struct stack; 0 none */
 };
 
 struct ends { /* of a connection */
@@ -319,6 +320,55 @@ struct resent { /* segments that a socket has sent again */
 	char interface[16];
 };
 
+/* Where a Python interpreter keeps what (src/stallscope/capture/stacks/layouts.py): addresses, then offsets. */
+struct python {
+	u64 interpreters;	/* where the pointer to the first interpreter lies */
+	u64 code_type;		/* PyCode_Type */
+	u64 text_start;		/* its own machine code */
+	u64 text_end;
+	u32 threads_head;
+	u32 thread_next;
+	u32 thread_id;
+	u32 current_frame;
+	u32 cframe;
+	u32 frame_previous;
+	u32 frame_code;
+	u32 frame_instr;
+	u32 frame_owner;
+	u32 first_unowned;
+	u32 code_filename;
+	u32 code_qualname;
+	u32 code_linetable;
+	u32 code_first_line;
+	u8 has_cframe;
+	u8 has_owner;
+	u8 is_index;		/* frame_instr is a number of 32 bits and no address */
+	u8 frame_bytes;
+	u8 spare[4];
+};
+
+#define N_FRAMES 40
+struct stack_frame {
+	u64 code;		/* address of the code object */
+	u64 instruction;	/* address, or index */
+	u64 filename;		/* what identifies the code object: addresses of its strings and table */
+	u64 qualname;
+	u64 linetable;
+	s32 first_line;
+	u32 spare;
+};
+
+struct stack { /* of the ring `stacks`: told before the first event that has its hash */
+	u64 hash;
+	u32 pid;
+	u32 tid;
+	u32 n;
+	u32 is_cut;		/* there were more */
+	struct stack_frame frames[N_FRAMES];
+	u64 spare[12];
+};
+_Static_assert(sizeof(struct stack) == 2040, "stack: 2048 with the ring's header");
+
 /* A GPU thread as others see it. `state` bytes of all slots are the process's word. */
 struct slot {
 	u32 tid;		/* 0: nobody */
@@ -354,6 +404,8 @@ struct slot {
 	char by_comm[16];
 	u32 hits[4];		/* of hooks by group: 2 for a call with its return, 1 for one inside another */
 	u64 inside_ns[4];	/* time in the calls of each group */
+	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
+	s64 walked_ns;		/* when that was last looked for */
 };
 
 /* A traced process. Accounts are sums of time stamps: add now to the account of the present state. */
@@ -376,8 +428,8 @@ struct process {
 	u32 n_launches;
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 232, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 232, "process");
+_Static_assert(sizeof(struct slot) == 248, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 248, "process");
 
 enum direction {
 	HOST_TO_HOST = 1, /* cudaMemcpyKind + 1 */
@@ -508,6 +560,8 @@ enum counter {
 	LOST_OPERATION,		/* calls without a statistic: no room for another function of a process */
 	LOST_ALLOCATION,	/* no room for another allocation: the balance is too low */
 	RAISED,			/* slow calls that were not told, since the threshold was raised for lack of room */
+	LOST_STACK,
+	REFUSED_STACK,		/* frames that made no sense */
 	N_COUNTERS,
 };
 

@@ -666,15 +666,18 @@ INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 }
 
 /* A call has ended: tell it. `d`: what it was given, or NULL. */
+#include "python.h"
+
 INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 duration, s32 result,
 			   const struct details *d)
 {
-	u64 id = bpf_get_current_pid_tgid();
+	u64 id = bpf_get_current_pid_tgid(), stack = python_stack(); /* told before its first event */
 	struct call_event *e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
 
 	if (!e)
 		return;
 	e->duration_ns = duration;
+	e->stack = stack;
 	e->op = cookie_op(cookie);
 	e->symbol = cookie_symbol(cookie);
 	e->category = cookie_category(cookie);

@@ -161,6 +161,19 @@ INLINE bool is_idle(const struct slot *s, struct task_struct *task, u32 off, u64
 	return (task->se.sum_exec_runtime - s->hook_runtime) * IDLE_SHARE < since;
 }
 
+/* Where Python is when a thread blocks outside of calls, which tell that themselves. At an exception it may be anywhere,
+ * also in the middle of changing its frames. */
+INLINE void note_stack(struct slot *s, u32 off, u64 now)
+{
+	if (off == PREEMPTED) /* after a block it is still the same */
+		return;
+	s->stack = 0;
+	if (s->call || off == STOPPED || s->syscall_nr < 0 || now - s->walked_ns < WALK_APART_NS)
+		return;
+	s->walked_ns = now;
+	s->stack = python_stack();
+}
+
 INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,
 		       struct task_struct *next, u32 state)
 {
@@ -187,6 +200,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 	}
 	now = settle(p, s, index, state_of(s));
 	s->off_ns = now;
+	note_stack(s, off, now);
 	s->woken_ns = off == PREEMPTED ? now : 0;
 	note_bases(p, s, now);
 	if (cfg_record_all) {
@@ -251,6 +265,7 @@ INLINE void tell_off_cpu(struct slot *s, struct task_struct *task, u64 now)
 	if (!e)
 		return;
 	e->duration_ns = now - s->off_ns;
+	e->stack = s->off_flags & OFF_PREEMPTED ? 0 : s->stack;
 	e->category = s->off_category;
 	e->flags = s->off_flags | s->waker_flags;
 	e->runnable_ns = s->woken_ns ? now - s->woken_ns : -1;

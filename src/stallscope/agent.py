@@ -283,7 +283,7 @@ class _Scribe:
         self._to_hub = to_hub
         self._for_hub: dict[str, list[Array]] = {}
         self._events: list[Array] = []
-        self.collector = Collector(probes.arrivals.drain, probes.events.drain)
+        self.collector = Collector(probes.arrivals.drain, probes.events.drain, probes.stacks.drain)
         self._options, self._probes, self._store, self._told = options, probes, store, told
         self._labels, self._gpus = labels, gpus
         self._node = store.node(options.node)
@@ -305,7 +305,11 @@ class _Scribe:
             governor,
             own_pid=os.getpid(),
         )
-        self._stacks = Stacks(self._node, partial(store.stack, self._node), say) if options.stacks else None
+        self._stacks = (
+            Stacks(self._node, partial(store.stack, self._node), say, probes.walk_python)
+            if options.stacks
+            else None
+        )
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
@@ -353,7 +357,9 @@ class _Scribe:
 
     def _take_records(self, now_ns: int) -> None:
         self.next_send_ns = now_ns + _SEND_EVERY_NS
-        arrivals, events = self.collector.taken()
+        arrivals, events, told = self.collector.taken()
+        if self._stacks:
+            self._stacks.take(told)
         self._events.append(events)
         self._keep_records(arrivals, events)
 
@@ -393,6 +399,7 @@ class _Scribe:
         self._keep_places()
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         if self._stacks:
+            self._stacks.follow(state.pids.tolist())
             self._store.append(layout.POSITIONS, self._stacks.of_silent(state, now_ns))
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
@@ -437,10 +444,15 @@ class _Scribe:
     def _append(self, table: Table, rows: Array) -> None:
         if not len(rows):
             return
+        if "stack" in (rows.dtype.names or ()):
+            numbers = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
+            rows["stack"] = layout.UNKNOWN  # a number of this trace means nothing to a hub
         if self._to_hub and table in layout.TABLES:
             self._for_hub.setdefault(table.name, []).append(rows.copy())
         if "symbol" in (rows.dtype.names or ()):
             rows["symbol"] = self._symbols(rows["symbol"])
+        if "stack" in (rows.dtype.names or ()):
+            rows["stack"] = numbers
         self._store.append(table, rows)
         self.tally.n_records += len(rows)
         if self._told:

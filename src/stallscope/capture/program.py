@@ -45,6 +45,7 @@ from stallscope.events.layout import Array
 
 OBJECT = Path(__file__).parent / f"stallscope.{platform.machine()}.bpf.o"
 RING_BYTES = 4 << 20
+STACKS_BYTES = 1 << 20
 MODES = ("session", "multi", "perf")
 
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
@@ -121,6 +122,7 @@ class Program:
         self._is_open = True
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
+        self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
 
     @classmethod
     def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
@@ -179,6 +181,11 @@ class Program:
         for pid in pids:
             self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), ctypes.byref(one), 0)
 
+    def walk_python(self, pid: int, python: Array) -> None:
+        """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
+        fd, row = self._object.map_fd("pythons"), np.ascontiguousarray(python)
+        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), row.ctypes.data, 0)
+
     def operations(self) -> Entries:
         """Statistics of all calls so far: kernel.OPERATION by process, function, direction. Raises CannotTrace."""
         return self.entries("operations", kernel.OPERATION_KEY, kernel.OPERATION)
@@ -197,7 +204,8 @@ class Program:
         for name, key, value in keyed:
             keys = self.entries(name, key, value).keys
             maps.delete(self._library, self._object.map_fd(name), keys[np.isin(keys["tgid"], list(pids))])
-        maps.delete(self._library, self._object.map_fd("pinned"), np.array(list(pids), np.uint32))
+        for name in ("pinned", "pythons"):
+            maps.delete(self._library, self._object.map_fd(name), np.array(list(pids), np.uint32))
 
     def raise_thresholds(self, n_times: int) -> None:
         """From now on calls are slow from slow_call_ns * 2^n_times on."""
@@ -285,6 +293,7 @@ class Program:
             os.close(self._statistics)
         self.arrivals.close()
         self.events.close()
+        self.stacks.close()
         self._object.close()
 
     def __enter__(self) -> Self:

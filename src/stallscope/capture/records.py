@@ -75,7 +75,7 @@ def collectives(arrivals: Array, *, node: int) -> Array:
 
 def calls(events: Array, *, node: int) -> Array:
     """Rows of CALLS from kernel.CALL."""
-    return _rows(layout.CALLS, events, node)
+    return _with_stacks(_rows(layout.CALLS, events, node))
 
 
 def call_arguments(events: Array, *, node: int) -> Array:
@@ -95,7 +95,7 @@ def call_arguments(events: Array, *, node: int) -> Array:
 
 def offcpu(events: Array, *, node: int) -> Array:
     """Rows of OFFCPU from kernel.OFF_CPU."""
-    return _rows(layout.OFFCPU, events, node)
+    return _with_stacks(_rows(layout.OFFCPU, events, node))
 
 
 def communicators(born: Array, *, node: int) -> Array:
@@ -109,6 +109,12 @@ def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
     if splits:
         dead = splits.grown.told(dead.copy())
     return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
+
+
+def _with_stacks(rows: Array) -> Array:
+    """stack: the kernel's hash for now, as Stacks.numbers() takes it; unknown where there is none."""
+    rows["stack"][rows["stack"] == 0] = UNKNOWN
+    return rows
 
 
 def _rows(table: Table, records: Array, node: int) -> Array:

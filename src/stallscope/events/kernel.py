@@ -61,7 +61,8 @@ CALL = np.dtype(
         ("block", "<u4", (3,)),
         *((name, "u1") for name in ("direction", "host_memory", "memory")),
         ("spare1", "u1", (5,)),
-        ("spare", "<u8", (2,)),
+        ("stack", "<u8"),
+        ("spare", "<u8", (1,)),
     ]
 )
 """struct call_event: a call that was slow or failed."""
@@ -76,7 +77,7 @@ OFF_CPU = np.dtype(
         ("device", "<u4"),
         ("fd", "<i4"),
         ("file", "S24"),
-        ("spare", "<u8", (1,)),
+        ("stack", "<u8"),
     ]
 )
 """struct off_event: a long interval off the CPU. device, file: of the file that it was blocked on."""
@@ -129,6 +130,40 @@ LIFE = np.dtype(
 RAW = np.dtype([*_HEAD, ("sp", "<u8"), ("syscall_nr", "<i4"), ("state", "<u4"), ("spare", "<u8", (9,))])
 """struct raw_event: what the ledger is made of."""
 
+PYTHON = np.dtype(
+    [
+        *((name, "<u8") for name in ("interpreters", "code_type", "text_start", "text_end")),
+        *((name, "<u4") for name in ("threads_head", "thread_next", "thread_id", "current_frame", "cframe")),
+        *((name, "<u4") for name in ("frame_previous", "frame_code", "frame_instr", "frame_owner")),
+        *((name, "<u4") for name in ("first_unowned", "code_filename", "code_qualname", "code_linetable")),
+        ("code_first_line", "<u4"),
+        *((name, "u1") for name in ("has_cframe", "has_owner", "is_index", "frame_bytes")),
+        ("spare", "u1", (4,)),
+    ]
+)
+"""struct python: where the interpreter of a process keeps what."""
+
+STACK_FRAME = np.dtype(
+    [
+        *((name, "<u8") for name in ("code", "instruction", "filename", "qualname", "linetable")),
+        ("first_line", "<i4"),
+        ("spare", "<u4"),
+    ]
+)
+"""struct stack_frame: a Python function of a stack."""
+
+N_FRAMES = 40
+
+STACK = np.dtype(
+    [
+        ("hash", "<u8"),
+        *((name, "<u4") for name in ("pid", "tid", "n", "is_cut")),
+        ("frames", STACK_FRAME, (N_FRAMES,)),
+        ("spare", "<u8", (12,)),
+    ]
+)
+"""struct stack: the Python frames of a thread, innermost first."""
+
 SLOT = np.dtype(
     [
         ("tid", "<u4"),
@@ -149,6 +184,8 @@ SLOT = np.dtype(
         ("by_comm", "S16"),
         ("hits", "<u4", (4,)),
         ("inside_ns", "<u8", (4,)),
+        ("stack", "<u8"),
+        ("walked_ns", "<i8"),
     ]
 )
 """struct slot: a GPU thread as others see it; tid 0: nobody."""
@@ -223,6 +260,9 @@ STRUCTS = {
     "disk_key": DISK_KEY,
     "disk_sums": DISK_SUMS,
     "resent": RESENT,
+    "python": PYTHON,
+    "stack_frame": STACK_FRAME,
+    "stack": STACK,
     "slot": SLOT,
     "process": PROCESS,
     "function": FUNCTION,
@@ -284,6 +324,8 @@ class Counter(IntEnum):
     LOST_OPERATION = 16
     LOST_ALLOCATION = 17
     RAISED = 18
+    LOST_STACK = 19
+    REFUSED_STACK = 20
 
 
 class Action(IntEnum):

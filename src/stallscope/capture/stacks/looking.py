@@ -1,15 +1,20 @@
 """Stacks of the traced processes: which there are, by number in the trace, and where threads that hang are now.
 
-    stacks = Stacks(node, keep)                       # keep(pid, frames) stores a stack and gives its number
+    stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and gives its number
+    stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
+    stacks.take(probes.stacks.drain())                # what it told of them
+    numbers = stacks.numbers(calls["stack"])          # of the events that name them
     rows = stacks.of_silent(probes.processes(), now)  # once a second: rows of POSITIONS
 
 A process that has made no collective for some seconds is looked at, from outside: its main thread and its GPU
 threads. That costs a few ms a process each time, and nothing while the job goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from stallscope.capture.program import State
 from stallscope.capture.stacks.codes import Codes
@@ -17,8 +22,9 @@ from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
+from stallscope.capture.stacks.told import python_row, words
 from stallscope.events import layout
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 
 SILENT_NS = 2 * 10**9
 """Without a collective for so long, a process is looked at ..."""
@@ -26,6 +32,7 @@ _AGAIN_FACTOR = 2
 _MOST_APART_NS = 30 * 10**9
 """... and again after twice the time each, at most so long."""
 
+_MOST_HASHES = 1 << 17
 MAX_KEPT_FRAMES = 64
 CUT = "..."
 """Stands for frames that are left out, or could not be told."""
@@ -53,20 +60,50 @@ class Target:
 
 @dataclass
 class Stacks:
-    """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing."""
+    """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing. walk: lets the
+    kernel walk the stacks of a process, by a row of kernel.PYTHON.
+    """
 
     node: int
     keep: Keep
     say: Callable[[str], None]
+    walk: Callable[[int, Array], None]
     proc: Path = Path("/proc")
     _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     _silent: dict[int, _Silence] = field(default_factory=dict)
     _targets: dict[int, Target | None] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
+    _by_hash: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if why := forbidden():
             self._tell(f"no stacks: {why}")
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Let the kernel walk the stacks of these processes, those that are Python; cheap for those known already."""
+        for pid in pids:
+            if pid not in self._targets and (target := self.target(pid)):
+                self.walk(pid, python_row(target.python))
+
+    def take(self, told: Array) -> None:
+        """Name the stacks that the kernel has told, rows of kernel.STACK."""
+        for row in told:
+            target = self._targets.get(int(row["pid"]))
+            if target is None:
+                continue
+            try:
+                found = words(row, target.codes, target.python.layout)
+            except (Refused, Unreadable):
+                continue
+            if len(self._by_hash) >= _MOST_HASHES:
+                self._by_hash.clear()
+            found += (CUT,) * bool(row["is_cut"])
+            self._by_hash[int(row["hash"])] = self.number(int(row["pid"]), found)
+
+    def numbers(self, hashes: Array) -> Array:
+        """The numbers of stacks by their hashes as events have them (int64); UNKNOWN for those that have no names."""
+        mask = (1 << 64) - 1
+        return np.array([self._by_hash.get(one & mask, UNKNOWN) for one in hashes.tolist()], np.int64)
 
     def of_silent(self, state: State, now_ns: int) -> Array:
         """Rows of POSITIONS for the threads of processes that have long made no collective."""

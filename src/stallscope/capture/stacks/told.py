@@ -1,0 +1,68 @@
+"""What the kernel side is told of an interpreter, and what it tells of stacks: struct python and struct stack.
+
+It walks the frames of the thread that it interrupts, so they are exact; the names are looked up here, some milliseconds
+later, and only while the code objects are the ones that were walked.
+"""
+
+import numpy as np
+
+from stallscope.capture.stacks.codes import Codes, Identity
+from stallscope.capture.stacks.frames import Frame, Refused
+from stallscope.capture.stacks.interpreter import Interpreter
+from stallscope.capture.stacks.layouts import NONE, Layout
+from stallscope.events import kernel
+from stallscope.events.layout import Array
+
+_SAME = (
+    "threads_head",
+    "thread_next",
+    "thread_id",
+    "current_frame",
+    "frame_previous",
+    "frame_code",
+    "frame_instr",
+    "frame_bytes",
+    "first_unowned",
+    "code_filename",
+    "code_qualname",
+    "code_linetable",
+    "code_first_line",
+)
+
+
+def python_row(python: Interpreter) -> Array:
+    """One row of kernel.PYTHON."""
+    layout, row = python.layout, np.zeros(1, kernel.PYTHON)
+    for name in _SAME:
+        row[name] = getattr(layout, name)
+    row["interpreters"] = python.runtime + layout.interpreters_head
+    row["code_type"] = python.code_type
+    row["text_start"], row["text_end"] = python.text
+    row["has_cframe"], row["cframe"] = layout.cframe != NONE, max(layout.cframe, 0)
+    row["has_owner"], row["frame_owner"] = layout.frame_owner != NONE, max(layout.frame_owner, 0)
+    row["is_index"] = layout.has_frame_objects
+    return row
+
+
+def words(told: Array, codes: Codes, layout: Layout) -> tuple[str, ...]:
+    """The frames of a row of kernel.STACK in words, innermost first. Raises Refused, Unreadable."""
+    return tuple(
+        str(codes.named(_frame(one, layout), identity=_identity(one)))
+        for one in told["frames"][: int(told["n"])]
+    )
+
+
+def _frame(told: Array, layout: Layout) -> Frame:
+    code, instruction = int(told["code"]), int(told["instruction"])
+    if layout.has_frame_objects:
+        return Frame(code, int(np.int32(np.uint32(instruction & 0xFFFFFFFF))))
+    unit = (instruction - code - layout.code_instructions) >> 1
+    if unit < -1:
+        raise Refused(f"an instruction outside the code object at {code:#x}")
+    return Frame(code, max(unit, 0))
+
+
+def _identity(told: Array) -> Identity:
+    return Identity(
+        int(told["filename"]), int(told["qualname"]), int(told["linetable"]), int(told["first_line"])
+    )

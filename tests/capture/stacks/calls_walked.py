@@ -1,0 +1,86 @@
+"""Walks every call of programs/calling.py in the kernel, and says for each whether its frames are the right ones."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.capture.program import Program
+from stallscope.capture.records import of_kind
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.interpreter import interpreter_in
+from stallscope.capture.stacks.memory import Memory
+from stallscope.capture.stacks.told import python_row, words
+from stallscope.events.kernel import Kind
+
+from .interpreters import PROGRAMS, running
+
+_SOURCE = (PROGRAMS / "calling.py").read_text().splitlines()
+_CHAINS = ("left", "right", "generated", "by_a_c_function", "forward")
+
+
+def line(text: str, after: str = "") -> int:
+    """The number of the first line with this text, after the one with the other."""
+    start = next(i for i, one in enumerate(_SOURCE) if after in one) if after else 0
+    return next(i for i, one in enumerate(_SOURCE, 1) if i > start and text in one)
+
+
+def chain(i: int, *, minor: int) -> list[str]:
+    """The frames of the i-th call, innermost first, as "line function"."""
+    depth, kind = i % 31, _CHAINS[i % 5]
+    first = "right" if kind in ("right", "forward") else "left"
+    names = [first if at % 2 == 0 else "right" if first == "left" else "left" for at in range(depth + 1)]
+    found = [f"{line('return call(', f'def {names[-1]}(')} {names[-1]}"]
+    found += [f"{line('(n - 1)', f'def {name}(')} {name}" for name in reversed(names[:-1])]
+    if kind == "generated":
+        found += [f"{line('yield left')} values", f"{line('[*values')} generated"]
+    if kind == "by_a_c_function":
+        found += [f"{line('key=left')} by_a_c_function"]
+    if kind == "forward":
+        found += [f"{line('lambda: right')} <lambda>", f"{line('lambda: right')} forward"]
+    return [*found, f"{line('CHAINS[i % 5]')} <module>"]
+
+
+def plain(frame: str) -> str:
+    """ "line function" of a frame in words, without folders and outer names."""
+    place, _, function = frame.rpartition(" ")
+    return f"{place.rpartition(':')[2]} {function.rpartition('.')[2]}"
+
+
+def walked(program: Program, python: str, library: Path, n_calls: int) -> Counter[str]:
+    """How many calls had the right frames, wrong ones, none."""
+    with running(python, "calling.py", str(library), str(n_calls)) as process:
+        found, memory = interpreter_in(process.pid), Memory(process.pid)
+        assert found is not None
+        assert process.stdin is not None
+        codes = Codes(memory, found)
+        program.walk_python(process.pid, python_row(found)[0])
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        known: dict[int, list[str]] = {}
+        n_each: Counter[str] = Counter()
+        i = 0
+        for hashes, told in _batches(program, process.pid, n_calls):
+            for row in told:
+                known[int(row["hash"])] = [plain(one) for one in words(row, codes, found.layout)]
+            for one in hashes:
+                stack = known.get(one)
+                right = stack == chain(i, minor=found.layout.minor)
+                n_each["none" if stack is None else "right" if right else "wrong"] += 1
+                i += 1
+        return n_each
+
+
+def _batches(program: Program, pid: int, n_calls: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Hashes of the calls in order, and the stacks that they name; until all calls have come."""
+    n, until = 0, time.monotonic() + 120
+    while n < n_calls and time.monotonic() < until:
+        events = of_kind(program.events.drain(), Kind.CALL)
+        told = program.stacks.drain()
+        hashes = events["stack"][events["pid"] == pid].tolist()
+        n += len(hashes)
+        yield hashes, told[told["pid"] == pid]
+        program.arrivals.drain()
+        time.sleep(0.005)
