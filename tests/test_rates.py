@@ -1,6 +1,7 @@
 """The price of a GPU hour: who is found, and what a file of rates may not say."""
 
 import math
+import re
 
 import pytest
 
@@ -98,3 +99,11 @@ def test_files_that_are_none_are_said(tmp_path):
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(BadInput, match="cannot be read"):
         rates.load(tmp_path / "bad.yaml")
+
+
+def test_every_shipped_price_says_what_it_rests_on():
+    lines = rates.SHIPPED.read_text().split("\nrates:\n")[1].split("\n  any:")[0].splitlines()
+    prices = [line for line in lines if line.startswith("    ")]
+    assert len(prices) > 40
+    wanted = re.compile(r"#  ?(memory|as \S+|\d{4}-\d\d-\d\d, [A-D])")
+    assert not [line for line in prices if not wanted.search(line)]

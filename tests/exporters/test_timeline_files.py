@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from stallscope.diagnose.engine import diagnose
 from stallscope.events import layout
 from stallscope.events.names import Category, HostKind, Op
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Clock, Trace
 from stallscope.exporters.chrome import chrome_json
 from stallscope.exporters.lanes import laned
 from stallscope.exporters.perfetto import perfetto_bytes
+from stallscope.exporters.scene import scene
 from stallscope.exporters.story import Slice, Story
 from stallscope.exporters.telling import story
+from stallscope.query.packed import together
 
 from ..diagnose.builders import MS, Gone, dp_trace, every
 
@@ -308,3 +310,23 @@ def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
         ("file_wait", 5 * MS, {"file": "/data/x"}),
         ("signal", 0, {"by": "bash 9", "value": 19}),
     ]
+
+
+def test_nodes_that_only_a_probe_ties_share_a_clock():
+    ahead_ns = 80 * MS
+    jobs = [dp_trace(every(2, 7, 50 * MS)), dp_trace(every(2, 7, 50 * MS), offset_ns=(ahead_ns,))]
+    for table in (jobs[1].collectives, jobs[1].communicators):  # another job, which never meets the first one
+        table["comm_hash"] += 1
+    both = together([replace(job, nodes=(name,)) for job, name in zip(jobs, "ab", strict=True)])
+    probed = tuple(Clock(node, node * ahead_ns, 0, 1000) for node in range(2))
+
+    def begins(trace):
+        seen = scene(trace)
+        return [
+            int(seen.common_ns(node, trace.collectives["ts_ns"][trace.collectives["node"] == node]).min())
+            for node in range(2)
+        ]
+
+    apart, tied = begins(replace(both, clocks=())), begins(replace(both, clocks=(), probed=probed))
+    assert apart[1] - apart[0] == ahead_ns
+    assert abs(tied[1] - tied[0]) <= 1
