@@ -13,6 +13,7 @@ from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.delays import delays_by_process, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
+from stallscope.diagnose.gpu_states import with_gpu_states
 from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
 from stallscope.diagnose.late_verdicts import Seen, cost_said
@@ -50,7 +51,7 @@ def diagnose(
     usd_per_gpu_hour: price of a GPU hour; costs are in GPU seconds only where it is None.
     """
     limits = limits or Thresholds()
-    return with_failures(trace, _report(trace, limits, usd_per_gpu_hour))
+    return with_gpu_states(trace, with_failures(trace, _report(trace, limits, usd_per_gpu_hour)))
 
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:

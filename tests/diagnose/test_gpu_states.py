@@ -1,0 +1,88 @@
+"""What drivers say of GPUs explains verdicts, and makes none of its own."""
+
+from dataclasses import replace
+
+import pytest
+
+from stallscope.events import layout
+from stallscope.events.trace import Trace
+
+from .builders import MS, START_NS, Job, data_parallel, every, trace_of
+from .reports import report_of
+
+RUNS_AHEAD = data_parallel(work_ns=500_000, gpu_ns=3 * MS)
+SLOW = {(2, step): 4 * MS for step in range(10, 60)}
+N_RANKS = 4
+
+
+def slow_trace() -> Trace:
+    return trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=SLOW, has_gpu_times=True))
+
+
+def with_gpus(trace: Trace, *, foreign: int | None = None, **of_rank_2: int) -> Trace:
+    """A GPU a rank, all at 1,980 MHz and under load; that of rank 2 as told. foreign: another process on it."""
+    rows = layout.empty(layout.GPUS, N_RANKS)
+    rows["ts_ns"], rows["gpu"], rows["sm_mhz"], rows["utilization_percent"] = (
+        START_NS,
+        range(N_RANKS),
+        1980,
+        99,
+    )
+    rows["clock_reasons"], rows["pcie_generation"], rows["n_nvlinks_up"] = 0, 1, 12
+    for name, value in of_rank_2.items():
+        rows[name][2] = value
+    pids = {int(p["rank"]): int(p["pid"]) for p in trace.processes}
+    on = layout.empty(layout.GPU_PROCESSES, N_RANKS + (foreign is not None))
+    on["ts_ns"], on["alive"], on["memory_used_bytes"] = START_NS, 1, 1 << 30
+    on["gpu"][:N_RANKS], on["pid"][:N_RANKS] = range(N_RANKS), [pids[rank] for rank in range(N_RANKS)]
+    if foreign is not None:
+        on["gpu"][-1], on["pid"][-1], on["comm"][-1] = foreign, 999_999, b"python3"
+    return replace(trace, gpus=rows, gpu_processes=on)
+
+
+def cause_of(trace: Trace) -> tuple[str, dict[str, object]]:
+    (verdict,) = report_of(trace).verdicts
+    assert verdict.kind == "device" and verdict.ranks == [2]
+    return verdict.causes[0].cause.name, verdict.causes[0].evidence
+
+
+def test_a_clock_held_by_heat_explains_a_slow_gpu():
+    name, evidence = cause_of(with_gpus(slow_trace(), sm_mhz=1200, clock_reasons=0x40))
+    assert name == "gpu_slow"
+    assert evidence["clock_held_by"] == ["hardware thermal slowdown"]
+    assert (evidence["clock_mhz"], evidence["usual_mhz"]) == (1200, 1980)
+
+
+@pytest.mark.parametrize("told", [{"xid": 79}, {"xid": 48}])
+def test_an_error_of_the_hardware_is_a_fault(told):
+    name, evidence = cause_of(with_gpus(slow_trace(), **told))
+    assert name == "gpu_fault" and evidence["xid"] == list(told.values())
+
+
+def test_another_process_on_the_gpu_shares_it():
+    name, evidence = cause_of(with_gpus(slow_trace(), foreign=2))
+    assert name == "gpu_shared" and evidence["also_on_this_gpu"] == ["python3 (999999)"]
+
+
+@pytest.mark.parametrize(
+    "told", [{"sm_mhz": 1890, "clock_reasons": 0x20}, {"sm_mhz": 1200, "clock_reasons": 0x1}, {"xid": 31}]
+)
+def test_a_small_dip_an_idle_clock_and_an_error_of_the_program_explain_nothing(told):
+    name, evidence = cause_of(with_gpus(slow_trace(), **told))
+    assert name == "gpu_slow" and not {"clock_held_by", "xid"} & set(evidence)
+
+
+def test_a_process_on_another_gpu_explains_nothing():
+    name, evidence = cause_of(with_gpus(slow_trace(), foreign=1))
+    assert name == "gpu_slow" and "also_on_this_gpu" not in evidence
+
+
+def test_a_healthy_job_stays_healthy_whatever_its_gpus_say():
+    healthy = trace_of(Job(RUNS_AHEAD, n_steps=60, has_gpu_times=True))
+    assert report_of(with_gpus(healthy, sm_mhz=1200, clock_reasons=0x40)).healthy
+
+
+def test_a_late_host_is_not_laid_to_its_gpu():
+    late = trace_of(Job(data_parallel(), delays=tuple(every(2, 4, 50 * MS))))
+    (verdict,) = report_of(with_gpus(late, sm_mhz=1200, clock_reasons=0x40)).verdicts
+    assert verdict.causes[0].cause.name == "host_sleep"
