@@ -5,7 +5,8 @@ need them. COPIES: asynchronous copies. The ledger needs those, so they are on a
 cause, whatever they cost (docs/decisions/hot-hooks.md).
 
 A period begins when a group is switched on. What it has cost its busiest thread since then is hits times the cost of
-one; once that is the budget of a whole period, the group is off until the budget has paid for it. Hooks that cost less
+one; once that is the budget of a whole period, the group is off until the budget has paid for it. The first period is
+a second long, so that a busy job is found out early, the later ones up to ten. Hooks that cost less
 are always on, and what they count is exact. The switching is done by a thread of its own: it takes 10 to 30 ms.
 
 When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
@@ -28,7 +29,7 @@ from stallscope.events.kernel import HookGroup
 
 GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
 
-_PERIOD_NS = 10 * 10**9
+_FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
 _LOOK_EVERY_S = 0.2
 _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
@@ -51,6 +52,7 @@ class Group:
     is_on: bool = True
     is_cycling: bool = False
     period_ns: int = 0  # when it began
+    length_ns: int = _FIRST_PERIOD_NS
     next_on_ns: int = 0
     spent: float = 0.0  # ns that its busiest thread has lost to it in this period
     inside_share: float = 0.0
@@ -81,6 +83,7 @@ class Group:
     def begins(self, now_ns: int) -> None:
         """A new period, with nothing spent."""
         self.period_ns, self.spent = now_ns, 0.0
+        self.length_ns = min(2 * self.length_ns, _PERIOD_NS)
         self._spent_by.clear()
 
     def switched(self, now_ns: int, *, is_on: bool) -> None:
@@ -100,7 +103,7 @@ def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
     """Whether a group has spent what a whole period may cost. budget: share of a thread's time."""
     if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING:
         return False
-    return state.spent > budget * _PERIOD_NS
+    return state.spent > budget * state.length_ns
 
 
 def off_until_ns(state: Group, budget: float) -> int:
@@ -211,8 +214,10 @@ class Governor:
             self._failure = error
 
     def _next_look_s(self) -> float:
-        """Sooner while something is on that will have to go off."""
-        is_costly = any(one.is_on and one.is_cycling for one in self.groups.values())
+        """Sooner while something is on that will have to go off, or may have to."""
+        is_costly = any(
+            one.is_on and (one.is_cycling or one.length_ns < _PERIOD_NS) for one in self.groups.values()
+        )
         return _LOOK_EVERY_S / 4 if is_costly else _LOOK_EVERY_S
 
     def govern(self) -> None:
@@ -239,7 +244,7 @@ class Governor:
             state.is_cycling = True
             self._say(group, state, now_ns)
             self._turn(group, is_on=False)
-        elif state.is_on and now_ns - state.period_ns >= _PERIOD_NS:
+        elif state.is_on and now_ns - state.period_ns >= state.length_ns:
             state.begins(now_ns)
             state.is_cycling = False
         elif not state.is_on and now_ns >= state.next_on_ns:
@@ -298,8 +303,9 @@ class Governor:
 
     def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
         what = "launches, event records and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+        share = state.spent / max(now_ns - state.period_ns, 1)
         self._say_once(
-            f"counts of {what} are estimates: hooks on all of them would cost {state.load(now_ns):.1%} of a thread"
+            f"counts of {what} are estimates: hooks on all of them would cost {share:.1%} of a thread"
         )
 
     def _say_once(self, words: str) -> None:
