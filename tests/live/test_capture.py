@@ -186,10 +186,11 @@ def _maps(path: Path) -> bytes:
 
 
 def test_a_job_that_runs_already_is_joined_late_and_that_is_said(agent, job, only):
-    job = job(seconds=4)
+    job = job(seconds=8)
     job.go()
     time.sleep(1)
     tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
     found = node.read(tracer.db)
