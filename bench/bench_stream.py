@@ -1,9 +1,9 @@
 """The standing diagnosis: how many rows a second it takes, and how soon a straggler is named.
 
 A simulated job of 8, 64 and 512 ranks, eight to a node, whose steps take about 0.2 s; each node sends a batch every
-250 ms. Rate: rows by the time spent in feed(), of a healthy job and of one with a straggler. Delay: a batch is taken
-up when it has arrived and the ones before it are done; from the moment the third late arrival happened to the moment
-the verdict is there. The wait for the batch is part of it.
+250 ms, and what came meanwhile is fed together, as the hub does. Rate: rows by the time spent in feed(), of a healthy
+job and of one with a straggler. Delay: a batch is taken up when it has arrived and the ones before it are done; from
+the moment the third late arrival happened to the moment the verdict is there. The wait for the batch is part of it.
 """
 
 import time
@@ -100,24 +100,20 @@ def fed(trace: Trace) -> dict[str, Any]:
 
 
 def batches(trace: Trace) -> Iterator[tuple[int, Trace]]:
-    """What each node sends at the end of each interval, with that moment (wall clock)."""
+    """What the nodes send at the end of each interval, with that moment (wall clock)."""
     when = {table.name: wall_ns(trace, getattr(trace, table.name)) for table in TABLES}
     begin, end = int(when["collectives"].min()), int(when["collectives"].max())
     edges = range(begin, end + BATCH_NS, BATCH_NS)
     orders = {name: np.argsort(at, kind="stable") for name, at in when.items()}
+    clocks = tuple({clock.node: clock for clock in reversed(trace.clocks)}.values())
     for first in edges:
         rows = {}
         for name, at in when.items():
             low, high = np.searchsorted(at, [first, first + BATCH_NS], sorter=orders[name])
             low = 0 if first == begin else low
             rows[name] = getattr(trace, name)[orders[name][low:high]]
-        for node in range(len(trace.nodes)):
-            mine: dict[str, Any] = {name: part[part["node"] == node] for name, part in rows.items()}
-            for part in mine.values():
-                part["node"] = 0
-            clocks = tuple(replace(clock, node=0) for clock in trace.clocks if clock.node == node)[:1]
-            names = (trace.nodes[node],)
-            yield first + BATCH_NS, replace(trace, **mine, nodes=names, ends_ns=(), clocks=clocks, lost={})
+        mine: dict[str, Any] = rows
+        yield first + BATCH_NS, replace(trace, **mine, ends_ns=(), clocks=clocks, lost={})
 
 
 def wall_ns(trace: Trace, rows: Array) -> Array:

@@ -7,6 +7,7 @@ names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,8 @@ def _in_our_form(raw: pa.Table, table: str) -> pa.Table:
     columns: dict[str, Any] = {}
     try:
         for name in raw.column_names:
-            values = raw.column(name).combine_chunks()
+            column = raw.column(name)
+            values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             if name == "ledger_ns":
                 columns |= _ledger(values)
             else:
@@ -162,19 +164,36 @@ def _column(name: str, values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
         return _worded(values, _WORDS[name])
     if name in _HASHES:
         return _hex(values)
-    if pa.types.is_uint64(kind):
-        values = pa.Array.from_buffers(pa.int64(), len(values), values.buffers(), offset=values.offset)
-    if may_be_unknown:
-        values = pc.if_else(pc.equal(values, layout.UNKNOWN), pa.scalar(None, values.type), values)
-    return values
+    return _whole_numbers(values, may_be_unknown=may_be_unknown)
+
+
+def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
+    """Integers as int64, with NULL for -1 where that stands for unknown; larger unsigned ones as their bits.
+
+    Through numpy, as a request has dozens of such columns and Arrow's functions cost more by the call.
+    """
+    if values.null_count:
+        if pa.types.is_uint64(values.type):
+            values = pa.Array.from_buffers(pa.int64(), len(values), values.buffers(), offset=values.offset)
+        if may_be_unknown:
+            values = pc.if_else(pc.equal(values, layout.UNKNOWN), pa.scalar(None, values.type), values)
+        return values
+    numbers = np.asarray(values).astype(np.int64, copy=False)
+    is_unknown = numbers == layout.UNKNOWN if may_be_unknown else None
+    return pa.array(numbers, mask=is_unknown if is_unknown is not None and is_unknown.any() else None)
 
 
 def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
     """The words for numbers; NULL for 0 and for numbers that stand for nothing here."""
-    table = pa.array([word or None for word in (*known, "")], pa.string())
-    plain = np.asarray(numbers.fill_null(0)).astype(np.int64)
+    plain = np.asarray(numbers.fill_null(0) if numbers.null_count else numbers).astype(np.int64)
     plain[(plain < 0) | (plain >= len(known))] = len(known)
-    return table.take(pa.array(plain))
+    return _as_array(known).take(pa.array(plain))
+
+
+@cache
+def _as_array(known: tuple[str, ...]) -> pa.Array:
+    """Words by number, and one more NULL behind them."""
+    return pa.array([word or None for word in (*known, "")], pa.string())
 
 
 def _hex(numbers: pa.Array) -> pa.Array:

@@ -294,6 +294,7 @@ GIVEN_BY_HUB = ("tenant", "received_at")
 """What the store sets itself, whatever a batch says."""
 
 
+@cache
 def arrow_type(column: Column) -> Any:
     """The column's pyarrow type."""
     import pyarrow as pa
