@@ -12,7 +12,7 @@ from stallscope.diagnose.sequences import matched
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
 from stallscope.events.trace import Trace
-from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, simulate
+from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, scenarios, simulate
 
 from .builders import MS, Call, dp_trace, every, trace_of
 from .builders import Job as MadeJob
@@ -116,3 +116,14 @@ def test_a_node_captured_late_does_not_change_the_blame(sync_every, seed):
     report = report_of(trace)
     assert {rank for verdict in report.verdicts for rank in verdict.ranks} <= {5}
     assert report.verdicts
+
+
+@pytest.mark.parametrize("number", [161, 162, 197])
+def test_saves_whose_steps_have_other_numbers_on_another_node_or_stage_are_shared_pauses(number):
+    trace, _ = scenarios.healthy(number)
+    assert report_of(trace).healthy
+
+
+def test_small_delays_for_which_nobody_waits_accuse_none():
+    trace, _ = scenarios.healthy(882)
+    assert not any(verdict.ranks for verdict in report_of(trace).verdicts)

@@ -19,6 +19,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
+_LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
 
@@ -209,9 +210,9 @@ def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
 
 
 def late_steps(
-    line: Timeline, met: Rounds, table: Cells, *, usual: Pace, limits: Thresholds
+    line: Timeline, met: Rounds, table: Cells, *, program: Array, usual: Pace, limits: Thresholds
 ) -> list[LateStep]:
-    """The steps in which a rank was late by its own doing."""
+    """The steps in which a rank was late by its own doing. program: int64 (p,), see Programs."""
     if not len(table.step):
         return []
     least, steady = usual.least_ns, usual.steady_ns
@@ -219,24 +220,38 @@ def late_steps(
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
     is_held = ~is_late & (table.held_ns >= least)
-    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(line, table, least)
+    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(line, table, least, program)
     is_late &= ~_absorbed(line, table, is_late, limits)
     found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
 
 
-def shared_pause_ns(line: Timeline, table: Cells, least_ns: float) -> Array:
+def shared_pause_ns(line: Timeline, table: Cells, least_ns: float, program: Array) -> Array:
     """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
 
-    Checkpoints and validations are such steps: ranks differ in them by nature. The lower quartile of the ranks is
-    looked at, which a slow rank does not raise.
+    Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and those of
+    each program, as the steps of two programs may have different numbers. program: int64 (p,), see Programs.
+    """
+    everybody = _pause_ns(line, table, np.zeros_like(program))
+    is_large = np.bincount(program) >= _LARGE_PROGRAM
+    if len(is_large) > 1 and is_large.any():
+        alone = _pause_ns(line, table, program) * is_large[program[table.process]]
+        everybody = np.maximum(everybody, alone)
+    return np.where(everybody >= least_ns, everybody, 0.0)
+
+
+def _pause_ns(line: Timeline, table: Cells, group: Array) -> Array:
+    """By cell: how much longer than usual the processes of its group took in that step, if twice as long or more.
+
+    The lower quartile of the ranks is looked at, which a slow rank does not raise.
     """
     own = table.sums(line.self_ns).astype(np.float64)
-    place, n_steps = numbered(table.step)
-    typical = by_group(place, own, n_steps, _lower_quartiles)
-    usual = float(np.median(typical)) if len(typical) else 0.0
-    extra = np.where(typical >= 2 * usual, typical - usual, 0.0)
-    return np.where(extra >= least_ns, extra, 0.0)[place]
+    place, n_places = numbered(group[table.process], table.step)
+    typical = by_group(place, own, n_places, _lower_quartiles)
+    of_group = np.zeros(n_places, np.int64)
+    of_group[place] = group[table.process]
+    usual = by_group(of_group, typical, int(group.max(initial=0)) + 1, medians)[of_group]
+    return np.where(typical >= 2 * usual, typical - usual, 0.0)[place]
 
 
 def _lower_quartiles(values: Array) -> Array:

@@ -67,7 +67,7 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
 def findings(case: Case) -> Findings:
     """What a case with ledgers shows."""
     line, table, limits = case.line, case.judged, case.limits
-    found = late_steps(line, case.met, table, usual=case.pace, limits=limits)
+    found = late_steps(line, case.met, table, program=case.plan.program, usual=case.pace, limits=limits)
     named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits)
     gpus = on_device(case, found)
     unexplained = [late for late in found if late.process not in gpus.slow]
@@ -221,7 +221,14 @@ def _stragglers(case: Case, named: dict[int, list[LateStep]], looked_at: Seen) -
         *([uneven] if more else []),
         *(late_verdicts.straggler(case, group, delays, looked_at=looked_at) for group in groups),
     ]
-    return costliest_first(verdicts)
+    return costliest_first([verdict for verdict in verdicts if not is_nothing(case, verdict)])
+
+
+def is_nothing(case: Case, verdict: Verdict) -> bool:
+    """Small delays for which nobody was seen to wait."""
+    if verdict.cost is None or verdict.cost.gpu_seconds > 0 or verdict.late_ms is None:
+        return False
+    return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.least_ns
 
 
 def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:

@@ -144,7 +144,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         host_ns=np.maximum(interval_ns - in_gpu_calls_ns, 0),
         comm=comm,
         is_p2p=is_p2p,
-        role=_roles(members, sizes),
+        role=_roles(members, sizes, rows["seq"][members.first_row]),
         round=number,
         n_rounds=n_rounds,
         meetings=Tables.of(comm, calls.place[calls.pair], number),
@@ -274,14 +274,24 @@ def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
     return anew
 
 
-def _roles(members: Membership, nranks: Array) -> Array:
+def _roles(members: Membership, nranks: Array, first_seq: Array) -> Array:
     """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
 
-    nranks: (m,), the size of each membership's communicator.
+    nranks, first_seq: (m,), the size of each membership's communicator and the first round seen of it. A process that
+    was captured late has first uses of its own: its communicators have the places that they have for their others.
     """
     order = np.lexsort((members.first_row, nranks, members.process))
     ordinal = np.zeros(len(order), np.int64)
     ordinal[order] = _places(members.process[order], nranks[order])
+    earliest = np.lexsort((ordinal, first_seq, members.comm))
+    model = earliest[_places(members.comm[earliest]) == 0]
+    by_model, first_of_model = np.zeros((2, int(members.comm.max(initial=-1)) + 1), np.int64)
+    by_model[members.comm[model]], first_of_model[members.comm[model]] = ordinal[model], first_seq[model]
+    for process in np.unique(members.process[first_seq > first_of_model[members.comm]]).tolist():
+        mine = np.flatnonzero(members.process == process)
+        theirs = by_model[members.comm[mine]]
+        if numbered(nranks[mine], theirs)[1] == len(mine):
+            ordinal[mine] = theirs
     role, n_roles = numbered(nranks, ordinal)
     return role.astype(np.uint16 if n_roles <= 1 << 16 else np.int64)[members.pair]
 

@@ -113,6 +113,8 @@ def _ranks(
     out = []
     for group in engine.by_node(case, sorted(chosen)):
         verdict = late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
+        if engine.is_nothing(seen.case, verdict) and not known.issuperset(group):
+            continue
         steps = total(delays[process] for process in group).steps
         confirm = 0 if seen.large.issuperset(group) else _CONFIRM_SMALL_STEPS
         who, last = _who(seen, set(group)), int(steps.max())
