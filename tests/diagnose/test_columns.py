@@ -14,7 +14,6 @@ from stallscope.events.layout import COLLECTIVES, Array
 from stallscope.events.trace import Trace
 from stallscope.synth import HostStall, Job, Schedule, simulate
 
-
 JOBS = (
     Job(dp=8, steps=40, ranks_per_node=4),
     Job(dp=4, tp=2, pp=2, ranks_per_node=4, steps=30),
