@@ -185,7 +185,9 @@ def _with_cost(
         step_ns=case.step_ns,
         limits=case.limits,
     )
-    lost = {case.who(int(p)): float(spent.lost_ns[p]) for p in np.flatnonzero(spent.lost_ns > 0)}
+    kept_waiting = np.flatnonzero(spent.lost_ns > 0)
+    places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, spent.lost_ns))
+    lost = {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
     return replace(delays, lost_ns=lost, is_lower_bound=spent.is_lower_bound)
 
 
@@ -251,7 +253,10 @@ def _known(*values: int | None) -> list[int]:
 
 
 def _added(one: Mapping[Who, float], other: Mapping[Who, float]) -> dict[Who, float]:
-    return {who: one.get(who, 0.0) + other.get(who, 0.0) for who in sorted(one.keys() | other.keys())}
+    found = dict(one)
+    for who, ns in other.items():
+        found[who] = found.get(who, 0.0) + ns
+    return found if len(found) == len(one) else dict(sorted(found.items()))
 
 
 def _both_rounds(
