@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stallscope.diagnose import where
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Explained, explained
 from stallscope.diagnose.causes.registry import cause
@@ -65,7 +66,8 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
         ),
         advice=parts[0].cause.advice(parts[0].evidence) if parts else [],
         evidence=_steps_said(case, own.n_late, looked_at)
-        | ({"is_whole_node": True} if len(processes) > 1 else {}),
+        | ({"is_whole_node": True} if len(processes) > 1 else {})
+        | _place_said(case, processes[0], parts),
     )
 
 
@@ -200,6 +202,15 @@ def _confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
     if not parts or parts[0].cause.name == "unknown":
         sure *= 0.9
     return round(min(sure, 0.99), 3)
+
+
+def _place_said(case: Case, process: int, parts: list[Explained]) -> dict[str, object]:
+    """Where in the code the rank was held, where that is known of what explains its delay best."""
+    if not parts:
+        return {}
+    node, pid = int(case.line.node[process]), int(case.line.pid[process])
+    found = where.held_at(case.trace, node, pid, categories=parts[0].cause.categories)
+    return {"at": where.in_own_code(found), "stack": list(found)} if found else {}
 
 
 def _steps_said(case: Case, n_late: int, looked_at: Seen) -> dict[str, object]:

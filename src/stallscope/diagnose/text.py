@@ -182,6 +182,9 @@ def _short(frame: str) -> str:
 
 def _places(verdict: Verdict) -> list[str]:
     """Where in the code those named are or were held: a line each."""
+    own = verdict.evidence.get("stack")
+    if isinstance(own, list):
+        return [stack(own)]
     doing = verdict.evidence.get("doing")
     told = [one for one in doing if isinstance(one, dict)] if isinstance(doing, list) else []
     return [

@@ -5,11 +5,13 @@ library) is seldom the answer: the innermost frame of the program's own code is,
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from stallscope.diagnose.timeline import Timeline
+from stallscope.events.names import Category
 from stallscope.events.trace import Trace
 
 _FRAME = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>.+)$")
@@ -22,6 +24,23 @@ def in_own_code(frames: Sequence[str]) -> str:
     python = [frame for frame in frames if _FRAME.match(frame)]
     own = [frame for frame in python if not _INSTALLED.search(frame)]
     return (own or python or list(frames) or [""])[0]
+
+
+def held_at(trace: Trace, node: int, pid: int, *, categories: Sequence[int]) -> tuple[str, ...]:
+    """The stack in which a process was off the CPU the longest, of those intervals that are of these categories.
+
+    Empty unless it has more than half of their time. Locks are left out: threads that have nothing to do wait in them.
+    """
+    wanted = [category for category in categories if category != Category.LOCK]
+    rows = trace.offcpu
+    rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & np.isin(rows["category"], wanted)]
+    ns: Counter[int] = Counter()
+    for stack, duration_ns in zip(rows["stack"].tolist(), rows["duration_ns"].tolist(), strict=True):
+        ns[stack] += max(duration_ns, 0)
+    for stack, longest_ns in ns.most_common(1):
+        if 2 * longest_ns > ns.total():
+            return trace.stacks.get(stack, ())
+    return ()
 
 
 def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]:
