@@ -14,7 +14,7 @@
 #define N_THREAD_STATES 64
 #define FRAME_BYTES 128
 #define CODE_BYTES 256
-#define WALK_APART_NS 2000000 /* a thread that blocks more often is not walked each time */
+#define WALK_APART_NS 5000000 /* a thread that blocks more often is not walked each time */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
