@@ -74,7 +74,6 @@ class Journal:
                     "autoinstall_known_extensions": False,
                     "autoload_known_extensions": False,
                     "enable_external_access": False,
-                    "enable_progress_bar": False,  # a long checkpoint would draw one on the service's output
                 },
             )
         except (duckdb.Error, OSError) as error:
