@@ -349,12 +349,6 @@ def test_a_question_that_does_not_exist_or_lacks_a_parameter_is_said(store: HubS
         store.ask("lateness", tenant="a", params={})
 
 
-def test_the_hot_tail_is_bounded_and_newest_first_when_cut(store: HubStore):
-    appended(store, events=events(["a", "b", "c"]))
-    assert store.hot_tail("a", max_rows=2)["events"]["name"].to_pylist() == ["c", "b"]
-    assert store.hot_tail("a", max_rows=9)["events"]["name"].to_pylist() == ["a", "b", "c"]
-
-
 WRITER = """
 import sys, pathlib
 from stallscope.store.hub.store import Batch, HubStore

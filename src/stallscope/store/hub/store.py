@@ -120,10 +120,6 @@ class HubStore:
         found = self._hot.segments(tenant)
         return [self.folder / segment.path for of_table in found.values() for segment in of_table]
 
-    def hot_tail(self, tenant: str, *, max_rows: int) -> dict[str, pa.Table]:
-        """Rows that are in no file yet, by table; newest first where a table has more than max_rows."""
-        return {name: _newest(rows, max_rows) for name, rows in self.snapshot(tenant).hot.items()}
-
     def tenants(self) -> list[str]:
         """Who has anything here."""
         return self._hot.tenants()
@@ -211,9 +207,3 @@ def question_text(name: str) -> str:
     if not name.isidentifier() or not found.is_file():
         raise NotFound(f"there is no question {name!r}")
     return found.read_text()
-
-
-def _newest(rows: pa.Table, max_rows: int) -> pa.Table:
-    if len(rows) <= max_rows:
-        return rows
-    return rows.slice(len(rows) - max_rows).take(pa.array(range(max_rows - 1, -1, -1)))
