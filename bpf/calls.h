@@ -13,6 +13,7 @@
 #define N_ALLOCATIONS (1 << 18)
 #define N_BALANCES 4096
 #define N_ERRORS 4096
+#define SHUTTING_DOWN 4 /* cudaErrorCudartUnloading, CUDA_ERROR_DEINITIALIZED: what a process that ends is told */
 #define NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY: an answer, no error */
 #define SAME_ERROR_NS 1000000000
 #define FIRST_CONTEXT_NS 1000000 /* a call that sets the driver up takes longer, one that finds it set up does not */
@@ -504,7 +505,7 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 	u64 cookie = f->cookie, id = bpf_get_current_pid_tgid();
 	s64 now = bpf_ktime_get_ns(), ns = now - f->since_ns;
 	s32 result = PT_REGS_RC(ctx);
-	bool has_failed = result && result != NOT_READY;
+	bool has_failed = result && result != NOT_READY && result != SHUTTING_DOWN;
 	u32 tgid = id >> 32;
 
 	if (s)

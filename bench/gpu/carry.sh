@@ -18,6 +18,7 @@ fi
 rm -rf .carry/debian
 if [ ! -d .carry/site ]; then
 	"${PYTHON:-.venv/bin/python}" -m pip install --quiet --disable-pip-version-check --target .carry/site \
-		--python-version "$PYTHON_THERE" --only-binary=:all: --no-compile 'typer>=0.15' 'rich>=13' 'pyyaml>=6'
+		--python-version "$PYTHON_THERE" --only-binary=:all: --no-compile 'typer>=0.15' 'rich>=13' 'pyyaml>=6' \
+		'nvidia-ml-py>=12'
 fi
 du -sh .carry
