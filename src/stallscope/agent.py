@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from stallscope import __version__
-from stallscope.capture import clock, mapped, program, records, requirements
+from stallscope.capture import clock, mapped, privileges, program, records, requirements
 from stallscope.capture.attaching import Attaching
 from stallscope.capture.calibration import hook_cost_ns
 from stallscope.capture.collector import Collector
@@ -92,6 +92,7 @@ class Options:
     stacks: keep where in the code threads are held.
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
     cloud: whose metadata service to ask what this machine is (aws, gcp, azure); empty: none.
+    confined: give up all privileges but those that are needed to go on; for a process that only traces.
     thresholds: of diagnose/thresholds.py, for what finds incidents beside the agent.
     """
 
@@ -112,6 +113,7 @@ class Options:
     serve: str = ""
     serve_words: tuple[str, ...] = ()
     hub: Hub | None = None
+    confined: bool = False
     wall_ns: Callable[[], int] = time.time_ns
     thresholds: Mapping[str, Any] = field(default_factory=dict)
 
@@ -145,6 +147,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             status.note(f"the trace of before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
+        if options.confined:
+            privileges.drop_all_but(_privileges(options, probes.mode))
         told = stack.enter_context(
             outputs(
                 db=options.db,
@@ -172,6 +176,18 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         if gpus:
             stack.enter_context(closing(gpus))
         _run(options, probes, store, to_hub, told=told, labels=labels, gpus=gpus, status=status, stop=stop)
+
+
+def _privileges(options: Options, mode: str) -> frozenset[int]:
+    """The capabilities that are needed once the trace is open; the first thread starts after it."""
+    socket = options.annotate_socket
+    return privileges.kept(
+        privileges.held(),
+        mode,
+        written=[options.db, options.db.absolute().parent, *([socket.parent] if socket else [])],
+        ports=map(privileges.port, (options.prometheus, options.serve)),
+        chowns=bool(options.annotate_group),
+    )
 
 
 def _line_to_hub(hub: Hub, options: Options) -> "HubLine":

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import cli
+from stallscope.capture.privileges import KEPT
 
-UNITS = {"stallscope-hub.service": 30, "stallscope-agent.service": 70}
+UNITS = {"stallscope-hub.service": 30, "stallscope-agent.service": 50}
 """Each with the exposure that `systemd-analyze security` may find, of 100."""
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
@@ -35,7 +36,7 @@ def test_systemd_finds_no_fault(folder: Path, tmp_path: Path, unit: str):
     program = tmp_path / "stallscope"
     program.symlink_to(sys.executable)  # verify looks whether the program is there
     text = (folder / unit).read_text().replace("/usr/local/bin/stallscope", str(program))
-    (tmp_path / unit).write_text(text.replace("User=stallscope\nGroup=stallscope\n", "User=root\n"))
+    (tmp_path / unit).write_text(re.sub(r"^(User|Group)=stallscope.*$", r"\1=root", text, flags=re.MULTILINE))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit)], capture_output=True, text=True
     )
@@ -60,3 +61,12 @@ def test_the_flags_it_gives_exist(folder: Path, unit: str):
     told = CliRunner().invoke(cli.app, [word, "--help"], env={"COLUMNS": "200"}).output
     for flag in (word for word in rest if word.startswith("--")):
         assert re.search(rf"{flag}\b", told), flag
+
+
+def test_the_agent_is_nobody_with_the_five_capabilities_that_it_keeps(folder: Path):
+    text = (folder / "stallscope-agent.service").read_text()
+    user = re.search(r"^User=(.*)$", text, re.MULTILINE)
+    assert user and f"\nu      {user[1]} " in (folder / "stallscope-sysusers.conf").read_text()
+    for name in ("AmbientCapabilities", "CapabilityBoundingSet"):
+        found = re.search(rf"^{name}=(.*)$", text, re.MULTILINE)
+        assert found and set(found[1].split()) == {each.name for each in KEPT}

@@ -1,15 +1,17 @@
-"""An agent that is nobody, with five capabilities, traces a job of somebody else."""
+"""Five capabilities are enough: for an agent that is nobody, and for what root keeps."""
 
 import os
 import shutil
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stallscope.capture.privileges import KEPT
 from stallscope.store import node
 
 from .conftest import Agent
@@ -45,3 +47,34 @@ def test_five_capabilities_are_enough(folder, job, only):
     assert set(found.collectives["pid"].tolist()) == set(job.pids)
     assert tracer.db.stat().st_uid == NOBODY
     assert not stat.S_IMODE(tracer.db.stat().st_mode) & 0o007
+
+
+def sets(pid: int) -> set[tuple[str, int]]:
+    """The sets of capabilities of all threads of a process."""
+    lines = [
+        line
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+    ]
+    return {
+        (name, int(mask, 16)) for name, _, mask in (line.partition(":\t") for line in lines) if "Cap" in name
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root: what root keeps")
+def test_root_keeps_five_and_attaches_to_what_comes_later(agent, job):
+    tracer = agent("--prometheus", "127.0.0.1:0")
+    tracer.says("tracing into")
+    kept = sum(1 << bit for bit in KEPT)
+    expected = {("CapInh", 0), ("CapPrm", kept), ("CapEff", kept), ("CapBnd", kept), ("CapAmb", 0)}
+    end_s = time.monotonic() + 20
+    while (found := sets(tracer.process.pid)) != expected:
+        assert time.monotonic() < end_s, found
+        time.sleep(0.02)
+    later = job(seconds=3)
+    tracer.says("attached", "libnccl")
+    later.go()
+    assert later.wait(60)
+    assert sets(tracer.process.pid) == expected
+    assert tracer.ended(signal.SIGINT) == 0
+    assert set(later.pids) <= set(node.read(tracer.db).collectives["pid"].tolist())

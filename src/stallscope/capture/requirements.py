@@ -6,28 +6,45 @@ number that says nothing to a user.
 
 import os
 from collections.abc import Iterable
+from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from stallscope.errors import CannotTrace, NotFound
 
 
-class _Capability(NamedTuple):
-    """A capability: its bit (linux/capability.h), its name, what tracing needs it for."""
+class Capability(IntEnum):
+    """Those that matter here, with their bits (linux/capability.h)."""
 
-    bit: int
-    name: str
-    purpose: str
+    CAP_CHOWN = 0
+    CAP_DAC_OVERRIDE = 1
+    CAP_DAC_READ_SEARCH = 2
+    CAP_SETPCAP = 8
+    CAP_NET_BIND_SERVICE = 10
+    CAP_SYS_PTRACE = 19
+    CAP_SYS_ADMIN = 21
+    CAP_PERFMON = 38
+    CAP_BPF = 39
+    CAP_CHECKPOINT_RESTORE = 40
 
 
-_NEEDED = (
-    _Capability(39, "CAP_BPF", "load programs"),
-    _Capability(38, "CAP_PERFMON", "attach them"),
-    _Capability(19, "CAP_SYS_PTRACE", "see what other users' processes have mapped"),
-)
-_SYS_ADMIN = 21
-_STANDS_FOR = {38, 39}
-"""What CAP_SYS_ADMIN includes."""
+PURPOSES = {
+    Capability.CAP_BPF: "load programs",
+    Capability.CAP_PERFMON: "attach them",
+    Capability.CAP_SYS_PTRACE: "see what other users' processes have mapped",
+    Capability.CAP_DAC_READ_SEARCH: "read libraries in other users' folders",
+    Capability.CAP_CHECKPOINT_RESTORE: "open libraries that were deleted or replaced",
+}
+"""What tracing needs, and for what. The first three are necessary; without the others some libraries are not seen."""
+
+_NECESSARY = (Capability.CAP_BPF, Capability.CAP_PERFMON, Capability.CAP_SYS_PTRACE)
+_INCLUDES = {
+    Capability.CAP_SYS_ADMIN: {
+        Capability.CAP_BPF,
+        Capability.CAP_PERFMON,
+        Capability.CAP_CHECKPOINT_RESTORE,
+    },
+    Capability.CAP_DAC_OVERRIDE: {Capability.CAP_DAC_READ_SEARCH},
+}
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -38,10 +55,9 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
     """Raises CannotTrace, naming the first thing that is missing and what to do."""
     if machine not in _ARCHITECTURES:
         raise CannotTrace(f"cannot trace on {machine}: only {' and '.join(_ARCHITECTURES)} are supported")
-    missing = missing_capabilities(effective(proc))
+    missing = necessary(missing_capabilities(effective(proc)))
     if missing:
-        wanted = ", ".join(f"{capability.name} (to {capability.purpose})" for capability in missing)
-        raise CannotTrace(f"not allowed to trace: {wanted} missing; {remedy(proc)}")
+        raise CannotTrace(f"not allowed to trace: {told(missing)} missing; {remedy(proc)}")
     if has_own_pids(proc):
         raise CannotTrace(
             "cannot trace from a container with process numbers of its own: the kernel tells the machine's; "
@@ -61,17 +77,28 @@ def check_pids(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
             raise NotFound(f"there is no process {pid}: check the number, or leave --pid out to trace all")
 
 
-def missing_capabilities(effective: int) -> list[_Capability]:
-    """What is missing in a set of capabilities, given as a bit mask."""
+def missing_capabilities(effective: int) -> list[Capability]:
+    """Which of PURPOSES are missing in a set of capabilities, given as a bit mask."""
     held = {bit for bit in range(64) if effective >> bit & 1}
-    if _SYS_ADMIN in held:
-        held |= _STANDS_FOR
-    return [capability for capability in _NEEDED if capability.bit not in held]
+    for each, included in _INCLUDES.items():
+        if each in held:
+            held |= included
+    return [capability for capability in PURPOSES if capability not in held]
 
 
-def effective(proc: Path = Path("/proc")) -> int:
-    """The capabilities of this process, as a bit mask."""
-    return int(_status(proc, "CapEff"), 16)
+def necessary(capabilities: Iterable[Capability]) -> list[Capability]:
+    """Those of them without which nothing can be traced."""
+    return [each for each in capabilities if each in _NECESSARY]
+
+
+def told(capabilities: Iterable[Capability]) -> str:
+    """Their names and purposes, in words."""
+    return ", ".join(f"{each.name} (to {PURPOSES[each]})" for each in capabilities)
+
+
+def effective(proc: Path = Path("/proc"), name: str = "CapEff") -> int:
+    """The capabilities of this thread, as a bit mask. name: another set of it (CapInh, CapPrm, CapBnd)."""
+    return int(_status(proc, name), 16)
 
 
 def has_own_pids(proc: Path = Path("/proc")) -> bool:
@@ -89,8 +116,10 @@ def _pid_namespace(proc: Path) -> str:
 def remedy(proc: Path = Path("/proc"), command: str = "stallscope trace") -> str:
     """What to do about missing capabilities."""
     if int(_status(proc, "Uid")) == 0:
-        return "you are root, but confined: give the container --privileged, or these capabilities"
-    return f"run it as root: sudo {command}"
+        return "you are root, but confined: give the container these capabilities, or --privileged"
+    return (
+        f"run it as root (sudo {command}), or give it these capabilities (the systemd unit in deploy/ does)"
+    )
 
 
 def _status(proc: Path, name: str) -> str:

@@ -35,7 +35,7 @@ def findings(
     capabilities = _capabilities(proc)
     yield capabilities
     yield from _confinement(proc, sys)
-    if has_btf and capabilities.state == "pass":
+    if has_btf and capabilities.state != "fail":
         yield _programs(load or _loaded)
 
 
@@ -60,9 +60,12 @@ def _btf(is_there: bool) -> Finding:
 def _capabilities(proc: Path) -> Finding:
     missing = requirements.missing_capabilities(requirements.effective(proc))
     if not missing:
-        return passed("capabilities", "all that tracing needs")
-    names = ", ".join(f"{capability.name} (to {capability.purpose})" for capability in missing)
-    return failed("capabilities", f"missing: {names}", requirements.remedy(proc, "stallscope check"))
+        names = ", ".join(each.name for each in requirements.PURPOSES)
+        return passed("capabilities", f"all that tracing needs: {names}")
+    said, remedy = f"missing: {requirements.told(missing)}", requirements.remedy(proc, "stallscope check")
+    if requirements.necessary(missing):
+        return failed("capabilities", said, remedy)
+    return warned("capabilities", said, f"some libraries will not be seen: {remedy}")
 
 
 def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -90,6 +91,8 @@ def trace(
 
     On a terminal a page shows the job; elsewhere a line a second.
     """
+    # Before numpy is loaded: each thread that it makes for linear algebra is one more with our privileges.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from stallscope import agent
     from stallscope.diagnose.thresholds import thresholds
 
@@ -127,6 +130,7 @@ def trace(
         serve=serve,
         serve_words=_serve_words(serve, no_tls=no_tls, client_ca=tls_client_ca),
         hub=_hub(chosen, is_insecure=hub_insecure),
+        confined=True,
         thresholds=asdict(thresholds(chosen)),
     )
     if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
