@@ -1,12 +1,15 @@
 """Blame: the rank that is slow itself is named, those who wait for it are not, and chance names nobody."""
 
 from dataclasses import replace
+from fractions import Fraction
+from math import comb
 
 import numpy as np
 import pytest
 
 from stallscope.diagnose.blame import (
     LateStep,
+    _binomial_tail,
     _poisson_tail,
     _rate_of_quiet,
     beyond_chance,
@@ -222,6 +225,22 @@ def test_long_traces_are_judged_too():
     assert not beyond_chance(1000, [1000] * 7, LIMITS.chance)
     assert beyond_chance(2000, [1000] * 7, LIMITS.chance)
     assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
+
+
+@pytest.mark.parametrize(
+    ("least", "n", "p"), [(2, 3, 0.5), (5, 40, 0.05), (560, 1024, 0.5), (3, 2000, 0.0005)]
+)
+def test_the_chance_of_so_many_is_that_of_the_binomial_law(least, n, p):
+    exact = sum(comb(n, k) * Fraction(p) ** k * (1 - Fraction(p)) ** (n - k) for k in range(least, n + 1))
+    assert _binomial_tail(least, n, p) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_five_late_steps_of_one_rank_are_no_proof_where_thousands_of_ranks_have_some():
+    """Of 5,120 ranks with 0.35 late steps each on average, one has five in every sixth job."""
+    counts = np.zeros(5_119, np.int64)
+    counts[:1_400], counts[1_400:1_600] = 1, 2
+    assert not beyond_chance(5, counts, LIMITS.chance)
+    assert beyond_chance(9, counts, LIMITS.chance)
 
 
 def test_a_rank_among_others_that_are_late_too_needs_more_late_steps_than_a_lonely_one():

@@ -7,7 +7,7 @@ was kept waiting itself: a victim. Then the late steps must recur on the same ra
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import comb, exp, lgamma, log
+from math import exp, lgamma, log, log1p
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
+_NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
 
@@ -328,23 +329,23 @@ def recurring(
 
     least_ns: the threshold of a late step, see Pace.
     """
-    left = [late for late in found if not _is_one_off(late, found, limits)]
+    once = {id(late) for late in one_offs(found, limits)}
+    left = [late for late in found if id(late) not in once]
     process = np.array([one.process for one in left], np.int64)
     step = np.array([one.step for one in left], np.int64)
     size = np.array([one.excess_ns for one in left])
+    n_mine = np.bincount(process, minlength=n_processes)
     named = {}
-    for candidate in np.unique(process).tolist():
-        mine = process == candidate
-        if mine.sum() < limits.min_late_steps:
-            continue
-        comparable = size >= 0.5 * float(np.median(size[mine]))
-        is_clear = float(np.median(size[mine])) >= limits.clear_factor * least_ns
+    for candidate in np.flatnonzero(n_mine >= limits.min_late_steps).tolist():
+        median = float(np.median(size[process == candidate]))
+        comparable = size >= 0.5 * median
+        is_clear = median >= limits.clear_factor * least_ns
         counts = n_events(
             process[comparable], step[comparable], one_by_one=is_clear, n_processes=n_processes, limits=limits
         )
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
-        if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate).tolist(), limits.chance):
+        if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate), limits.chance):
             named[candidate] = [late for late in left if late.process == candidate]
     return named
 
@@ -379,38 +380,40 @@ def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int,
 
 
 def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
-    """Long delays that happened once."""
-    return [late for late in found if _is_one_off(late, found, limits)]
-
-
-def _is_one_off(late: LateStep, found: list[LateStep], limits: Thresholds) -> bool:
-    """Long, and far longer than what else the same rank shows."""
-    if late.excess_ns < limits.one_off_ns:
-        return False
-    alike = [
-        other for other in found if other.process == late.process and other.excess_ns >= 0.2 * late.excess_ns
+    """Long delays that happened once: far longer than what else the same rank shows."""
+    long = [late for late in found if late.excess_ns >= limits.one_off_ns]
+    of_process: dict[int, list[float]] = {late.process: [] for late in long}
+    for late in found:
+        if late.process in of_process:
+            of_process[late.process].append(late.excess_ns)
+    sizes = {process: np.array(mine) for process, mine in of_process.items()}
+    return [
+        late
+        for late in long
+        if np.count_nonzero(sizes[late.process] >= 0.2 * late.excess_ns) < limits.min_late_steps
     ]
-    return len(alike) < limits.min_late_steps
 
 
-def beyond_chance(n_own: int, others: list[int], chance: float) -> bool:
+def beyond_chance(n_own: int, others: Array | list[int], chance: float) -> bool:
     """Whether so many late steps of one rank among the others' are more than chance, if all ranks were alike.
 
     Against all the others (binomial), or against the quieter three quarters of them (Poisson), which lets several
     culprits be named. Where others are late too, delays that move around are likely, and the proof must be stricter.
     Corrected for the number of ranks that could have come out first.
     """
-    n_ranks = len(others) + 1
+    counts = np.asarray(others)
+    n_ranks = len(counts) + 1
     if n_ranks == 1:
         return True
     allowed = 4.2 * chance / n_ranks
-    tail = _binomial_tail(n_own, n_own + sum(others), 1 / n_ranks)
-    if tail <= (allowed / _AMONG_OTHERS if any(others) else allowed):
+    total = int(counts.sum())
+    tail = _binomial_tail(n_own, n_own + total, 1 / n_ranks)
+    if tail <= (allowed / _AMONG_OTHERS if total else allowed):
         return True
-    quiet = sorted(others)[: len(others) - -(-len(others) // 4)]
-    if not quiet:
+    quiet = np.sort(counts)[: len(counts) - -(-len(counts) // 4)]
+    if not len(quiet):
         return False
-    mean = sum(quiet) / len(quiet)
+    mean = float(quiet.sum()) / len(quiet)
     rate = max(mean + 2 / n_ranks, _rate_of_quiet(mean))
     return _poisson_tail(n_own, rate) <= allowed / _AMONG_OTHERS
 
@@ -439,10 +442,22 @@ def _mean_of_quiet(rate: float) -> float:
 
 
 def _binomial_tail(least: int, n: int, p: float) -> float:
-    if n > 1000:  # normal approximation with continuity correction
-        z = (least - 0.5 - n * p) / max((n * p * (1 - p)) ** 0.5, 1e-12)
-        return 0.5 * exp(-z * z / 2) if z > 0 else 1.0
-    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(least, n + 1))
+    """The chance of at least so many of n; 1 for no more than are to be expected.
+
+    Exact far out in the tail, too, whatever n is: a normal distribution has next to nothing there where p is small,
+    as it is in large jobs.
+    """
+    if least <= n * p:
+        return 1.0
+    log_first = lgamma(n + 1) - lgamma(least + 1) - lgamma(n - least + 1)
+    term = exp(log_first + least * log(p) + (n - least) * log1p(-p))
+    tail = 0.0
+    for k in range(least, n + 1):
+        tail += term
+        term *= (n - k) / (k + 1) * p / (1 - p)
+        if term <= _NEGLIGIBLE * tail:
+            break
+    return tail
 
 
 def _poisson_tail(least: int, rate: float) -> float:

@@ -91,9 +91,8 @@ def slow_devices(
         by_step = {one.step: one for one in late if one.process == process}
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
         run = _longest_slow_run(is_late)
-        if run is None or not beyond_chance(
-            int(counts[process]), np.delete(counts, process).tolist(), limits.chance
-        ):
+        others = np.delete(counts, process)
+        if run is None or not beyond_chance(int(counts[process]), others, limits.chance):
             continue
         during = slice(*run)
         if is_late[during].mean() < limits.steady_share or run[1] - run[0] < 2 * limits.min_late_steps:
