@@ -27,6 +27,8 @@ WANTED_WIDTH_PERCENT = 0.3
 LEAST_RUNS = 6
 MOST_RUNS = 60
 SETTLE_S = 0.4
+GOVERNED_S = 2.5
+"""After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
@@ -158,6 +160,7 @@ def switched(
         begin_s = time.monotonic()
         db = disk / f"on{len(windows)}.db"
         with tracing(db, words=agent_words):
+            time.sleep(GOVERNED_S)
             windows.append(window(window_s, is_on=True))
         windows.append(window(window_s, is_on=False))
         db.unlink()
@@ -241,7 +244,7 @@ def counted(disk: Path, agent_words: tuple[str, ...]) -> Counts:
     STATISTICS.write_text("1")
     try:
         with tracing(db, words=agent_words) as agent:
-            time.sleep(SETTLE_S)
+            time.sleep(SETTLE_S + GOVERNED_S)
             pid = agent.process.pid
             first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
             time.sleep(COUNT_S)

@@ -1,6 +1,6 @@
 """Keeps what hooks on hot functions cost a thread within its budget, by switching them off for a part of the time.
 
-Two groups are governed. HOT: launches, event records, stream waits, asynchronous sets of memory. The ledger does not
+Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
 cause, whatever they cost (docs/decisions/hot-hooks.md).
 
@@ -302,7 +302,7 @@ class Governor:
         )
 
     def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
-        what = "launches, event records and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+        what = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
         share = state.spent / max(now_ns - state.period_ns, 1)
         self._say_once(
             f"counts of {what} are estimates: hooks on all of them would cost {share:.1%} of a thread"
