@@ -221,6 +221,22 @@ def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, t
         assert sql(again, "SELECT DISTINCT late_ns FROM collectives WHERE seq = 1") == [(None,)]
 
 
+def test_rows_are_sealed_once_where_whole_rounds_came_after_the_border(store: HubStore):
+    before, after = list(range(1, 21)), [21, 22]
+    for rank in (0, 1):
+        appended(store, collectives=collectives(before, rank=rank, nranks=2, late_ns=rank * 3_000_000))
+    border_us = time.time_ns() // 1000
+    for rank in (0, 1):
+        appended(store, collectives=collectives(after, rank=rank, nranks=2, late_ns=rank * 5_000_000))
+    store._keeper._seal("a", "collectives", settled_us=border_us)
+    assert store.snapshot("a").hot["collectives"].num_rows == 4
+    store.seal_all()
+    assert sql(store, "SELECT seq, rank, late_ns FROM collectives ORDER BY seq, rank") == [
+        *((seq, rank, rank * 3_000_000) for seq in before for rank in (0, 1)),
+        *((seq, rank, rank * 5_000_000) for seq in after for rank in (0, 1)),
+    ]
+
+
 def test_small_files_are_merged_and_the_old_ones_go_later(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, grace_s=0.2))) as store:
         for i in range(9):

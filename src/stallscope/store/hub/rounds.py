@@ -37,14 +37,19 @@ def with_lateness(
     both = f"SELECT {_KEY}, ts_ns, nranks FROM now_rows WHERE {_MATCHED}"
     both += f" UNION ALL SELECT {_KEY}, ts_ns, nranks FROM later_rows WHERE {_MATCHED}"
     db.execute(
-        "CREATE OR REPLACE TEMP TABLE medians AS"
-        " SELECT cluster_id, comm_hash, seq, quantile_disc(ts_ns, 0.5) AS median_ns"
-        f" FROM ({both}) GROUP BY ALL HAVING count(*) = max(nranks) AND count(*) > 1"
+        "CREATE OR REPLACE TEMP TABLE medians AS SELECT * FROM"
+        " (SELECT cluster_id, comm_hash, seq, quantile_disc(ts_ns, 0.5) AS median_ns"
+        f" FROM ({both}) GROUP BY ALL HAVING count(*) = max(nranks) AND count(*) > 1) AS complete"
+        " ANTI JOIN known_medians USING (cluster_id, comm_hash, seq)"
         " UNION ALL SELECT * FROM known_medians"
     ).fetchall()
+    # A round that begins after the border is worked out when it is sealed itself.
     needed = db.sql(
-        "SELECT DISTINCT medians.* FROM medians SEMI JOIN"
-        f" (SELECT {_KEY} FROM later_rows WHERE {_MATCHED}) USING (cluster_id, comm_hash, seq)"
+        f"WITH now_keys AS (SELECT DISTINCT {_KEY} FROM now_rows WHERE {_MATCHED} UNION"
+        " SELECT cluster_id, comm_hash, seq FROM known_medians),"
+        f" later_keys AS (SELECT DISTINCT {_KEY} FROM later_rows WHERE {_MATCHED})"
+        " SELECT medians.* FROM medians SEMI JOIN now_keys USING (cluster_id, comm_hash, seq)"
+        " SEMI JOIN later_keys USING (cluster_id, comm_hash, seq)"
     ).to_arrow_table()
     select = (
         "SELECT now_rows.* REPLACE (now_rows.ts_ns - medians.median_ns AS late_ns) FROM now_rows LEFT JOIN medians"
