@@ -84,16 +84,19 @@ class Hot:
         return Snapshot(segments, hot)
 
     def begin_seal(
-        self, tenant: str, table: str, settled_us: int | None
+        self, tenant: str, table: str, settled_us: int | None, *, most_rows: int
     ) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """The rows committed up to settled_us (None: all), and the later ones, until sealed() is told.
+        """The oldest rows committed up to settled_us (None: all), and the later ones, until sealed() is told.
 
+        most_rows: so many at a time, but always a piece.
         From now on nothing is joined across the border, so that sealed() finds it again.
         """
         with self._lock:
             mine = self._tenants.get(tenant, _Tenant())
             pieces = mine.pieces.get(table, [])
             n_now = sum(settled_us is None or piece.last_us <= settled_us for piece in pieces)
+            while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > most_rows:
+                n_now -= 1
             if n_now:
                 mine.borders[table] = pieces[n_now - 1].last_us
             return tuple(pieces[:n_now]), tuple(pieces[n_now:])

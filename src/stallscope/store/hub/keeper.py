@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import duckdb
 import pyarrow as pa
 
 from stallscope.errors import StallscopeError
 from stallscope.store.hub import rounds
 from stallscope.store.hub.hot import Hot, Piece
 from stallscope.store.hub.journal import Journal, Segment
+from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS, SealedLateness
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.segments import Sealer
 from stallscope.store.hub.writer import Writer
@@ -24,6 +26,9 @@ from stallscope.store.hub.writer import Writer
 _LOG = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 30.0
 _MERGE_AT_LEAST = 8
+_SUMS_A_ROUND = 4
+_FILE = 2
+"""Most rows of a sealed file, in times of those that make a seal due."""
 _QUIET_WAL_BYTES = 4 << 20
 
 
@@ -47,6 +52,7 @@ class Keeper:
     journal: Journal
     hot: Hot
     writer: Writer
+    lateness: SealedLateness
     limits: Limits
     numbers: Kept = field(default_factory=Kept)
 
@@ -86,6 +92,7 @@ class Keeper:
         with self._one_at_a_time:
             self._seal_what_is_due()
             self._merge_what_is_small()
+            self._sum_lateness()
             if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
                 self._expired_s = time.monotonic()
                 self.expire()
@@ -95,8 +102,9 @@ class Keeper:
     def seal_all(self) -> None:
         """Seal every hot row now."""
         with self._one_at_a_time:
-            for tenant, table in self.hot.sizes():
-                self._seal(tenant, table, settled_us=None)
+            for (tenant, table), (n_rows, _) in self.hot.sizes().items():
+                while n_rows > 0 and (n_sealed := self._seal(tenant, table, settled_us=None)):
+                    n_rows -= n_sealed
 
     def _seal_what_is_due(self) -> None:
         now_us = time.time_ns() // 1000
@@ -104,17 +112,24 @@ class Keeper:
         settled_us = now_us - int(self.limits.settle_s * 1e6)
         for (tenant, table), (n_rows, first_us) in sizes.items():
             is_old = now_us - first_us > self.limits.seal_after_s * 1e6
-            if n_rows >= self.limits.seal_rows or is_old:
-                self._seal(tenant, table, settled_us=settled_us)
+            n_left = n_rows
+            while n_left >= self.limits.seal_rows or (is_old and n_left > 0):
+                if not (n_sealed := self._seal(tenant, table, settled_us=settled_us)):
+                    break
+                n_left -= n_sealed
         while sum(n for n, _ in self.hot.sizes().values()) > self.limits.max_hot_rows:
             largest = max(self.hot.sizes().items(), key=lambda item: item[1][0])[0]
             self._seal(*largest, settled_us=None)
 
-    def _seal(self, tenant: str, table: str, *, settled_us: int | None) -> None:
-        """Seal the rows committed before settled_us (None: all): by then the other ranks of a round have come, too."""
-        now, later = self.hot.begin_seal(tenant, table, settled_us)
+    def _seal(self, tenant: str, table: str, *, settled_us: int | None) -> int:
+        """Seal rows committed before settled_us (None: all): by then the other ranks of a round have come, too.
+
+        One file's worth, more would not be sorted in memory. Returns how many.
+        """
+        most_rows = _FILE * self.limits.seal_rows
+        now, later = self.hot.begin_seal(tenant, table, settled_us, most_rows=most_rows)
         if not now:
-            return
+            return 0
         until_us = now[-1].last_us
         medians: pa.Table | None = None
         if table == "collectives":
@@ -138,6 +153,7 @@ class Keeper:
             self._medians[tenant] = medians
         self.numbers.sealed_segments += 1
         self.numbers.sealed_rows += segment.n_rows
+        return segment.n_rows
 
     def _merge_what_is_small(self) -> None:
         """Many small files make every question slower: join neighbours until they are large."""
@@ -146,6 +162,14 @@ class Keeper:
                 if len(group := _to_merge(found, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
                     self._replace(group, [self._sealer.merged(group)])
                     self.numbers.merged_segments += len(group)
+
+    def _sum_lateness(self) -> None:
+        """Work out some of the sums that questions will want, newest files first."""
+        for tenant in self.hot.tenants():
+            found = self.hot.segments(tenant).get("collectives", ())
+            due = self.lateness.missing(found, USUAL_MIN_LATE_NS)[:_SUMS_A_ROUND]
+            with suppress(duckdb.Error):  # whoever asks is told what is wrong with a file
+                self.lateness.sums(self._sealer.db, due, USUAL_MIN_LATE_NS)
 
     def expire(self) -> None:
         """Drop what is too old, verdicts closed so long ago included, and the oldest beyond the limit in bytes."""
@@ -185,6 +209,7 @@ class Keeper:
         """Files that no list names any more stay a while: a question may have begun before."""
         now_s = time.monotonic()
         due = [segment for when_s, segment in self._retired if now_s - when_s >= self.limits.grace_s]
+        self.lateness.forget(due)
         self._retired = [entry for entry in self._retired if now_s - entry[0] < self.limits.grace_s]
         for segment in due:
             with suppress(OSError):

@@ -16,6 +16,8 @@ from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.keeper import Keeper, Kept
+from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
+from stallscope.store.hub.lateness import SealedLateness
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.writer import Batch, Counters, Listener, Receipt, Writer, completed
@@ -34,7 +36,8 @@ class HubStore:
         known = self._load()
         segments.remove_orphans(folder, known)
         self._writer = Writer(journal, self._hot, nodes=Nodes(journal.kept("nodes")), limits=limits)
-        self._keeper = Keeper(journal, self._hot, self._writer, limits)
+        self._lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
+        self._keeper = Keeper(journal, self._hot, self._writer, self._lateness, limits)
         self._reader = duckdb.connect(
             ":memory:",
             config={
@@ -95,12 +98,14 @@ class HubStore:
             for name, rows in snapshot.hot.items():
                 hot[name] = f"hot_{name}"
                 db.register(hot[name], rows)
-            paths = {
-                name: [str(self.folder / s.path) for s in found] for name, found in snapshot.segments.items()
-            }
-            for statement in views.statements(paths, hot, only=tables):
-                db.execute(statement)
+            shown = dict(snapshot.segments)
             try:
+                if SEALED_LATENESS in sql:
+                    sealed = shown.get("collectives", ())
+                    shown["collectives"] = self._lateness.prepare(db, sealed, params)
+                paths = {name: [str(self.folder / s.path) for s in found] for name, found in shown.items()}
+                for statement in views.statements(paths, hot, only=tables):
+                    db.execute(statement)
                 return db.sql(sql, params=dict(params)).to_arrow_table()
             except (
                 duckdb.InvalidInputException,

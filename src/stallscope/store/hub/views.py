@@ -44,16 +44,17 @@ def statements(
     *,
     is_temporary: bool = True,
     only: Collection[str] = schema.TABLES.keys(),
+    called: Mapping[str, str] | None = None,
 ) -> list[str]:
     """CREATE VIEW statements, in order, for an empty DuckDB connection.
 
     files: paths of sealed files by table. hot: by table, the name under which its hot rows are known there. only: the
-    tables that are wanted, see behind().
+    tables that are wanted, see behind(). called: how a view is called that is not called as its table.
     """
     create = "CREATE OR REPLACE TEMP VIEW" if is_temporary else "CREATE OR REPLACE VIEW"
-    out = []
+    out, name_of = [], called or {}
     for table in (table for name, table in schema.TABLES.items() if name in only):
-        view = STORED_EVENTS if table.name == "events" else table.name
+        view = STORED_EVENTS if table.name == "events" else name_of.get(table.name, table.name)
         out.append(f"{create} {view} AS {_rows(table, files.get(table.name, ()), hot.get(table.name))}")
     if "events" not in only:
         return out
