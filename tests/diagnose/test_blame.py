@@ -1,7 +1,6 @@
 """Blame: the rank that is slow itself is named, those who wait for it are not, and chance names nobody."""
 
 from dataclasses import replace
-from fractions import Fraction
 from math import comb
 
 import numpy as np
@@ -227,12 +226,10 @@ def test_long_traces_are_judged_too():
     assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
 
 
-@pytest.mark.parametrize(
-    ("least", "n", "p"), [(2, 3, 0.5), (5, 40, 0.05), (560, 1024, 0.5), (3, 2000, 0.0005)]
-)
-def test_the_chance_of_so_many_is_that_of_the_binomial_law(least, n, p):
-    exact = sum(comb(n, k) * Fraction(p) ** k * (1 - Fraction(p)) ** (n - k) for k in range(least, n + 1))
-    assert _binomial_tail(least, n, p) == pytest.approx(float(exact), rel=1e-9)
+@pytest.mark.parametrize(("least", "n", "among"), [(2, 3, 2), (5, 40, 20), (560, 1024, 2), (3, 2000, 2000)])
+def test_the_chance_of_so_many_is_that_of_the_binomial_law(least, n, among):
+    exact = sum(comb(n, k) * (among - 1) ** (n - k) for k in range(least, n + 1)) / among**n
+    assert _binomial_tail(least, n, 1 / among) == pytest.approx(exact, rel=1e-9)
 
 
 def test_five_late_steps_of_one_rank_are_no_proof_where_thousands_of_ranks_have_some():
