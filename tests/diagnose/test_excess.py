@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.excess import excess_ns, ledger_excess_ns
+from stallscope.diagnose.excess import Peers, excess_ns, ledger_excess_ns
 from stallscope.diagnose.programs import programs
 from stallscope.diagnose.timeline import timeline
 from stallscope.events.names import Category, Op
@@ -21,6 +21,10 @@ def row_of(line, rank, seq):
     return int(np.flatnonzero((line.rank[line.process] == rank) & (line.rows["seq"] == seq))[0])
 
 
+def ledger_excess_of(line, plan, rows):
+    return ledger_excess_ns(line, plan, Peers.of(line, plan, rows), rows=rows)
+
+
 def test_only_the_late_rank_has_an_excess_its_victims_have_none():
     line, _, excess = excess_of(dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0))
     late = row_of(line, 2, 18)
@@ -31,7 +35,7 @@ def test_only_the_late_rank_has_an_excess_its_victims_have_none():
 def test_the_excess_lies_in_the_category_where_the_time_went():
     delays = [Delay(2, 6, 25 * MS, Category.IO, n_syncs=3), Delay(2, 6, 5 * MS, Category.PREEMPTED, call=1)]
     line, plan, _ = excess_of(dp_trace(delays, jitter_ns=0))
-    ledger, counts = ledger_excess_ns(line, plan, np.arange(row_of(line, 2, 18), row_of(line, 2, 20) + 1))
+    ledger, counts = ledger_excess_of(line, plan, np.arange(row_of(line, 2, 18), row_of(line, 2, 20) + 1))
     wanted = np.zeros(len(ledger))
     wanted[Category.IO - 1], wanted[Category.PREEMPTED - 1] = 25 * MS, 5 * MS
     wanted[Category.WAIT_GPU - 1] = ledger[Category.WAIT_GPU - 1]
@@ -41,7 +45,7 @@ def test_the_excess_lies_in_the_category_where_the_time_went():
 
 def test_a_victim_has_less_wait_than_nobody_but_no_excess():
     line, plan, _ = excess_of(dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0))
-    ledger, _ = ledger_excess_ns(line, plan, np.arange(row_of(line, 0, 19), row_of(line, 0, 21) + 1))
+    ledger, _ = ledger_excess_of(line, plan, np.arange(row_of(line, 0, 19), row_of(line, 0, 21) + 1))
     own = np.delete(ledger, Category.WAIT_GPU - 1)
     assert own.sum() == 0
 

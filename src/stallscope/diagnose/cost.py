@@ -20,7 +20,8 @@ _NO_WAIT_NS = 10_000  # shorter calls wait for nobody
 _SHORT_WAIT = 0.05  # nor do those below this share of a step: copies of the input
 _RUNS_AHEAD_STEPS = 2
 _FEWEST_WAITS = 3
-_STEPS_ASIDE = 2  # so many rows a process may be off the others before it is searched for
+_STEPS_ASIDE = 3  # so many rows a process may be off the others before it is searched for
+_ROWS_BESIDE = 2 * _STEPS_ASIDE + 2
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
     """
     real = end_ns > begin_ns
     group, begin_ns, end_ns = group[real], begin_ns[real], end_ns[real]
-    out = np.zeros(n_groups)
     if not len(group):
-        return out
+        return np.zeros(n_groups)
     if not ((group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (begin_ns[1:] >= begin_ns[:-1]))).all():
         order = np.lexsort((begin_ns, group))
         group, begin_ns, end_ns = group[order], begin_ns[order], end_ns[order]
@@ -50,19 +50,21 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
     shifted_end = end_ns - base + group * span
     reached = np.maximum.accumulate(shifted_end)
     before = np.concatenate([[np.iinfo(np.int64).min], reached[:-1]])
-    np.add.at(out, group, shifted_end - np.clip(before, begin_ns - base + group * span, shifted_end))
-    return out
+    gained = shifted_end - np.clip(before, begin_ns - base + group * span, shifted_end)
+    return np.bincount(group, weights=gained, minlength=n_groups)
 
 
 @dataclass(frozen=True)
 class Waits:
     """What the cost of every process is worked out from. released_ns: see _releases(). in_each_step: whether the job
-    waits in most steps. by_round, round_start: see _rows_by_round().
+    waits in most steps. has_p2p: whether there are sends and receives, in which nobody counts as late. by_round,
+    round_start: see _rows_by_round().
     """
 
     place: "_Place"
     released_ns: Array
     in_each_step: bool
+    has_p2p: bool
     by_round: Array
     round_start: Array
 
@@ -75,7 +77,10 @@ class Waits:
         """
         place = _Place.of(line, arrival_ns)
         released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
-        return Waits(place, released_ns, _share_of_steps_with_waits(line), *_rows_by_round(met, late))
+        has_p2p = bool(line.is_p2p.any())
+        return Waits(
+            place, released_ns, _share_of_steps_with_waits(line), has_p2p, *_rows_by_round(met, late)
+        )
 
 
 def cost(
@@ -116,7 +121,7 @@ def cost(
             each = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns)
         each[one.process] = 0
         lost += each
-    return Cost(lost, is_lower_bound=bool(line.is_p2p.any()) or not job_waits)
+    return Cost(lost, is_lower_bound=waits.has_p2p or not job_waits)
 
 
 def _rows_by_round(met: Rounds, late: list[LateStep]) -> tuple[Array, Array]:
@@ -135,13 +140,22 @@ def _waited_for(line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep
     own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
     start = waits.round_start
     rows = [waits.by_round[start[r] : start[r + 1]] for r in met.round[own].tolist()]
-    counts = [len(part) for part in rows]
     if not rows:
         return np.zeros(line.n_processes)
-    others = np.concatenate(rows)
-    order = np.argsort(others)  # rows stand by process and time: as union_ns wants them
-    others, until = others[order], np.repeat(arrival_ns[own], counts)[order]
+    others, until = _by_row(rows, arrival_ns[own])
     return union_ns(line.process[others], arrival_ns[others], until, n_groups=line.n_processes)
+
+
+def _by_row(parts: list[Array], value: Array) -> tuple[Array, Array]:
+    """The rows of all parts, sorted as union_ns wants them, and for each the value (k,) of its part."""
+    counts = [len(part) for part in parts]
+    if min(counts) == max(counts):  # of successive rounds of the same processes each has a row in turn
+        in_turn = np.stack(parts, axis=1).ravel()
+        if (in_turn[1:] > in_turn[:-1]).all():
+            return in_turn, np.tile(value, counts[0])
+    rows = np.concatenate(parts)
+    order = np.argsort(rows)
+    return rows[order], np.repeat(value, counts)[order]
 
 
 @dataclass(frozen=True)
@@ -179,28 +193,22 @@ class _Place:
 
         Processes keep step with each other, so that most are found beside where the first one is.
         """
-        n = len(self.first) - 1
         inside = min(max(int(t_ns) - self.base_ns, -1), self.span_ns - 1)
-        wanted = np.arange(n) * self.span_ns + inside
-        begin, end = self.first[:-1], self.first[1:]
+        wanted = np.arange(len(self.first) - 1) * self.span_ns + inside
+        if len(self.key) < _ROWS_BESIDE:
+            return np.searchsorted(self.key, wanted, side=side)
         guess = int(np.searchsorted(self.key[: self.first[1]], wanted[0], side=side))
-        found = np.minimum(begin + guess, end)
-        for _ in range(_STEPS_ASIDE):
-            found += self._is_before(found, wanted, side) & (found < end)
-        for _ in range(2 * _STEPS_ASIDE):
-            found -= ~self._is_before(found - 1, wanted, side) & (found > begin)
-        is_found = self._is_before(found - 1, wanted, side) | (found == begin)
-        is_found &= ~self._is_before(found, wanted, side) | (found == end)
+        begin = np.clip(self.first[:-1] + (guess - _STEPS_ASIDE), 0, len(self.key) - _ROWS_BESIDE)
+        beside = self.key[begin + np.arange(_ROWS_BESIDE)[:, None]]
+        n_before = np.count_nonzero(beside < wanted if side == "left" else beside <= wanted, axis=0)
+        is_found = ((n_before > 0) | (begin == 0)) & (
+            (n_before < _ROWS_BESIDE) | (begin + _ROWS_BESIDE == len(self.key))
+        )
+        found = begin + n_before
         if not is_found.all():
             left = np.flatnonzero(~is_found)
-            rows = np.searchsorted(self.key, wanted[left], side=side)
-            found[left] = np.clip(rows, begin[left], end[left])
+            found[left] = np.searchsorted(self.key, wanted[left], side=side)
         return found
-
-    def _is_before(self, row: Array, wanted: Array, side: Literal["left", "right"]) -> Array:
-        """Whether rows are before the moments wanted; rows beyond both ends are taken for the last there."""
-        key = self.key[np.clip(row, 0, len(self.key) - 1)]
-        return np.asarray(key < wanted if side == "left" else key <= wanted)
 
     def between(self, begin_ns: float, end_ns: float) -> tuple[Array, Array]:
         """The rows by process whose intervals end within a window or are the first after it: first, and after last."""

@@ -3,10 +3,9 @@
 Sums of two stretches of time add up to that of both; a stream of events keeps them instead of its past.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,18 +14,19 @@ from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Waits, cost
-from stallscope.diagnose.excess import ledger_excess_ns
+from stallscope.diagnose.excess import Peers, ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import SUMMED, CollectiveFlag
 
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
 
-_MANY_PARTS = 64
 _MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
 _SECOND_NS = 1_000_000_000
 _MOST_WAITS = 1 << 21  # late steps x processes that are looked at to tell the cost: some seconds of work
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
+
+N = TypeVar("N", int, float)
 
 Who = tuple[int, int]
 """A process beyond one case: node and pid."""
@@ -78,23 +78,54 @@ def delays_by_process(
 
     among: further late steps, which share in what the others waited.
     """
-    every = list(late)
-    all_late = {(one.process, one.step): one for one in [*every, *among]}
-    if not every:
-        return {}
-    counted = _counted(every, case.line.n_processes)
-    among_all = list(all_late.values())
+    return {
+        process: replace(delays, lost_ns=_lost_by(case, lost_ns))
+        for process, delays, lost_ns in _with_cost(case, list(late), among)
+    }
+
+
+def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
+    """The sum of the delays of all processes, of at least one late step."""
+    parts = list(_with_cost(case, list(late), ()))
+    lost_ns = np.zeros(case.line.n_processes)
+    for _, _, lost in parts:
+        lost_ns += lost
+    return replace(total(delays for _, delays, _ in parts), lost_ns=_lost_by(case, lost_ns))
+
+
+def _with_cost(
+    case: Case, late: list[LateStep], among: Iterable[LateStep]
+) -> Iterator[tuple[int, Delays, Array]]:
+    """Each process, its delays, and what they cost the others: ns, float64 (p,)."""
+    if not late:
+        return
+    among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
+    counted = _counted(late, case.line.n_processes)
     waits = Waits.of(
         case.line, case.met, case.arrival_ns, late=counted, step=case.plan.step, step_ns=case.step_ns
     )
     is_counted = {id(one) for one in counted}
-    found = {}
-    for process, (delays, mine) in _by_process(case, every).items():
+    for process, (delays, mine) in _by_process(case, late).items():
         some = [one for one in mine if id(one) in is_counted]
-        with_cost = _with_cost(case, delays, some, among=among_all, waits=waits) if some else delays
-        is_lower_bound = with_cost.is_lower_bound or len(some) < len(mine)
-        found[process] = replace(with_cost, is_lower_bound=is_lower_bound)
-    return found
+        spent = cost(
+            case.line,
+            case.met,
+            case.arrival_ns,
+            waits=waits,
+            late=some,
+            among=among_all,
+            step_ns=case.step_ns,
+            limits=case.limits,
+        )
+        is_lower_bound = len(some) < len(mine) or spent.is_lower_bound
+        yield process, replace(delays, is_lower_bound=is_lower_bound), spent.lost_ns
+
+
+def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
+    """By process beyond the case, those that lost something."""
+    kept_waiting = np.flatnonzero(lost_ns > 0)
+    places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
+    return {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
 
 
 def _counted(late: list[LateStep], n_processes: int) -> list[LateStep]:
@@ -118,10 +149,22 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
 def total(parts: Iterable[Delays]) -> Delays:
     """The sum of one or more delays, given in order of time or of different processes."""
     found = list(parts)
-    while len(found) > _MANY_PARTS:  # two by two: each sum copies what it has so far
-        pairs = zip(found[::2], found[1::2], strict=False)
-        found = [_plus(*pair) for pair in pairs] + (found[-1:] if len(found) % 2 else [])
-    return reduce(_plus, found)
+    if len(found) == 1:
+        return found[0]
+    return Delays(
+        late=tuple(one for part in found for one in part.late)[-MOST_KEPT:],
+        n_late=sum(part.n_late for part in found),
+        by_process=_added(part.by_process for part in found),
+        n_incidents=sum(part.n_incidents for part in found) - _n_going_on(found),
+        n_rounds=sum(part.n_rounds for part in found),
+        rounds=_all_rounds(found),
+        max_late_ns=max(part.max_late_ns for part in found),
+        since_ns=min((part.since_ns for part in found if part.since_ns is not None), default=None),
+        until_ns=max((part.until_ns for part in found if part.until_ns is not None), default=None),
+        excess=_in_all([part.excess for part in found]),
+        lost_ns=_in_order(_added(part.lost_ns for part in found), found[0].lost_ns),
+        is_lower_bound=any(part.is_lower_bound for part in found),
+    )
 
 
 def n_incidents(steps: Array) -> int:
@@ -130,21 +173,29 @@ def n_incidents(steps: Array) -> int:
 
 
 def _by_process(case: Case, late: list[LateStep]) -> dict[int, tuple[Delays, list[LateStep]]]:
-    largest = {id(one) for one in sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]}
+    largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
+    is_largest = {id(one) for one in largest}
+    peers = Peers.of(case.line, case.plan, _rows_of(largest))
     knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     groups: dict[int, list[LateStep]] = {}
     for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
         groups.setdefault(one.process, []).append(one)
-    return {
-        process: (
-            _delays(case, mine, [one for one in mine if id(one) in largest], knows_syscalls=knows_syscalls),
-            mine,
-        )
-        for process, mine in groups.items()
-    }
+    found = {}
+    for process, mine in groups.items():
+        looked_at = [one for one in mine if id(one) in is_largest]
+        excess = _excess(case, looked_at, peers=peers, knows_syscalls=knows_syscalls)
+        found[process] = _delays(case, mine, excess), mine
+    return found
 
 
-def _delays(case: Case, late: list[LateStep], looked_at: list[LateStep], *, knows_syscalls: bool) -> Delays:
+def _rows_of(late: list[LateStep]) -> Array:
+    """The rows between which these delays arose: int64."""
+    return np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(one.first_row, one.peak_row + 1) for one in late)]
+    )
+
+
+def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
     first, last = late[0], late[-1]
     begin = case.arrival_ns[first.peak_row] - first.late_ns
     who = case.who(first.process)
@@ -158,42 +209,22 @@ def _delays(case: Case, late: list[LateStep], looked_at: list[LateStep], *, know
         max_late_ns=max(one.late_ns for one in late),
         since_ns=wall_ns(case.trace, case.first_node, begin),
         until_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[last.peak_row])),
-        excess=_excess(case, looked_at, knows_syscalls=knows_syscalls),
+        excess=excess,
     )
 
 
 def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]:
+    peaks = np.array([one.peak_row for one in late])
+    comms, seqs = (case.line.rows.column(name, peaks).tolist() for name in ("comm_hash", "seq"))
     found: dict[int, tuple[int, int, int]] = {}
-    for one in late:
-        row = case.line.rows[one.peak_row]
-        comm, seq = int(row["comm_hash"]), int(row["seq"])
+    for comm, seq in zip(comms, seqs, strict=True):
         n, first, last = found.get(comm, (0, seq, seq))
         found[comm] = n + 1, min(first, seq), max(last, seq)
     return found
 
 
-def _with_cost(
-    case: Case, delays: Delays, late: list[LateStep], *, among: list[LateStep], waits: Waits
-) -> Delays:
-    spent = cost(
-        case.line,
-        case.met,
-        case.arrival_ns,
-        waits=waits,
-        late=late,
-        among=among,
-        step_ns=case.step_ns,
-        limits=case.limits,
-    )
-    kept_waiting = np.flatnonzero(spent.lost_ns > 0)
-    places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, spent.lost_ns))
-    lost = {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
-    return replace(delays, lost_ns=lost, is_lower_bound=spent.is_lower_bound)
-
-
-def _excess(case: Case, late: list[LateStep], *, knows_syscalls: bool) -> Excess:
-    spans = [np.arange(one.first_row, one.peak_row + 1) for one in late]
-    ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *spans]))
+def _excess(case: Case, late: list[LateStep], *, peers: Peers, knows_syscalls: bool) -> Excess:
+    ledger, counts = ledger_excess_ns(case.line, case.plan, peers, rows=_rows_of(late))
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
     return Excess(
@@ -228,64 +259,61 @@ def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
     return own[is_within]
 
 
-def _plus(one: Delays, other: Delays) -> Delays:
-    same = one.by_process.keys() == other.by_process.keys()
-    goes_on = same and bool(one.late and other.late)
-    goes_on = goes_on and other.late[0].step - one.late[-1].step <= _APART_STEPS
-    return Delays(
-        late=(*one.late, *other.late)[-MOST_KEPT:],
-        n_late=one.n_late + other.n_late,
-        by_process=dict(Counter(one.by_process) + Counter(other.by_process)),
-        n_incidents=one.n_incidents + other.n_incidents - goes_on,
-        n_rounds=one.n_rounds + other.n_rounds,
-        rounds=_both_rounds(one.rounds, other.rounds),
-        max_late_ns=max(one.max_late_ns, other.max_late_ns),
-        since_ns=min(_known(one.since_ns, other.since_ns), default=None),
-        until_ns=max(_known(one.until_ns, other.until_ns), default=None),
-        excess=_both(one.excess, other.excess),
-        lost_ns=_added(one.lost_ns, other.lost_ns),
-        is_lower_bound=one.is_lower_bound or other.is_lower_bound,
-    )
+def _n_going_on(parts: list[Delays]) -> int:
+    """How many of them go on with the last incident of those before, of the same processes."""
+    who, last_step, n = set(parts[0].by_process), _last_step(parts[0]), 0
+    for part in parts[1:]:
+        if part.late and last_step is not None and who == part.by_process.keys():
+            n += part.late[0].step - last_step <= _APART_STEPS
+        who |= part.by_process.keys()
+        last_step = _last_step(part) if part.late else last_step
+    return n
 
 
-def _known(*values: int | None) -> list[int]:
-    return [value for value in values if value is not None]
+def _last_step(part: Delays) -> int | None:
+    return part.late[-1].step if part.late else None
 
 
-def _added(one: Mapping[Who, float], other: Mapping[Who, float]) -> dict[Who, float]:
-    found = dict(one)
-    for who, ns in other.items():
-        found[who] = found.get(who, 0.0) + ns
-    return found if len(found) == len(one) else dict(sorted(found.items()))
-
-
-def _both_rounds(
-    one: Mapping[int, tuple[int, int, int]], other: Mapping[int, tuple[int, int, int]]
-) -> dict[int, tuple[int, int, int]]:
-    found = dict(one)
-    for comm, (n, first, last) in other.items():
-        before = found.get(comm, (0, first, last))
-        found[comm] = before[0] + n, min(before[1], first), max(before[2], last)
+def _added(parts: Iterable[Mapping[Who, N]]) -> dict[Who, N]:
+    found: dict[Who, N] = {}
+    for part in parts:
+        for who, value in part.items():
+            found[who] = found[who] + value if who in found else value
     return found
 
 
-def _both(one: Excess, other: Excess) -> Excess:
+def _in_order(lost_ns: dict[Who, float], first: Mapping[Who, float]) -> dict[Who, float]:
+    """By process; already so where the first of the parts had all of them."""
+    return lost_ns if len(lost_ns) == len(first) else dict(sorted(lost_ns.items()))
+
+
+def _all_rounds(parts: list[Delays]) -> dict[int, tuple[int, int, int]]:
+    found: dict[int, tuple[int, int, int]] = {}
+    for part in parts:
+        for comm, (n, first, last) in part.rounds.items():
+            before = found.get(comm, (0, first, last))
+            found[comm] = before[0] + n, min(before[1], first), max(before[2], last)
+    return found
+
+
+def _in_all(parts: list[Excess]) -> Excess:
     return Excess(
-        total_ns=one.total_ns + other.total_ns,
-        ledger_ns=one.ledger_ns + other.ledger_ns,
-        n_steps=one.n_steps + other.n_steps,
-        n_syncs=one.n_syncs + other.n_syncs,
-        n_allocs=one.n_allocs + other.n_allocs,
-        n_copies=one.n_copies + other.n_copies,
-        n_launches=one.n_launches + other.n_launches,
-        calls=_longest(one.calls, other.calls),
-        offcpu=_longest(one.offcpu, other.offcpu),
-        host=_longest(one.host, other.host),
-        knows_syscalls=one.knows_syscalls and other.knows_syscalls,
-        symbols=max(one.symbols, other.symbols, key=len),
+        total_ns=sum(part.total_ns for part in parts),
+        ledger_ns=np.sum([part.ledger_ns for part in parts], axis=0),
+        n_steps=sum(part.n_steps for part in parts),
+        n_syncs=sum(part.n_syncs for part in parts),
+        n_allocs=sum(part.n_allocs for part in parts),
+        n_copies=sum(part.n_copies for part in parts),
+        n_launches=sum(part.n_launches for part in parts),
+        calls=_longest([part.calls for part in parts]),
+        offcpu=_longest([part.offcpu for part in parts]),
+        host=_longest([part.host for part in parts]),
+        knows_syscalls=all(part.knows_syscalls for part in parts),
+        symbols=max((part.symbols for part in parts), key=len),
     )
 
 
-def _longest(one: Array, other: Array) -> Array:
-    rows = np.concatenate([one, other])
+def _longest(tables: list[Array]) -> Array:
+    """The longest rows of all, in their order."""
+    rows = np.concatenate([table for table in tables if len(table)] or tables[:1])
     return rows if len(rows) <= MOST_KEPT else rows[np.sort(np.argsort(-rows["duration_ns"])[:MOST_KEPT])]

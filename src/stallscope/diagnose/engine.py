@@ -10,7 +10,7 @@ from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.delays import delays_by_process, device_delays, total
+from stallscope.diagnose.delays import delays_by_process, delays_in_all, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
@@ -281,8 +281,8 @@ def unsure_verdicts(found: Findings, looked_at: Seen) -> list[Verdict]:
     doubtful = unsure(found.late, found.named, least_ns=case.pace.least_ns, limits=case.limits)
     if not doubtful:
         return []
-    delays = delays_by_process(case, [late for mine in doubtful.values() for late in mine])
-    verdict = late_verdicts.moving(case, total(delays.values()), looked_at=looked_at)
+    delays = delays_in_all(case, [late for mine in doubtful.values() for late in mine])
+    verdict = late_verdicts.moving(case, delays, looked_at=looked_at)
     ranks = sorted(int(case.line.rank[process]) for process in doubtful)
     because = "the late steps are too few, among so many ranks, to be more than chance"
     return [
@@ -302,8 +302,7 @@ def unsure_verdicts(found: Findings, looked_at: Seen) -> list[Verdict]:
 def moving_verdict(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
     case = found.case
     if not found.is_on_device:
-        delays = delays_by_process(case, uneven.late)
-        return late_verdicts.moving(case, total(delays.values()), looked_at=looked_at)
+        return late_verdicts.moving(case, delays_in_all(case, uneven.late), looked_at=looked_at)
     by_process: dict[int, list[LateStep]] = {}
     for late in uneven.late:
         by_process.setdefault(late.process, []).append(late)

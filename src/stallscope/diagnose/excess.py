@@ -1,13 +1,16 @@
 """How much longer than its peers a rank took itself, call by call; and its ledger minus theirs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered
+from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES
 
+_COUNTS = ("n_syncs", "n_allocs", "n_copies", "n_launches")
 _FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
 _MOST_PEERS = 512  # a median of so many is as good as that of all
 
@@ -76,7 +79,36 @@ def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> A
     return by_group(place[all_rows], value[all_rows], n_places, medians)[place[rows]]
 
 
-def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:
+@dataclass(frozen=True)
+class Peers:
+    """Rows of the calls that are asked for, sorted by call: key and row, both int64 (k,). Of programs that very many
+    processes run only some of them are in it.
+    """
+
+    key: Array
+    row: Array
+
+    @staticmethod
+    def of(line: Timeline, plan: Programs, rows: Array) -> "Peers":
+        """For all the rows whose peers will be asked for."""
+        is_asked = np.zeros(plan.n_calls, bool)
+        is_asked[plan.key[rows]] = True
+        same = _some_rows(line, plan)
+        same = same[is_asked[plan.key[same]] & line.is_whole[same]]
+        same = same[order_of(plan.key[same], plan.n_calls)]
+        return Peers(plan.key[same], same)
+
+    def of_row(self, line: Timeline, plan: Programs, row: int) -> Array:
+        """The rows of the same call in the other processes of the program, or of the same place in the own other
+        steps.
+        """
+        begin, end = (int(np.searchsorted(self.key, plan.key[row], side=side)) for side in ("left", "right"))
+        peers = self.row[begin:end]
+        peers = peers[line.process[peers] != line.process[row]]
+        return _own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers
+
+
+def ledger_excess_ns(line: Timeline, plan: Programs, peers: Peers, *, rows: Array) -> tuple[Array, Array]:
     """Where the excess over their peers went in the intervals of some rows.
 
     Returns float64 (N_CATEGORIES,) ns by category, and float64 (4,) extra synchronise calls, allocations, copies
@@ -86,7 +118,8 @@ def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array
     if not len(rows):
         return np.zeros(N_CATEGORIES), np.zeros(4)
     ledger, counts = _differences(line, rows)
-    for i, others in enumerate(_peers(line, plan, rows)):
+    for i, row in enumerate(rows.tolist()):
+        others = peers.of_row(line, plan, row)
         if not len(others):
             continue
         their_ledger, their_counts = _differences(line, others)
@@ -97,30 +130,10 @@ def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array
 
 def _differences(line: Timeline, rows: Array) -> tuple[Array, Array]:
     """Ledger (k, N_CATEGORIES) and call counts (k, 4) of the intervals before some rows."""
-    now, before = line.rows[rows], line.rows[np.maximum(rows - 1, 0)]
+    now, before = (line.rows.some(which, "ledger_ns", *_COUNTS) for which in (rows, np.maximum(rows - 1, 0)))
     ledger = (now["ledger_ns"] - before["ledger_ns"]).astype(np.float64)
-    names = ("n_syncs", "n_allocs", "n_copies", "n_launches")
-    counts = [now[name].astype(np.float64) - before[name] for name in names]
+    counts = [now[name].astype(np.float64) - before[name] for name in _COUNTS]
     return ledger, np.stack(counts, axis=1)
-
-
-def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
-    """For each of some rows those of the same call in the other processes of the program, or of the same place in the
-    own other steps.
-    """
-    is_asked = np.zeros(plan.n_calls, bool)
-    is_asked[plan.key[rows]] = True
-    same = _some_rows(line, plan)
-    same = same[is_asked[plan.key[same]] & line.is_whole[same]]
-    same = same[np.argsort(plan.key[same], kind="stable")]
-    keys = plan.key[same]
-    begin, end = np.searchsorted(keys, plan.key[rows]), np.searchsorted(keys, plan.key[rows], side="right")
-    found = []
-    for i, row in enumerate(rows.tolist()):
-        peers = same[begin[i] : end[i]]
-        peers = peers[line.process[peers] != line.process[row]]
-        found.append(_own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
-    return found
 
 
 def _some_rows(line: Timeline, plan: Programs) -> Array:

@@ -49,6 +49,12 @@ class RowsInOrder:
                 rows[name] = column[which]
         return np.asarray(rows) if isinstance(rows, np.ndarray) else rows
 
+    def some(self, which: Array, *names: str) -> Array:
+        """Copies of the rows at several indices; only these fields mean anything, and none that others stand for."""
+        if isinstance(self.table, Columns):
+            return self.table.some(self.at(which), *names)
+        return _rows(self.table, self.at(which))
+
     def column(self, name: str, where: Array) -> Array:
         """One column of some rows (indices): nothing else of them is touched."""
         known = self.made.get(name, self.kept.get(name))
