@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from stallscope.diagnose.stream import Retention, Stream
+from stallscope.diagnose.stream.drivers import Drivers
 from stallscope.events import layout
 from stallscope.events.trace import Trace
 
 from .builders import MS, START_NS, Job, data_parallel, every, trace_of
+from .cutting import Cut, batches, told
 from .reports import report_of
 
 RUNS_AHEAD = data_parallel(work_ns=500_000, gpu_ns=3 * MS)
@@ -86,3 +90,35 @@ def test_a_late_host_is_not_laid_to_its_gpu():
     late = trace_of(Job(data_parallel(), delays=tuple(every(2, 4, 50 * MS))))
     (verdict,) = report_of(with_gpus(late, sm_mhz=1200, clock_reasons=0x40)).verdicts
     assert verdict.causes[0].cause.name == "host_sleep"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"), [({"sm_mhz": 1200, "clock_reasons": 0x40}, "clock_held_by"), ({"xid": 79}, "xid")]
+)
+@pytest.mark.parametrize("retention", [Retention(), Retention(least_rows=200, n_steps=16)])
+def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(said, name, retention):
+    heard = told(with_gpus(slow_trace(), **said), Cut(n=12), retention=retention)
+    (opened,) = heard.of("opened")
+    assert (opened.verdict.kind, opened.verdict.ranks) == ("device", [2])
+    assert name in opened.verdict.causes[0].evidence
+    (reported,) = heard.report.verdicts
+    assert name in reported.causes[0].evidence
+
+
+def test_what_is_told_of_the_gpus_once_holds_for_the_batches_after_it():
+    stream, changes = Stream(clock=lambda: 0), []
+    for number, (_, batch) in enumerate(batches(with_gpus(slow_trace(), foreign=2), Cut(n=12))):
+        if number:
+            batch = replace(batch, gpus=batch.gpus[:0], gpu_processes=batch.gpu_processes[:0])
+        changes += stream.feed(batch)
+    changes += stream.finish()
+    (opened,) = (change.verdict for change in changes if change.kind == "opened")
+    assert opened.causes[0].cause.name == "gpu_shared"
+
+
+def test_of_too_much_that_drivers_told_the_last_of_each_gpu_stays():
+    rows = layout.empty(layout.GPUS, 20)
+    rows["ts_ns"], rows["gpu"] = range(20), np.where(np.arange(20) == 3, 1, 0)
+    drivers = Drivers(most_rows=8)
+    drivers.add(Trace(gpus=rows))
+    assert drivers.tables["gpus"]["ts_ns"].tolist() == [3, 15, 16, 17, 18, 19]

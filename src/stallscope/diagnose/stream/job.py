@@ -10,7 +10,9 @@ from stallscope.diagnose import engine, single, told
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.delays import delays_by_process, device_delays
 from stallscope.diagnose.failures import with_failures
+from stallscope.diagnose.gpu_states import with_gpu_states
 from stallscope.diagnose.stream import sightings
+from stallscope.diagnose.stream.drivers import Drivers, explained
 from stallscope.diagnose.stream.failing import Failing
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Sighted, worded
@@ -40,12 +42,14 @@ _JUDGED_STEPS = 8  # before so many were judged nothing is known of what is usua
 
 @dataclass
 class Job:
-    """name: tells it from others, in the ids of incidents. lost: records lost on its nodes, by kind."""
+    """name: tells it from others, in the ids of incidents. lost: records lost on its nodes, by kind. drivers: what
+    those of all nodes said of their GPUs."""
 
     name: str
     limits: Thresholds
     retention: Retention
     usd_per_gpu_hour: float | None
+    drivers: Drivers = field(default_factory=Drivers)
     rows: Rows = field(default_factory=Rows)
     history: History = field(default_factory=History)
     incidents: Incidents = field(default_factory=Incidents)
@@ -157,7 +161,7 @@ class Job:
             if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)
             else []
         )
-        changes = self._changed(shown, seen.step, at_ns, is_whole=is_whole)
+        changes = self._changed(explained(trace, shown), seen.step, at_ns, is_whole=is_whole)
         self._trim(seen, usable, most_rows)
         return changes
 
@@ -187,7 +191,7 @@ class Job:
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
         found = [Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0) for verdict in hangs(case)]
         self._n_at_hang = self._n_arrived if found else self._n_at_hang
-        return self.incidents.tell(found, self.history.next_step, at_ns, job=self.name)
+        return self.incidents.tell(explained(trace, found), self.history.next_step, at_ns, job=self.name)
 
     def failed(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Tell CUDA calls that failed, once each is known to be the end of its process."""
@@ -203,7 +207,7 @@ class Job:
         if went_on and not found:
             return self.incidents.end(at_ns, "the process went on", self._close, sort=sightings.FAILED)
         shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in found]
-        return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
+        return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
 
     def _resumed(self, at_ns: int) -> list[Change]:
         """Close a hang whose ranks go on."""
@@ -221,6 +225,7 @@ class Job:
         if usable is not None and not usable.all():
             tables["collectives"] = chosen(tables["collectives"], usable)
         mine = {who[0] for who in self.members}
+        tables |= self.drivers.of(mine)
         return Trace(
             **tables,
             nodes=nodes.names,
@@ -269,7 +274,8 @@ class Job:
             "n_steps": seen.looked_at.n_steps,
             "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
         }
-        return with_failures(trace, Report(source=self.source, looked_at=looked_at, verdicts=verdicts))
+        found = Report(source=self.source, looked_at=looked_at, verdicts=verdicts)
+        return with_gpu_states(trace, with_failures(trace, found))
 
     def has_ended(self, nodes: Nodes) -> bool:
         """Whether all its processes have ended, as far as their nodes were heard."""

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
+from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
 _MOST_READINGS = 8  # of a node's clock: the first ones kept thinly, the latest ones closely
 _TIMES = ("ts_ns", "ended_ns")
+_UNTIMED = frozenset({"processes", "communicators", "gpus", "gpu_processes"})
+"""Tables whose rows do not say how far the events of their node have come."""
 
 
 class Nodes:
@@ -35,10 +37,11 @@ class Nodes:
                 self._has_ends.add(int(number[node]))
                 self._note(int(number[node]), end_ns, at_ns)
         tables: dict[str, Any] = {
-            table.name: _renumbered(getattr(batch, table.name), number) for table in (*TABLES, HOST_EVENTS)
+            table.name: _renumbered(getattr(batch, table.name), number)
+            for table in (*TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES)
         }
         for name, rows in tables.items():
-            if name not in ("processes", "communicators") and len(rows):
+            if name not in _UNTIMED and len(rows):
                 self._note_rows(rows, at_ns)
         return replace(batch, **tables, nodes=self.names, clocks=(), probed=(), ends_ns=())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.diagnose.stream.drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.job import Job
 from stallscope.diagnose.stream.members import Members, Who
@@ -40,6 +41,7 @@ class Stream:
     forget_ns: int = 900_000_000_000
     _nodes: Nodes = field(default_factory=Nodes)
     _members: Members = field(default_factory=Members)
+    _drivers: Drivers = field(default_factory=Drivers)
     _jobs: dict[Who, Job] = field(default_factory=dict)
     _ended: list[Report] = field(default_factory=list)
     _passed_ns: int = -(1 << 62)
@@ -56,6 +58,7 @@ class Stream:
             at_ns = self.clock()
             numbers = self._numbers(batch)
             batch = self._nodes.taken(batch, at_ns)
+            self._drivers.add(batch)
             self._join(self._members.add(batch))
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
@@ -123,7 +126,7 @@ class Stream:
     def _job(self, group: Who) -> Job:
         if group not in self._jobs:
             name = f"{self._nodes.names[group[0]]} {group[1]}"
-            self._jobs[group] = Job(name, self.limits, self.retention, self.usd_per_gpu_hour)
+            self._jobs[group] = Job(name, self.limits, self.retention, self.usd_per_gpu_hour, self._drivers)
         return self._jobs[group]
 
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
