@@ -111,3 +111,30 @@ def test_only_what_may_be_unknown_is_unknown(table):
     for field in table.fields:
         if not field.format.startswith(("S", "(")):
             assert (rows[field.name][0] == UNKNOWN) is np.bool_(field.may_be_unknown)
+
+
+@pytest.mark.parametrize("n_rows", [1, 300])
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize("table", (*layout.TABLES, *layout.NODE_TABLES), ids=lambda table: table.name)
+def test_numbers_that_are_the_same_in_all_rows_are_stored_like_others(table, n_rows, is_constant):
+    rows = np.concatenate([extremes(table)] * n_rows)
+    if is_constant:
+        rows[:] = rows[0]
+    else:
+        for i, field in enumerate(table.fields):
+            if rows[field.name].dtype.kind != "S":
+                rows[field.name] = (
+                    UNKNOWN if field.may_be_unknown and i % 2 else rows[field.name][int(i % 3 == 0)]
+                )
+    tables = []
+    for statement, values in (
+        columns.insertion(table, rows),
+        (columns.insert_statement(table), columns.values(table, rows)),
+    ):
+        db = sqlite3.connect(":memory:")
+        db.execute(columns.create_statement(table))
+        db.executemany(statement, values)
+        tables.append(db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall())
+        db.close()
+    assert len(tables[0]) == len(rows)
+    assert tables[0] == tables[1]

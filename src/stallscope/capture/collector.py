@@ -83,10 +83,7 @@ class Collector:
 
 
 def _joined(none: Array, batches: list[Array]) -> Array:
-    """One array of all batches: np.concatenate takes 30 us a batch to compare structured dtypes."""
-    joined = np.empty(sum(map(len, batches)), none.dtype)
-    at = 0
-    for batch in batches:
-        joined[at : at + len(batch)] = batch
-        at += len(batch)
-    return joined
+    """One array of all batches, put together as bytes: numpy takes 30 us a batch to compare and copy fields."""
+    if not batches:
+        return none
+    return np.concatenate([batch.view(np.uint8) for batch in batches]).view(none.dtype)

@@ -4,11 +4,15 @@ Unknown (-1) is NULL. SQLite has no unsigned 64-bit integers: such columns hold 
 """
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN, Array, Field, Table, dtype
 from stallscope.events.names import CATEGORY_NAMES
+
+_MANY = 100
+"""Rows from which on a statement of their own is worth its compilation, about 0.1 ms."""
 
 
 def column_names(table: Table) -> list[str]:
@@ -22,14 +26,33 @@ def create_statement(table: Table) -> str:
     return f"CREATE TABLE {table.name} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
 
 
+@cache
 def insert_statement(table: Table) -> str:
     """INSERT of one row; what is unknown becomes NULL."""
-    values = [
-        f"NULLIF(?, {UNKNOWN})" if field.may_be_unknown else "?"
-        for field in table.fields
-        for _ in _names(field)
-    ]
-    return f"INSERT INTO {table.name} ({', '.join(column_names(table))}) VALUES ({', '.join(values)})"
+    return f"{_insert_into(table)} ({', '.join(_places(table))})"
+
+
+def insertion(table: Table, rows: Array) -> tuple[str, Iterable[tuple[object, ...]]]:
+    """A statement and its values, to add rows to a table.
+
+    Of many rows, numbers that are the same in all of them stand in the statement: half of a collective's do, and
+    to hand each value over costs more than to store it.
+    """
+    flat = np.ascontiguousarray(rows).view(_flat(table))
+    if len(flat) < _MANY:
+        return insert_statement(table), values(table, rows)
+    places, bound = [], []
+    for name, place in zip(flat.dtype.names or (), _places(table), strict=True):
+        column = flat[name]
+        if column.dtype.kind in "iu" and column[0] == column[-1] and (column == column[0]).all():
+            is_unknown = column[0] == UNKNOWN and place != "?"
+            places.append("NULL" if is_unknown else str(column[0]))
+        else:
+            places.append(place)
+            bound.append(map(_text, column.tolist()) if column.dtype.kind == "S" else column.tolist())
+    if not bound:
+        return insert_statement(table), values(table, rows)
+    return f"{_insert_into(table)} ({', '.join(places)})", zip(*bound, strict=True)
 
 
 def select_list(table: Table) -> str:
@@ -56,6 +79,20 @@ def rows(table: Table, found: Iterable[tuple[object, ...]]) -> Array:
     return np.fromiter(found, _flat(table)).view(dtype(table))
 
 
+@cache
+def _insert_into(table: Table) -> str:
+    return f"INSERT INTO {table.name} ({', '.join(column_names(table))}) VALUES"
+
+
+@cache
+def _places(table: Table) -> tuple[str, ...]:
+    return tuple(
+        f"NULLIF(?, {UNKNOWN})" if field.may_be_unknown else "?"
+        for field in table.fields
+        for _ in _names(field)
+    )
+
+
 def _names(field: Field) -> list[str]:
     return [f"{name}_ns" for name in CATEGORY_NAMES] if field.format.startswith("(") else [field.name]
 
@@ -70,6 +107,7 @@ def _readable(field: Field, name: str) -> str:
     return f"COALESCE({name}, {UNKNOWN})" if field.may_be_unknown else name
 
 
+@cache
 def _flat(table: Table) -> np.dtype[np.void]:
     """The dtype with the ledger's columns side by side and signed 64-bit integers: same bytes."""
     return np.dtype(

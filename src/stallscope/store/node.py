@@ -110,7 +110,7 @@ class NodeTrace:
     def append(self, table: Table, rows: Array) -> None:
         """Add rows to a table (see events.layout); `node` must come from node()."""
         with _storage(self.path):
-            self._connection.executemany(columns.insert_statement(table), columns.values(table, rows))
+            self._connection.executemany(*columns.insertion(table, rows))
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add rows to one of the tables that hold no events. names: the columns that the rows have."""
