@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from mcp.client.streamable_http import streamable_http_client
 
 from stallscope.assistant import serving
 from stallscope.assistant.asking import Node
+from stallscope.events import layout
+from stallscope.events.names import Category
 from stallscope.serve import node as api
 from stallscope.serve.node_files import NodeFiles
 from stallscope.settings import Settings
 from stallscope.store import node as store
 
+from ..diagnose.builders import MS, Gone, Job, data_parallel, trace_of
 from ..query.fleet import VICTIM, Fleet, fleet, job_trace, served
 
 TOOLS = {
@@ -139,6 +143,39 @@ def test_every_other_tool_answers(db: Path):
                 assert (await called(client, name))["summary"]
             demo = await called(client, "run_demo", scenario="hang")
             assert "rank 2 has not entered" in demo["answer"]
+
+    anyio.run(ask)
+
+
+def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
+    loader, waits = ("/app/train.py:88 load_batch", "/app/train.py:10 main"), ("/app/gpu.py:5 synchronize",)
+    trace = trace_of(Job(data_parallel(), gone=(Gone(2, 30, 1, Category.IO),), quiet_ns=30_000 * MS))
+    positions = layout.empty(layout.POSITIONS, 2 * len(trace.processes) + 1)
+    silent_ns = int(trace.collectives["ts_ns"].max()) + 10**10
+    looked = [(process, silent_ns + n * 10**9) for n in (0, 1) for process in trace.processes]
+    for row, (process, ts_ns) in zip(positions, looked, strict=False):
+        row["ts_ns"], row["pid"], row["tid"] = ts_ns, process["pid"], process["pid"]
+        row["stack"] = 1 if process["rank"] == 2 else 2
+    positions[-1] = positions[0]
+    positions[-1]["tid"] += 1000
+    path = tmp_path / "trace.db"
+    store.write(path, replace(trace, positions=positions, stacks={1: loader, 2: waits}))
+
+    async def ask() -> None:
+        async with in_this_process(path) as client:
+            told = await called(client, "get_stacks", since_s=1000, limit=10)
+            assert told["summary"] == "rank 2 was last seen at /app/train.py:88 load_batch"
+            first, *others, helper = told["positions"]
+            assert (first["rank"], first["n_looks"], first["frames"]) == (2, 2, list(loader))
+            assert [one["frames"] for one in others] == [list(waits)] * 3
+            assert (helper["tid"], helper["n_looks"]) == (int(positions[-1]["tid"]), 1)
+            found = await called(client, "explain_rank")
+            (verdict,) = found["verdicts"]
+            assert verdict["kind"] == "hang" and verdict["ranks"] == [2]
+            assert "/app/train.py:88 load_batch" in json.dumps(verdict)
+            assert "py-spy" not in json.dumps(verdict)
+            one = await called(client, "get_stacks", since_s=1000, pid=first["pid"], frames=1)
+            assert [row["frames"] for row in one["positions"]] == [list(loader[:1])]
 
     anyio.run(ask)
 

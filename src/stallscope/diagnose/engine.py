@@ -364,7 +364,11 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         victims=sorted(int(line.rank[process]) for process in hang.waiting),
         cost=_cost(case, hang.for_ns * len(hang.waiting) / 1e9),
         advice=why.advice(
-            {"is_alive": not gone, "is_out_of_memory": any(told.get("oom_killed") for told in doing)}
+            {
+                "is_alive": not gone,
+                "is_out_of_memory": any(told.get("oom_killed") for told in doing),
+                "at": next((told["at"] for told in doing if "at" in told), None),
+            }
         ),
         evidence=evidence,
     )

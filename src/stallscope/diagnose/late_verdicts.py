@@ -50,6 +50,7 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
     own, whole = delays[processes[0]], total(delays[process] for process in processes)
     parts = explained(whole.excess, case.limits.cause_share)
     lost = {who: ns for who, ns in own.lost_ns.items() if who not in {case.who(p) for p in processes}}
+    place = _place_said(case, processes[0], parts)
     return replace(
         _where(case, processes, whole, looked_at=looked_at),
         kind="straggler",
@@ -64,10 +65,10 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
             is_lower_bound=own.is_lower_bound,
             observed_ns=looked_at.observed_ns,
         ),
-        advice=parts[0].cause.advice(parts[0].evidence) if parts else [],
+        advice=parts[0].cause.advice(parts[0].evidence | place) if parts else [],
         evidence=_steps_said(case, own.n_late, looked_at)
         | ({"is_whole_node": True} if len(processes) > 1 else {})
-        | _place_said(case, processes[0], parts),
+        | place,
     )
 
 

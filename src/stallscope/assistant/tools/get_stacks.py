@@ -1,16 +1,18 @@
-"""get_stacks: where in the code the traced threads were, where stacks were recorded."""
+"""get_stacks: where in the code the traced threads are and were, as far as stacks were recorded."""
 
-import json
 from collections import Counter
 
+import numpy as np
 from pydantic import Field
 
-from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, short_text
+from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, rank_of, short_text
+from stallscope.diagnose.where import in_own_code
+from stallscope.events.trace import Trace
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
-from stallscope.store import node as store
 
 _MAX_FRAMES = 40
 _SHORT_FRAMES = 8
+_NEVER_NS = 1 << 62
 
 
 class StacksParams(Params):
@@ -29,13 +31,31 @@ class StackRow(Row):
     frames: list[str]
 
 
+class PositionRow(Row):
+    pid: int
+    tid: int
+    rank: int | None
+    at_ms: int = Field(
+        description="When it was looked at, epoch milliseconds where known, else ms of uptime."
+    )
+    n_looks: int = Field(description="How often it was found there, up to then.")
+    frames: list[str]
+
+
 class Stacks(Result):
     summary: str
-    stacks: list[StackRow]
+    positions: list[PositionRow] = Field(
+        description="Where each thread of a process that has long made no collective was last seen: threads that make"
+        " collectives first, of the process first that has been silent longest."
+    )
+    stacks: list[StackRow] = Field(description="Where most time was spent in slow calls or off the CPU.")
 
 
 def get_stacks(asker: Node, params: StacksParams) -> Stacks:
-    """The call stacks in which most time was spent in slow calls or off the CPU. Empty where the trace holds none."""
+    """Where threads of silent processes (a hang) are now, and in which call stacks most time was spent.
+
+    In slow calls or off the CPU. Empty where the trace holds none.
+    """
     trace = asker.trace(params.since_s)
     ms: Counter[tuple[int, int]] = Counter()
     n: Counter[tuple[int, int]] = Counter()
@@ -45,36 +65,62 @@ def get_stacks(asker: Node, params: StacksParams) -> Stacks:
                 key = int(row["pid"]), int(row["stack"])
                 ms[key] += max(int(row["duration_ns"]), 0)
                 n[key] += 1
-    texts = _texts(asker, [stack for _, stack in ms])
     rows = [
         StackRow(
-            pid=pid,
-            n=n[pid, stack],
-            total_ms=round(ns / 1e6, 3),
-            frames=texts.get(stack, ["unknown"])[: params.frames],
+            pid=pid, n=n[pid, stack], total_ms=round(ns / 1e6, 3), frames=_frames(trace, stack, params.frames)
         )
         for (pid, stack), ns in ms.most_common(params.limit)
     ]
-    said = f"{len(ms)} different stacks" if rows else "this trace holds no stacks for that time"
-    return Stacks(summary=said, stacks=rows)
+    positions = _positions(trace, params)
+    return Stacks(summary=_said(len(ms), positions), positions=positions, stacks=rows)
 
 
-def _texts(asker: Node, stacks: list[int]) -> dict[int, list[str]]:
-    """Frames by number of the stack."""
-    with store.reading(asker.db) as db:
-        found = {
-            stack: db.execute("SELECT frames FROM stacks WHERE stack = ?", (stack,)).fetchone()
-            for stack in set(stacks)
-        }
-    return {stack: _frames(row[0]) for stack, row in found.items() if row}
+def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
+    """The last that was seen of each thread."""
+    rows = trace.positions
+    if params.pid is not None:
+        rows = rows[rows["pid"] == params.pid]
+    rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
+    last = {(int(row["node"]), int(row["pid"]), int(row["tid"])): row for row in rows}
+    looks = Counter(rows[["node", "pid", "tid", "stack"]].tolist())
+    ranks = rank_of(trace)
+    ahead_ns = {clock.node: clock.wall_ns - clock.monotonic_ns for clock in trace.clocks}
+    arrivals = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
+    arrived = {
+        (node, pid): (ts_ns, tid)
+        for node, pid, tid, ts_ns in arrivals[["node", "pid", "tid", "ts_ns"]].tolist()
+    }
+
+    def order(key: tuple[int, int, int]) -> tuple[bool, int, tuple[int, int, int]]:
+        node, pid, tid = key
+        ts_ns, caller = arrived.get((node, pid), (_NEVER_NS, pid))
+        return tid != caller, ts_ns, key
+
+    return [
+        PositionRow(
+            pid=pid,
+            tid=tid,
+            rank=ranks.get((node, pid)),
+            at_ms=(int(row["ts_ns"]) + ahead_ns.get(node, 0)) // 1_000_000,
+            n_looks=looks[node, pid, tid, int(row["stack"])],
+            frames=_frames(trace, int(row["stack"]), params.frames),
+        )
+        for (node, pid, tid), row in ((key, last[key]) for key in sorted(last, key=order)[: params.limit])
+    ]
 
 
-def _frames(text: str) -> list[str]:
-    try:
-        told = json.loads(text)
-    except ValueError:
-        told = text.splitlines()
-    return [short_text(frame) for frame in told] if isinstance(told, list) else [short_text(text)]
+def _said(n_stacks: int, positions: list[PositionRow]) -> str:
+    held = f"{n_stacks} different stacks of slow calls and waits" if n_stacks else ""
+    if not positions:
+        return held or "this trace holds no stacks for that time"
+    first = positions[0]
+    who = f"rank {first.rank}" if first.rank is not None else f"process {first.pid}"
+    own = in_own_code(first.frames)
+    return f"{who} was last seen at {own}" + (f"; {held}" if held else "")
+
+
+def _frames(trace: Trace, stack: int, most: int) -> list[str]:
+    return [short_text(frame) for frame in trace.stacks.get(stack, ("unknown",))[:most]]
 
 
 TOOL: Tool[Node] = Tool("get_stacks", "Where threads were held", get_stacks)

@@ -9,6 +9,8 @@ def _evidence(excess: Excess) -> Evidence:
 
 
 def _advice(evidence: Evidence) -> list[str]:
+    if isinstance(at := evidence.get("at"), str):
+        return [f"Look at {at}: there it sleeps (time.sleep, a retry or back-off loop, a rate limit)."]
     return [
         "Look for time.sleep, retry or back-off loops and rate limits in that rank's own code path.",
         "`py-spy dump --pid PID` during a delay shows the line.",

@@ -17,6 +17,10 @@ def _advice(evidence: Evidence) -> list[str]:
         return [
             "Its process has ended: look for its exit code, the OOM killer (dmesg) and Xid errors on that host."
         ]
+    if isinstance(at := evidence.get("at"), str):
+        return [
+            f"Look at {at}: there it is, instead of in the collective; what it waits for there holds up all others."
+        ]
     return [
         "Dump its stacks (py-spy dump --native --pid PID) before restarting; see what it does instead in the evidence."
     ]
