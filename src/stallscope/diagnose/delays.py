@@ -14,9 +14,9 @@ from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Waits, cost
-from stallscope.diagnose.excess import Peers, ledger_excess_ns
+from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
-from stallscope.events.names import SUMMED, CollectiveFlag
+from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
 
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
@@ -174,25 +174,26 @@ def n_incidents(steps: Array) -> int:
 
 def _by_process(case: Case, late: list[LateStep]) -> dict[int, tuple[Delays, list[LateStep]]]:
     largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
-    is_largest = {id(one) for one in largest}
-    peers = Peers.of(case.line, case.plan, _rows_of(largest))
+    more = _more_spent(case, largest)
     knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     groups: dict[int, list[LateStep]] = {}
     for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
         groups.setdefault(one.process, []).append(one)
     found = {}
     for process, mine in groups.items():
-        looked_at = [one for one in mine if id(one) in is_largest]
-        excess = _excess(case, looked_at, peers=peers, knows_syscalls=knows_syscalls)
+        looked_at = [one for one in mine if id(one) in more]
+        excess = _excess(case, looked_at, more=more, knows_syscalls=knows_syscalls)
         found[process] = _delays(case, mine, excess), mine
     return found
 
 
-def _rows_of(late: list[LateStep]) -> Array:
-    """The rows between which these delays arose: int64."""
-    return np.concatenate(
-        [np.zeros(0, np.int64), *(np.arange(one.first_row, one.peak_row + 1) for one in late)]
-    )
+def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Array]]:
+    """By id of a late step, the excess of the ledger and of the calls in each row of it: see ledger_excess_ns."""
+    rows = [np.arange(one.first_row, one.peak_row + 1) for one in late]
+    ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *rows]))
+    ends = np.cumsum([len(own) for own in rows])
+    parts = (np.split(each, ends[:-1]) for each in (ledger, counts))
+    return {id(one): more for one, more in zip(late, zip(*parts, strict=True), strict=True)}
 
 
 def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
@@ -223,8 +224,12 @@ def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]
     return found
 
 
-def _excess(case: Case, late: list[LateStep], *, peers: Peers, knows_syscalls: bool) -> Excess:
-    ledger, counts = ledger_excess_ns(case.line, case.plan, peers, rows=_rows_of(late))
+def _excess(
+    case: Case, late: list[LateStep], *, more: Mapping[int, tuple[Array, Array]], knows_syscalls: bool
+) -> Excess:
+    parts = [more[id(one)] for one in late]
+    ledger = np.concatenate([np.zeros((0, N_CATEGORIES)), *(part for part, _ in parts)]).sum(axis=0)
+    counts = np.concatenate([np.zeros((0, 4)), *(part for _, part in parts)]).sum(axis=0)
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
     return Excess(

@@ -1,7 +1,5 @@
 """How much longer than its peers a rank took itself, call by call; and its ledger minus theirs."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of
@@ -12,6 +10,7 @@ from stallscope.events.names import N_CATEGORIES
 
 _COUNTS = ("n_syncs", "n_allocs", "n_copies", "n_launches")
 _FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
+_ROWS_AT_ONCE = 1 << 12  # whose peers are looked up together: some million rows
 _MOST_PEERS = 512  # a median of so many is as good as that of all
 
 
@@ -79,61 +78,56 @@ def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> A
     return by_group(place[all_rows], value[all_rows], n_places, medians)[place[rows]]
 
 
-@dataclass(frozen=True)
-class Peers:
-    """Rows of the calls that are asked for, sorted by call: key and row, both int64 (k,). Of programs that very many
-    processes run only some of them are in it.
+def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:
+    """Where the excess over their peers went in the interval of each of some rows.
+
+    Returns float64 (k, N_CATEGORIES) ns by category, and float64 (k, 4) extra synchronise calls, allocations, copies
+    and launches; 0 for intervals that are not whole. Peers are those with the same calls, of very many some; without
+    any, the process's own usual step.
     """
-
-    key: Array
-    row: Array
-
-    @staticmethod
-    def of(line: Timeline, plan: Programs, rows: Array) -> "Peers":
-        """For all the rows whose peers will be asked for."""
-        is_asked = np.zeros(plan.n_calls, bool)
-        is_asked[plan.key[rows]] = True
-        same = _some_rows(line, plan)
-        same = same[is_asked[plan.key[same]] & line.is_whole[same]]
-        same = same[order_of(plan.key[same], plan.n_calls)]
-        return Peers(plan.key[same], same)
-
-    def of_row(self, line: Timeline, plan: Programs, row: int) -> Array:
-        """The rows of the same call in the other processes of the program, or of the same place in the own other
-        steps.
-        """
-        begin, end = (int(np.searchsorted(self.key, plan.key[row], side=side)) for side in ("left", "right"))
-        peers = self.row[begin:end]
-        peers = peers[line.process[peers] != line.process[row]]
-        return _own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers
+    excess = np.zeros((len(rows), N_CATEGORIES + len(_COUNTS)))
+    whole = np.flatnonzero(line.is_whole[rows])
+    for begin in range(0, len(whole), _ROWS_AT_ONCE):
+        here = whole[begin : begin + _ROWS_AT_ONCE]
+        excess[here] = _more_than_peers(line, plan, rows[here])
+    return excess[:, :N_CATEGORIES], excess[:, N_CATEGORIES:]
 
 
-def ledger_excess_ns(line: Timeline, plan: Programs, peers: Peers, *, rows: Array) -> tuple[Array, Array]:
-    """Where the excess over their peers went in the intervals of some rows.
+def _more_than_peers(line: Timeline, plan: Programs, own: Array) -> Array:
+    """What each of some whole intervals has more than its peers' median, by category, then by count."""
+    excess = np.zeros((len(own), N_CATEGORIES + len(_COUNTS)))
+    peers = _peers(line, plan, own)
+    of_row = np.repeat(np.arange(len(own)), [len(one) for one in peers])
+    # Looked up in the order in which they stand: thousands of processes are too far apart to be asked in turn.
+    asked, place = np.unique(np.concatenate([own, *peers]), return_inverse=True)
+    columns = [("ledger_ns", i) for i in range(N_CATEGORIES)] + [(name, None) for name in _COUNTS]
+    for i, (name, k) in enumerate(columns):
+        grown = line.rows.column(name, asked, k).astype(np.float64)
+        grown -= line.rows.column(name, np.maximum(asked - 1, 0), k)
+        grown = grown[place]
+        if grown.any():
+            usual = by_group(of_row, grown[len(own) :], len(own), medians)
+            excess[:, i] = grown[: len(own)] - np.nan_to_num(usual, nan=0.0)
+    return excess
 
-    Returns float64 (N_CATEGORIES,) ns by category, and float64 (4,) extra synchronise calls, allocations, copies
-    and launches. Peers are those with the same calls, of very many some; without any, the process's own usual step.
+
+def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
+    """For each of some rows those of the same call in the other processes of the program, or of the same place in the
+    own other steps.
     """
-    rows = rows[line.is_whole[rows]]
-    if not len(rows):
-        return np.zeros(N_CATEGORIES), np.zeros(4)
-    ledger, counts = _differences(line, rows)
+    is_asked = np.zeros(plan.n_calls, bool)
+    is_asked[plan.key[rows]] = True
+    same = _some_rows(line, plan)
+    same = same[is_asked[plan.key[same]] & line.is_whole[same]]
+    same = same[order_of(plan.key[same], plan.n_calls)]
+    keys = plan.key[same]
+    begin, end = (np.searchsorted(keys, plan.key[rows], side=side) for side in ("left", "right"))
+    found = []
     for i, row in enumerate(rows.tolist()):
-        others = peers.of_row(line, plan, row)
-        if not len(others):
-            continue
-        their_ledger, their_counts = _differences(line, others)
-        ledger[i] -= np.median(their_ledger, axis=0)
-        counts[i] -= np.median(their_counts, axis=0)
-    return ledger.sum(axis=0), counts.sum(axis=0)
-
-
-def _differences(line: Timeline, rows: Array) -> tuple[Array, Array]:
-    """Ledger (k, N_CATEGORIES) and call counts (k, 4) of the intervals before some rows."""
-    now, before = (line.rows.some(which, "ledger_ns", *_COUNTS) for which in (rows, np.maximum(rows - 1, 0)))
-    ledger = (now["ledger_ns"] - before["ledger_ns"]).astype(np.float64)
-    counts = [now[name].astype(np.float64) - before[name] for name in _COUNTS]
-    return ledger, np.stack(counts, axis=1)
+        peers = same[begin[i] : end[i]]
+        peers = peers[line.process[peers] != line.process[row]]
+        found.append(_own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
+    return found
 
 
 def _some_rows(line: Timeline, plan: Programs) -> Array:

@@ -49,16 +49,16 @@ class RowsInOrder:
                 rows[name] = column[which]
         return np.asarray(rows) if isinstance(rows, np.ndarray) else rows
 
-    def some(self, which: Array, *names: str) -> Array:
-        """Copies of the rows at several indices; only these fields mean anything, and none that others stand for."""
-        if isinstance(self.table, Columns):
-            return self.table.some(self.at(which), *names)
-        return _rows(self.table, self.at(which))
-
-    def column(self, name: str, where: Array) -> Array:
-        """One column of some rows (indices): nothing else of them is touched."""
+    def column(self, name: str, where: Array, place: int | None = None) -> Array:
+        """One column of some rows (indices), or one place of a field that is an array: nothing else is touched."""
         known = self.made.get(name, self.kept.get(name))
-        return self.table[name][self.at(where)] if known is None else known[where]
+        if known is not None:
+            return known[where] if place is None else known[where, place]
+        if place is None:
+            return self.table[name][self.at(where)]
+        if isinstance(self.table, Columns):
+            return self.table.place(name, place)[self.at(where)]
+        return self.table[name][:, place][self.at(where)]
 
     def keeping(self, *names: str, beside: Callable[[slice, Array], None] | None = None) -> "RowsInOrder":
         """The same rows with these columns kept. beside: see in_order."""

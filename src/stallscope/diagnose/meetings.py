@@ -190,8 +190,8 @@ def _spans_nodes(line: Timeline) -> Array:
     """By communicator: whether ranks of several nodes are in it."""
     n_comms = len(line.comm_hash)
     low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)
-    np.minimum.at(low, line.comm, line.process)
-    np.maximum.at(high, line.comm, line.process)
+    np.minimum.at(low, line.calls.comm, line.calls.process)
+    np.maximum.at(high, line.calls.comm, line.calls.process)
     return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]
 
 

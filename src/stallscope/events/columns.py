@@ -41,18 +41,13 @@ class Columns:
         if isinstance(which, (int, np.integer)):
             return np.asarray(self[np.array([which])])[0]
         rows = np.arange(self.n)[which] if isinstance(which, slice) or which.dtype == bool else which
-        return self.some(rows, *self.held)
-
-    def some(self, rows: Array, *names: str) -> Array:
-        """A copy of the rows at several indices; only these fields of it mean anything."""
         out = empty(self.table, len(rows))
-        for name in names:
-            column = self.held.get(name, ())
+        for name, column in self.held.items():
             if isinstance(column, tuple):
                 for i, part in enumerate(column):
-                    out[name][:, i] = part[0] if is_one_value(part) else part[rows]
+                    out[name][:, i] = part[rows]
             else:
-                out[name] = column[0] if is_one_value(column) else column[rows]
+                out[name] = column[rows]
         return out
 
     def place(self, name: str, i: int) -> Array:
