@@ -330,3 +330,50 @@ def test_nodes_that_only_a_probe_ties_share_a_clock():
     apart, tied = begins(replace(both, clocks=())), begins(replace(both, clocks=(), probed=probed))
     assert apart[1] - apart[0] == ahead_ns
     assert abs(tied[1] - tied[0]) <= 1
+
+
+def with_gpus(trace: Trace) -> Trace:
+    """Two GPUs and a partition of the second, told twice; the second time nothing is known of the first's clock."""
+    begin_ns = int(trace.collectives["ts_ns"].min())
+    rows = layout.empty(layout.GPUS, 6)
+    rows["ts_ns"] = begin_ns + np.repeat([0, 100 * MS], 3)
+    rows["gpu"], rows["mig"] = [0, 1, 1] * 2, [-1, -1, 7] * 2
+    rows["utilization_percent"], rows["sm_mhz"] = [90, 80, -1, 10, 20, -1], [1980, 1200, -1, -1, 1210, -1]
+    rows["memory_used_bytes"] = np.arange(1, 7) << 30
+    return replace(trace, gpus=rows[::-1])
+
+
+def test_what_drivers_tell_of_gpus_are_counters_of_their_node(late: Trace):
+    trace = with_gpus(late)
+    first_ns, second_ns = sorted(set(trace.gpus["ts_ns"].tolist()))
+    found = read(b"".join(perfetto_bytes(told(trace)))).counters
+    gpus = {path[1]: samples for path, samples in found.items() if len(path) == 2}
+    assert {path[0] for path in found if len(path) == 2} == {trace.nodes[0]}
+    assert gpus == {
+        "GPU 0 utilisation": [(first_ns, 90.0), (second_ns, 10.0)],
+        "GPU 0 memory used": [(first_ns, float(1 << 30)), (second_ns, float(4 << 30))],
+        "GPU 0 SM clock": [(first_ns, 1980.0)],
+        "GPU 1 utilisation": [(first_ns, 80.0), (second_ns, 20.0)],
+        "GPU 1 memory used": [(first_ns, float(2 << 30)), (second_ns, float(5 << 30))],
+        "GPU 1 SM clock": [(first_ns, 1200.0), (second_ns, 1210.0)],
+        "GPU 1 MIG 7 memory used": [(first_ns, float(3 << 30)), (second_ns, float(6 << 30))],
+    }
+
+
+def test_counters_of_gpus_are_in_the_chrome_file(late: Trace):
+    trace = with_gpus(late)
+    events = json.loads("".join(chrome_json(told(trace))))["traceEvents"]
+    clock = [event for event in events if event["ph"] == "C" and event["name"] == "GPU 1 SM clock"]
+    assert [event["args"] for event in clock] == [{"MHz": 1200.0}, {"MHz": 1210.0}]
+    (node,) = {event["pid"] for event in clock}
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name" and e["pid"] == node] == [
+        trace.nodes[0]
+    ]
+    assert [event["ts"] * 1000 for event in clock] == sorted(set(trace.gpus["ts_ns"].tolist()))
+
+
+def test_a_node_of_which_only_its_gpus_are_known_is_drawn():
+    trace = with_gpus(dp_trace())
+    (track, *counters) = told(Trace(gpus=trace.gpus, nodes=("alone",))).tracks
+    assert track.name == "alone" and len(counters) == 7
+    assert all(counter.parent == track.number for counter in counters)

@@ -13,7 +13,7 @@ from stallscope.diagnose.verdict import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op
 from stallscope.events.trace import Trace
-from stallscope.exporters import host_lane
+from stallscope.exporters import gpu_lane, host_lane
 from stallscope.exporters.arrows import Arrows, arrows, waits
 from stallscope.exporters.lanes import laned
 from stallscope.exporters.scene import Process, Scene, scene
@@ -49,11 +49,15 @@ def story(trace: Trace, report: Report) -> Story:
     pointing = arrows(seen, report.verdicts)
     for node, name in enumerate(trace.nodes):
         own = [process for process in seen.processes if process.node == node]
-        if not own:
+        gpus = list(gpu_lane.counters(seen, node))
+        if not own and not gpus:
             continue
-        parent = drawn.add(0, name or f"node {node}", name or f"node {node}")
+        place = name or f"node {node}"
+        parent = drawn.add(0, place, place)
         for title, slices in _labels(seen, node, 0):
-            drawn.add_laned(parent, title, name or f"node {node}", slices)
+            drawn.add_laned(parent, title, place, slices)
+        for title, unit, samples in gpus:
+            drawn.add(parent, title, place, samples=samples, unit=unit)
         for process in own:
             _draw_process(drawn, seen, pointing, parent=parent, process=process)
     readings = [clock for clock in trace.clocks if clock.node == seen.first_node]
