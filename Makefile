@@ -16,10 +16,10 @@ PYTEST_ARGS ?=
 # Debian keeps bpftool where only root looks.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 kernels clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
 setup: $(STAMPS)/dev $(STAMPS)/node bpf ## .venv with all that development needs, and the BPF programs
@@ -57,6 +57,14 @@ docs: $(STAMPS)/dev ## write docs/reference and the README's blocks from the cod
 # Built when the tools are there; without them the rest works, and the tests that need them are skipped.
 bpf: ## build the BPF programs, where the tools for it are there
 	@if setup/need.sh bpf && [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf; fi
+
+bpf-arm64: ## build the BPF programs for arm64, where its headers are (linux-libc-dev-arm64-cross)
+	@$(MAKE) --no-print-directory --silent -C bpf arm64
+
+KERNELS ?= 6.1.0 6.12
+kernels: setup ## try other kernels in small machines (QEMU); KERNELS="6.1.0 6.12" of Debian's are fetched
+	@setup/kernels.sh build/kernels $(KERNELS)
+	@STALLSCOPE_KERNELS=$(CURDIR)/build/kernels $(PY) -m pytest -rA tests/kernels
 
 clean: ## remove what was built, the environment too
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

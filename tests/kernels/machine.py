@@ -1,0 +1,137 @@
+"""A small machine on a kernel of one's choice: QEMU without KVM, and all that a run needs in its initramfs.
+
+The initramfs holds busybox, this Python with its standard library, what stallscope and its emulated job import,
+the shared libraries of all that, and the sources of stallscope with the built BPF object. The machine runs one
+script and ends.
+"""
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+INSIDE = Path(__file__).parent / "inside.py"
+BOOT_S = 600
+_TOOLS = ("qemu-system-x86_64", "busybox", "cpio", "ldd")
+_LEFT_OUT = (
+    "site-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "ensurepip",
+    "lib2to3",
+    "config-*",
+    "turtledemo",
+)
+_IMPORTED = """
+import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live, stallscope.store.node
+from stallscope.cli import app
+try:
+    app(["trace", "--help"])  # loads what the command line needs to read options
+except SystemExit:
+    print(*(each.__file__ for each in sys.modules.values() if getattr(each, "__file__", None)), sep="\\n")
+"""
+_INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev
+mkdir -p /dev/shm /tmp; mount -t tmpfs none /dev/shm; mount -t tmpfs none /tmp
+mount -t tracefs none /sys/kernel/tracing; mount -t cgroup2 none /sys/fs/cgroup; ip link set lo up
+export PATH=/bin HOME=/tmp XDG_CACHE_HOME=/cache PYTHONPATH=/src:/site PYTHONDONTWRITEBYTECODE=1
+{python} -P /inside.py 2>&1
+poweroff -f
+"""
+
+
+def missing() -> str:
+    """What this machine lacks to start another; empty if nothing."""
+    absent = [tool for tool in _TOOLS if not shutil.which(tool)]
+    return f"no {absent[0]}" if absent else ""
+
+
+def initramfs(root: Path, source: Path, emulated: Path) -> Path:
+    """Builds it. root: a folder of its own. source: `src`. emulated: the built libraries. Returns its file."""
+    tree = root / "tree"
+    for name in ("bin", "proc", "sys", "dev", "tmp", "cache/stallscope"):
+        (tree / name).mkdir(parents=True, exist_ok=True)
+    shutil.copy2(shutil.which("busybox") or "", tree / "bin/busybox")
+    python = Path(sys.base_prefix) / f"bin/python3.{sys.version_info.minor}"
+    standard = Path(sysconfig.get_paths()["stdlib"])
+    _copy(python, tree)
+    shutil.copytree(
+        standard, tree / str(standard)[1:], ignore=shutil.ignore_patterns(*_LEFT_OUT), dirs_exist_ok=True
+    )
+    shutil.copytree(source / "stallscope", tree / "src/stallscope")
+    shutil.copytree(emulated, tree / "cache/stallscope" / emulated.name)
+    for each in _imported(source):
+        copy = shutil.copytree if each.is_dir() else shutil.copy2
+        copy(each, tree / "site" / each.name)
+    shutil.copy2(INSIDE, tree / "inside.py")
+    binaries = [python, *tree.rglob("*.so*"), _found("libbpf.so.1"), _found("libgcc_s.so.1")]
+    for library in _libraries(path for path in binaries if path.is_file()):
+        _copy(library, tree)
+    (tree / "init").write_text(_INIT.format(python=python))
+    (tree / "init").chmod(0o755)
+    return _packed(tree, root / "initramfs.gz")
+
+
+def said(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S) -> str:
+    """What the script inside has printed on this kernel (a vmlinuz)."""
+    command = ["qemu-system-x86_64", "-kernel", str(kernel), "-initrd", str(initramfs)]
+    command += ["-append", "console=ttyS0 quiet panic=-1", "-nographic", "-no-reboot"]
+    command += ["-m", "1500", "-smp", "2", "-cpu", "max", "-nic", "none"]
+    done = subprocess.run(
+        command, stdin=-3, capture_output=True, text=True, timeout=timeout_s, errors="replace"
+    )
+    return done.stdout + done.stderr
+
+
+def _imported(source: Path) -> set[Path]:
+    """The files and folders of site-packages that are loaded by what is run inside."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _IMPORTED], capture_output=True, text=True, check=True, env=environment
+    )
+    found = set()
+    for line in done.stdout.splitlines():
+        before, is_site, after = line.partition("/site-packages/")
+        if is_site:
+            found.add(Path(before) / "site-packages" / after.split("/")[0])
+    libraries = {each.with_name(f"{each.name}.libs") for each in found}
+    return found | {each for each in libraries if each.is_dir()}
+
+
+def _found(name: str) -> Path:
+    """A shared library by the name that the loader knows it by."""
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    match = re.search(rf"^\s*{re.escape(name)} .*x86-64.* => (\S+)$", known, re.MULTILINE)
+    return Path(match[1] if match else "none")
+
+
+def _libraries(binaries: Iterable[Path]) -> set[Path]:
+    """These and all the shared libraries of the system that they need."""
+    wanted = set(binaries)
+    done = subprocess.run(["ldd", *map(str, wanted)], capture_output=True, text=True, check=False)
+    needed = re.findall(r"(?:=> |^\s)(/\S+) \(0x", done.stdout, re.MULTILINE)
+    return {Path(path) for path in needed} | {path for path in wanted if str(path).startswith("/lib")}
+
+
+def _copy(path: Path, tree: Path) -> None:
+    """Into the tree, at the same place; a link as the file that it is one to."""
+    there = tree / str(path)[1:]
+    if not there.exists() and not str(path).startswith(str(tree)):
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, there)
+
+
+def _packed(tree: Path, file: Path) -> Path:
+    names = "\0".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
+    command = ["cpio", "--null", "--create", "--format=newc", "--quiet"]
+    done = subprocess.run(command, input=names.encode(), capture_output=True, check=True, cwd=tree)
+    file.write_bytes(gzip.compress(done.stdout, 1))
+    return file
