@@ -27,5 +27,6 @@ def test_events_of_one_ring_are_told_apart():
         "calls": 1,
         "offcpu": 1,
         "communicators": 0,
+        "call_arguments": 0,
     }
     assert len(records.raw(events)) == 1
