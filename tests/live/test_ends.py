@@ -59,7 +59,7 @@ def test_no_probe_stays(agent, job, only, how):
 
 
 def test_after_kill_9_the_trace_opens_and_the_next_start_goes_on(agent, job, only):
-    job = job(seconds=7)
+    job = job(seconds=14)
     first = agent(*only(job))
     first.says("attached", "libnccl")
     job.go()
