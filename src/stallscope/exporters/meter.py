@@ -4,10 +4,8 @@ Counters and histograms only grow from the start of the agent on, which `start_w
 restart by it. The number of series of one metric is bounded: what comes beyond goes into one more series.
 """
 
-import bisect
 import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -137,17 +135,3 @@ class Meter:
             raise ValueError(f"{metric.name} has the attributes {metric.attributes}, not {values}")
         self._metrics[metric.name] = metric
         return values if values in known or len(known) < MAX_SERIES else None
-
-
-def quantile(histogram: Histogram, bounds: Sequence[float], q: float) -> float:
-    """The q-quantile by linear interpolation in its bucket, as Prometheus' histogram_quantile; nan when empty."""
-    if not histogram.n:
-        return math.nan
-    wanted = q * histogram.n
-    sums = np.cumsum(histogram.counts).tolist()
-    place = bisect.bisect_left(sums, wanted)
-    if place >= len(bounds):
-        return bounds[-1]
-    low = bounds[place - 1] if place else 0.0
-    before = sums[place - 1] if place else 0
-    return low + (bounds[place] - low) * (wanted - before) / histogram.counts[place]

@@ -56,6 +56,12 @@ def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...
         return db.execute(text).fetchall()
 
 
+def files(store: HubStore, tenant: str = "a") -> list[Path]:
+    """The tenant's sealed files; the folder a file is in is named for its table."""
+    found = store.snapshot(tenant).segments
+    return [store.folder / segment.path for of_table in found.values() for segment in of_table]
+
+
 def reopened(store: HubStore, folder: Path, **limits: float) -> HubStore:
     """The store, closed and opened again."""
     from stallscope.store.hub.limits import Limits

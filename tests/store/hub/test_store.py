@@ -17,7 +17,7 @@ from stallscope.store.hub import schema
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import Batch, HubStore
 
-from .rows import NOW_NS, appended, collectives, events, reopened, sql
+from .rows import NOW_NS, appended, collectives, events, files, reopened, sql
 
 STILL = Limits(maintenance_s=3600, settle_s=0)
 """No housekeeping but what a test asks for."""
@@ -73,8 +73,8 @@ def test_a_tenant_sees_its_own_rows_only_sealed_or_hot(store: HubStore):
     appended(store, "b", events=events(["theirs"]))
     for _ in range(2):
         assert sql(store, "SELECT name, tenant FROM stored_events", "a") == [("mine", "a")]
-        assert store.ask("clusters", tenant="a", params={}).num_rows == 1
-        assert store.ask("clusters", tenant="nobody", params={}).num_rows == 0
+        assert store.ask("cluster_summary", tenant="a", params={"cluster": None}).num_rows == 1
+        assert store.ask("cluster_summary", tenant="nobody", params={"cluster": None}).num_rows == 0
         store.seal_all()
 
 
@@ -160,8 +160,8 @@ def test_sealing_changes_no_answer(store: HubStore, tmp_path: Path):
     question = "SELECT * EXCLUDE (received_at) FROM events ORDER BY ts_ns, name"
     before = sql(store, question)
     store.seal_all()
-    assert [p.parent.name for p in store.segments("a")].count("stored_events") == 0
-    assert {path.parent.name for path in store.segments("a")} == {"events", "collectives"}
+    assert [p.parent.name for p in files(store)].count("stored_events") == 0
+    assert {path.parent.name for path in files(store)} == {"events", "collectives"}
     assert store.snapshot("a").hot.keys() == set(schema.KEPT)
     assert sql(store, question) == before
     appended(store, events=events(["z"]))
@@ -242,9 +242,9 @@ def test_small_files_are_merged_and_the_old_ones_go_later(tmp_path: Path):
         for i in range(9):
             appended(store, events=events([f"e{i}"], NOW_NS + i))
             store.seal_all()
-        old = store.segments("a")
+        old = files(store)
         store.keep_house()
-        (merged,) = store.segments("a")
+        (merged,) = files(store)
         assert len(old) == 9 and n_rows(store) == 9
         assert all(path.exists() for path in old), "a question may still read them"
         time.sleep(0.25)
@@ -263,7 +263,7 @@ def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
             store.seal_all()
         store.keep_house()
         assert sql(store, "SELECT name FROM stored_events ORDER BY ts") == [("5 days old",), ("1 days old",)]
-        sizes = [path.stat().st_size for path in store.segments("a")]
+        sizes = [path.stat().st_size for path in files(store)]
     with closing(
         HubStore.open(tmp_path, Limits(maintenance_s=3600, max_age_s=10 * 86_400, max_bytes=max(sizes)))
     ) as store:
@@ -275,7 +275,7 @@ def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
 def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x"]))
     store.seal_all()
-    (segment,) = store.segments("a")
+    (segment,) = files(store)
     orphan, part = segment.with_name("1-0.parquet"), segment.with_name("2-0.part")
     orphan.write_bytes(segment.read_bytes())
     part.write_bytes(b"half")
@@ -288,7 +288,7 @@ def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path:
 def test_a_lost_file_is_said_at_the_start_and_not_passed_over(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x"]))
     store.seal_all()
-    (segment,) = store.segments("a")
+    (segment,) = files(store)
     store.close()
     segment.rename(tmp_path / "aside")
     with pytest.raises(StorageFailed, match="is missing"):
@@ -301,9 +301,9 @@ def test_housekeeping_goes_on_by_itself(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(maintenance_s=0.05, settle_s=0, seal_rows=10))) as store:
         appended(store, events=events(["x"] * 12))
         until_s = time.monotonic() + 20
-        while not store.segments("a") and time.monotonic() < until_s:
+        while not files(store) and time.monotonic() < until_s:
             time.sleep(0.02)
-        assert len(store.segments("a")) == 1 and n_rows(store) == 12
+        assert len(files(store)) == 1 and n_rows(store) == 12
 
 
 def test_a_disk_that_is_full_fails_the_batch_and_nothing_else(

@@ -120,11 +120,6 @@ class HubStore:
         kept = {name: self._writer.kept(name, tenant) for name in schema.KEPT if name in tables}
         return Snapshot(found.segments, {**found.hot, **kept})
 
-    def segments(self, tenant: str) -> list[Path]:
-        """The tenant's sealed Parquet files; the folder a file is in is named for its table."""
-        found = self._hot.segments(tenant)
-        return [self.folder / segment.path for of_table in found.values() for segment in of_table]
-
     def tenants(self) -> list[str]:
         """Who has anything here."""
         return self._hot.tenants()
