@@ -7,6 +7,7 @@ from typing import TextIO
 
 import numpy as np
 
+from stallscope.events.counted import counted
 from stallscope.events.layout import Array
 from stallscope.events.names import P2P_OPS
 
@@ -48,14 +49,10 @@ class Tally:
 def line(tally: Tally) -> str:
     """The status in one line."""
     return (
-        f"{_counted(tally.n_processes, 'process', 'processes')}, "
-        f"{_counted(tally.n_communicators, 'communicator')}, "
-        f"{_counted(tally.n_rounds, 'round')}, {_counted(tally.n_records, 'record')}, {tally.n_lost:,} lost"
+        f"{counted(tally.n_processes, 'process', 'processes')}, "
+        f"{counted(tally.n_communicators, 'communicator')}, "
+        f"{counted(tally.n_rounds, 'round')}, {counted(tally.n_records, 'record')}, {tally.n_lost:,} lost"
     )
-
-
-def _counted(n: int, one: str, many: str = "") -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 class StatusLine:

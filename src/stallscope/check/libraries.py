@@ -9,6 +9,7 @@ from stallscope.capture import elf, operations
 from stallscope.capture.discovery import Discovery, Library, functions
 from stallscope.capture.elf import NotElf
 from stallscope.check.finding import Finding, passed, warned
+from stallscope.events.counted import counted
 
 _PYTHON = re.compile(r"python(\d\.\d+)")
 
@@ -71,7 +72,7 @@ def _pythons(proc: Path, pids: tuple[int, ...]) -> Iterator[Finding]:
             versions[version] += 1
             names[version].add(str(pid))
     for version, n in sorted(versions.items()):
-        yield passed("Python", f"{version} in {n} {'process' if n == 1 else 'processes'} that use a GPU")
+        yield passed("Python", f"{version} in {counted(n, 'process')} that use a GPU")
 
 
 def python_version(proc: Path, pid: int) -> str:

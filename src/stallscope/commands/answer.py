@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.query.sql import Answer
@@ -101,7 +102,7 @@ def _draw(answer: Answer) -> None:
     else:
         console.print(Text(_one_below_the_other(answer)), end="", soft_wrap=True)
     n = len(answer.rows)
-    console.print(Text(f"{n:,} row{'' if n == 1 else 's'}"), style="dim")
+    console.print(Text(counted(n, "row")), style="dim")
 
 
 def _one_below_the_other(answer: Answer) -> str:

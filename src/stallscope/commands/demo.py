@@ -9,6 +9,7 @@ import typer
 
 from stallscope.commands.options import AsJson, Price, settings_from
 from stallscope.commands.report import print_report
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.demo.real_gpu import Found
@@ -110,7 +111,7 @@ def _gpus() -> Found:
 
     gpus = real_gpu.found()
     requirements.check()
-    told = f"{gpus.n_gpus} GPU{'' if gpus.n_gpus == 1 else 's'}, {gpus.cudart}, {gpus.nccl}"
+    told = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
     typer.echo(f"stallscope: {told}", err=True)
     if gpus.n_gpus == 1:
         typer.echo(

@@ -27,6 +27,7 @@ from stallscope.commands.fleet import (
 from stallscope.commands.options import Db, SettingsFile, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import StorageFailed
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.settings import Settings
@@ -102,7 +103,7 @@ def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) 
         return
     folder = out or Path(f"{chosen.db.stem}-{form}")
     for path, n_rows in _write_tables(chosen.db, form, folder, part):
-        typer.echo(f"{path}: {n_rows:,} row{'' if n_rows == 1 else 's'}", err=True)
+        typer.echo(f"{path}: {counted(n_rows, 'row')}", err=True)
 
 
 def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Part) -> None:

@@ -1,6 +1,7 @@
 """A report in words, for people. Everything here is made from the data; nothing is read back from it."""
 
 from stallscope.diagnose.verdict import Report, Verdict, wall_text
+from stallscope.events.counted import counted
 
 _MOST_PLACES = 4
 _MOST_FRAMES = 6
@@ -37,11 +38,11 @@ def report(found: Report) -> str:
 def _looked_at(found: Report) -> str:
     seen = found.looked_at
     lost = seen["n_lost_records"]
-    tail = "no records lost" if not lost else f"{_n(lost, 'record')} lost: verdicts are less sure"
+    tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
     return (
-        f"Looked at {_n(seen['n_ranks'], 'rank')} on {_n(seen['n_nodes'], 'node')}, "
-        f"{_n(seen['n_communicators'], 'communicator')}, {_n(seen['n_rounds'], 'round')} in "
-        f"{_n(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
+        f"Looked at {counted(seen['n_ranks'], 'rank')} on {counted(seen['n_nodes'], 'node')}, "
+        f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
+        f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
     )
 
 
@@ -53,7 +54,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
         rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
     if verdict.late_ms and verdict.kind in ("straggler", "device", "process"):
-        often = f"{_n(verdict.n_late_rounds, 'late round')}, {_n(verdict.n_incidents, 'incident')}"
+        often = f"{counted(verdict.n_late_rounds, 'late round')}, {counted(verdict.n_incidents, 'incident')}"
         rows.append(
             ("late", f"{_ms(verdict.late_ms['median'])}, at most {_ms(verdict.late_ms['max'])}; {often}")
         )
@@ -257,10 +258,6 @@ def _ranks(ranks: list[int]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(str(rank) for rank in ranks[:12])
     return f"ranks {shown}{f' and {len(ranks) - 12} more' if len(ranks) > 12 else ''}"
-
-
-def _n(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _ms(value: float) -> str:

@@ -176,8 +176,3 @@ def _losses(page: Page) -> Text:
 
 def _verdict(line: VerdictLine) -> Text:
     return Text(f"{line.time} {line.summary}", style="dim" if line.is_over else "bold yellow")
-
-
-def counted(n: int, one: str, many: str = "") -> str:
-    """A number and what it counts."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

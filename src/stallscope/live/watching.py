@@ -18,9 +18,10 @@ from typing import Any
 from stallscope.diagnose.stream import Change, Stream
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.errors import StallscopeError
+from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.following import Following
-from stallscope.live.page import Page, VerdictLine, counted, drawn
+from stallscope.live.page import Page, VerdictLine, drawn
 from stallscope.live.records import changed, records
 from stallscope.live.seen import Seen
 from stallscope.live.system import System

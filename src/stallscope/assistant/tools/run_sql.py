@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from stallscope.assistant.asking import Node
+from stallscope.events.counted import counted
 from stallscope.query.sql import Limits, ask
 from stallscope.serve.tools.registry import Cell, Params, Result, Tool
 
@@ -30,7 +31,7 @@ def run_sql(asker: Node, params: SqlParams) -> Rows:
     """Ask the trace of this machine in SQL; nothing can be changed."""
     found = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
     rows = [[_cell(value) for value in row] for row in found.rows]
-    n = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+    n = counted(len(rows), "row")
     return Rows(
         summary=f"{n}; there are more" if found.is_cut else n,
         columns=list(found.columns),

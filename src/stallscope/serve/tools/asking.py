@@ -107,8 +107,3 @@ def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]
             f"to ({_told(end_ns)}) is before from ({_told(begin_ns)}): give the earlier time as from"
         )
     return {"from_ns": begin_ns, "to_ns": end_ns}
-
-
-def counted(n: int, word: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{n} {word}" if n == 1 else f"{n} {word}{'es' if word.endswith('s') else 's'}"

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from stallscope.events.counted import counted
 from stallscope.serve.tools.asking import (
     MAX_TEXT,
     Asker,
@@ -12,7 +13,6 @@ from stallscope.serve.tools.asking import (
     Node,
     Rank,
     To,
-    counted,
     said,
     window,
 )

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster, Node, counted, said
+from stallscope.events.counted import counted
+from stallscope.serve.tools.asking import Asker, Cluster, Node, said
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope import rates
+from stallscope.events.counted import counted
 from stallscope.rates import Found, RateTable
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, counted, said, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, said, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _HOUR_NS = 3_600_000_000_000

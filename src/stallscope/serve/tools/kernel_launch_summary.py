@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, counted, window
+from stallscope.events.counted import counted
+from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 

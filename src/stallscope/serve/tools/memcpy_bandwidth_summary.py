@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from stallscope.events.counted import counted
 from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
@@ -64,9 +65,7 @@ def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
     if not flat:
         return Copies(summary="No copies with a known size and length were sent.", rows=[])
     n, busy_s = sum(row.n for row in flat), sum(row.busy_s for row in flat)
-    return Copies(
-        summary=f"{n} {'copy' if n == 1 else 'copies'} that took {busy_s:.3g} s together.", rows=flat
-    )
+    return Copies(summary=f"{counted(n, 'copy', 'copies')} that took {busy_s:.3g} s together.", rows=flat)
 
 
 TOOL = Tool("fleet.cluster.memcpy_bandwidth_summary", "Bandwidth of copies", memcpy_bandwidth_summary)

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, Cluster, counted
+from stallscope.events.counted import counted
+from stallscope.serve.tools.asking import Asker, Cluster
 from stallscope.serve.tools.found import Found, found
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.errors import NotFound
+from stallscope.events.counted import counted
 from stallscope.serve.sql.values import plain
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, counted, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, window
 from stallscope.serve.tools.found import Found, flat
 from stallscope.serve.tools.registry import Params, Result, Tool
 
