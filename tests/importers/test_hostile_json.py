@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stallscope.errors import BadTrace
 from stallscope.importers import importer_for
+from stallscope.importers.texts import text_of
 
 from .test_inspector_log import START_US, record
 from .test_profiler_trace import profiles
@@ -63,3 +64,11 @@ def test_any_value_anywhere(tmp_path: Path, kind: str, seed: int, value: Any):
     except BadTrace as error:
         assert "\n" not in str(error)
         assert len(str(error)) < 1000
+
+
+def test_a_long_text_with_a_wide_letter_takes_one_byte_for_each(tmp_path):
+    file = tmp_path / "wide.json"
+    file.write_bytes("😀".encode() + b"a" * (65 << 20))
+    assert text_of(file, 100 << 20).isascii()
+    file.write_bytes("😀".encode())
+    assert text_of(file, 100) == "😀"

@@ -9,6 +9,8 @@ from typing import Any
 from stallscope.errors import BadTrace
 
 HEAD_BYTES = 1 << 16
+_WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
+_ONLY_ASCII = bytes(range(128)) + b"?" * 128
 
 
 def files_of(path: Path) -> list[Path]:
@@ -43,6 +45,8 @@ def text_of(file: Path, most_bytes: int) -> str:
         raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
     if len(raw) > most_bytes:
         raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
+    if len(raw) > _WIDE_BYTES and not raw.isascii():  # one wide letter makes Python store four bytes for each
+        raw = raw.translate(_ONLY_ASCII)
     return str(raw, "utf-8", "replace")
 
 
