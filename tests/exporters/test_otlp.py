@@ -220,6 +220,7 @@ def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
     start(say=said.append).incident(**INCIDENT._asdict())
     receiver.until(lambda: receiver.spans)
     assert receiver.n_asked >= 4
+    receiver.until(lambda: len(said) > 1)
     assert len(said) == 2, "told when it goes and when it is back, not each time"
 
 
