@@ -21,7 +21,12 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 @contextmanager
 def group(version: int, controller: str, limits: Mapping[str, str]) -> Iterator[Path]:
     """A control group with limits; skips where this machine has none of that version with the controller."""
-    home = _mounted(version, controller) / f"stallscope-test-{os.getpid()}"
+    root = _mounted(version, controller)
+    if root is None:
+        pytest.skip(f"other: no control groups of version {version} with {controller}")
+    if version == 2:
+        (root / "cgroup.subtree_control").write_text(f"+{controller}")
+    home = root / f"stallscope-test-{os.getpid()}"
     home.mkdir()
     try:
         for name, value in limits.items():
@@ -43,7 +48,12 @@ def join(home: Path, pid: int) -> None:
     (home / "cgroup.procs").write_text(str(pid))
 
 
-def _mounted(version: int, controller: str) -> Path:
+def versions(controller: str) -> list[int]:
+    """The versions of control groups that this machine has with the controller: it has one of them at a time."""
+    return [version for version in (1, 2) if _mounted(version, controller)]
+
+
+def _mounted(version: int, controller: str) -> Path | None:
     kind = "cgroup2" if version == 2 else "cgroup"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, path, found, options, *_ = line.split()
@@ -52,9 +62,8 @@ def _mounted(version: int, controller: str) -> Path:
         if version == 1 and controller in options.split(","):
             return Path(path)
         if version == 2 and controller in (Path(path) / "cgroup.controllers").read_text().split():
-            (Path(path) / "cgroup.subtree_control").write_text(f"+{controller}")
             return Path(path)
-    pytest.skip(f"other: no control groups of version {version} with {controller}")
+    return None
 
 
 class Network:

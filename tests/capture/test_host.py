@@ -25,7 +25,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag
 
-from .groups import group, join, network
+from .groups import group, join, network, versions
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 
@@ -155,7 +155,7 @@ def preempted(program: Program, pid: int) -> Array:
     return rows[(rows["pid"] == pid) & (rows["category"] == Category.PREEMPTED)]
 
 
-@pytest.mark.parametrize("version", QUOTAS)
+@pytest.mark.parametrize("version", versions("cpu") or QUOTAS)
 def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], puppet, version: int):
     limits, words = QUOTAS[version]
     program = tracing()

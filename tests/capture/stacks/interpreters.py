@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 PROGRAMS = Path(__file__).parent / "programs"
-MINORS = (10, 11, 12, 13, 14)
 _PLACES = (
     "~/.pyenv/versions/3.{}.*/bin",
     "~/.local/share/uv/python/cpython-3.{}.*/bin",
@@ -18,8 +15,8 @@ _PLACES = (
 )
 
 
-def interpreter(minor: int) -> str:
-    """The path of a Python 3.`minor`; skips where there is none."""
+def _interpreter(minor: int) -> str | None:
+    """The path of a Python 3.`minor`; None where there is none."""
     name = f"python3.{minor}"
     places = [str(Path(place.format(minor)).expanduser()) for place in _PLACES]
     found = [path for place in places for path in sorted(glob.glob(f"{place}/{name}"))]  # noqa: PTH207
@@ -31,7 +28,11 @@ def interpreter(minor: int) -> str:
         )
         if told.stdout.strip() == str(minor):  # a shim of a version manager answers for others, or fails
             return path
-    pytest.skip(f"interpreter: there is no {name}")
+    return None
+
+
+INTERPRETERS = {minor: path for minor in (10, 11, 12, 13, 14) if (path := _interpreter(minor))}
+"""Those of this machine; the one that runs the tests is among them."""
 
 
 @contextmanager

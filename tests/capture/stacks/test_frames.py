@@ -14,7 +14,7 @@ from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
 
-from .interpreters import MINORS, interpreter, running
+from .interpreters import INTERPRETERS, running
 
 Stack = list[tuple[str, str, int | None]]
 
@@ -47,9 +47,9 @@ def plain(function: str) -> str:
     return function.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("minor", INTERPRETERS)
 def test_frames_are_those_of_py_spy(minor):
-    with running(interpreter(minor), "everywhere.py") as process:
+    with running(INTERPRETERS[minor], "everywhere.py") as process:
         ours = by_us(process.pid)
         assert len(ours) == 8
         assert max(map(len, ours.values())) > 100
@@ -57,7 +57,7 @@ def test_frames_are_those_of_py_spy(minor):
 
 
 def test_qualified_names_are_told_where_the_version_has_them():
-    with running(interpreter(11), "everywhere.py") as process:
+    with running(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
         found = [

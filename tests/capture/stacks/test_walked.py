@@ -3,17 +3,17 @@
 import pytest
 
 from .calls_walked import walked
-from .interpreters import MINORS, interpreter
+from .interpreters import INTERPRETERS
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 
 N_CALLS = 1500
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("minor", INTERPRETERS)
 def test_every_walk_is_right_while_other_threads_run(tracing, library, minor):
     program = tracing(slow_call_ns=0)
-    assert walked(program, interpreter(minor), library, N_CALLS) == {"right": N_CALLS}
+    assert walked(program, INTERPRETERS[minor], library, N_CALLS) == {"right": N_CALLS}
 
 
 def test_a_process_that_was_not_told_of_has_no_stacks(tracing, puppet):
