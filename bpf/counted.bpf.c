@@ -86,49 +86,6 @@ INLINE void gauged(struct pt_regs *ctx)
 	      bpf_ktime_get_ns() - t->counted.since_ns, false);
 }
 
-SEC("?uprobe")
-int gauge_session(struct pt_regs *ctx)
-{
-	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
-		return !gauge(ctx);
-	gauged(ctx);
-	return 0;
-}
+HOOKS(gauge, gauge, gauged)
 
-SEC("?uprobe")
-int gauge_enter(struct pt_regs *ctx)
-{
-	gauge(ctx);
-	return 0;
-}
-
-SEC("?uretprobe")
-int gauge_return(struct pt_regs *ctx)
-{
-	gauged(ctx);
-	return 0;
-}
-
-/* Kernel 6.13 and later: one link, which sees entry and return. */
-SEC("?uprobe")
-int counted_session(struct pt_regs *ctx)
-{
-	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
-		return !enter(ctx);
-	leave(ctx);
-	return 0;
-}
-
-SEC("?uprobe")
-int counted_enter(struct pt_regs *ctx)
-{
-	enter(ctx);
-	return 0;
-}
-
-SEC("?uretprobe")
-int counted_return(struct pt_regs *ctx)
-{
-	leave(ctx);
-	return 0;
-}
+HOOKS(counted, enter, leave)

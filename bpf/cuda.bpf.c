@@ -123,26 +123,4 @@ INLINE void leave(struct pt_regs *ctx)
 	has_returned(ctx, t, s, &t->class_details, &f);
 }
 
-/* Kernel 6.13 and later: one link, which sees entry and return. */
-SEC("?uprobe")
-int cuda_session(struct pt_regs *ctx)
-{
-	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
-		return !enter(ctx);
-	leave(ctx);
-	return 0;
-}
-
-SEC("?uprobe")
-int cuda_enter(struct pt_regs *ctx)
-{
-	enter(ctx);
-	return 0;
-}
-
-SEC("?uretprobe")
-int cuda_return(struct pt_regs *ctx)
-{
-	leave(ctx);
-	return 0;
-}
+HOOKS(cuda, enter, leave)

@@ -120,26 +120,4 @@ INLINE void leave(struct pt_regs *ctx)
 	}
 }
 
-/* Kernel 6.13 and later: one link, which sees entry and return. */
-SEC("?uprobe")
-int graph_session(struct pt_regs *ctx)
-{
-	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
-		return !enter(ctx);
-	leave(ctx);
-	return 0;
-}
-
-SEC("?uprobe")
-int graph_enter(struct pt_regs *ctx)
-{
-	enter(ctx);
-	return 0;
-}
-
-SEC("?uretprobe")
-int graph_return(struct pt_regs *ctx)
-{
-	leave(ctx);
-	return 0;
-}
+HOOKS(graph, enter, leave)

@@ -407,26 +407,4 @@ INLINE void leave(struct pt_regs *ctx)
 	tell_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS);
 }
 
-/* Kernel 6.13 and later: one link, which sees entry and return. */
-SEC("?uprobe")
-int nccl_session(struct pt_regs *ctx)
-{
-	if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx))
-		return !enter(ctx);
-	leave(ctx);
-	return 0;
-}
-
-SEC("?uprobe")
-int nccl_enter(struct pt_regs *ctx)
-{
-	enter(ctx);
-	return 0;
-}
-
-SEC("?uretprobe")
-int nccl_return(struct pt_regs *ctx)
-{
-	leave(ctx);
-	return 0;
-}
+HOOKS(nccl, enter, leave)

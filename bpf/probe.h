@@ -630,6 +630,30 @@ INLINE bool is_return_of(const struct frame *f, u64 sp)
 	return f->sp && sp >= f->sp + POPPED;
 }
 
+/* The programs of a part, one of each way of hooking: a link that sees entry and return (from 6.13 on), or one for each.
+ * enters: true where the return is to be told. */
+#define HOOKS(part, enters, leaves)                          \
+	SEC("?uprobe")                                       \
+	int part##_session(struct pt_regs *ctx)              \
+	{                                                    \
+		if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx)) \
+			return !enters(ctx);                 \
+		leaves(ctx);                                 \
+		return 0;                                    \
+	}                                                    \
+	SEC("?uprobe")                                       \
+	int part##_enter(struct pt_regs *ctx)                \
+	{                                                    \
+		enters(ctx);                                 \
+		return 0;                                    \
+	}                                                    \
+	SEC("?uretprobe")                                    \
+	int part##_return(struct pt_regs *ctx)               \
+	{                                                    \
+		leaves(ctx);                                 \
+		return 0;                                    \
+	}
+
 /* Where in the cookie the number of an argument stands. */
 #define COUNT_ARG 40
 #define DATATYPE_ARG 44
