@@ -107,6 +107,11 @@ INLINE void forget_comms(u32 tgid)
 	bpf_for_each_map_elem(&comms, forget_if_of_process, &tgid, 0);
 }
 
+INLINE bool is_peer_call(u32 op)
+{
+	return op == OP_SEND || op == OP_RECV;
+}
+
 /* The number of the next of n calls between two ranks; -1 when there is no room to count. */
 INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm, u32 op, s32 peer, s64 n)
 {
@@ -215,7 +220,7 @@ INLINE void number(struct held *h, u32 tgid, s64 n)
 	h->nranks = comm->nranks;
 	h->device = comm->device;
 	h->flags |= comm->flags;
-	if (h->op == OP_SEND || h->op == OP_RECV)
+	if (is_peer_call(h->op))
 		h->seq = next_to_peer(&key, comm, h->op, h->peer_rank, n);
 	else
 		h->seq = __sync_fetch_and_add(&comm->seq, n);
@@ -229,7 +234,7 @@ INLINE void unnumber(const struct held *h, u32 tgid)
 
 	if (!comm)
 		return;
-	if (h->op == OP_SEND || h->op == OP_RECV)
+	if (is_peer_call(h->op))
 		next_to_peer(&key, comm, h->op, h->peer_rank, -1);
 	else
 		__sync_fetch_and_add(&comm->seq, -1);
@@ -287,11 +292,6 @@ struct {
 	__type(key, struct capture_key);
 	__type(value, struct capture);
 } captures __weak SEC(".maps");
-
-INLINE bool is_peer_call(u32 op)
-{
-	return op == OP_SEND || op == OP_RECV;
-}
 
 INLINE bool is_counted_with(const struct held *a, const struct held *b)
 {

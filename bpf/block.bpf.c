@@ -89,20 +89,6 @@ INLINE int request_begins(struct request *request)
 	return 0;
 }
 
-INLINE u32 magnitude(u64 us)
-{
-	u32 n = 0;
-
-#pragma unroll
-	for (int shift = 16; shift; shift >>= 1) {
-		if (us >> shift) {
-			us >>= shift;
-			n += shift;
-		}
-	}
-	return n;
-}
-
 INLINE void add_up(const struct io *io, u32 device, u32 request, u64 ns)
 {
 	struct disk_key key = { .pid = io->pid, .device = device, .request = request };

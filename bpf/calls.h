@@ -103,14 +103,6 @@ INLINE void all_arguments(struct pt_regs *ctx, const struct function *f, u64 arg
 #endif
 }
 
-INLINE u64 word_at(u64 address)
-{
-	u64 word = 0;
-
-	bpf_probe_read_user(&word, sizeof(word), (void *)address);
-	return word;
-}
-
 INLINE u32 half_at(u64 address)
 {
 	u32 half = 0;
@@ -225,10 +217,10 @@ INLINE void runtime_3d(struct details *d, u64 at, u64 second)
 {
 	u64 size[3] = {};
 
-	d->source = word_at(at + 32);
-	d->address = word_at(at + second + 32);
+	d->source = user_word(at + 32);
+	d->address = user_word(at + second + 32);
 	bpf_probe_read_user(size, sizeof(size), (void *)(at + 2 * second));
-	d->count_bytes = word_at(at) || word_at(at + second) ? -1 : (s64)(size[0] * size[1] * size[2]);
+	d->count_bytes = user_word(at) || user_word(at + second) ? -1 : (s64)(size[0] * size[1] * size[2]);
 }
 
 /* The end of a copy in CUDA_MEMCPY2D and CUDA_MEMCPY3D: its type of memory, then its address on the host and on the
@@ -237,7 +229,7 @@ INLINE u32 driver_end(u64 at, u64 *address)
 {
 	u32 type = half_at(at);
 
-	*address = word_at(at + (type == 1 ? 8 : 16));
+	*address = user_word(at + (type == 1 ? 8 : 16));
 	return type;
 }
 
@@ -248,7 +240,7 @@ INLINE void driver_copy(struct details *d, u64 source, u64 target, u64 size, u32
 
 	bpf_probe_read_user(sizes, 16, (void *)size);
 	if (n_sizes > 2)
-		sizes[2] = word_at(size + 16);
+		sizes[2] = user_word(size + 16);
 	d->count_bytes = sizes[0] * sizes[1] * sizes[2];
 	if (d->direction)
 		return;
@@ -296,7 +288,7 @@ INLINE void launched(struct details *d, const struct function *f, const u64 args
 		d->block[0] = args[5], d->block[1] = args[6], d->block[2] = args[7];
 	} else {
 		bpf_probe_read_user(d->grid, 24, (void *)args[1]); /* grid, then block */
-		d->stream = word_at(args[1] + 32);
+		d->stream = user_word(args[1] + 32);
 		d->handle = args[2];
 	}
 }
@@ -377,9 +369,9 @@ INLINE void allocated(u32 tgid, const struct thread *t, struct details *d, u8 sh
 	struct balance *b;
 
 	if (shape != SHAPE_REGISTER)
-		key.address = word_at(d->out);
+		key.address = user_word(d->out);
 	if (d->pitch_at)
-		d->count_bytes *= word_at(d->pitch_at);
+		d->count_bytes *= user_word(d->pitch_at);
 	d->address = key.address;
 	l.n_bytes = d->count_bytes < 0 ? 0 : d->count_bytes;
 	if (!key.address)
@@ -442,16 +434,9 @@ INLINE void freed(u32 tgid, const struct thread *t, struct details *d, bool has_
 
 INLINE u32 log2_bucket(u64 ns)
 {
-	u32 bucket = 0;
+	u64 n = ns >> FIRST_BUCKET_BITS;
+	u32 bucket = n ? magnitude(n) + 1 : 0;
 
-	ns >>= FIRST_BUCKET_BITS;
-#pragma unroll
-	for (int bits = 16; bits; bits >>= 1)
-		if (ns >> bits) {
-			ns >>= bits;
-			bucket += bits;
-		}
-	bucket += ns != 0;
 	return bucket < N_BUCKETS ? bucket : N_BUCKETS - 1;
 }
 
@@ -515,7 +500,7 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 	else if (!has_failed && d->shape >= SHAPE_ALLOC && d->shape <= SHAPE_REGISTER)
 		allocated(tgid, t, d, d->shape);
 	else if (!has_failed && d->shape == SHAPE_OUT)
-		d->handle = word_at(d->out);
+		d->handle = user_word(d->out);
 	if (has_failed && d->pitch_at) /* not told by the call: bytes a row */
 		d->count_bytes = -1;
 	tally(tgid, cookie, d, ns, has_failed);

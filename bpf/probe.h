@@ -166,6 +166,29 @@ struct {
 	__type(value, struct tuning);
 } tuning __weak SEC(".maps");
 
+INLINE u64 user_word(u64 address)
+{
+	u64 value = 0;
+
+	bpf_probe_read_user(&value, sizeof(value), (void *)address);
+	return value;
+}
+
+/* The highest bit of a number that is not 0; 31 for all from 2^31 on. */
+INLINE u32 magnitude(u64 value)
+{
+	u32 n = 0;
+
+#pragma unroll
+	for (int shift = 16; shift; shift >>= 1) {
+		if (value >> shift) {
+			value >>= shift;
+			n += shift;
+		}
+	}
+	return n;
+}
+
 INLINE u32 raised(void)
 {
 	u32 zero = 0;
@@ -689,9 +712,9 @@ INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 	return n ? args[MASK(n, 15)] : missing;
 }
 
-/* A call has ended: tell it. `d`: what it was given, or NULL. */
 #include "python.h"
 
+/* A call has ended: tell it. `d`: what it was given, or NULL. */
 INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 duration, s32 result,
 			   const struct details *d)
 {

@@ -58,14 +58,6 @@ struct task_struct___fs {
 	struct thread_struct___fs thread;
 } CORE;
 
-INLINE u64 user_word(u64 address)
-{
-	u64 value = 0;
-
-	bpf_probe_read_user(&value, sizeof(value), (void *)address);
-	return value;
-}
-
 INLINE u64 mix_in(u64 hash, u64 value)
 {
 	hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
