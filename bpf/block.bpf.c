@@ -34,7 +34,6 @@ struct bio {
 struct request {
 	u32 cmd_flags;
 	unsigned __data_len;
-	u64 __sector;
 	struct bio *bio;
 	struct block_device *part;
 } CORE;
@@ -42,7 +41,6 @@ struct request {
 struct io {
 	s64 since_ns;
 	u64 cgroup;
-	u64 sector;
 	u32 pid;
 	u32 tid;
 	u32 n_bytes;
@@ -79,7 +77,6 @@ INLINE int request_begins(struct request *request)
 	io.pid = task->tgid;
 	io.tid = task->pid;
 	io.n_bytes = request->__data_len;
-	io.sector = request->__sector;
 	if (io.is_kernel && bpf_core_field_exists(struct bio, bi_blkg))
 		io.cgroup = BPF_CORE_READ(request, bio, bi_blkg, blkcg, css.cgroup, kn, id);
 	else
@@ -129,7 +126,6 @@ INLINE int request_ends(struct request *request)
 			e->duration_ns = ns;
 			e->cgroup = io->cgroup;
 			e->value = io->n_bytes;
-			e->sector = io->sector;
 			e->device = device;
 			e->request = what;
 			e->by_pid = io->pid;

@@ -239,21 +239,19 @@ struct off_event {
 struct ends { /* of a connection */
 	u16 family;
 	u16 peer_port; /* as in the packet */
-	u16 own_port;
-	u16 spare;
+	u16 spare[2];
 	u8 peer[16];
 };
 
 struct host_event {
 	EVENT_HEAD;	/* op: enum host_kind */
 	u64 cgroup;	/* number of the control group (v2) */
-	s64 value;	/* bytes, signal, exit code, order of pages */
-	u64 sector;
+	s64 value;	/* bytes, signal, exit code, pages reclaimed */
 	u32 device;
 	s32 by_pid;
 	char by_comm[16];
 	u32 request;	/* what a disk is asked for: REQ_OP_* */
-	u32 spare;
+	u32 spare[3];
 	char name[32];	/* of the process, or of the program that it becomes */
 };
 
@@ -324,8 +322,6 @@ struct resent { /* segments that a socket has sent again */
 struct python {
 	u64 interpreters;	/* where the pointer to the first interpreter lies */
 	u64 code_type;		/* PyCode_Type */
-	u64 text_start;		/* its own machine code */
-	u64 text_end;
 	u32 threads_head;
 	u32 thread_next;
 	u32 thread_id;

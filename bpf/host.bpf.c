@@ -170,8 +170,8 @@ int BPF_PROG(host_victim_6_8, int pid)
 
 struct stall {
 	s64 since_ns;
-	s32 order;
 	u32 is_charged;
+	u32 spare;
 };
 
 struct {
@@ -188,11 +188,11 @@ INLINE u64 stall_key(u64 id, u32 what)
 
 /* A thread begins to look for memory. Outside of a traced call a GPU thread's time from now on is FAULT, on the CPU
  * and off. */
-INLINE int stall_begins(u32 what, s32 order)
+INLINE int stall_begins(u32 what)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 id = bpf_get_current_pid_tgid(), key = stall_key(id, what), now;
-	struct stall stall = { .order = order };
+	struct stall stall = {};
 	struct process *p;
 	struct slot *s;
 	u32 index;
@@ -255,9 +255,9 @@ INLINE int stall_ends(u32 what, s64 value)
 }
 
 SEC("?tp_btf/mm_vmscan_direct_reclaim_begin")
-int BPF_PROG(host_reclaim_begin, int order)
+int BPF_PROG(host_reclaim_begin)
 {
-	return stall_begins(HOST_RECLAIM, order);
+	return stall_begins(HOST_RECLAIM);
 }
 
 SEC("?tp_btf/mm_vmscan_direct_reclaim_end")
@@ -268,9 +268,9 @@ int BPF_PROG(host_reclaim_end, unsigned long n_reclaimed)
 
 /* For the limit of a control group. */
 SEC("?tp_btf/mm_vmscan_memcg_reclaim_begin")
-int BPF_PROG(host_group_reclaim_begin, int order)
+int BPF_PROG(host_group_reclaim_begin)
 {
-	return stall_begins(HOST_RECLAIM, order);
+	return stall_begins(HOST_RECLAIM);
 }
 
 SEC("?tp_btf/mm_vmscan_memcg_reclaim_end")
@@ -282,7 +282,7 @@ int BPF_PROG(host_group_reclaim_end, unsigned long n_reclaimed)
 SEC("?tp_btf/mm_compaction_begin")
 int BPF_PROG(host_compaction_begin)
 {
-	return stall_begins(HOST_COMPACTION, 0);
+	return stall_begins(HOST_COMPACTION);
 }
 
 SEC("?tp_btf/mm_compaction_end")

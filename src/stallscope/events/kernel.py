@@ -82,9 +82,7 @@ OFF_CPU = np.dtype(
 )
 """struct off_event: a long interval off the CPU. device, file: of the file that it was blocked on."""
 
-ENDS = np.dtype(
-    [*((name, "<u2") for name in ("family", "peer_port", "own_port", "spare")), ("peer", "u1", (16,))]
-)
+ENDS = np.dtype([("family", "<u2"), ("peer_port", "<u2"), ("spare", "<u2", (2,)), ("peer", "u1", (16,))])
 """struct ends: of a connection; the peer's port is in network order."""
 
 HOST = np.dtype(
@@ -92,11 +90,11 @@ HOST = np.dtype(
         *_HEAD,
         ("cgroup", "<u8"),
         ("value", "<i8"),
-        ("sector", "<u8"),
         ("device", "<u4"),
         ("by_pid", "<i4"),
         ("by_comm", "S16"),
-        *((name, "<u4") for name in ("request", "spare")),
+        ("request", "<u4"),
+        ("spare", "<u4", (3,)),
         ("name", "S32"),
     ]
 )
@@ -132,7 +130,7 @@ RAW = np.dtype([*_HEAD, ("sp", "<u8"), ("syscall_nr", "<i4"), ("state", "<u4"), 
 
 PYTHON = np.dtype(
     [
-        *((name, "<u8") for name in ("interpreters", "code_type", "text_start", "text_end")),
+        *((name, "<u8") for name in ("interpreters", "code_type")),
         *((name, "<u4") for name in ("threads_head", "thread_next", "thread_id", "current_frame", "cframe")),
         *((name, "<u4") for name in ("frame_previous", "frame_code", "frame_instr", "frame_owner")),
         *((name, "<u4") for name in ("first_unowned", "code_filename", "code_qualname", "code_linetable")),

@@ -32,16 +32,12 @@ class Region(NamedTuple):
 
 
 class Interpreter(NamedTuple):
-    """layout: of its structures. runtime, code_type: addresses of _PyRuntime and PyCode_Type in the process.
-
-    text: addresses of its own machine code.
-    """
+    """layout: of its structures. runtime, code_type: addresses of _PyRuntime and PyCode_Type in the process."""
 
     pid: int
     layout: Layout
     runtime: int
     code_type: int
-    text: tuple[int, int]
 
 
 def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
@@ -109,7 +105,6 @@ def _of_image(pid: int, region: Region, image: Image) -> Interpreter | None:
         layout=layout_of(minor, told),
         runtime=runtime.address + moved,
         code_type=found["PyCode_Type"].address + moved,
-        text=(region.start, region.end),
     )
 
 

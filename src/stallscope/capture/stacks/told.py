@@ -37,7 +37,6 @@ def python_row(python: Interpreter) -> Array:
         row[name] = getattr(layout, name)
     row["interpreters"] = python.runtime + layout.interpreters_head
     row["code_type"] = python.code_type
-    row["text_start"], row["text_end"] = python.text
     row["has_cframe"], row["cframe"] = layout.cframe != NONE, max(layout.cframe, 0)
     row["has_owner"], row["frame_owner"] = layout.frame_owner != NONE, max(layout.frame_owner, 0)
     row["is_index"] = layout.has_frame_objects
