@@ -48,7 +48,7 @@ class HostEvents:
     _owners: Owners = field(init=False)
     _descendants: set[int] = field(default_factory=set)
     _names: dict[int, bytes] = field(default_factory=dict)
-    _sums: dict[tuple[str, bytes], Any] = field(default_factory=dict)
+    _sums: dict[str, dict[bytes, Any]] = field(default_factory=dict)
     _last_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -221,20 +221,17 @@ class HostEvents:
 
     def _grown(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
         """What has been added to the sums of a map since the last look: (key, sums), where there is any."""
-        found = []
-        keys, values = self.entries(name, key, value)
-        for one, sums in zip(keys, values, strict=True):
-            mark = name, one.tobytes()
-            new = sums.copy()
-            before = self._sums.get(mark)
-            if before is not None and all((sums[field] >= before[field]).all() for field in _sums_of(sums)):
-                for field_name in _sums_of(sums):
-                    new[field_name] -= before[field_name]
-            self._sums[mark] = sums
-            if any(np.any(new[field]) for field in _sums_of(sums)):
+        found, fields = [], _sums_of(value)
+        before, now = self._sums.get(name, {}), dict[bytes, Any]()
+        for one, sums in zip(*self.entries(name, key, value), strict=True):
+            mark = one.tobytes()
+            now[mark], new, last = sums, sums.copy(), before.get(mark)
+            if last is not None and all((sums[each] >= last[each]).all() for each in fields):
+                for each in fields:
+                    new[each] -= last[each]
+            if any(np.any(new[each]) for each in fields):
                 found.append((one, new))
-        there = {(name, one.tobytes()) for one in keys}
-        self._sums = {m: sums for m, sums in self._sums.items() if m[0] != name or m in there}
+        self._sums[name] = now
         return found
 
 
@@ -243,9 +240,9 @@ def exit_status(code: int) -> int:
     return 128 + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
 
 
-def _sums_of(value: Any) -> list[str]:
+def _sums_of(value: "np.dtype[Any]") -> list[str]:
     """The fields that only grow: unsigned 64-bit ones."""
-    return [name for name in value.dtype.names if value.dtype[name].base == np.dtype("<u8")]
+    return [name for name in value.names or () if value[name].base == np.dtype("<u8")]
 
 
 def _ends(one: Any) -> Array:
