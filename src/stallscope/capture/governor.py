@@ -199,9 +199,7 @@ class Governor:
                 return Covered(now_ns - told_ns, now_ns - told_ns)
             is_overdue = now_ns - told_ns > 2 * _PERIOD_NS or self._stop.is_set()
             on_ns = state.on_so_far_ns(now_ns)
-            if state.is_cycling and not is_overdue and (state.is_on or on_ns == on_then_ns):
-                return None
-            if on_ns == on_then_ns:
+            if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
                 return None
             self._told[group] = (now_ns, on_ns)
             return Covered(now_ns - told_ns, on_ns - on_then_ns)
@@ -317,9 +315,9 @@ class Governor:
 
 def counted(state: State, group: HookGroup) -> Counted:
     """What the kernel has counted of a group so far, by process and thread."""
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for pid, slots in zip(state.pids.tolist(), state.rows["slots"], strict=True):
-        for i in np.flatnonzero(slots["tid"]).tolist():
-            one = slots[i]
-            found[pid, int(one["tid"])] = (int(one["hits"][group]), int(one["inside_ns"][group]))
-    return found
+    slots = state.rows["slots"]
+    of, which = np.nonzero(slots["tid"])
+    used = slots[of, which]
+    threads = zip(state.pids[of].tolist(), used["tid"].tolist(), strict=True)
+    so_far = zip(used["hits"][:, group].tolist(), used["inside_ns"][:, group].tolist(), strict=True)
+    return dict(zip(threads, so_far, strict=True))
