@@ -11,7 +11,7 @@ import pytest
 
 from stallscope.capture import elf, operations
 from stallscope.capture.calibration import hook_cost_ns
-from stallscope.capture.governor import GOVERNED, Governor, Group, is_to_be_off, off_until_ns
+from stallscope.capture.governor import Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import Program
 from stallscope.capture.tallies import Tallies
@@ -89,7 +89,7 @@ def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
     with elf.opened(library) as image:
         found = elf.exported(image, operations.names(groups=HookGroup))
     places = {name: symbol.offset for name, symbol in found.items()}
-    return {group: operations.hooks(places, groups=(group,)) for group in GOVERNED}
+    return {group: operations.hooks(places, groups=(group,)) for group in operations.GOVERNED}
 
 
 @pytest.fixture(scope="module")

@@ -83,16 +83,15 @@ class Attaching:
         with elf.opened(library.path) as image:
             if image.key != library.key:
                 raise NotElf("the file was replaced while it was being looked at")
-            governed = (HookGroup.COPIES, HookGroup.HOT) if self.governor else ()
-            groups = (HookGroup.ALWAYS, *governed) if governed else operations.ALWAYS
-            wanted = operations.names(launches=self.launches, groups=groups)
+            governed = operations.GOVERNED if self.governor else ()
+            always = (HookGroup.ALWAYS,) if self.governor else operations.ALWAYS
+            wanted = operations.names(launches=self.launches, groups=(*always, *governed))
             found = functions(image, wanted, is_static=library.is_static)
             entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
             places = hooked_at(found, entries)
             by_group = {
                 group: operations.hooks(places, launches=self.launches, groups=(group,)) for group in governed
             }
-            always = tuple(group for group in groups if group not in governed)
             hooks = operations.hooks(places, launches=self.launches, groups=always)
             n_hooks = len(hooks) + sum(map(len, by_group.values()))
             if not n_hooks:

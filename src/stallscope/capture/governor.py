@@ -22,12 +22,10 @@ import numpy as np
 
 from stallscope.capture.elf import FileKey
 from stallscope.capture.libbpf import Refused
-from stallscope.capture.operations import Hook
+from stallscope.capture.operations import GOVERNED, Hook
 from stallscope.capture.program import Link, Program, State
 from stallscope.capture.tallies import Covered
 from stallscope.events.kernel import HookGroup
-
-GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
 
 _FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
 _LOOK_EVERY_S = 0.2

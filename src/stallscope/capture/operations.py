@@ -141,6 +141,9 @@ _TABLES = (
 ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES)
 """The groups that are on from the beginning."""
 
+GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
+"""Those that a governor switches on and off, where there is one."""
+
 ENTRIES = tuple(
     Entry(name + flavour, part, operation)
     for part, table, flavours in _TABLES
