@@ -177,14 +177,12 @@ class Program:
 
     def follow(self, pids: Iterable[int]) -> None:
         """Trace these processes too, where Options.pids was given."""
-        fd, one = self._object.map_fd("targets"), ctypes.c_uint8(1)
         for pid in pids:
-            self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), ctypes.byref(one), 0)
+            self._put("targets", pid, np.ones(1, np.uint8))
 
     def walk_python(self, pid: int, python: Array) -> None:
         """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
-        fd, row = self._object.map_fd("pythons"), np.ascontiguousarray(python)
-        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(pid)), row.ctypes.data, 0)
+        self._put("pythons", pid, python)
 
     def operations(self) -> Entries:
         """Statistics of all calls so far: kernel.OPERATION by process, function, direction. Raises CannotTrace."""
@@ -209,9 +207,7 @@ class Program:
 
     def raise_thresholds(self, n_times: int) -> None:
         """From now on calls are slow from slow_call_ns * 2^n_times on."""
-        value = np.array([n_times, 0], np.uint32)
-        fd = self._object.map_fd("tuning")
-        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(0)), value.ctypes.data, 0)
+        self._put("tuning", 0, np.array([n_times, 0], np.uint32))
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
         """Keys and values of a map as they are now; a few are left out when they go meanwhile. Raises CannotTrace."""
@@ -323,11 +319,13 @@ class Program:
 
     def _tell_functions(self) -> None:
         """How the arguments of each function are read."""
-        fd, rows = self._object.map_fd("functions"), operations.functions()
-        for number in range(len(rows)):
-            self._library.bpf_map_update_elem(
-                fd, ctypes.byref(ctypes.c_uint32(number)), rows[number : number + 1].ctypes.data, 0
-            )
+        for number, row in enumerate(operations.functions().reshape(-1, 1)):
+            self._put("functions", number, row)
+
+    def _put(self, map_name: str, key: int, value: Array) -> None:
+        """value: one entry of the map, an array (1,) or what lies in memory like it."""
+        fd, data = self._object.map_fd(map_name), np.ascontiguousarray(value)
+        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(key)), data.ctypes.data, 0)
 
     def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
         if self.mode == "perf":
