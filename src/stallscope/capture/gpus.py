@@ -13,7 +13,7 @@ import numpy as np
 
 from stallscope.capture.gpu_edges import GpuEdges
 from stallscope.capture.gpu_state import GpuStates
-from stallscope.capture.nvml import asked, library, text
+from stallscope.capture.nvml import asked, devices, library, text
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
@@ -122,12 +122,8 @@ class _XidEvents:
     def __init__(self, nvml: Any):
         self._nvml = nvml
         self._set = asked(nvml, nvml.nvmlEventSetCreate)
-        for number in range(asked(nvml, nvml.nvmlDeviceGetCount) or 0):
-            handle = asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
-            if self._set is not None and handle is not None:
-                asked(
-                    nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._set
-                )
+        for _, handle in devices(nvml) if self._set is not None else ():
+            asked(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._set)
 
     def new(self) -> list[tuple[bytes, int]]:
         """UUID of the GPU and number of each error since the last call."""
