@@ -119,11 +119,7 @@ INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm
 	s64 zero = 0, *seq;
 
 	key.born_ns = comm->born_ns;
-	seq = bpf_map_lookup_elem(&peers, &key);
-	if (!seq) {
-		bpf_map_update_elem(&peers, &key, &zero, BPF_NOEXIST);
-		seq = bpf_map_lookup_elem(&peers, &key);
-	}
+	seq = entry_of(&peers, &key, &zero);
 	return seq ? __sync_fetch_and_add(seq, n) : -1;
 }
 

@@ -89,12 +89,8 @@ INLINE int request_begins(struct request *request)
 INLINE void add_up(const struct io *io, u32 device, u32 request, u64 ns)
 {
 	struct disk_key key = { .pid = io->pid, .device = device, .request = request };
-	struct disk_sums *sums = bpf_map_lookup_elem(&disk_sums, &key);
+	struct disk_sums *sums = entry_of(&disk_sums, &key, &no_requests);
 
-	if (!sums) {
-		bpf_map_update_elem(&disk_sums, &key, &no_requests, BPF_NOEXIST);
-		sums = bpf_map_lookup_elem(&disk_sums, &key);
-	}
 	if (!sums)
 		return;
 	__sync_fetch_and_add(&sums->n, 1);

@@ -125,12 +125,7 @@ INLINE void extent(const u64 args[16], u32 arm_argument, u64 size[3])
 
 INLINE struct pinned *pinned_of(u32 tgid)
 {
-	struct pinned *p = bpf_map_lookup_elem(&pinned, &tgid);
-
-	if (p)
-		return p;
-	bpf_map_update_elem(&pinned, &tgid, &new_pinned, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&pinned, &tgid);
+	return entry_of(&pinned, &tgid, &new_pinned);
 }
 
 /* Global functions: the verifier walks their loops once, not at every call. */
@@ -332,12 +327,8 @@ INLINE void look(struct details *d, const struct function *f, const u64 args[16]
 INLINE struct balance *balance_of(u32 tgid, s32 device, u8 memory)
 {
 	struct balance_key key = { .tgid = tgid, .device = device, .memory = memory };
-	struct balance *b = bpf_map_lookup_elem(&balances, &key);
+	struct balance *b = entry_of(&balances, &key, &new_balance);
 
-	if (b)
-		return b;
-	bpf_map_update_elem(&balances, &key, &new_balance, BPF_NOEXIST);
-	b = bpf_map_lookup_elem(&balances, &key);
 	if (!b)
 		count(LOST_ALLOCATION);
 	return b;
@@ -444,13 +435,9 @@ INLINE void tally(u32 tgid, u64 cookie, const struct details *d, u64 ns, bool ha
 {
 	struct operation_key key = { .tgid = tgid, .symbol = cookie_symbol(cookie), .direction = d->direction,
 				     .host_memory = d->host_memory };
-	struct operation *o = bpf_map_lookup_elem(&operations, &key);
+	struct operation *o = entry_of(&operations, &key, &new_operation);
 	u64 most;
 
-	if (!o) {
-		bpf_map_update_elem(&operations, &key, &new_operation, BPF_NOEXIST);
-		o = bpf_map_lookup_elem(&operations, &key);
-	}
 	if (!o) {
 		count(LOST_OPERATION);
 		return;

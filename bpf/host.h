@@ -176,12 +176,7 @@ static const struct host_sums no_sums;
 
 INLINE struct host_sums *sums_of(u32 tgid)
 {
-	struct host_sums *sums = bpf_map_lookup_elem(&host_sums, &tgid);
-
-	if (sums)
-		return sums;
-	bpf_map_update_elem(&host_sums, &tgid, &no_sums, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&host_sums, &tgid);
+	return entry_of(&host_sums, &tgid, &no_sums);
 }
 
 /* Whether the CPU quota of the task's control group, or of one above it, is used up. */

@@ -205,6 +205,17 @@ INLINE void count(u32 which)
 		*n += 1; /* per CPU; a hook that is preempted between load and store may lose one of its own */
 }
 
+/* The entry of a hash map, made where there is none; NULL: no room. */
+INLINE void *entry_of(void *map, const void *key, const void *fresh)
+{
+	void *entry = bpf_map_lookup_elem(map, key);
+
+	if (entry)
+		return entry;
+	bpf_map_update_elem(map, key, fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(map, key);
+}
+
 /* A zeroed record for the event ring, or NULL: counted. */
 INLINE void *event(u16 kind, s64 ts_ns, u32 pid, u32 tid, u32 lost)
 {
