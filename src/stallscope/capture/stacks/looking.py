@@ -108,8 +108,9 @@ class Stacks:
     def of_silent(self, state: State, now_ns: int) -> Array:
         """Rows of POSITIONS for the threads of processes that have long made no collective."""
         pids = state.pids.tolist()
-        self._silent = {pid: seen for pid, seen in self._silent.items() if pid in set(pids)}
-        self._targets = {pid: known for pid, known in self._targets.items() if pid in set(pids)}
+        alive = set(pids)
+        self._silent = {pid: seen for pid, seen in self._silent.items() if pid in alive}
+        self._targets = {pid: known for pid, known in self._targets.items() if pid in alive}
         found: list[tuple[int, int, int, int, int]] = []
         for pid, row in zip(pids, state.rows, strict=True):
             if self._is_due(pid, int(row["n_collectives"]), now_ns):
