@@ -104,17 +104,17 @@ def _device(home: Path, variables: Mapping[str, str]) -> int:
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     if _number(visible) != UNKNOWN:
         return int(visible)
-    opened = _opened_devices(home)
-    return opened.pop() if len(opened) == 1 else UNKNOWN
+    devices = {int(match[1]) for match in map(_DEVICE.fullmatch, opened(home)) if match}
+    return devices.pop() if len(devices) == 1 else UNKNOWN
 
 
-def _opened_devices(home: Path) -> set[int]:
+def opened(home: Path) -> list[str]:
+    """What the descriptors of a process (its folder in /proc) stand for; none where it may not be looked at."""
     try:
         links = list((home / "fd").iterdir())
     except OSError:
-        return set()
-    matches = (_DEVICE.fullmatch(_target(link)) for link in links)
-    return {int(match[1]) for match in matches if match}
+        return []
+    return [_target(link) for link in links]
 
 
 def _target(link: Path) -> str:

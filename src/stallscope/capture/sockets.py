@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stallscope.capture.identity import opened
 from stallscope.events.layout import Array
 
 _FORGET_AFTER_NS = 10 * 10**9
@@ -37,19 +38,8 @@ class Owners:
         return {inode: pid for inode in wanted if (pid := self._known[inode][0])}
 
     def _opened(self, pid: int) -> set[int]:
-        found: set[int] = set()
-        try:
-            links = list((self.proc / str(pid) / "fd").iterdir())
-        except OSError:
-            return found
-        for link in links:
-            try:
-                target = str(link.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
-        return found
+        targets = opened(self.proc / str(pid))
+        return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
 
 
 def other_end(ends: Array) -> str:
