@@ -36,11 +36,11 @@ def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None =
     communicators from earlier batches; without it their ranks are found only within one batch.
     """
     splits = splits or Splits(n_patience=0)
-    born = splits.resolved(of_kind(events, Kind.COMM_BORN))
+    born, called = splits.resolved(of_kind(events, Kind.COMM_BORN)), of_kind(events, Kind.CALL)
     return {
         "collectives": splits.filled(collectives(arrivals, node=node)),
-        "calls": calls(of_kind(events, Kind.CALL), node=node),
-        "call_arguments": call_arguments(of_kind(events, Kind.CALL), node=node),
+        "calls": calls(called, node=node),
+        "call_arguments": call_arguments(called, node=node),
         "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
         "communicators": communicators(born, node=node),
     }
