@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose.gpu_states import with_gpu_states
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.drivers import Drivers
+from stallscope.diagnose.verdict import Report, Verdict
 from stallscope.events import layout
 from stallscope.events.trace import Trace
 
@@ -90,6 +92,13 @@ def test_a_late_host_is_not_laid_to_its_gpu():
     late = trace_of(Job(data_parallel(), delays=tuple(every(2, 4, 50 * MS))))
     (verdict,) = report_of(with_gpus(late, sm_mhz=1200, clock_reasons=0x40)).verdicts
     assert verdict.causes[0].cause.name == "host_sleep"
+
+
+def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
+    """Such a hang has no cause beside the order."""
+    hang = Verdict(kind="hang", summary="", ranks=[2], nodes=[""], evidence={"crossed_order": True})
+    report = Report(source="", looked_at={}, verdicts=[hang])
+    assert with_gpu_states(with_gpus(slow_trace(), xid=79), report) == report
 
 
 @pytest.mark.parametrize(

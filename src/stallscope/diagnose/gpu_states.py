@@ -51,7 +51,7 @@ def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict
         return _named(trace, gpus, verdict)
     leading = verdict.causes[0].cause.name if verdict.causes else ""
     is_of_gpu = verdict.kind == "device" or leading in ("gpu_slow", "gpu_fault", "device_error")
-    if len(verdict.ranks) != 1 or not (is_of_gpu or verdict.kind == "hang"):
+    if len(verdict.ranks) != 1 or not verdict.causes or not (is_of_gpu or verdict.kind == "hang"):
         return verdict
     told = _told(trace, gpus, verdict.ranks[0], verdict)
     if told is None:
