@@ -27,6 +27,10 @@ _CLOCK_SHARE = 0.85
 _FAULTS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 """Xid errors of memory, links, bus and firmware (NVIDIA's list of Xid errors); 13, 31, 43, 45 are the program's."""
 
+_BROKEN = ("gpu_fault", "device_error")
+_OF_GPU = ("gpu_slow", *_BROKEN)
+"""Causes that are the GPU's."""
+
 _EVER = 1 << 62
 
 
@@ -40,26 +44,37 @@ class _Told:
 
 def with_gpu_states(trace: Trace, report: Report) -> Report:
     """The report with what the drivers say of the GPUs that its verdicts are about."""
-    if not len(trace.gpus):
+    if not len(trace.gpus) or not any(_is_of_all(one) or _is_of_one(one) for one in report.verdicts):
         return report
     gpus = _gpu_by_rank(trace)
     return replace(report, verdicts=[_with_state(trace, gpus, verdict) for verdict in report.verdicts])
 
 
+def _is_of_all(verdict: Verdict) -> bool:
+    """Whether it says that all ranks are slow alike, on their devices."""
+    share = verdict.evidence.get("host_share")
+    return verdict.kind == "inconclusive" and isinstance(share, float) and share < 0.5
+
+
+def _is_of_one(verdict: Verdict) -> bool:
+    """Whether it names one rank, with a cause that the state of its GPU may explain better."""
+    if len(verdict.ranks) != 1 or not verdict.causes:
+        return False
+    return verdict.kind in ("device", "hang") or verdict.causes[0].cause.name in _OF_GPU
+
+
 def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    if verdict.kind == "inconclusive" and verdict.evidence.get("host_share", 1.0) != 1.0:
+    if _is_of_all(verdict):
         return _named(trace, gpus, verdict)
-    leading = verdict.causes[0].cause.name if verdict.causes else ""
-    is_of_gpu = verdict.kind == "device" or leading in ("gpu_slow", "gpu_fault", "device_error")
-    if len(verdict.ranks) != 1 or not verdict.causes or not (is_of_gpu or verdict.kind == "hang"):
+    if not _is_of_one(verdict):
         return verdict
     told = _told(trace, gpus, verdict.ranks[0], verdict)
     if told is None:
         return verdict
-    if told.name != "gpu_fault" and (verdict.kind == "hang" or leading in ("gpu_fault", "device_error")):
+    first = verdict.causes[0]
+    if told.name != "gpu_fault" and (verdict.kind == "hang" or first.cause.name in _BROKEN):
         return verdict
     why = cause(told.name)
-    first = verdict.causes[0]
     parts = [
         Explained(why, first.share, first.excess_ns, first.evidence | told.evidence),
         *verdict.causes[1:],
@@ -69,10 +84,7 @@ def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict
 
 
 def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    """All ranks slow alike, on their devices: one GPU with a reason is the one that the others wait for."""
-    share = verdict.evidence.get("host_share")
-    if not isinstance(share, float) or share >= 0.5:
-        return verdict
+    """All ranks slow alike: one GPU with a reason is the one that the others wait for."""
     found = [(rank, told) for rank in gpus if (told := _told(trace, gpus, rank, verdict))]
     if len(found) != 1:
         return verdict
@@ -125,7 +137,7 @@ def _told(trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Ve
     return (
         _fault(rows, begin_ns, end_ns)
         or _foreign(trace, node, number, begin_ns=begin_ns, end_ns=end_ns)
-        or _held(trace, gpus, rank, begin_ns=begin_ns, end_ns=end_ns)
+        or _held(trace, gpus, rank, rows=rows, begin_ns=begin_ns, end_ns=end_ns)
     )
 
 
@@ -171,10 +183,9 @@ def _foreign(trace: Trace, node: int, number: int, *, begin_ns: int, end_ns: int
 
 
 def _held(
-    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, begin_ns: int, end_ns: int
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, rows: Array, begin_ns: int, end_ns: int
 ) -> _Told | None:
-    """A clock that is held down, at the time of the verdict."""
-    rows = _of(trace, *gpus[rank])
+    """A clock that is held down, at the time of the verdict. rows: of the rank's GPU."""
     mine, weight = _during(rows, begin_ns, end_ns)
     known = (mine["sm_mhz"] != UNKNOWN) & (mine["clock_reasons"] != UNKNOWN)
     mine, weight = mine[known], weight[known]
@@ -184,7 +195,7 @@ def _held(
     if weight[is_held].sum() < _HELD_SHARE * weight.sum():
         return None
     mhz = float(np.average(mine["sm_mhz"][is_held], weights=weight[is_held]))
-    usual = _usual_mhz(trace, gpus, rank, begin_ns=begin_ns, end_ns=end_ns)
+    usual = _usual_mhz(trace, gpus, rank, rows=rows, begin_ns=begin_ns, end_ns=end_ns)
     if usual is None or mhz > _CLOCK_SHARE * usual:
         return None
     bits = int(np.bitwise_or.reduce(mine["clock_reasons"][is_held])) & _HOLDS
@@ -193,21 +204,20 @@ def _held(
 
 
 def _usual_mhz(
-    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, begin_ns: int, end_ns: int
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, rows: Array, begin_ns: int, end_ns: int
 ) -> float | None:
-    """The median clock of the other ranks' GPUs of that node at the time; without any, the GPU's own before."""
+    """The median clock of the other ranks' GPUs of that node at the time; without any, the GPU's own before: rows."""
     node = gpus[rank][0]
     clocks = []
     for other, (there, number) in gpus.items():
         if other == rank or there != node or (there, number) == gpus[rank]:
             continue
-        rows, weight = _during(_of(trace, there, number), begin_ns, end_ns)
-        is_busy = (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
+        theirs, weight = _during(_of(trace, there, number), begin_ns, end_ns)
+        is_busy = (theirs["sm_mhz"] != UNKNOWN) & (theirs["utilization_percent"] >= 20)
         if weight[is_busy].sum():
-            clocks.append(float(np.average(rows["sm_mhz"][is_busy], weights=weight[is_busy])))
+            clocks.append(float(np.average(theirs["sm_mhz"][is_busy], weights=weight[is_busy])))
     if clocks:
         return float(np.median(clocks))
-    rows = _of(trace, *gpus[rank])
     before = rows[
         (rows["ts_ns"] < begin_ns) & (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
     ]
