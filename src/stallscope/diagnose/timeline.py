@@ -120,7 +120,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 
     is_numbered: rounds of ranks that were captured late have been put right before.
     """
-    order, first = _by_process_and_time(trace.collectives)
+    order, first = by_process_and_time(trace.collectives)
     process = np.repeat(np.arange(len(first) - 1), np.diff(first))
     rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
     is_first = np.zeros(len(rows), bool)
@@ -183,7 +183,7 @@ def _rows(
     return rows, waited, may_wait
 
 
-def _by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
+def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
     """The order of the rows by process, then time, None where they stand in it; and where each process's rows begin:
     int64 (n,), (p + 1,).
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.groups import numbered, order_of
+from stallscope.diagnose.groups import numbered
+from stallscope.diagnose.timeline import by_process_and_time
 from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
 from stallscope.events.names import Op
@@ -73,9 +74,10 @@ class Rows:
         for name, parts in self.new.items():
             rows = joined([self.tables[name], *parts])
             if name == "collectives":
-                order = _by_who_and_time(rows)
-                self.step = np.concatenate([self.step, np.full(len(rows) - len(self.step), UNKNOWN)])[order]
-                rows = rows.take(order)
+                order, _ = by_process_and_time(rows)
+                self.step = np.concatenate([self.step, np.full(len(rows) - len(self.step), UNKNOWN)])
+                if order is not None:
+                    self.step, rows = self.step[order], rows.take(order)
             elif name in _KEPT:
                 rows = _latest(rows, name)
             self.tables[name] = rows
@@ -112,16 +114,6 @@ def chosen(rows: Array, which: Array) -> Array:
 
 def _as_bytes(rows: Array) -> Array:
     return np.ascontiguousarray(rows).view(f"V{rows.dtype.itemsize}")
-
-
-def _by_who_and_time(rows: Array) -> Array:
-    """The order by process, then time; quick when the rows of each process come in order of time already."""
-    process, n_processes = numbered(rows["node"], rows["pid"])
-    order = order_of(process, n_processes)
-    ts_ns, process = rows["ts_ns"][order], process[order]
-    if ((ts_ns[1:] < ts_ns[:-1]) & (process[1:] == process[:-1])).any():
-        order = np.lexsort((rows["ts_ns"], rows["pid"], rows["node"]))
-    return order
 
 
 def complete(rows: Array, lag_ns: int) -> Array:
