@@ -97,20 +97,6 @@ def in_order(
     return {name: _lean(column) for name, column in found.items()}
 
 
-def columns(table: Array | Columns, *names: str) -> list[Array]:
-    """Columns of a table in its own order, each in one piece where they were in wide rows."""
-    if isinstance(table, Columns):
-        return [table[name] for name in names]
-    found = [np.empty(len(table), table.dtype[name]) for name in names]
-
-    def fill(here: slice) -> None:
-        for name, column in zip(names, found, strict=True):
-            column[here] = table[name][here]
-
-    in_pieces(len(table), fill, rows_at_once=_ROWS_AT_ONCE)
-    return found
-
-
 def _rows(table: Array | Columns, which: Array) -> Array:
     """The row at an index, or a copy of those at some. Copied as bytes: field by field takes five times as long."""
     if isinstance(table, Columns) or not isinstance(which, np.ndarray) or not table.flags.c_contiguous:

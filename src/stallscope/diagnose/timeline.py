@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.groups import numbered, order_of
-from stallscope.diagnose.in_order import RowsInOrder, columns, taken
+from stallscope.diagnose.in_order import RowsInOrder, in_order, taken
 from stallscope.diagnose.sequences import matched
 from stallscope.diagnose.tables import Tables
 from stallscope.events.columns import Columns
@@ -189,7 +189,7 @@ def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
 
     Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
     """
-    node, pid, ts_ns = columns(table, "node", "pid", "ts_ns")
+    node, pid, ts_ns = in_order(table, None, ("node", "pid", "ts_ns")).values()
     process, n_processes = numbered(node, pid)
     first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
     order = None if (process[1:] >= process[:-1]).all() else order_of(process, n_processes)
