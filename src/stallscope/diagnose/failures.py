@@ -71,10 +71,14 @@ def with_failures(trace: Trace, report: Report) -> Report:
     return replace(report, verdicts=[_verdict(trace, ended), *report.verdicts], benign=benign)
 
 
+def failed(calls: Array) -> Array:
+    """Those of some calls that have returned with an error of CODES."""
+    return calls[np.isin(calls["result"], list(CODES)) & (calls["duration_ns"] != UNKNOWN)]
+
+
 def failures(trace: Trace) -> list[Failure]:
     """The first failing call of each process, in the order of their times on the wall clock."""
-    calls = trace.calls
-    rows = calls[np.isin(calls["result"], list(CODES)) & (calls["duration_ns"] != UNKNOWN)]
+    rows = failed(trace.calls)
     ranks = {(int(p["node"]), int(p["pid"])): int(p["rank"]) for p in trace.processes}
     found = []
     for who in np.unique(rows[["node", "pid"]]):

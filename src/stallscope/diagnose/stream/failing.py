@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.failures import CODES, NO_CALLS_AFTER_NS, OUT_OF_MEMORY
+from stallscope.diagnose.failures import NO_CALLS_AFTER_NS, OUT_OF_MEMORY, failed
 from stallscope.diagnose.stream.members import Who
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import Array
 
 _PATIENCE_NS = 2 * NO_CALLS_AFTER_NS
 
@@ -28,8 +28,7 @@ class Failing:
 
     def note(self, calls: Array) -> None:
         """Take arriving calls."""
-        failed = calls[np.isin(calls["result"], list(CODES)) & (calls["duration_ns"] != UNKNOWN)]
-        for node, pid, ts_ns, result in failed[["node", "pid", "ts_ns", "result"]].tolist():
+        for node, pid, ts_ns, result in failed(calls)[["node", "pid", "ts_ns", "result"]].tolist():
             if result == OUT_OF_MEMORY:
                 self.refused[node, pid] = max(ts_ns, self.refused.get((node, pid), ts_ns))
             else:
