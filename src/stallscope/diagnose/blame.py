@@ -233,20 +233,21 @@ def shared_pause_ns(line: Timeline, table: Cells, least_ns: float, program: Arra
     Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and those of
     each program, as the steps of two programs may have different numbers. program: int64 (p,), see Programs.
     """
-    everybody = _pause_ns(line, table, np.zeros_like(program))
+    own = table.sums(line.self_ns).astype(np.float64)
+    everybody = _pause_ns(table, own, np.zeros_like(program))
     is_large = np.bincount(program) >= _LARGE_PROGRAM
     if len(is_large) > 1 and is_large.any():
-        alone = _pause_ns(line, table, program) * is_large[program[table.process]]
+        alone = _pause_ns(table, own, program) * is_large[program[table.process]]
         everybody = np.maximum(everybody, alone)
     return np.where(everybody >= least_ns, everybody, 0.0)
 
 
-def _pause_ns(line: Timeline, table: Cells, group: Array) -> Array:
+def _pause_ns(table: Cells, own: Array, group: Array) -> Array:
     """By cell: how much longer than usual the processes of its group took in that step, if twice as long or more.
 
-    The lower quartile of the ranks is looked at, which a slow rank does not raise.
+    own: self time by cell. group: int64 (p,). The lower quartile of the ranks is looked at, which a slow rank does
+    not raise.
     """
-    own = table.sums(line.self_ns).astype(np.float64)
     place, n_places = numbered(group[table.process], table.step)
     typical = by_group(place, own, n_places, _lower_quartiles)
     of_group = np.zeros(n_places, np.int64)
