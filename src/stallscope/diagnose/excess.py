@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of
+from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of, places
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -26,8 +26,8 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
     out[unknown] = 0.0
     if len(alone):
-        places, _ = numbered(line.process[alone], _place(plan.step, line.process)[alone])
-        usual = median_of_others(places, value_ns[alone])
+        place, _ = numbered(line.process[alone], places(plan.step, line.process)[alone])
+        usual = median_of_others(place, value_ns[alone])
         out[alone] = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
     return out
 
@@ -71,7 +71,7 @@ def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
 def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median over all processes and steps of a value in that place of the program's step."""
     by_row = (plan.program[line.process],) if len(plan.has_steps) > 1 else ()
-    place, n_places = numbered(*by_row, _place(plan.step, line.process))
+    place, n_places = numbered(*by_row, places(plan.step, line.process))
     is_asked = np.zeros(n_places, bool)
     is_asked[place[rows]] = True
     all_rows = np.flatnonzero(is_asked[place])
@@ -144,14 +144,5 @@ def _own_other(line: Timeline, plan: Programs, row: int) -> Array:
     """Rows of the same process in the same place of its other steps."""
     process = int(line.process[row])
     own = np.arange(line.first[process], line.first[process + 1])
-    place = _place(plan.step[own], line.process[own])
+    place = places(plan.step[own], line.process[own])
     return own[(place == place[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)]
-
-
-def _place(step: Array, process: Array) -> Array:
-    """How many rows of the same step of the same process come before each row."""
-    n = len(step)
-    begins = np.ones(n, bool)
-    begins[1:] = (step[1:] != step[:-1]) | (process[1:] != process[:-1])
-    first = np.flatnonzero(begins)
-    return np.arange(n) - np.repeat(first, np.diff(np.append(first, n)))

@@ -126,6 +126,17 @@ def _slots(column: Array) -> Array:
     return slot.view(np.int64)
 
 
+def places(*columns: Array) -> Array:
+    """How many rows before each one, without another between, are equal to it in all columns: int64 (n,)."""
+    n = len(columns[0])
+    begins = np.zeros(n, bool)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(begins)
+    return np.arange(n) - np.repeat(first, np.diff(first, append=n))
+
+
 def order_of(group: Array, n_groups: int) -> Array:
     """The rows in order of their group, those of one group in their own order: int64 (n,)."""
     if not len(group) or (group[1:] >= group[:-1]).all():

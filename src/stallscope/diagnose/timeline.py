@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.groups import numbered, order_of
+from stallscope.diagnose.groups import numbered, order_of, places
 from stallscope.diagnose.in_order import RowsInOrder, in_order, taken
 from stallscope.diagnose.sequences import matched
 from stallscope.diagnose.tables import Tables
@@ -50,7 +50,7 @@ class Membership:
         first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
         comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
         order = np.argsort(comm_of, kind="stable")
-        place[order] = _places(comm_of[order])
+        place[order] = places(comm_of[order])
         return Membership(pair, process[first_row], comm_of, place, first_row)
 
 
@@ -231,16 +231,6 @@ def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
     return comm, is_p2p, hashes, whole
 
 
-def _places(*sorted_by: Array) -> Array:
-    """How many rows before each one are equal to it in all columns by which they are sorted: int64 (n,)."""
-    n = len(sorted_by[0])
-    begins = np.zeros(n, bool)
-    begins[:1] = True
-    for column in sorted_by:
-        begins[1:] |= column[1:] != column[:-1]
-    return np.arange(n) - np.maximum.accumulate(np.where(begins, np.arange(n), 0))
-
-
 def _after_gap(seq: Array, calls: Membership) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
     n, n_pairs = len(seq), len(calls.process)
@@ -282,9 +272,9 @@ def _roles(members: Membership, nranks: Array, first_seq: Array) -> Array:
     """
     order = np.lexsort((members.first_row, nranks, members.process))
     ordinal = np.zeros(len(order), np.int64)
-    ordinal[order] = _places(members.process[order], nranks[order])
+    ordinal[order] = places(members.process[order], nranks[order])
     earliest = np.lexsort((ordinal, first_seq, members.comm))
-    model = earliest[_places(members.comm[earliest]) == 0]
+    model = earliest[places(members.comm[earliest]) == 0]
     by_model, first_of_model = np.zeros((2, int(members.comm.max(initial=-1)) + 1), np.int64)
     by_model[members.comm[model]], first_of_model[members.comm[model]] = ordinal[model], first_seq[model]
     for process in np.unique(members.process[first_seq > first_of_model[members.comm]]).tolist():
