@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 _WORTH_IT = 1 << 17  # below so many rows, starting threads costs more than it gives
 _PIECES = 4  # for each core, so that none waits long for the last
@@ -19,7 +20,12 @@ def in_pieces(
     here = [slice(begin, min(begin + rows_at_once, n)) for begin in range(0, n, rows_at_once)]
     n_parts = _n_cores() * _PIECES if (n >= _WORTH_IT if is_much is None else is_much) else 1
     size = max(-(-len(here) // n_parts), 1)
-    together(_Some(work, here[i : i + size]) for i in range(0, len(here), size))
+
+    def one_by_one(some: list[slice]) -> None:
+        for one in some:
+            work(one)
+
+    together(partial(one_by_one, here[i : i + size]) for i in range(0, len(here), size))
 
 
 def together(calls: Iterable[Callable[[], object]]) -> None:
@@ -37,14 +43,3 @@ def together(calls: Iterable[Callable[[], object]]) -> None:
 def _n_cores() -> int:
     """Those this process may run on."""
     return len(os.sched_getaffinity(0))
-
-
-class _Some:
-    """Work on some slices, one after the other."""
-
-    def __init__(self, work: Callable[[slice], None], here: list[slice]) -> None:
-        self.work, self.here = work, here
-
-    def __call__(self) -> None:
-        for one in self.here:
-            self.work(one)
