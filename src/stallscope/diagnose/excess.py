@@ -45,9 +45,8 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
         return out
     in_gpu_calls = line.in_gpu_calls_ns
     theirs = np.nan_to_num(_median_in_calls(plan, in_gpu_calls, rows), nan=0.0)
-    may_be = (
-        theirs >= 0.5 * host_excess[rows]
-    )  # what they usually wait there, at least 0, is still to be taken off
+    # What they usually wait there, at least 0, is still to be taken off.
+    may_be = theirs >= 0.5 * host_excess[rows]
     rows, theirs = rows[may_be], theirs[may_be]
     if not len(rows):
         return out

@@ -143,9 +143,8 @@ class Stream:
             job.source, job.symbols = batch.source or job.source, max(batch.symbols, job.symbols, key=len)
             is_all = len(mine) == len(who)
             job.add({name: rows if is_all else _of(rows, mine) for name, rows in tables.items()}, at_ns)
-            if len(
-                batch.host_events
-            ):  # of its own processes; of those that descend from them nothing is judged
+            if len(batch.host_events):
+                # Of its own processes only: of those that descend from them nothing is judged.
                 members = np.array([node << 32 | pid for node, pid in sorted(job.members)], np.int64)
                 job.add_host_events(_of(batch.host_events, members))
             jobs.append(job)
