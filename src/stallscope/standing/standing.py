@@ -55,7 +55,7 @@ class Standing:
         self._store, self._make_stream = store, make_stream
         self._streams: dict[Key, Stream] = {}
         self._left_out: dict[Key, int] = {}
-        self._open: set[tuple[Key, str]] = set()
+        self._open: set[tuple[str, str]] = set()
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._backlog = Backlog(bounds)
@@ -148,17 +148,17 @@ class Standing:
     def _note(self, key: Key, changes: list[Change]) -> None:
         tenant, cluster = key
         for change in changes:
-            now_us = time.time_ns() // 1000
-            opened_us = self._opened_us.setdefault((tenant, change.incident_id), now_us)
+            incident, now_us = (tenant, change.incident_id), time.time_ns() // 1000
+            opened_us = self._opened_us.setdefault(incident, now_us)
             if change.kind == "closed":
-                self._open.discard((key, change.incident_id))
-                self._opened_us.pop((tenant, change.incident_id), None)
+                self._open.discard(incident)
+                self._opened_us.pop(incident, None)
                 self.numbers.verdicts_closed += 1
             else:
                 self.numbers.verdicts_opened += change.kind == "opened"
-                self._open.add((key, change.incident_id))
+                self._open.add(incident)
             n_left_out = self._left_out.get(key, 0)
-            self._pending[tenant, change.incident_id] = (
+            self._pending[incident] = (
                 verdict_row(change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out),
                 chain_row(change, cluster, now_us),
             )
@@ -217,9 +217,8 @@ class Standing:
         for batch in tail:
             for key, tables in by_cluster(batch).items():
                 self._look(Turn(key, tables, sum(map(len, tables.values()))))
-        seen = {(key[0], incident_id) for key, incident_id in self._open}
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
-        for key in stored.keys() - seen:
+        for key in stored.keys() - self._open:
             self._opened_us.pop(key, None)
             row = {**stored[key], "state": "closed", "closed_at": now, "updated_at": now}
             row.pop("tenant")
