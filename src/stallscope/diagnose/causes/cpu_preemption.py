@@ -12,8 +12,7 @@ def _evidence(excess: Excess) -> Evidence:
     if quota := on_host.quota(excess, rows):
         return intervals(rows) | quota
     others = rows[rows["by_pid"] != rows["pid"]]
-    by = [name.decode("utf-8", "replace") for name in most_of(others, "by_comm")[:3].tolist() if name]
-    return intervals(rows) | {"by": by}
+    return intervals(rows) | {"by": on_host.texts(most_of(others, "by_comm")[:3])}
 
 
 def _because(evidence: Evidence) -> str:

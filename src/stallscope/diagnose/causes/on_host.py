@@ -21,8 +21,8 @@ def quota(excess: Excess, off: Array) -> Evidence:
     if 2 * by_quota <= off["duration_ns"].sum():
         return {}
     rows = excess.on_host(HostKind.THROTTLED)
-    limits = _texts(most_of(rows, "detail"))[:1]
-    groups = _texts(most_of(rows, "file"))[:1]
+    limits = texts(most_of(rows, "detail"))[:1]
+    groups = texts(most_of(rows, "file"))[:1]
     told: Evidence = {"quota": limits[0] if limits else "its CPU quota"}
     return told | ({"control_group": groups[0]} if groups else {})
 
@@ -32,12 +32,12 @@ def disks(excess: Excess) -> Evidence:
     waits = excess.on_host(HostKind.FILE_WAIT, HostKind.MAJOR_FAULT)
     requests = excess.on_host(HostKind.BLOCK_IO)
     told: Evidence = {}
-    if files := _texts(most_of(waits, "file")):
+    if files := texts(most_of(waits, "file")):
         told["files"] = _without_short(files)[:_MOST_NAMED]
-    if devices := _texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED]:
+    if devices := texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED]:
         told["devices"] = devices
     by_kernel = requests[(requests["by_pid"] != UNKNOWN) & (requests["by_pid"] != requests["pid"])]
-    if writers := _texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED]:
+    if writers := texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED]:
         told["written_by"] = writers
     if n := int((waits["kind"] == HostKind.MAJOR_FAULT).sum()):
         told["n_major_faults"] = n
@@ -67,13 +67,13 @@ def memory(excess: Excess) -> Evidence:
 def connections(excess: Excess) -> Evidence:
     """Whom the rank waited for on a socket, and what had to be sent again."""
     told: Evidence = {}
-    if peers := _texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED]:
+    if peers := texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED]:
         told["peers"] = peers
     rows = excess.on_host(HostKind.RETRANSMIT)
     if len(rows):
         told["n_retransmits"] = int(rows["value"].sum())
-        told["to"] = _texts(most_of(rows, "file"))[:_MOST_NAMED]
-        told["interfaces"] = _texts(most_of(rows, "device"))[:_MOST_NAMED]
+        told["to"] = texts(most_of(rows, "file"))[:_MOST_NAMED]
+        told["interfaces"] = texts(most_of(rows, "device"))[:_MOST_NAMED]
     return told
 
 
@@ -91,6 +91,6 @@ def _without_short(files: list[str]) -> list[str]:
     return [one for one in files if "/" in one or not any(end.startswith(one) for end in ends)]
 
 
-def _texts(values: Array) -> list[str]:
+def texts(values: Array) -> list[str]:
     """As text; what is empty is left out."""
     return [one.decode("utf-8", "replace") for one in values.tolist() if one]
