@@ -7,7 +7,6 @@ one ca.crt is enough for all of them; the same holds for tokens.json.
 
 import datetime
 import fcntl
-import ipaddress
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.serve import issuing
 from stallscope.serve.quickstart import own_names
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
@@ -67,7 +67,7 @@ def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetim
         ca_key, ca = _authority(files, now)
         if _is_good(files, ca, wanted, now):
             return False
-        key, cert = _signed(ca_key, ca, wanted, now)
+        key, cert = issuing.signed_by(ca_key, ca, wanted, now, days=CERT_DAYS)
         _write(files.folder / KEY, key)
         _write(files.folder / CERT, cert, 0o644)
         return True
@@ -124,9 +124,9 @@ def _authority(
         missing = key if cert.exists() else cert
         raise BadInput(f"{missing} is missing: copy both files of the authority, or remove the other one")
     if not cert.exists():
-        made = ec.generate_private_key(ec.SECP256R1())
-        _write(key, _pem(made))
-        _write(cert, _ca_certificate(made, now), 0o644)
+        made, certificate = issuing.authority(now, days=CA_DAYS)
+        _write(key, made)
+        _write(cert, certificate, 0o644)
     try:
         loaded = serialization.load_pem_private_key(key.read_bytes(), None)
         found = x509.load_pem_x509_certificate(cert.read_bytes())
@@ -137,98 +137,6 @@ def _authority(
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise BadInput(f"{key} is no elliptic-curve key: remove {cert} and {key} to make a new authority")
     return loaded, found
-
-
-def _pem(key: "EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _builder(
-    public: "EllipticCurvePrivateKey", subject: str, now: datetime.datetime, *, days: int
-) -> "x509.CertificateBuilder":
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])]))
-        .public_key(public.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # other machines' clocks may be behind
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _ca_certificate(key: "EllipticCurvePrivateKey", now: datetime.datetime) -> bytes:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.x509.oid import NameOID
-
-    name = f"stallscope nodes {x509.random_serial_number():x}"[:40]
-    builder = _builder(key, name, now, days=CA_DAYS)
-    made = (
-        builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    return made.public_bytes(serialization.Encoding.PEM)
-
-
-def _usage(*, signs_certificates: bool) -> "x509.KeyUsage":
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _signed(
-    ca_key: "EllipticCurvePrivateKey", ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime
-) -> tuple[bytes, bytes]:
-    """Key and certificate of the server in PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    made = (
-        _builder(key, names[0], now, days=CERT_DAYS)
-        .issuer_name(ca.subject)
-        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    return _pem(key), made.public_bytes(serialization.Encoding.PEM)
-
-
-def _alternative(name: str) -> "x509.GeneralName":
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
 
 
 def _is_good(files: NodeFiles, ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime) -> bool:

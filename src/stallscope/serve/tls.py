@@ -6,7 +6,6 @@ on, and `trouble` says why.
 """
 
 import datetime
-import ipaddress
 import os
 import ssl
 import stat
@@ -18,15 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.serve import issuing
 from stallscope.serve.ownership import give_to_owner_of_folder
 
-if TYPE_CHECKING:  # each is wanted in one case only
+if TYPE_CHECKING:  # it is wanted in one case only
     import grpc
-    from cryptography import x509
 
 REFRESH_S = 1.0
 CERT_NAME = "hub.crt"
 KEY_NAME = "hub.key"
+_QUICK_SUBJECT = "stallscope hub (made by quickstart)"
 _QUICK_DAYS = 365
 
 
@@ -203,7 +203,8 @@ def self_signed(folder: Path, names: Sequence[str]) -> Files:
     files = Files(folder / CERT_NAME, folder / KEY_NAME)
     if files.cert.exists() and files.key.exists():
         return files
-    key, cert = _made(names)
+    now = datetime.datetime.now(datetime.UTC)
+    key, cert = issuing.self_signed(_QUICK_SUBJECT, names, now, days=_QUICK_DAYS)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         give_to_owner_of_folder(folder)
@@ -212,60 +213,6 @@ def self_signed(folder: Path, names: Sequence[str]) -> Files:
     except OSError as error:
         raise StorageFailed(f"the certificate cannot be written into {folder} ({error.strerror})") from error
     return files
-
-
-def _made(names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Key and certificate in PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stallscope hub (made by quickstart)")])
-    now = datetime.datetime.now(datetime.UTC)
-    public = key.public_key()
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # other machines' clocks may be behind
-        .not_valid_after(now + datetime.timedelta(days=_QUICK_DAYS))
-        .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                crl_sign=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return secret, cert.public_bytes(serialization.Encoding.PEM)
-
-
-def _alternative(name: str) -> "x509.GeneralName":
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
