@@ -230,6 +230,14 @@ def test_the_quick_certificate_serves_and_is_kept(tmp_path: Path):
     assert self_signed(tmp_path / "tls", ["other"]).cert.read_bytes() == before
 
 
+def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: Path):
+    left = tmp_path / "hub.key"
+    left.touch(mode=0o644)
+    left.chmod(0o644)
+    assert self_signed(tmp_path, ["localhost"]).key.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub.crt", "hub.key"]
+
+
 def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listening, "READ_S", 0.5)
     with house_in(tmp_path) as house:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.serve import issuing
+from stallscope.serve.ownership import replace
 from stallscope.serve.quickstart import own_names
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
@@ -99,14 +100,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file as a whole: whoever reads sees the old one or the new one."""
-    part = path.with_name(f".{path.name}.new")
+    """Raises StorageFailed."""
     try:
-        part.unlink(missing_ok=True)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        part.rename(path)
+        replace(path, content, mode)
     except OSError as error:
         raise StorageFailed(f"{path} cannot be written ({error.strerror}): name another --files") from error
 

@@ -1,6 +1,7 @@
-"""Files that root makes for a hub that runs as another user: they are given to whoever owns the folder."""
+"""Files whose owner matters: private ones, and those that root makes for a hub that runs as another user."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -9,3 +10,19 @@ def give_to_owner_of_folder(path: Path) -> None:
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Put a new file in the place of the old one, as its folder's owner's: whoever reads sees one or the other, whole.
+
+    It has this mode from its first byte on, whatever the old one had. Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(fd)
+    give_to_owner_of_folder(part)
+    part.replace(path)

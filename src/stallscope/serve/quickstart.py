@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stallscope.errors import BadInput, NotAuthenticated, NotFound, StorageFailed
-from stallscope.serve.ownership import give_to_owner_of_folder
+from stallscope.serve.ownership import replace
 from stallscope.serve.tls import Files, self_signed
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
 
@@ -58,10 +58,7 @@ def _keep_token(tokens: Tokens, path: Path, scopes: list[str]) -> None:
             return
     token = tokens.create(scopes, "default")
     try:
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(token + "\n")
-        give_to_owner_of_folder(path)
+        replace(path, f"{token}\n".encode())
     except OSError as error:
         raise StorageFailed(f"{path} cannot be written ({error.strerror})") from error
 

@@ -6,7 +6,6 @@ on, and `trouble` says why.
 """
 
 import datetime
-import os
 import ssl
 import stat
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.serve import issuing
-from stallscope.serve.ownership import give_to_owner_of_folder
+from stallscope.serve.ownership import give_to_owner_of_folder, replace
 
 if TYPE_CHECKING:  # it is wanted in one case only
     import grpc
@@ -208,15 +207,8 @@ def self_signed(folder: Path, names: Sequence[str]) -> Files:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         give_to_owner_of_folder(folder)
-        _write(files.key, key, 0o600)
-        _write(files.cert, cert, 0o644)
+        replace(files.key, key)
+        replace(files.cert, cert, 0o644)
     except OSError as error:
         raise StorageFailed(f"the certificate cannot be written into {folder} ({error.strerror})") from error
     return files
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-    give_to_owner_of_folder(path)

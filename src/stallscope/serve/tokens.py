@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
-from stallscope.serve.ownership import give_to_owner_of_folder
+from stallscope.serve import ownership
 
 SCOPES = ("ingest", "read", "sql", "admin")
 """What a token may be for: send events; ask the tools; run SQL; see the hub's own state."""
@@ -145,13 +145,13 @@ class Tokens:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_path = self.path.with_suffix(".lock")
             lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            give_to_owner_of_folder(lock_path)
+            ownership.give_to_owner_of_folder(lock_path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = _read(self.path)
             yield entries
             with _storage(self.path):
-                _replace(self.path, entries.values())
+                ownership.replace(self.path, _written(entries.values()))
         finally:
             os.close(lock)
         self._refresh()
@@ -223,17 +223,8 @@ def _read(path: Path) -> dict[str, Entry]:
     return {row.id: row for row in rows}
 
 
-def _replace(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the file anew beside the old one, then put it in its place: a reader sees one or the other."""
-    content = json.dumps({"format": _FORMAT, "tokens": [asdict(entry) for entry in entries]}, indent=1)
-    part = path.with_suffix(f".part-{os.getpid()}-{threading.get_ident()}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-    give_to_owner_of_folder(part)
-    part.replace(path)
+def _written(entries: Iterable[Entry]) -> bytes:
+    return json.dumps({"format": _FORMAT, "tokens": [asdict(entry) for entry in entries]}, indent=1).encode()
 
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
