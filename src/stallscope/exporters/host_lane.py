@@ -5,14 +5,14 @@ from typing import Any
 
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SUMMED, HostKind
-from stallscope.exporters.story import Slice, Value
+from stallscope.exporters.story import Slice, Value, word
 
 
 def slices(rows: Array, at_ns: list[int]) -> Iterator[Slice]:
     """rows: of HOST_EVENTS, of one process; at_ns: their begins on the timeline's clock."""
     for row, at in zip(rows, at_ns, strict=True):
         if int(row["kind"]) not in SUMMED and (row["tid"] or row["by_pid"] != UNKNOWN):
-            yield Slice(at, max(int(row["duration_ns"]), 0), _name(int(row["kind"])), _told(row))
+            yield Slice(at, max(int(row["duration_ns"]), 0), word(HostKind, int(row["kind"])), _told(row))
 
 
 def _told(row: Any) -> dict[str, Value]:
@@ -24,8 +24,3 @@ def _told(row: Any) -> dict[str, Value]:
     if row["value"] != UNKNOWN:
         told["value"] = int(row["value"])
     return told
-
-
-def _name(kind: int) -> str:
-    """The name of a kind; the number itself where a newer version wrote it."""
-    return HostKind(kind).name.lower() if kind in {int(each) for each in HostKind} else str(kind)

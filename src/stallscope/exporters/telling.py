@@ -17,7 +17,7 @@ from stallscope.exporters import gpu_lane, host_lane
 from stallscope.exporters.arrows import Arrows, arrows, waits
 from stallscope.exporters.lanes import laned
 from stallscope.exporters.scene import Process, Scene, scene
-from stallscope.exporters.story import Slice, Story, Track, Value
+from stallscope.exporters.story import Slice, Story, Track, Value, word
 
 _SHARES = (Category.ON_CPU, Category.WAIT_GPU, Category.IO, Category.PREEMPTED)
 """The categories of the ledger that get a counter; the others show in the slices."""
@@ -135,10 +135,10 @@ def _arrival(seen: Scene, pointing: Arrows, row: int, *, begin_ns: int, end_ns: 
     if one["count_bytes"] != UNKNOWN:
         told["bytes"] = int(one["count_bytes"])
     if one["datatype"]:
-        told["datatype"] = _word(Datatype, int(one["datatype"]))
+        told["datatype"] = word(Datatype, int(one["datatype"]))
     if not np.isnan(late_ns):
         told["late_ms"] = round(float(late_ns) / 1e6, 3)
-    name = _word(Op, int(one["op"]))
+    name = word(Op, int(one["op"]))
     return Slice(begin_ns, end_ns - begin_ns, name, told, starts=pointing.from_row.get(row, ()))
 
 
@@ -157,7 +157,7 @@ def _on_gpu(seen: Scene, process: int) -> Iterator[Slice]:
     begin = seen.common_ns(int(seen.line.node[process]), rows["gpu_start_ns"])
     length = rows["gpu_end_ns"] - rows["gpu_start_ns"]
     for row, at, took in zip(rows, begin.tolist(), length.tolist(), strict=True):
-        yield Slice(at, took, _word(Op, int(row["op"])), {"round": int(row["seq"])})
+        yield Slice(at, took, word(Op, int(row["op"])), {"round": int(row["seq"])})
 
 
 def _labels(seen: Scene, node: int, pid: int) -> Iterator[tuple[str, list[Slice]]]:
@@ -176,7 +176,7 @@ def _labels(seen: Scene, node: int, pid: int) -> Iterator[tuple[str, list[Slice]
 def _spans(seen: Scene, process: Process) -> Iterator[Slice]:
     rows, begin = _of(seen, seen.trace.spans, process)
     for row, at in zip(rows, begin, strict=True):
-        label = row["label"].decode("utf-8", "replace") or _word(Op, int(row["op"]))
+        label = row["label"].decode("utf-8", "replace") or word(Op, int(row["op"]))
         told: dict[str, Value] = {} if row["step"] == UNKNOWN else {"step": int(row["step"])}
         yield Slice(at, max(int(row["duration_ns"]), 0), label, told)
 
@@ -199,7 +199,7 @@ def _call(seen: Scene, row: Any, at_ns: int) -> Slice:
     told: dict[str, Value] = {}
     if row["count_bytes"] != UNKNOWN:
         told["bytes"] = int(row["count_bytes"])
-    return _lasting(seen, row, at_ns, name=name or _word(Op, int(row["op"])), told=told)
+    return _lasting(seen, row, at_ns, name=name or word(Op, int(row["op"])), told=told)
 
 
 def _off_cpu(seen: Scene, row: Any, at_ns: int) -> Slice:
@@ -212,7 +212,7 @@ def _off_cpu(seen: Scene, row: Any, at_ns: int) -> Slice:
         told["woken_by"] = f"{int(row['waker_pid'])}/{int(row['waker_tid'])}"
     if row["flags"] & OffCpuFlag.PREEMPTED:
         told["was_runnable"] = True
-    return _lasting(seen, row, at_ns, name=_word(Category, int(row["category"])), told=told)
+    return _lasting(seen, row, at_ns, name=word(Category, int(row["category"])), told=told)
 
 
 def _lasting(seen: Scene, row: Any, at_ns: int, *, name: str, told: dict[str, Value]) -> Slice:
@@ -247,9 +247,3 @@ def _of(seen: Scene, table: Array, process: Process) -> tuple[Array, list[int]]:
     at = seen.common_ns(process.node, rows["ts_ns"])
     order = np.argsort(at, kind="stable")
     return rows[order], at[order].tolist()
-
-
-def _word(enumeration: type[Op] | type[Category] | type[Datatype], number: int) -> str:
-    """The name of a number; the number itself where a newer version wrote it."""
-    known = {int(member) for member in enumeration}
-    return enumeration(number).name.lower() if number in known else str(number)
