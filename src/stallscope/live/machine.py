@@ -18,7 +18,7 @@ Who = tuple[int, int]
 
 def lines(rows: Array, processes: Mapping[Who, tuple[int, str]]) -> list[str]:
     """rows: of HOST_EVENTS in the window, of any processes. processes: rank (-1 unknown) and name by node and pid."""
-    is_own = np.array([(int(row["node"]), int(row["pid"])) in processes for row in rows], bool)
+    is_own = np.array([who in processes for who in rows[["node", "pid"]].tolist()], bool)
     own, found = rows[is_own], []
     for say in (_ends, _stops, _throttled, _disks, _memory, _network):
         found += say(own, lambda row: _title(processes, row))
