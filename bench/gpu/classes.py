@@ -87,8 +87,7 @@ def checked(chosen: argparse.Namespace, folder: Path, n_ranks: int) -> tuple[lis
             checks += torch_checks(trace, rank, did, n_ranks=n_ranks)
         lost = dict(trace.execute("SELECT kind, SUM(n_lost) FROM losses GROUP BY kind").fetchall())
     checks.append(Check("records lost", lost, {}))
-    if chosen.out:
-        (chosen.out / "classes.db").write_bytes(db.read_bytes())
+    (chosen.out / "classes.db").write_bytes(db.read_bytes())
     return checks, [
         line for line in agent.said.read_text().splitlines() if "attached" in line or "estimates" in line
     ]
