@@ -178,9 +178,9 @@ def _read(agent: "subprocess.Popen[str]", lines: list[str], say: Callable[[str],
 
 
 def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
+    names = [name.partition(".so")[0] for name in build.LIBRARIES]  # real ones may have another version
     end_s = time.monotonic() + ATTACH_S
     while time.monotonic() < end_s and agent.poll() is None:
-        names = [name.partition(".so")[0] for name in build.LIBRARIES]  # real ones may have another version
         if all(any("attached" in line and name in line for line in lines) for name in names):
             return
         time.sleep(live.POLL_S)
