@@ -72,6 +72,13 @@ def test_a_library_is_told_when_it_is_loaded(mapped: Mapped, child, nccl: Path):
     assert not told.n_lost
 
 
+def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: Mapped, child, nccl: Path):
+    does(child, load(nccl))
+    assert mapped.wait(20)
+    mapped.wait(1)
+    assert (child.pid, os.fsencode(nccl)) in mapped.told().mappings
+
+
 def test_a_fork_is_told_and_a_thread_is_not(mapped: Mapped, child):
     does(child, "import threading; t = threading.Thread(target=print); t.start(); t.join()")
     does(child, "pid = os.fork() or os._exit(0); os.waitpid(pid, 0)")

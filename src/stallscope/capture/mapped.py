@@ -59,6 +59,7 @@ class Mapped:
     def __init__(self) -> None:
         self._rings: dict[int, mmap.mmap] = {}
         self._ready = select.epoll()
+        self._due: set[int] = set()  # rings that something was put into: the kernel says so only once
         try:
             for cpu in _online():
                 self._open(cpu)
@@ -68,7 +69,8 @@ class Mapped:
 
     def wait(self, timeout_s: float) -> bool:
         """Until something has happened, at most so long; what happens within 5 ms is taken together."""
-        if not self._ready.poll(max(timeout_s, 0)):
+        self._look(0 if self._due else max(timeout_s, 0))
+        if not self._due:
             return False
         time.sleep(_GATHER_S)
         return True
@@ -76,8 +78,10 @@ class Mapped:
     def told(self) -> Told:
         """What has happened since the last call; does not wait."""
         told = Told([], [], 0)
-        for fd, _ in self._ready.poll(0):
+        self._look(0)
+        for fd in self._due:
             told = _taken(self._rings[fd], told)
+        self._due.clear()
         told.forks.sort()
         return told
 
@@ -94,6 +98,9 @@ class Mapped:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _look(self, timeout_s: float) -> None:
+        self._due.update(fd for fd, _ in self._ready.poll(timeout_s))
 
     def _open(self, cpu: int) -> None:
         attributes = ctypes.create_string_buffer(_ATTR_BYTES)
