@@ -164,7 +164,7 @@ def _events() -> tuple[str, str]:
         "are ns on the node's CLOCK_MONOTONIC. Unknown is -1 in arrays and NULL in SQL, and only where the\n"
         "column says so.\n"
     )
-    return "Events", head + "".join(_record_type(table) for table in (*layout.TABLES, *layout.NODE_TABLES))
+    return "Events", head + "".join(_record_type(table) for table in layout.EVENT_TABLES)
 
 
 _ENUMERATIONS = (
@@ -270,7 +270,7 @@ def _sql() -> tuple[str, str]:
         "What `stallscope query` can ask. The tables of events have the columns of [events](events.md), with an\n"
         "`id` in front; `stallscope query --schema` tells all columns of a trace. The SQL is SQLite's.\n\n"
     )
-    listed = [table.name for table in (*layout.TABLES, *layout.NODE_TABLES)] + list(schema.OTHERS)
+    listed = [table.name for table in layout.EVENT_TABLES] + list(schema.OTHERS)
     tables = [(f"`{name}`", schema.about(name)) for name in listed]
     functions = [(f"`{name}`", meaning) for name, meaning in FUNCTIONS.items()]
     return "SQL on a trace", (

@@ -390,7 +390,7 @@ class _Scribe:
 
     def _keep_records(self, arrivals: Array, events: Array) -> None:
         tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
-        for table in (*layout.TABLES, *layout.NODE_TABLES):
+        for table in layout.EVENT_TABLES:
             if table.name in tables:
                 self._append(table, tables[table.name])
         for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events, self._splits), strict=True):

@@ -370,6 +370,9 @@ NODE_TABLES: tuple[Table, ...] = (
 """Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
 before one of them was added lacks it."""
 
+EVENT_TABLES = (*TABLES, *NODE_TABLES)
+"""The event tables of a node trace."""
+
 ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS, GPUS, GPU_PROCESSES)
 """The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
 

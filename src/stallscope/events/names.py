@@ -205,3 +205,11 @@ CLOCK_REASONS = {
     0x100: "display clock setting",
 }
 """Why a GPU's clock is what it is: nvmlClocksEventReason* in nvml.h, the same bits since driver 390."""
+
+
+def word(enumeration: type[IntEnum], number: int) -> str:
+    """The name of a number; the number itself where a newer version wrote it."""
+    try:
+        return enumeration(number).name.lower()
+    except ValueError:
+        return str(number)

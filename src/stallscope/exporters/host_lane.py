@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import SUMMED, HostKind
-from stallscope.exporters.story import Slice, Value, word
+from stallscope.events.names import SUMMED, HostKind, word
+from stallscope.exporters.story import Slice, Value
 
 
 def slices(rows: Array, at_ns: list[int]) -> Iterator[Slice]:

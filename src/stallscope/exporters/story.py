@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 Value = str | int | float | bool
 
@@ -45,11 +44,3 @@ class Story:
     tracks: Sequence[Track]
     clock_ns: int = 0
     wall_ns: int | None = None
-
-
-def word(enumeration: type[IntEnum], number: int) -> str:
-    """The name of a number; the number itself where a newer version wrote it."""
-    try:
-        return enumeration(number).name.lower()
-    except ValueError:
-        return str(number)

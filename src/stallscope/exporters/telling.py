@@ -11,13 +11,13 @@ import numpy as np
 
 from stallscope.diagnose.verdict import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op
+from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op, word
 from stallscope.events.trace import Trace
 from stallscope.exporters import gpu_lane, host_lane
 from stallscope.exporters.arrows import Arrows, arrows, waits
 from stallscope.exporters.lanes import laned
 from stallscope.exporters.scene import Process, Scene, scene
-from stallscope.exporters.story import Slice, Story, Track, Value, word
+from stallscope.exporters.story import Slice, Story, Track, Value
 
 _SHARES = (Category.ON_CPU, Category.WAIT_GPU, Category.IO, Category.PREEMPTED)
 """The categories of the ledger that get a counter; the others show in the slices."""

@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose.groups import median_of_others, numbered
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op
+from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word
 from stallscope.events.trace import Trace
 from stallscope.live import machine
 
@@ -242,7 +242,7 @@ class Seen:
         np.maximum.at(last, number, rows["ts_ns"])
         ahead_ms = (last[number] - rows["ts_ns"]) / 1e6
         return [
-            OpLine(_op_name(op), n, ahead_ms[rows["op"] == op], None) for op, n in sorted(self.n_ops.items())
+            OpLine(word(Op, op), n, ahead_ms[rows["op"] == op], None) for op, n in sorted(self.n_ops.items())
         ]
 
     def _waits_ms(self) -> Array:
@@ -312,7 +312,3 @@ def _counted(rows: Array) -> Iterable[tuple[Who, int]]:
 
 def _some(batch: Trace) -> list[Array]:
     return [rows for rows in (batch.collectives, batch.calls, batch.offcpu, batch.snapshots) if len(rows)]
-
-
-def _op_name(number: int) -> str:
-    return Op(number).name.lower() if number in {int(op) for op in Op} else str(number)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.errors import BadInput
-from stallscope.events.layout import NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
+from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table, empty
 from stallscope.importers import importer_for
 from stallscope.store import columns, node
 from stallscope.store.node import NodeTrace, reading
@@ -110,8 +110,8 @@ class _Copy:
         """Copy every table and count."""
         counts = {"stacks": self._copy_stacks(), "verdicts": self._copy_verdicts()}
         counts |= {name: self._copy_by_node(name) for name in _BY_NODE}
-        counts |= {table.name: self._copy_events(table) for table in (*TABLES, *NODE_TABLES)}
-        order = [table.name for table in (*TABLES, *NODE_TABLES)] + [*_BY_NODE, "stacks", "verdicts"]
+        counts |= {table.name: self._copy_events(table) for table in EVENT_TABLES}
+        order = [table.name for table in EVENT_TABLES] + [*_BY_NODE, "stacks", "verdicts"]
         return Merged(
             source, tuple(self._names.values()), {name: counts[name] for name in order if counts[name]}
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stallscope.events.layout import NODE_TABLES, TABLES, Field
+from stallscope.events.layout import EVENT_TABLES, Field
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.store.node import reading
 
@@ -49,14 +49,12 @@ def columns(path: Path) -> list[Column]:
 
 def about(table: str) -> str:
     """What a row of the table is."""
-    told = {each.name: each.meaning for each in (*TABLES, *NODE_TABLES)} | OTHERS
+    told = {each.name: each.meaning for each in EVENT_TABLES} | OTHERS
     return told.get(table, "")
 
 
 def _meanings(table: str) -> dict[str, str]:
-    fields = {
-        field.name: field for each in (*TABLES, *NODE_TABLES) if each.name == table for field in each.fields
-    }
+    fields = {field.name: field for each in EVENT_TABLES if each.name == table for field in each.fields}
     told = {name: field.meaning for name, field in fields.items() if name != "ledger_ns"}
     if "ledger_ns" in fields:
         told |= {f"{name}_ns": _ledger_meaning(name, fields["ledger_ns"]) for name in CATEGORY_NAMES}
