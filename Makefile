@@ -13,8 +13,6 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 CODE := src tests bench docs
 PYTEST_ARGS ?=
-# Tests that trace, and beside them the rest (tests/conftest.py): half the time on two cores. -n 0 for one after the other.
-BESIDE := -n 2 --dist loadgroup
 # Debian keeps bpftool where only root looks.
 export PATH := $(PATH):/usr/sbin:/sbin
 
@@ -34,13 +32,13 @@ demo-live: $(STAMPS)/demo bpf
 	@$(BIN)/stallscope demo --live
 
 test: setup ## set up and run all tests; PYTEST_ARGS="-k name" runs some
-	@$(PY) -m pytest $(BESIDE) $(PYTEST_ARGS)
+	@tests/all.sh $(PY) -m pytest $(PYTEST_ARGS)
 
 check: setup ## what a change must pass: format, lint, types, tests
 	@$(PY) -m ruff format --check --quiet $(CODE) || { echo "make format puts this right" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(CODE)
 	@$(PY) -m mypy --no-error-summary
-	@$(PY) -m pytest $(BESIDE) $(PYTEST_ARGS)
+	@tests/all.sh $(PY) -m pytest $(PYTEST_ARGS)
 
 format: $(STAMPS)/dev ## write the code as ruff wants it
 	@$(PY) -m ruff format --quiet $(CODE)

@@ -65,12 +65,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"{marker}: {reason}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups for two processes (`-n 2 --dist loadgroup`): tests that trace see each other's probes and load."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("tracing" if item.get_closest_marker("bpf") else "rest"))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Count the skips by what was missing; the reasons themselves come from -ra."""
     reports = terminalreporter.stats.get("skipped", [])
