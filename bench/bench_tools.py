@@ -38,6 +38,7 @@ STEP_NS = 100_000_000
 N_HOT_ROWS = 300_000
 N_VERDICTS = 1_000
 N_ASKED = 5
+PACE = 50_000  # rows a second, a busy cluster
 ASKED: dict[str, dict[str, Any]] = {
     "fleet.cluster.find_outlier_nodes": {"cluster": "bench"},
     "fleet.cluster.get_cost": {"cluster": "bench"},
@@ -175,7 +176,7 @@ def timed(hub: Hub) -> dict[str, float]:
 
 
 def under_attack(hub: Hub, first_round: int) -> dict[str, Any]:
-    """Rows a second appended as fast as it goes: alone, and while attacks keep the SQL workers busy."""
+    """Rows a second appended, alone and while attacks keep the SQL workers busy: as fast as it goes, and at a pace."""
     with ingest(hub.store, first_round) as rate:
         time.sleep(10)
         alone = rate()
@@ -188,13 +189,16 @@ def under_attack(hub: Hub, first_round: int) -> dict[str, Any]:
         except StallscopeError as error:
             outcomes.append(type(error).__name__)
 
-    with ingest(hub.store, first_round + 1_000_000) as rate:
-        for sql in ATTACKS:
-            attack(sql)
-        attacked = rate()
+    attacked = []
+    for number, pace in enumerate((None, PACE), 1):
+        with ingest(hub.store, first_round + number * 1_000_000, pace) as rate:
+            for sql in ATTACKS:
+                attack(sql)
+            attacked.append(round(rate()))
     return {
         "ingest_alone_rows_per_s": round(alone),
-        "ingest_under_sql_attack_rows_per_s": round(attacked),
+        "ingest_under_sql_attack_rows_per_s": attacked[0],
+        f"ingest_of_{PACE}_rows_per_s_under_sql_attack": attacked[1],
         "attacks_ended_in": outcomes,
     }
 
@@ -211,7 +215,7 @@ def main(n_rows: int) -> None:
             first = fill(store, n_rows)
             filled_s = time.monotonic() - begin_s
             quiet = timed(hub)
-            with ingest(store, first, 50_000):
+            with ingest(store, first, PACE):
                 busy = timed(hub)
             snapshot = store.snapshot("a")
             report(
@@ -223,7 +227,7 @@ def main(n_rows: int) -> None:
                     "n_segments": len(snapshot.segments.get("collectives", ())),
                     "filled_s": round(filled_s, 1),
                     "quiet": quiet,
-                    "during_ingest_of_50000_rows_per_s": busy,
+                    f"during_ingest_of_{PACE}_rows_per_s": busy,
                     **under_attack(hub, first + 2_000_000),
                 },
             )

@@ -48,14 +48,6 @@ class Agent:
         return self.process.wait(PATIENCE_S)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These jobs run in real time: one repeat is allowed where the machine was busy, and is told as such."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def built(repository: Path) -> None:
     """The BPF object, built if it is missing."""
