@@ -16,13 +16,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """What the records of one scope share. attributes: Python values by name."""
+    """What the records of one scope share: attributes as Python values by name. place: of its ResourceLogs (or
+    -Metrics, -Spans) in the request.
+    """
 
     resource: dict[str, Any]
     scope: dict[str, Any] = field(default_factory=dict)
     scope_name: str = ""
     scope_version: str = ""
     schema_url: str = ""
+    place: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """What is kept of it in `attrs`."""

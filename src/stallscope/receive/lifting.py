@@ -5,6 +5,7 @@ fact comes before, or that is written in other words than ours stays in `attrs` 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,9 @@ _HANDLES = ("comm_handle", "stream")
 _MOST_ABOUT = 200
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
+REQUEST = "request"
+"""Not a column of any table: rows of several requests carry the number of theirs in it until they are parted."""
+
 
 def rows(flat: Flat, table: str) -> pa.Table:
     """The rows of a table that the records are; without the columns that no record fills."""
@@ -37,28 +41,32 @@ def rows(flat: Flat, table: str) -> pa.Table:
             found = given if found is None or not given.null_count else pc.coalesce(given, found)
         if found is not None:
             columns[column.name] = found
-    for name in ("ts_ns", *(n for n in flat.given if n in schema.TABLES[table].names)):
+    for name in ("ts_ns", *(n for n in flat.given if n == REQUEST or n in schema.TABLES[table].names)):
         columns.setdefault(name, flat.given[name])
     if "attrs" in schema.TABLES[table].names:
         columns["attrs"] = lifting.left_over()
     return pa.table(columns)
 
 
-def about_nodes(flat: Flat) -> list[dict[str, Any]]:
-    """Rows for `nodes`: what resources, and records that say what GPU they are about, tell of their machine."""
+def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Rows for `nodes`, by request: what resources, and records that say what GPU they are about, tell of their
+    machine. request: the number of each group's request.
+    """
     columns = {column.name: column for column in schema.NODES.columns}
-    sources = [(group.scope, group.resource) for group in flat.groups]
-    sources += [
-        (own, flat.groups[flat.group[number]].resource) for number, own in _of_gpu_model(flat.attributes)
-    ]
-    out: dict[tuple[Any, Any], dict[str, Any]] = {}
-    for source in sources:
+    sources = [(i, group.scope) for i, group in enumerate(flat.groups)]
+    sources += [(int(flat.group[number]), own) for number, own in _of_gpu_model(flat.attributes)]
+    found: dict[int, dict[tuple[Any, Any], dict[str, Any]]] = {}
+    for i, own in sources:
+        source = (own, flat.groups[i].resource)
         told = {name: _of_group(columns[name], source) for name in ABOUT_NODE}
         node = (_of_group(columns["cluster_id"], source), _of_group(columns["node_id"], source))
         if node[1] and any(value is not None for value in told.values()):
-            known = out.setdefault(node, dict.fromkeys(ABOUT_NODE))
+            known = found.setdefault(request[i], {}).setdefault(node, dict.fromkeys(ABOUT_NODE))
             known |= {name: value for name, value in told.items() if value is not None}
-    return [{"cluster_id": cluster, "node_id": name, **told} for (cluster, name), told in out.items()]
+    return {
+        number: [{"cluster_id": cluster, "node_id": name, **told} for (cluster, name), told in nodes.items()]
+        for number, nodes in found.items()
+    }
 
 
 def _of_gpu_model(attributes: Attributes) -> list[tuple[int, dict[str, Any]]]:

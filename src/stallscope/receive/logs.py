@@ -82,11 +82,11 @@ def by_loop(body: bytes, now_ns: int) -> Flat:
     groups: list[Group] = []
     records: list[Any] = []
     group_of: list[int] = []
-    for resource_logs in message.resource_logs:
+    for place, resource_logs in enumerate(message.resource_logs):
         resource = as_dict(resource_logs.resource.attributes)
         for scope_logs in resource_logs.scope_logs:
             group_of += [len(groups)] * len(scope_logs.log_records)
-            groups.append(group_of_scope(resource, resource_logs, scope_logs))
+            groups.append(group_of_scope(resource, resource_logs, scope_logs, place))
             records += scope_logs.log_records
     attributes, bodies = AttributesBuilder(), AttributesBuilder()
     for number, record in enumerate(records):
@@ -109,7 +109,7 @@ def by_loop(body: bytes, now_ns: int) -> Flat:
     return _flat(columns, attributes.attributes(), np.array(group_of, np.int64), groups, now_ns)
 
 
-def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any) -> Group:
+def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any, place: int = 0) -> Group:
     """What a ResourceLogs (or -Metrics, -Spans) and its ScopeLogs share."""
     return Group(
         resource,
@@ -117,6 +117,7 @@ def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any
         scope_part.scope.name,
         scope_part.scope.version,
         scope_part.schema_url or resource_part.schema_url,
+        place,
     )
 
 
@@ -270,6 +271,7 @@ def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope
             (scope or {}).get("name") or "",
             (scope or {}).get("version") or "",
             url or resource_urls[parent] or "",
+            parent,
         )
         for scope, url, parent in zip(scope_told, scope_urls, resource_of_scope.tolist(), strict=True)
     ]

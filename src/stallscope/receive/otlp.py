@@ -6,8 +6,9 @@ with communicator and round is a collective; metric points go to `node_metrics`;
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput
 from stallscope.receive import lifting, logs, metrics, spans, words
 from stallscope.receive.attributes import OURS
-from stallscope.receive.flat import Array, Attributes, Flat
+from stallscope.receive.flat import Array, Attributes, Flat, Group
 from stallscope.receive.series import Series
 from stallscope.store.hub import schema
 from stallscope.store.hub.writer import Batch
@@ -26,6 +27,9 @@ SIGNALS = ("logs", "metrics", "traces")
 BATCH_ID = "stallscope.batch.id"
 MAX_ATTRS_BYTES = 1 << 20
 """What one record may say beside its columns; a longer one is rejected alone."""
+
+_TOO_LONG = f"a record may hold {MAX_ATTRS_BYTES:,} bytes of attributes"
+_FIRST_FIELD = 1 << 3 | 2  # of a message: its number, and that its length is told
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,84 @@ class Decoder:
             raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
         kept = {name: _of_bearable_size(rows) for name, rows in tables.items()}
         n_rejected = flat.n - sum(len(rows) for rows in kept.values())
-        if told := lifting.about_nodes(flat):
-            kept["nodes"] = pa.Table.from_pylist(told)
-        why = f"a record may hold {MAX_ATTRS_BYTES:,} bytes of attributes" if n_rejected else ""
+        if told := lifting.about_nodes(flat, [0] * len(flat.groups)):
+            kept["nodes"] = pa.Table.from_pylist(told[0])
+        is_known = flat.n > 0 and "untimed_records" not in flat.counts
+        batch_id = _batch_id(flat.groups, signal, body if is_known else b"")
         return Decoded(
-            Batch(_batch_id(flat, signal, body), tenant, kept), flat.n, n_rejected, why, flat.counts
+            Batch(batch_id, tenant, kept), flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts
         )
+
+    def logs_together(self, bodies: Sequence[bytes], tenant: str) -> list[Decoded] | None:
+        """Several logs requests, decoded as one, which takes little longer than one of them; None where each must be
+        looked at by itself.
+
+        Protobuf messages one after the other are one message with the repeated fields of all (protobuf.dev, Encoding:
+        "Last One Wins").
+        """
+        n_parts = [n for body in bodies if (n := _n_parts(body)) is not None]
+        if len(n_parts) < len(bodies):
+            return None
+        try:
+            return self._parted(bodies, tenant, np.cumsum(n_parts))
+        except BadInput:
+            return None
+
+    def _parted(self, bodies: Sequence[bytes], tenant: str, ends: Array) -> list[Decoded] | None:
+        flat = self.of_logs(b"".join(bodies), self.now_ns())
+        if flat.counts or not flat.n:
+            return None
+        of_group = np.searchsorted(ends, [group.place for group in flat.groups], side="right")
+        request = of_group[flat.group]
+        flat.given[lifting.REQUEST] = pa.array(request)
+        groups: list[list[Group]] = [[] for _ in bodies]
+        for number, group in zip(of_group.tolist(), flat.groups, strict=True):
+            groups[number].append(group)
+        parts: list[dict[str, pa.Table]] = [{} for _ in bodies]
+        for name, rows in _tables_of_logs(flat).items():
+            for number, part in _by_request(name, _of_bearable_size(rows)):
+                parts[number][name] = part
+        nodes = lifting.about_nodes(flat, of_group.tolist())
+        n_records = np.bincount(request, minlength=len(bodies)).tolist()
+        out = []
+        for number, (body, tables) in enumerate(zip(bodies, parts, strict=True)):
+            n_rejected = n_records[number] - sum(len(rows) for rows in tables.values())
+            if told := nodes.get(number):
+                tables["nodes"] = pa.Table.from_pylist(told)
+            batch_id = _batch_id(groups[number], "logs", body if n_records[number] else b"")
+            why = _TOO_LONG if n_rejected else ""
+            out.append(Decoded(Batch(batch_id, tenant, tables), n_records[number], n_rejected, why))
+        return out
+
+
+def _n_parts(body: bytes) -> int | None:
+    """How many ResourceLogs an ExportLogsServiceRequest has; None where it holds anything else, or is cut off.
+
+    Field 1, of a length that is told first as a varint (protobuf.dev, Encoding: "Length-Delimited Records").
+    """
+    at, n = 0, 0
+    while at < len(body):
+        length, shift, at, tag = 0, 0, at + 1, body[at]
+        while at < len(body) and body[at] >= 0x80 and shift < 28:
+            length |= (body[at] & 0x7F) << shift
+            shift, at = shift + 7, at + 1
+        if tag != _FIRST_FIELD or at >= len(body) or body[at] >= 0x80:
+            return None
+        at += 1 + (length | body[at] << shift)
+        n += 1
+    return n if at == len(body) else None
+
+
+def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each request, as the store wants them."""
+    request = rows[lifting.REQUEST].to_numpy()
+    if (np.diff(request) < 0).any():
+        order = np.argsort(request, kind="stable")
+        rows, request = rows.take(pa.array(order)), request[order]
+    rows = schema.conformed(table, rows.drop_columns(lifting.REQUEST))
+    begins = np.flatnonzero(np.diff(request, prepend=-1)).tolist()
+    for begin, end in pairwise([*begins, len(request)]):
+        yield int(request[begin]), rows.slice(begin, end - begin)
 
 
 def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
@@ -103,7 +179,7 @@ def _without_name(flat: Flat) -> Flat:
     """Our agents' event names say the table, which the row's place says, too; they have no body."""
     return Flat(
         flat.n,
-        {"ts_ns": flat.given["ts_ns"]},
+        {name: flat.given[name] for name in ("ts_ns", lifting.REQUEST) if name in flat.given},
         {k: v for k, v in flat.extra.items() if k != "otel.severity_number"},
         flat.attributes,
         flat.group,
@@ -158,16 +234,16 @@ def _of_bearable_size(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.less_equal(lengths.fill_null(0), MAX_ATTRS_BYTES))
 
 
-def _batch_id(flat: Flat, signal: str, body: bytes) -> str:
-    """By what a retry of this request is known; empty where it cannot be.
+def _batch_id(groups: Sequence[Group], signal: str, body: bytes) -> str:
+    """By what a retry of this request is known; empty where it cannot be. body: empty where it tells nothing.
 
     Our agents give their batches ids. For others it is the content: a retry has the same bytes. Two requests of the
     same bytes whose records all say when they happened are the same records; without times they need not be.
     """
-    given = [group.resource.get(BATCH_ID) for group in flat.groups]
+    given = [group.resource.get(BATCH_ID) for group in groups]
     if given and isinstance(given[0], str) and all(one == given[0] for one in given):
         return given[0][:200]
-    if "untimed_records" in flat.counts or not flat.n:
+    if not body:
         return ""
     return f"{signal}-{hashlib.blake2b(body, digest_size=16).hexdigest()}"
 

@@ -12,6 +12,7 @@ from stallscope.errors import Overloaded, StallscopeError, TooLarge
 from stallscope.receive import arrow, otlp
 from stallscope.receive.answers import Refusal, refusal
 from stallscope.receive.counters import Counters
+from stallscope.receive.gathering import SMALL_BYTES, Gathering
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
@@ -61,6 +62,7 @@ class Receiver:
         self.counters = Counters()
         self._store, self._authenticate = store, authenticate
         self._decoder = otlp.Decoder()
+        self._small_logs = Gathering(self._decoder)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
@@ -72,10 +74,13 @@ class Receiver:
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
         """An OTLP request, not compressed any more. Raises StallscopeError."""
         self._check_size(body)
-        with self._at_work():
-            if is_json:
-                body = otlp.json_to_protobuf(signal, body)
-            decoded = self._decoder.decode(signal, body, tenant)
+        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
+            decoded = self._small_logs.decode(body, tenant)
+        else:
+            with self._at_work():
+                if is_json:
+                    body = otlp.json_to_protobuf(signal, body)
+                decoded = self._decoder.decode(signal, body, tenant)
         self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
         future = self._appended(decoded.batch)
         if decoded.n_rejected:

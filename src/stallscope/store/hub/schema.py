@@ -333,6 +333,8 @@ def conformed(name: str, rows: Any) -> Any:
     if name not in TABLES:
         raise BadInput(f"there is no table {name!r} in the hub; there are {', '.join(sorted(TABLES))}")
     schema = arrow_schema(TABLES[name], without=GIVEN_BY_HUB)
+    if rows.schema.equals(schema):
+        return rows
     there = {column: number for number, column in enumerate(rows.column_names)}
     if unknown := there.keys() - {*schema.names, *GIVEN_BY_HUB}:
         raise BadInput(f"table {name} has no column {min(unknown)!r}")
