@@ -21,6 +21,7 @@ from stallscope.check.gpus import driver_version
 from stallscope.errors import StallscopeError, StorageFailed
 from stallscope.settings import Effective
 from stallscope.store.node import reading
+from stallscope.store.private import replace
 
 _PACKAGES = (
     "numpy",
@@ -59,9 +60,7 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
         for name, told in contents.items()
     }
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(_packed(texts))
+        replace(path, _packed(texts))
     except OSError as error:
         raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --bundle") from error
     return list(texts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.options import AsJson, HubDb, SettingsFile, duration_ns, settings_from
+from stallscope.errors import NotFound
 
 if TYPE_CHECKING:
     from stallscope.serve.tokens import Tokens
@@ -55,7 +56,10 @@ def list_(
     import time
 
     now_s = time.time()
-    entries = _tokens(db, settings).listed()
+    tokens = _tokens(db, settings)
+    entries = tokens.listed()
+    if not entries and not tokens.path.parent.is_dir():
+        raise NotFound(f"there is no hub in {tokens.path.parent}: name its folder with --db")
     if as_json:
         rows = [
             {

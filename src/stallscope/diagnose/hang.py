@@ -17,7 +17,7 @@ from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Op
+from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Op, word
 from stallscope.events.trace import Trace
 
 
@@ -157,7 +157,7 @@ def _mismatch(line: Timeline, members: Array, call: Array, *, alike: Array, arri
         calls=tuple(
             {
                 "rank": int(line.rank[line.process[row]]),
-                "op": Op(int(line.rows["op"][row])).name.lower(),
+                "op": word(Op, int(line.rows["op"][row])),
                 "count": int(line.rows["count"][row]),
                 "datatype": int(line.rows["datatype"][row]),
             }
@@ -293,7 +293,7 @@ def _doing(line: Timeline, trace: Trace, process: int, ended_ns: int) -> dict[st
     if state["syscall_nr"] != UNKNOWN:
         told["syscall_nr"] = int(state["syscall_nr"])
     if state["in_call"]:
-        told["in_call"] = Op(int(state["in_call"])).name.lower()
+        told["in_call"] = word(Op, int(state["in_call"]))
     if found := where.last_position(trace, line, process):
         told["at"], told["stack"] = where.in_own_code(found), list(found)
     return told

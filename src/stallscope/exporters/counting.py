@@ -8,7 +8,7 @@ import numpy as np
 
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, word
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.meter import Meter
 
@@ -74,12 +74,12 @@ class Counting:
             rank = self.rank_of(pid)
             for op in np.unique(mine["op"]).tolist():
                 n = int((mine["op"] == op).sum())
-                self.meter.add(table_of.COLLECTIVE_CALLS, n, rank, Op(op).name.lower())
+                self.meter.add(table_of.COLLECTIVE_CALLS, n, rank, word(Op, int(op)))
             self._waits(pid, mine, rank)
             self._sums(pid, mine, rank)
         for op in np.unique(rows["op"]).tolist():
             sizes = rows["count_bytes"][(rows["op"] == op) & (rows["count_bytes"] != UNKNOWN)]
-            self.meter.observe(table_of.COLLECTIVE_SIZE, sizes, Op(op).name.lower())
+            self.meter.observe(table_of.COLLECTIVE_SIZE, sizes, word(Op, int(op)))
         self._lateness(rows)
 
     def _rank_by_communicator(self, rows: Array) -> None:
@@ -135,13 +135,13 @@ class Counting:
         done = rows[rows["duration_ns"] != UNKNOWN]
         for pid, op in set(zip(done["pid"].tolist(), done["op"].tolist(), strict=True)):
             took = done["duration_ns"][(done["pid"] == pid) & (done["op"] == op)]
-            self.meter.observe(table_of.CUDA_SLOW_CALL, took / 1e9, self.rank_of(pid), Op(op).name.lower())
+            self.meter.observe(table_of.CUDA_SLOW_CALL, took / 1e9, self.rank_of(pid), word(Op, int(op)))
 
     def _operations(self, rows: Array) -> None:
         """A bucket's calls count as three quarters of its upper edge long, its middle."""
         for row in rows:
             told = json.loads(row["histogram"] or b"{}")
-            who = (self.rank_of(int(row["pid"])), Op(row["op"]).name.lower())
+            who = (self.rank_of(int(row["pid"])), word(Op, int(row["op"])))
             middle_s = np.array([int(edge) for edge in told], np.float64) * 0.75 / 1e9
             seen_s = float(row["total_ns"]) / 1e9 * float(row["n_seen"]) / max(float(row["n"]), 1.0)
             self.meter.observe_counted(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.serve import issuing
-from stallscope.serve.ownership import replace
 from stallscope.serve.quickstart import own_names
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
+from stallscope.store.private import replace
 
 if TYPE_CHECKING:
     from cryptography import x509

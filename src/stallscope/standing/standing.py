@@ -218,9 +218,11 @@ class Standing:
             for key, tables in by_cluster(batch).items():
                 self._look(Turn(key, tables, sum(map(len, tables.values()))))
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
-        for key in stored.keys() - self._open:
-            self._opened_us.pop(key, None)
-            row = {**stored[key], "state": "closed", "closed_at": now, "updated_at": now}
+        for key in (
+            stored.keys() & self._opened_us.keys()
+        ) - self._open:  # not those that the tail has closed
+            del self._opened_us[key]
+            row = stored[key] | {"state": "closed", "closed_at": now, "updated_at": now}
             row.pop("tenant")
             rows = table_of(schema.VERDICTS, [row])
             self._store.append(Batch("", key[0], {"verdicts": rows})).result(timeout=30)

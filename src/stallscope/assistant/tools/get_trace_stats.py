@@ -6,7 +6,7 @@ from pydantic import Field
 from stallscope.assistant.asking import SINCE_S, Detail, Node, Since
 from stallscope.diagnose.verdict import wall_text
 from stallscope.events.layout import TABLES, UNKNOWN
-from stallscope.events.names import Op
+from stallscope.events.names import Op, word
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _FEW = 8
@@ -66,7 +66,7 @@ def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
 def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
     """The most frequent first; collectives only enqueue, so that their calls have no length worth telling."""
     found = [
-        Operation(operation=Op(op).name.lower(), n=int(n), p50_ms=None, p99_ms=None, max_ms=None)
+        Operation(operation=word(Op, int(op)), n=int(n), p50_ms=None, p99_ms=None, max_ms=None)
         for op, n in zip(*np.unique(collectives["op"], return_counts=True), strict=True)
     ]
     done = calls[calls["duration_ns"] != UNKNOWN]
@@ -74,7 +74,7 @@ def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
         took_ms = done["duration_ns"][done["op"] == op] / 1e6
         p50, p99, most = (round(float(np.quantile(took_ms, q)), 3) for q in (0.5, 0.99, 1))
         found.append(
-            Operation(operation=Op(op).name.lower(), n=len(took_ms), p50_ms=p50, p99_ms=p99, max_ms=most)
+            Operation(operation=word(Op, int(op)), n=len(took_ms), p50_ms=p50, p99_ms=p99, max_ms=most)
         )
     return sorted(found, key=lambda one: -one.n)
 

@@ -9,10 +9,12 @@ def _evidence(excess: Excess) -> Evidence:
 
 
 def _advice(evidence: Evidence) -> list[str]:
-    return [
-        "See what its other threads do: a logger, an upload or a data thread that holds the interpreter lock.",
-        "`py-spy dump --pid PID` during a delay shows who holds it.",
+    advice = [
+        "See what its other threads do: a logger, an upload or a data thread that holds the interpreter lock."
     ]
+    if isinstance(at := evidence.get("at"), str):
+        return [f"Look at {at}: there it waits for the lock.", *advice]
+    return [*advice, "`py-spy dump --pid PID` during a delay shows who holds it."]
 
 
 CAUSE = Cause(
