@@ -23,6 +23,7 @@ OPS = [(1, 1, "cudaMalloc"), (1, 5, "cudaStreamSync"), (3, 1, "sched_switch"), (
 
 def database(path: Path, events: list[tuple[object, ...]]) -> Path:
     """A database of that agent with these events."""
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(f"CREATE TABLE events ({EVENTS})")
         db.execute("CREATE TABLE ops (source_id, op_id, name)")
@@ -117,6 +118,15 @@ def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, place, junk):
             IMPORTER.read(path)
         except BadTrace as error:
             assert "\n" not in str(error)
+
+
+def test_a_name_that_is_no_text_is_damage(tmp_path):
+    path = database(tmp_path / "a.db", [])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TABLE ops", b"CREATE TABLE o\x91s"))
+    assert not IMPORTER.sniff(path)
+    with pytest.raises(BadTrace, match=r"a\.db"):
+        IMPORTER.read(path)
 
 
 @pytest.mark.parametrize(

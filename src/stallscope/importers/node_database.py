@@ -52,7 +52,7 @@ def _sniff(path: Path) -> bool:
                 return False
         with closing(_opened(path)) as found:
             return all(needed <= _columns(found, table) for table, needed in _NEEDED.items())
-    except (OSError, sqlite3.Error):
+    except (OSError, sqlite3.Error, UnicodeDecodeError):  # SQLite quotes what is damaged in its errors
         return False
 
 

@@ -445,5 +445,8 @@ def _storage(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error}; what was stored before is unharmed: "
             "check free space and permissions"
         ) from error
-    except sqlite3.DatabaseError as error:
+    except (
+        sqlite3.DatabaseError,
+        UnicodeDecodeError,
+    ) as error:  # SQLite quotes what is damaged in its errors
         raise BadTrace(f"{path} is no stallscope trace ({error}): choose another --db") from error
