@@ -123,7 +123,10 @@ def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, place, junk):
 def test_a_name_that_is_no_text_is_damage(tmp_path):
     path = database(tmp_path / "a.db", [])
     content = path.read_bytes()
-    path.write_bytes(content.replace(b"CREATE TABLE ops", b"CREATE TABLE o\x91s"))
+    wrong = content.replace(b"tableopsops", b"tableo\x91so\x91s").replace(
+        b"CREATE TABLE ops", b"CREATE TABLX ops"
+    )
+    path.write_bytes(wrong)
     assert not IMPORTER.sniff(path)
     with pytest.raises(BadTrace, match=r"a\.db"):
         IMPORTER.read(path)
