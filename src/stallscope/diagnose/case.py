@@ -1,9 +1,12 @@
 """What all steps of the diagnosis share: the arrays that a trace becomes before anybody is looked for."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from stallscope.diagnose.blame import Cells, Pace, cells, judged, pace
 from stallscope.diagnose.clocks import Clocks, aligned
+from stallscope.diagnose.cores import both
+from stallscope.diagnose.cost import Waits
 from stallscope.diagnose.excess import excess_ns, held_ns
 from stallscope.diagnose.programs import Programs, programs
 from stallscope.diagnose.rounds import Rounds, rounds
@@ -28,6 +31,11 @@ class Case:
     pace: Pace
     limits: Thresholds
     usd_per_gpu_hour: float | None
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What the cost of late steps is worked out from."""
+        return Waits.of(self.line, self.arrival_ns, step=self.plan.step, step_ns=self.step_ns)
 
     @property
     def arrival_ns(self) -> Array:
@@ -72,10 +80,14 @@ def case_of(
 ) -> Case:
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
     line = timeline(trace, is_numbered=is_numbered)
-    clocks = aligned(line, trace.probed)
-    plan = programs(line, told_steps(trace, line))
+    n = len(line.rows)
+    clocks, plan = both(
+        lambda: aligned(line, trace.probed), lambda: programs(line, told_steps(trace, line)), n=n
+    )
     met = rounds(line, clocks, limits)
-    excess = (excess_ns(line, plan, line.self_ns), excess_ns(line, plan, line.host_ns))
+    excess = both(
+        lambda: excess_ns(line, plan, line.self_ns), lambda: excess_ns(line, plan, line.host_ns), n=n
+    )
     table = cells(
         line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1], least_ns=limits.min_late_ns)
     )

@@ -4,7 +4,10 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
+A = TypeVar("A")
+B = TypeVar("B")
 _WORTH_IT = 1 << 17  # below so many rows, starting threads costs more than it gives
 _PIECES = 4  # for each core, so that none waits long for the last
 
@@ -38,6 +41,15 @@ def together(calls: Iterable[Callable[[], object]]) -> None:
     with ThreadPoolExecutor(_n_cores()) as pool:
         for done in [pool.submit(call) for call in calls]:
             done.result()
+
+
+def both(one: Callable[[], A], other: Callable[[], B], *, n: int) -> tuple[A, B]:
+    """What two calls that do not depend on each other return, on all cores where they work on many rows."""
+    if n < _WORTH_IT or _n_cores() < 2:
+        return one(), other()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(other)
+        return one(), found.result()
 
 
 def _n_cores() -> int:

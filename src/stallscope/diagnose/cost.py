@@ -5,6 +5,7 @@ that the victims did not wait for was absorbed and costs nothing.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -57,30 +58,45 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
 @dataclass(frozen=True)
 class Waits:
     """What the cost of every process is worked out from. released_ns: see _releases(). in_each_step: whether the job
-    waits in most steps. has_p2p: whether there are sends and receives, in which nobody counts as late. by_round,
-    round_start: see _rows_by_round().
+    waits in most steps. has_p2p: whether there are sends and receives, in which nobody counts as late.
     """
 
     place: "_Place"
     released_ns: Array
     in_each_step: bool
     has_p2p: bool
-    by_round: Array
-    round_start: Array
 
     @staticmethod
-    def of(
-        line: Timeline, met: Rounds, arrival_ns: Array, *, late: list[LateStep], step: Array, step_ns: float
-    ) -> "Waits":
-        """late: all whose cost will be asked for. step: int64 (n,), the step of each row, see programs. step_ns: the
-        usual step.
-        """
+    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float) -> "Waits":
+        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step."""
         place = _Place.of(line, arrival_ns)
         released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
-        has_p2p = bool(line.is_p2p.any())
-        return Waits(
-            place, released_ns, _share_of_steps_with_waits(line), has_p2p, *_rows_by_round(met, late)
-        )
+        return Waits(place, released_ns, _share_of_steps_with_waits(line), bool(line.is_p2p.any()))
+
+    @cached_property
+    def between_releases_ns(self) -> Array:
+        """How long each process waited between two releases: float64 (k - 1, p)."""
+        ends = [self.place.at(moment, "right") + 1 for moment in self.released_ns.tolist()]
+        before = self.place.synced_ns[np.minimum(np.array(ends), self.place.first[1:])]
+        return np.diff(before, axis=0).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class RowsByRound:
+    """Rows by round, and where each round begins among them: int64 (k,), (n_rounds + 1,)."""
+
+    rows: Array
+    start: Array
+
+    @staticmethod
+    def of(met: Rounds, late: list[LateStep]) -> "RowsByRound":
+        """The rows of all rounds in which a late step may have held up others."""
+        is_asked = np.zeros(met.n_rounds, bool)
+        for one in late:
+            is_asked[met.round[one.first_row : one.peak_row + 1]] = True
+        rows = np.flatnonzero(is_asked[met.round])
+        rows = rows[order_of(met.round[rows], met.n_rounds)]
+        return RowsByRound(rows, np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1)))
 
 
 def cost(
@@ -89,6 +105,7 @@ def cost(
     arrival_ns: Array,
     *,
     waits: Waits,
+    by_round: RowsByRound,
     late: list[LateStep],
     among: list[LateStep],
     step_ns: float,
@@ -102,10 +119,10 @@ def cost(
     lost = np.zeros(line.n_processes)
     place, job_waits = waits.place, waits.in_each_step
     if late and len(waits.released_ns):
-        lost = _waited_longer(place, waits.released_ns, arrival_ns, late=late, among=among)
+        lost = _waited_longer(waits, arrival_ns, late=late, among=among)
         return Cost(lost, is_lower_bound=True)
     for one in late:
-        direct = _waited_for(line, met, arrival_ns, one=one, waits=waits)
+        direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round)
         late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
         begin, end = arrival_ns[one.peak_row] - one.late_ns, arrival_ns[one.peak_row] + step_ns
@@ -124,22 +141,14 @@ def cost(
     return Cost(lost, is_lower_bound=waits.has_p2p or not job_waits)
 
 
-def _rows_by_round(met: Rounds, late: list[LateStep]) -> tuple[Array, Array]:
-    """The rows of all rounds in which a late step may have held up others, by round, and where each round begins."""
-    is_asked = np.zeros(met.n_rounds, bool)
-    for one in late:
-        is_asked[met.round[one.first_row : one.peak_row + 1]] = True
-    rows = np.flatnonzero(is_asked[met.round])
-    rows = rows[order_of(met.round[rows], met.n_rounds)]
-    return rows, np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
-
-
-def _waited_for(line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, waits: Waits) -> Array:
+def _waited_for(
+    line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, by_round: RowsByRound
+) -> Array:
     """Time each process that shares a late round of the step sat between its arrival and the late one's."""
     own = np.arange(one.first_row, one.peak_row + 1)
     own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
-    start = waits.round_start
-    rows = [waits.by_round[start[r] : start[r + 1]] for r in met.round[own].tolist()]
+    start = by_round.start
+    rows = [by_round.rows[start[r] : start[r + 1]] for r in met.round[own].tolist()]
     if not rows:
         return np.zeros(line.n_processes)
     others, until = _by_row(rows, arrival_ns[own])
@@ -241,20 +250,15 @@ def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array
     return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge])
 
 
-def _waited_longer(
-    place: "_Place", released_ns: Array, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]
-) -> Array:
+def _waited_longer(waits: Waits, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]) -> Array:
     """For jobs that run ahead: how much longer each process waited at the end of stretches with late steps than of
     those without: float64 (p,). Several late processes in a stretch share that in proportion.
 
-    released_ns: the ends of the stretches, see _releases(). Where too few are without late steps, the longest wait of
+    Where too few are without late steps, the longest wait of
     the late process is the usual one: that makes it a lower bound.
     """
-    process = late[0].process
-    ends = [place.at(moment, "right") + 1 for moment in released_ns.tolist()]
-    before = place.synced_ns[np.minimum(np.array(ends), place.first[1:])]
-    waited = np.diff(before, axis=0).astype(np.float64)
-    mine, everyones = (_late_in(released_ns, arrival_ns, steps) for steps in (late, among))
+    process, waited = late[0].process, waits.between_releases_ns
+    mine, everyones = (_late_in(waits.released_ns, arrival_ns, steps) for steps in (late, among))
     quiet = everyones == 0
     usual = np.median(waited[quiet], axis=0) if quiet.sum() >= _FEWEST_WAITS else waited[:, process].max()
     share = np.divide(mine, everyones, out=np.zeros_like(mine), where=everyones > 0)

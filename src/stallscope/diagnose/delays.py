@@ -13,7 +13,7 @@ from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cost import Waits, cost
+from stallscope.diagnose.cost import RowsByRound, cost
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
@@ -24,6 +24,7 @@ MOST_KEPT = 1024
 _MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
 _SECOND_NS = 1_000_000_000
 _MOST_WAITS = 1 << 21  # late steps x processes that are looked at to tell the cost: some seconds of work
+_MOST_WAITS_IN_ALL = 1 << 18  # the same where only the sum is told, which some of all sizes tell as well
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 N = TypeVar("N", int, float)
@@ -78,32 +79,38 @@ def delays_by_process(
 
     among: further late steps, which share in what the others waited.
     """
+    late = list(late)
+    counted = _largest(late, max(_MOST_WAITS // case.line.n_processes, 1))
     return {
         process: replace(delays, lost_ns=_lost_by(case, lost_ns))
-        for process, delays, lost_ns in _with_cost(case, list(late), among)
+        for process, delays, lost_ns in _with_cost(case, late, among, counted=counted)
     }
 
 
 def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
-    """The sum of the delays of all processes, of at least one late step."""
-    parts = list(_with_cost(case, list(late), ()))
+    """The sum of the delays of all processes, of at least one late step.
+
+    The others wait for the last one in a step; what is behind before it costs nothing more.
+    """
+    late = list(late)
+    last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
+    counted = _of_all_sizes(last_ones, max(_MOST_WAITS_IN_ALL // case.line.n_processes, 1))
+    parts = list(_with_cost(case, late, (), counted=counted))
     lost_ns = np.zeros(case.line.n_processes)
     for _, _, lost in parts:
         lost_ns += lost
+    lost_ns *= sum(one.late_ns for one in last_ones) / sum(one.late_ns for one in counted)
     return replace(total(delays for _, delays, _ in parts), lost_ns=_lost_by(case, lost_ns))
 
 
 def _with_cost(
-    case: Case, late: list[LateStep], among: Iterable[LateStep]
+    case: Case, late: list[LateStep], among: Iterable[LateStep], *, counted: list[LateStep]
 ) -> Iterator[tuple[int, Delays, Array]]:
-    """Each process, its delays, and what they cost the others: ns, float64 (p,)."""
+    """Each process, its delays, and what those of them that are counted cost the others: ns, float64 (p,)."""
     if not late:
         return
     among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
-    counted = _counted(late, case.line.n_processes)
-    waits = Waits.of(
-        case.line, case.met, case.arrival_ns, late=counted, step=case.plan.step, step_ns=case.step_ns
-    )
+    by_round = RowsByRound.of(case.met, counted)
     is_counted = {id(one) for one in counted}
     for process, (delays, mine) in _by_process(case, late).items():
         some = [one for one in mine if id(one) in is_counted]
@@ -111,7 +118,8 @@ def _with_cost(
             case.line,
             case.met,
             case.arrival_ns,
-            waits=waits,
+            waits=case.waits,
+            by_round=by_round,
             late=some,
             among=among_all,
             step_ns=case.step_ns,
@@ -128,10 +136,18 @@ def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
     return {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
 
 
-def _counted(late: list[LateStep], n_processes: int) -> list[LateStep]:
-    """Those whose cost is worked out: all, but of very many on very many processes the largest ones."""
-    most = max(_MOST_WAITS // n_processes, 1)
+def _largest(late: list[LateStep], most: int) -> list[LateStep]:
+    """The longest of them."""
     return late if len(late) <= most else sorted(late, key=lambda one: -one.late_ns)[:most]
+
+
+def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
+    """Some of them, evenly from the longest to the shortest."""
+    if len(late) <= most:
+        return late
+    by_size = sorted(late, key=lambda one: -one.late_ns)
+    places = (2 * np.arange(most) + 1) * len(late) // (2 * most)
+    return [by_size[i] for i in places.tolist()]
 
 
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:

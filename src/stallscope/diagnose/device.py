@@ -11,7 +11,6 @@ import numpy as np
 from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
-from stallscope.diagnose.meetings import releases
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -116,7 +115,7 @@ def released_late(
     """
     if line.is_p2p.any() or (line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any():
         return {}
-    release, is_last = releases(line)
+    release, is_last = line.releases
     rows = np.flatnonzero(is_last)
     common = release - (line.ts_ns - clocks.arrival_ns)
     late = (common - line.meetings.median_of_others(common, is_last))[rows]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.meetings import releases
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -57,7 +56,7 @@ def gpu_time(line: Timeline) -> GpuTime | None:
 def _enqueued_ns(line: Timeline, told: Array) -> tuple[Array, Array]:
     """Arrivals on the clock of the process's GPU, int64 (n,); and how far they may be off, float64 (p,)."""
     ts_ns, start_ns, end_ns = (line.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
-    release, is_last = releases(line)
+    release, is_last = line.releases
     has_release = told & is_last & (release != UNKNOWN)
     out, error = ts_ns.copy(), np.zeros(line.n_processes)
     for process in range(line.n_processes):

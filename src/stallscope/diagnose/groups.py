@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stallscope.diagnose.cores import in_pieces
+from stallscope.events.columns import is_one_value
 from stallscope.events.layout import Array
 
 _SPARSE = 4  # codes are renumbered through a table that has up to so many places per row
@@ -33,28 +34,50 @@ def numbered(*columns: Array) -> tuple[Array, int]:
 
 def _joined(code: Array, n_codes: int, column: Array) -> tuple[Array, int]:
     """Codes 0..n_codes that order rows by a code and a column; not all of them need occur."""
+    if is_one_value(column):
+        return code, n_codes
     if column.dtype == bool:
         column = column.view(np.uint8)
-    low = column.min()
-    span, most = int(column.max()) - int(low) + 1, _SPARSE * len(code) + _SMALL
+    low, high = _ends(column)
+    span, most = int(high) - int(low) + 1, _SPARSE * len(code) + _SMALL
     if span > most:
         column, span = _distinct(column)
-        low = column.dtype.type(0)
+        low = np.int64(0)
     if n_codes * span > most:
         code, n_codes = _dense(code, n_codes)
     if n_codes * span > most:
         return _ragged(code, n_codes, _above(column, low), span=span)
     if span == 1:
         return code, n_codes
-    values = _above(column, low)
-    return (values if n_codes == 1 else code * span + values), n_codes * span
+    out = np.empty(len(code), np.int64)
+
+    def fill(here: slice) -> None:
+        if n_codes == 1:
+            out[here] = _above(column[here], low)
+            return
+        np.multiply(code[here], span, out=out[here])
+        out[here] += _above(column[here], low)
+
+    in_pieces(len(code), fill, rows_at_once=_AT_ONCE)
+    return out, n_codes * span
 
 
-def _above(column: Array, low: Array) -> Array:
+def _above(column: Array, low: np.integer) -> Array:
     """The column minus its least value, as int64."""
     if column.dtype == np.uint64:
         return (column - low).astype(np.int64)
     return column.astype(np.int64) - np.int64(low)
+
+
+def _ends(column: Array) -> tuple[np.integer, np.integer]:
+    """The least and the largest value."""
+    ends: list[tuple[np.integer, np.integer]] = []
+
+    def look(here: slice) -> None:
+        ends.append((column[here].min(), column[here].max()))
+
+    in_pieces(len(column), look, rows_at_once=_AT_ONCE)
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _ragged(code: Array, n_codes: int, values: Array, *, span: int) -> tuple[Array, int]:
@@ -74,13 +97,23 @@ def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
     if n_codes > _SPARSE * len(code) + _SMALL:
         return _distinct(code)
     present = np.zeros(n_codes, bool)
-    present[code] = True
+
+    def mark(here: slice) -> None:
+        present[code[here]] = True
+
+    in_pieces(len(code), mark, rows_at_once=_AT_ONCE)
     n_present = int(np.count_nonzero(present))
     if n_present == n_codes:
         return code, n_codes
     place: Array = np.cumsum(present, dtype=np.int32 if n_codes < 1 << 31 else np.int64)
     place -= 1
-    return place[code].astype(np.int64), n_present
+    out = np.empty(len(code), np.int64)
+
+    def look_up(here: slice) -> None:
+        out[here] = place[code[here]]
+
+    in_pieces(len(code), look_up, rows_at_once=_AT_ONCE)
+    return out, n_present
 
 
 def _distinct(column: Array) -> tuple[Array, int]:

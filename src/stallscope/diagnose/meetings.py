@@ -46,7 +46,7 @@ class Meetings:
 
 def meetings(line: Timeline) -> Meetings:
     """The rounds that ranks of several nodes take part in, seen from each node."""
-    release, is_last = releases(line)
+    release, is_last = line.releases
     waits_for_all = np.zeros(max(Op) + 1, bool)
     waits_for_all[list(SYNCHRONISING_OPS)] = True
     usable = waits_for_all[line.rows["op"]]
@@ -110,8 +110,11 @@ def _by_table(line: Timeline, lines: _Lines, rows: Array, release: Array, is_las
     def lay_out(cells: Array, value: Array) -> None:
         cells[sets.cell[where]] = value[where]
 
-    release[release == UNKNOWN] = _LATE
-    values = ((arrived, line.ts_ns), (released, release), (last, is_last))
+    values = (
+        (arrived, line.ts_ns),
+        (released, np.where(release == UNKNOWN, _LATE, release)),
+        (last, is_last),
+    )
     together(partial(lay_out, cells, value) for cells, value in values)
     parts = [_folded(block, lines, arrived, released, last) for block in sets.blocks]
     if not parts:
@@ -193,22 +196,3 @@ def _spans_nodes(line: Timeline) -> Array:
     np.minimum.at(low, line.calls.comm, line.calls.process)
     np.maximum.at(high, line.calls.comm, line.calls.process)
     return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]
-
-
-def releases(line: Timeline) -> tuple[Array, Array]:
-    """When each row's process was first released from a wait after that arrival (UNKNOWN: it was not seen), and
-    whether that was before its next arrival.
-    """
-    n = len(line.rows)
-    release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
-    if n < 2:
-        return release, is_last
-    ts, leave = line.ts_ns, line.rows["wait_leave_ns"]
-    np.greater(leave[1:], ts[:-1], out=is_last[:-1])
-    is_last[line.first[1:-1] - 1] = False
-    # A row that is not the last before a wait is released by the wait after a later row of its process.
-    ends = np.append(np.flatnonzero(is_last), n)
-    following = ends[np.cumsum(is_last) - is_last]
-    usable = following < np.repeat(line.first[1:], np.diff(line.first))
-    release[usable] = leave[following[usable] + 1]
-    return release, is_last

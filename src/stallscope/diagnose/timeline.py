@@ -6,6 +6,7 @@ whatever the clocks of the hosts do.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -113,6 +114,25 @@ class Timeline:
     def self_ns(self) -> Array:
         """The interval without its waits: int64 (n,). It is worked out each time."""
         return self.interval_ns - self.wait_ns
+
+    @cached_property
+    def releases(self) -> tuple[Array, Array]:
+        """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was
+        not seen; and whether that was before its next arrival, bool (n,).
+        """
+        n = len(self.rows)
+        release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
+        if n < 2:
+            return release, is_last
+        ts, leave = self.ts_ns, self.rows["wait_leave_ns"]
+        np.greater(leave[1:], ts[:-1], out=is_last[:-1])
+        is_last[self.first[1:-1] - 1] = False
+        # A row that is not the last before a wait is released by the wait after a later row of its process.
+        ends = np.append(np.flatnonzero(is_last), n)
+        following = ends[np.cumsum(is_last) - is_last]
+        usable = following < np.repeat(self.first[1:], np.diff(self.first))
+        release[usable] = leave[following[usable] + 1]
+        return release, is_last
 
 
 def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
@@ -234,9 +254,7 @@ def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
 def _after_gap(seq: Array, calls: Membership) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
     n, n_pairs = len(seq), len(calls.process)
-    low, high = np.full(n_pairs, np.iinfo(np.int64).max), np.full(n_pairs, np.iinfo(np.int64).min)
-    np.minimum.at(low, calls.pair, seq)
-    np.maximum.at(high, calls.pair, seq)
+    low, high = _range_of_each(seq, calls)
     span = high - low + 2  # one more, for what is before the first
     n_cells = float(span.sum(dtype=np.float64))
     if n_cells <= _SPARSE * n + n_pairs:
@@ -251,6 +269,17 @@ def _after_gap(seq: Array, calls: Membership) -> Array:
     gap = np.zeros(n, bool)
     gap[order[1:]] = (np.diff(calls.pair[order]) == 0) & (np.diff(seq[order]) > 1)
     return gap
+
+
+def _range_of_each(seq: Array, calls: Membership) -> tuple[Array, Array]:
+    """The least and the largest number of each membership: int64 (m,) each."""
+    last_row = np.zeros(len(calls.process), np.int64)
+    last_row[calls.pair] = np.arange(len(seq))  # the last to be written stays
+    low, high = seq[calls.first_row], seq[last_row]
+    if (seq < low[calls.pair]).any() or (seq > high[calls.pair]).any():  # not in order of time
+        np.minimum.at(low, calls.pair, seq)
+        np.maximum.at(high, calls.pair, seq)
+    return low, high
 
 
 def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
