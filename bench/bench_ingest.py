@@ -5,7 +5,9 @@ Requests are encoded before the clock starts: a few of them, and each is sent ma
 so that the sender costs what sending costs. At the end every row is counted in the hub. Both forms of the wire, at
 100, 1,000 and 5,000 rows a request, with 1 and 16 senders; about two minutes.
 
-python bench/bench_ingest.py [--seconds S]
+With --only some of the loads: that is printed, and no result is kept.
+
+python bench/bench_ingest.py [--seconds S] [--only FORM:ROWS:SENDERS ...]
 """
 
 import argparse
@@ -179,11 +181,13 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
 
         threads = [threading.Thread(target=send) for _ in range(n_senders)]
         begin_s = time.perf_counter()
+        hub_begin_s, own_begin_s = cpu_s(hub.pid), cpu_s(os.getpid())
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         took_s = time.perf_counter() - begin_s
+        hub_s, own_s = cpu_s(hub.pid) - hub_begin_s, cpu_s(os.getpid()) - own_begin_s
         hub.stdin.write("count\n")
         hub.stdin.flush()
         told = json.loads(hub.stdout.readline())
@@ -200,6 +204,8 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         "target_rows_per_s": TARGETS.get((form, n_rows)),
         "answer_ms_median": round(float(np.median(times_ms)), 1),
         "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
+        "hub_cores": round(hub_s / took_s, 2),
+        "senders_cores": round(own_s / took_s, 2),
         "rows": n_sent,
         "bytes_a_row": round(sum(map(len, bodies)) / (len(bodies) * n_rows), 1),
         "commits": told["commits"],
@@ -209,18 +215,27 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
     }
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, in itself and in the kernel: proc(5), stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
-    """All loads, one after the other."""
+    """All loads, or those asked for, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0)
-    seconds = parser.parse_args().seconds
-    loads = [
-        measured(form, n_rows, n_senders, seconds=seconds)
-        for form in FORMS
-        for n_rows in SIZES
-        for n_senders in SENDERS
-    ]
-    report("ingest", {"loads": loads, "lost_rows": 0})
+    parser.add_argument("--only", nargs="*", metavar="FORM:ROWS:SENDERS")
+    asked = parser.parse_args()
+    every = [f"{form}:{n_rows}:{n_senders}" for form in FORMS for n_rows in SIZES for n_senders in SENDERS]
+    loads = []
+    for load in asked.only or every:
+        form, n_rows, n_senders = load.split(":")
+        loads.append(measured(form, int(n_rows), int(n_senders), seconds=asked.seconds))
+        if asked.only:
+            print(json.dumps(loads[-1]), flush=True)
+    if not asked.only:
+        report("ingest", {"loads": loads, "lost_rows": 0})
 
 
 if __name__ == "__main__":
