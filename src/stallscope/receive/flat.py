@@ -6,6 +6,7 @@ exactly one of the typed arrays and NULL in the others; `json` has what is neith
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,36 @@ class Attributes:
     number: pa.Array
     truth: pa.Array
     json: pa.Array
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The different keys, by code."""
+        names: list[str] = self._coded.dictionary.to_pylist()
+        return names
+
+    @cached_property
+    def code(self) -> Array:
+        """Code of the key (m,)."""
+        codes: Array = self._coded.indices.to_numpy()
+        return codes
+
+    @cached_property
+    def is_integer(self) -> Array:
+        """Whether the value is an integer (m,)."""
+        return np.asarray(self.integer.is_valid())
+
+    @cached_property
+    def integers(self) -> Array:
+        """The integers (m,); what stands where the value is something else means nothing."""
+        _, numbers = self.integer.buffers()
+        plain = pa.Array.from_buffers(
+            pa.int64(), len(self.integer), [None, numbers], offset=self.integer.offset
+        )
+        return np.asarray(plain)
+
+    @cached_property
+    def _coded(self) -> pa.DictionaryArray:
+        return self.key.dictionary_encode()
 
 
 @dataclass(frozen=True)

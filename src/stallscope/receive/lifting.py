@@ -7,7 +7,7 @@ fact comes before, or that is written in other words than ours stays in `attrs` 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stallscope.receive import words
 from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
-from stallscope.receive.flat import Array, Attributes, Flat, dumped
+from stallscope.receive.flat import Array, Attributes, Flat, Group, dumped
 from stallscope.store.hub import schema
 
 _INT = re.compile(r"-?\d{1,18}")
@@ -53,7 +53,7 @@ def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, 
     machine. request: the number of each group's request.
     """
     columns = {column.name: column for column in schema.NODES.columns}
-    sources = [(i, group.scope) for i, group in enumerate(flat.groups)]
+    sources = [(i, group.scope) for i, group in enumerate(flat.groups) if _tells_of_node(group)]
     sources += [(int(flat.group[number]), own) for number, own in _of_gpu_model(flat.attributes)]
     found: dict[int, dict[tuple[Any, Any], dict[str, Any]]] = {}
     for i, own in sources:
@@ -69,14 +69,23 @@ def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, 
     }
 
 
+def _tells_of_node(group: Group) -> bool:
+    about = _keys_about_node()
+    return not (about.isdisjoint(group.scope) and about.isdisjoint(group.resource))
+
+
+@cache
+def _keys_about_node() -> frozenset[str]:
+    return frozenset(key for name in ABOUT_NODE for key in keys_of(name))
+
+
 def _of_gpu_model(attributes: Attributes) -> list[tuple[int, dict[str, Any]]]:
     """Number and attributes of records that name a GPU model; of few thousand at most."""
-    about = [key for name in ABOUT_NODE for key in keys_of(name)]
-    which = pc.is_in(attributes.key, pa.array(about))
-    if not pc.any(which).as_py():
+    about = [code for code, name in enumerate(attributes.names) if name in _keys_about_node()]
+    if not about:
         return []
     found: dict[int, dict[str, Any]] = {}
-    for at in np.flatnonzero(np.asarray(which))[:_MOST_ABOUT].tolist():
+    for at in np.flatnonzero(np.isin(attributes.code, about))[:_MOST_ABOUT].tolist():
         values = (attributes.text[at], attributes.integer[at], attributes.number[at])
         known = [value.as_py() for value in values if value.is_valid]
         if known:
@@ -91,15 +100,17 @@ class _Lifting:
     flat: Flat
 
     def __post_init__(self) -> None:
-        coded = self.flat.attributes.key.dictionary_encode()
-        self._names: list[str] = coded.dictionary.to_pylist()
-        self._code_of = {name: code for code, name in enumerate(self._names)}
-        self._codes: Array = coded.indices.to_numpy()
-        self._is_lifted = np.zeros(len(self._codes), bool)
+        groups = self.flat.groups
+        self._code_of = {name: code for code, name in enumerate(self.flat.attributes.names)}
+        self._is_lifted = np.zeros(len(self.flat.attributes.code), bool)
+        self._every = np.arange(self.flat.n)
+        self._shared = {key for group in groups for source in (group.scope, group.resource) for key in source}
 
     def column(self, column: schema.Column) -> pa.Array | None:
         """The column's values from record, scope and resource; None where nobody says anything."""
         own = self._own(column)
+        if self._shared.isdisjoint(keys_of(column.name)):
+            return own
         shared = [_of_group(column, (group.scope, group.resource)) for group in self.flat.groups]
         if all(value is None for value in shared):
             return own
@@ -117,32 +128,39 @@ class _Lifting:
         codes = [self._code_of[key] for key in keys_of(column.name) if key in self._code_of]
         if not codes or not self.flat.n:
             return None
+        attributes = self.flat.attributes
         # The best name last, so that it stays where a record has several.
-        at = np.concatenate([np.flatnonzero(self._codes == code) for code in reversed(codes)])
-        values, fits = _as_kind(column, self.flat.attributes, pa.array(at))
-        place = np.flatnonzero(fits)
-        pick = np.full(self.flat.n, -1, np.int64)
-        pick[self.flat.attributes.parent[at[place]]] = place
-        is_found = pick >= 0
-        if not is_found.any():
-            return None
-        picked = values.take(pa.array(pick, mask=~is_found))
-        used = is_found
+        at = np.concatenate([np.flatnonzero(attributes.code == code) for code in reversed(codes)])
+        values, fits = _as_kind(column, attributes, at)
+        if fits.all() and np.array_equal(attributes.parent[at], self._every):  # as one program's records are
+            picked, source = values, at
+        else:
+            place = np.flatnonzero(fits)
+            pick = np.full(self.flat.n, -1, np.int64)
+            pick[attributes.parent[at[place]]] = place
+            is_found = pick >= 0
+            if not is_found.any():
+                return None
+            picked = values.take(pa.array(pick, mask=~is_found))
+            source = np.where(is_found, at[pick], -1)
         if column.name in words.TEXT:
             picked, is_same = _in_our_words(picked, words.TEXT[column.name])
-            used = is_found & is_same
-        self._is_lifted[at[pick[used]]] = True
+            source = source[is_same]
+        self._is_lifted[source[source >= 0]] = True
         return picked.cast(schema.arrow_type(column))
 
     def left_over(self) -> pa.Array:
         """JSON of what has no column: own attributes, then what the decoder adds, then scope and resource."""
         parts = [*self._own_fragments(), *(_member(key, values) for key, values in self.flat.extra.items())]
         shared = [dumped(group.as_json())[1:-1] for group in self.flat.groups]
-        if any(shared):
-            texts = pa.array([text or None for text in shared], pa.string())
-            parts.append(texts.take(pa.array(self.flat.group)))
-        if not parts or not self.flat.n:
+        if not self.flat.n or not (parts or any(shared)):
             return pa.nulls(self.flat.n, pa.string())
+        if any(shared):
+            begin, end = ("", "") if parts else ("{", "}")
+            texts = pa.array([f"{begin}{text}{end}" if text else None for text in shared], pa.string())
+            parts.append(texts.take(pa.array(self.flat.group)))
+            if len(parts) == 1:
+                return parts[0]
         # Not with null_handling="skip": that drops rows in which all parts are NULL (pyarrow 26).
         joined = parts[0]
         for part in parts[1:]:
@@ -154,42 +172,60 @@ class _Lifting:
         at = np.flatnonzero(~self._is_lifted)
         if not len(at):
             return []
-        keys = pa.array([_quoted_key(name) for name in self._names], pa.string())
+        attributes = self.flat.attributes
+        keys = pa.array([_quoted_key(name) for name in attributes.names], pa.string())
         fragments = pc.binary_join_element_wise(
-            keys.take(pa.array(self._codes[at])), _as_json(self.flat.attributes, at), ""
+            keys.take(pa.array(attributes.code[at])), _as_json(attributes, at), ""
         )
-        parents = self.flat.attributes.parent[at]
+        parents = attributes.parent[at]
         offsets = np.searchsorted(parents, np.arange(self.flat.n + 1)).astype(np.int32)
         joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fragments), ",")
         return [pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)]
 
 
-def _as_kind(column: schema.Column, attributes: Attributes, at: pa.Array) -> tuple[pa.Array, Array]:
+def _as_kind(column: schema.Column, attributes: Attributes, at: Array) -> tuple[pa.Array, Array]:
     """The values at these places as a column would have them, and which of them it can hold."""
+    is_integer = attributes.is_integer[at]
+    if column.kind in ("int32", "int64") and is_integer.all():
+        return _as_wide(attributes.integers[at], column.kind)
+    where = pa.array(at)
     if column.kind == "text":
-        values = _as_text(column.name, attributes.text.take(at), attributes.integer.take(at))
+        values = attributes.text.take(where)
+        if is_integer.any():
+            values = _as_text(column.name, values, attributes.integer.take(where))
     elif column.kind == "bool":
-        values = attributes.truth.take(at)
+        values = attributes.truth.take(where)
     elif column.kind == "double":
-        number, integer = attributes.number.take(at), attributes.integer.take(at)
+        number, integer = attributes.number.take(where), attributes.integer.take(where)
         values = pc.coalesce(number, integer.cast(pa.float64(), safe=False))
         return values, np.asarray(pc.is_finite(values).fill_null(False))
     elif column.name in _HANDLES:
-        values = _as_signed(attributes.text.take(at), attributes.integer.take(at))
+        values = _as_signed(attributes.text.take(where), attributes.integer.take(where))
     else:
         values = _as_integer(
-            attributes.text.take(at), attributes.integer.take(at), attributes.number.take(at)
+            attributes.text.take(where), attributes.integer.take(where), attributes.number.take(where)
         )
     fits = np.asarray(values.is_valid())
     if column.kind == "int32":
         numbers = np.asarray(values.fill_null(0))
-        fits = fits & (numbers >= -_INT32) & (numbers < _INT32)
+        fits = fits & _fits_int32(numbers)
     return values, fits
 
 
+def _as_wide(numbers: Array, kind: str) -> tuple[pa.Array, Array]:
+    """Integers as a column of this kind has them, where all fit; and which of them do."""
+    if kind == "int64":
+        return pa.array(numbers), np.ones(len(numbers), bool)
+    fits = _fits_int32(numbers)
+    return pa.array(numbers.astype(np.int32) if fits.all() else numbers), fits
+
+
+def _fits_int32(numbers: Array) -> Array:
+    fits: Array = (numbers >= -_INT32) & (numbers < _INT32)
+    return fits
+
+
 def _as_text(name: str, text: pa.Array, integer: pa.Array) -> pa.Array:
-    if integer.null_count == len(integer):
-        return text
     if name not in words.NUMBER:
         return pc.coalesce(text, integer.cast(pa.string()))
     coded = integer.dictionary_encode()
@@ -253,9 +289,10 @@ def _in_our_words(texts: pa.Array, to_ours: Any) -> tuple[pa.Array, Array]:
     coded = texts.dictionary_encode()
     before = coded.dictionary.to_pylist()
     ours = [to_ours(word) for word in before]
-    is_same = np.array([a == b for a, b in zip(before, ours, strict=True)] or [True])
-    indices = coded.indices.fill_null(0)
-    same = is_same[np.asarray(indices)]
+    if ours == before:
+        return texts, np.ones(len(texts), bool)
+    is_same = np.array([a == b for a, b in zip(before, ours, strict=True)])
+    same = is_same[np.asarray(coded.indices.fill_null(0))]
     return pa.array(ours, pa.string()).take(coded.indices), same
 
 
