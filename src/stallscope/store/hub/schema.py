@@ -6,7 +6,7 @@ Where a table is one of events/layout.py its columns follow from there: numbers 
 number of a function becomes the function's name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -336,6 +336,7 @@ def conformed(name: str, rows: Any) -> Any:
     if rows.schema.equals(schema):
         return rows
     there = {column: number for number, column in enumerate(rows.column_names)}
+    missing = nulls(len(rows))
     if unknown := there.keys() - {*schema.names, *GIVEN_BY_HUB}:
         raise BadInput(f"table {name} has no column {min(unknown)!r}")
     try:
@@ -348,10 +349,17 @@ def conformed(name: str, rows: Any) -> Any:
                 values = rows.column(there[field.name])
                 arrays.append(values if values.type == field.type else values.cast(field.type))
             else:
-                arrays.append(pa.nulls(len(rows), field.type))
+                arrays.append(missing(field.type))
         return pa.Table.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
         raise BadInput(f"the rows for table {name} do not fit: {str(error).splitlines()[0][:200]}") from error
+
+
+def nulls(n: int) -> Callable[[Any], Any]:
+    """For the columns of one table that hold nothing: type -> n NULLs, made once for each type."""
+    import pyarrow as pa
+
+    return cache(lambda kind: pa.nulls(n, kind))
 
 
 def create_statement(table: HubTable) -> str:

@@ -303,12 +303,9 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
         ),
     }
     there = set(rows.column_names)
+    missing = schema.nulls(len(rows))
     arrays = [
-        given[f.name]
-        if f.name in given
-        else rows.column(f.name)
-        if f.name in there
-        else pa.nulls(len(rows), f.type)
+        given[f.name] if f.name in given else rows.column(f.name) if f.name in there else missing(f.type)
         for f in wanted
     ]
     return pa.Table.from_arrays(arrays, schema=wanted)
