@@ -365,6 +365,36 @@ struct stack { /* of the ring `stacks`: told before the first event that has its
 };
 _Static_assert(sizeof(struct stack) == 2040, "stack: 2048 with the ring's header");
 
+/* What user space asks of a thread, and what it is told: this, pieces of memory up to the ends of pages, this again. */
+struct peek_request {
+	u64 address;		/* of the memory; 0: where the stack pointer points */
+	u32 tid;
+	u32 n_pieces;
+};
+
+#define N_HOOKED 6
+struct hooked_return {
+	u64 at;			/* where on the stack the return address lies that a hook has replaced; 0 none */
+	u64 address;		/* that was there */
+};
+
+struct peek_thread {
+	u64 ip;			/* registers in user mode, good while it is not on a CPU */
+	u64 sp;
+	u64 bp;
+	u64 bx;
+	u64 r12;
+	u64 r13;
+	u64 r14;
+	u64 r15;
+	u64 n_switches;		/* times that it has left the CPU */
+	u32 tid;
+	s32 syscall_nr;		/* that it is in; -1 none */
+	u32 is_on_cpu;
+	u32 spare;
+	struct hooked_return hooked[N_HOOKED]; /* innermost first */
+};
+
 /* A GPU thread as others see it. `state` bytes of all slots are the process's word. */
 struct slot {
 	u32 tid;		/* 0: nobody */

@@ -322,7 +322,7 @@ class _Scribe:
             own_pid=os.getpid(),
         )
         self._stacks = (
-            Stacks(self._node, partial(store.stack, self._node), say, probes.walk_python)
+            Stacks(self._node, partial(store.stack, self._node), say, probes.walk_python, probes.peek)
             if options.stacks
             else None
         )

@@ -10,6 +10,7 @@ import trustme
 
 from stallscope.check import clock, gpus, hub, kernel, libraries, storage
 from stallscope.check.finding import Finding, State
+from stallscope.check.kernel import Loaded
 from stallscope.errors import CannotTrace
 from stallscope.events.trace import WallClock
 
@@ -43,7 +44,7 @@ def by_subject(found: list[Finding]) -> dict[str, Finding]:
 
 
 def kernel_says(
-    tmp_path: Path, load=lambda: "multi", *, sys: Path | None = None, **proc: str
+    tmp_path: Path, load=lambda: Loaded("multi"), *, sys: Path | None = None, **proc: str
 ) -> dict[str, Finding]:
     where = fake_proc(tmp_path / "proc", **proc)
     return by_subject(list(kernel.findings(where, sys or fake_sys(tmp_path / "sys"), load=load)))
@@ -54,7 +55,7 @@ def test_a_good_kernel_passes(tmp_path):
 
 
 def test_missing_capabilities_are_named_and_the_programs_not_tried(tmp_path):
-    def load() -> str:
+    def load() -> Loaded:
         raise AssertionError
 
     found = kernel_says(tmp_path, load, capabilities="0000000000000000")
@@ -69,21 +70,37 @@ def test_a_kernel_without_type_information_fails(tmp_path):
 
 
 def test_what_the_kernel_says_to_the_programs_is_told(tmp_path):
-    def load() -> str:
+    def load() -> Loaded:
         raise CannotTrace("the kernel refused: too many instructions")
 
     assert "too many instructions" in kernel_says(tmp_path, load)["BPF programs"].found
 
 
 def test_dear_hooks_warn(tmp_path):
-    assert kernel_says(tmp_path, lambda: "perf")["BPF programs"].state is State.WARN
+    assert kernel_says(tmp_path, lambda: Loaded("perf"))["BPF programs"].state is State.WARN
 
 
 def test_lockdown_and_yama_are_told_where_they_stand_in_the_way(tmp_path):
     strict = fake_sys(tmp_path / "strict", lockdown="none integrity [confidentiality]")
     found = kernel_says(tmp_path, sys=strict, scope="3")
     assert found["lockdown"].state is State.FAIL
-    assert found["ptrace"].state is State.WARN
+    assert "ptrace_scope is 3" in found["stacks"].found
+
+
+@pytest.mark.parametrize(
+    ("scope", "peeks", "state", "said"),
+    [
+        ("1", True, State.PASS, "Python and native"),
+        ("3", True, State.PASS, "by BPF"),
+        ("1", False, State.WARN, "Python only"),
+        ("3", False, State.WARN, "none: kernel.yama.ptrace_scope is 3"),
+    ],
+)
+def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, said):
+    loaded = Loaded("session", peeks=peeks, is_x86=True)
+    found = kernel_says(tmp_path, lambda: loaded, scope=scope)["stacks"]
+    assert found.state is state
+    assert said in found.found
 
 
 def test_the_driver_is_told_by_its_version(tmp_path):

@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stallscope.events.layout import Array
+
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
 _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
-_SHT_SYMTAB = 2
+_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
 _STT_OBJECT, _STT_FUNC = 1, 2
 _NT_GNU_BUILD_ID = 3
 _PF_X = 1
@@ -33,10 +35,14 @@ _MAX_CHAIN = 4096
 _STRINGS_CHUNK_BYTES = 4 << 20
 _SYMBOLS_CHUNK = 64 << 10
 _MAX_SYMTAB_BYTES = 1 << 30
+_MAX_FUNCTIONS_BYTES = 64 << 20
 
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
+
+
+_FUNCTION = np.dtype([("value", "<u8"), ("size", "<u8"), ("position", "<u8")])
 
 
 class NotElf(ValueError):
@@ -158,6 +164,37 @@ def local(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
     if not by_position:
         return {}
     return _named_symbols(image, table[4], table[5], by_position)
+
+
+def function_rows(image: Image) -> Array:
+    """Address, size and position of the name in the file of all functions, unsorted: `value`, `size`, `position`.
+
+    Out of .symtab where there is one, else out of .dynsym; empty without both, or where they are huge. Raises NotElf.
+    """
+    sections = _sections(image)
+    for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
+        table = next((one for one in sections if one[1] == kind), None)
+        if table is not None and table[6] < len(sections) and table[5] <= _MAX_FUNCTIONS_BYTES:
+            return _function_rows(image, table[4], table[5], sections[table[6]][4])
+    return np.empty(0, _FUNCTION)
+
+
+def text_at(image: Image, position: int, n_most: int) -> bytes:
+    """The text at a position in the file, up to its end."""
+    return _upto(image.fd, position, n_most).partition(b"\0")[0]
+
+
+def _function_rows(image: Image, start: int, n_bytes: int, strings: int) -> Array:
+    kept = []
+    step = _SYMBOLS_CHUNK * _SYMBOL.itemsize
+    for at in range(0, n_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize, step):
+        rows = np.frombuffer(_read(image.fd, start + at, min(step, n_bytes - at) // 24 * 24), _SYMBOL)
+        rows = rows[(rows["section"] != 0) & ((rows["info"] & 15) == _STT_FUNC) & (rows["size"] > 0)]
+        found = np.empty(len(rows), _FUNCTION)
+        found["value"], found["size"] = rows["value"], rows["size"]
+        found["position"] = rows["name"].astype("<u8") + np.uint64(strings)
+        kept.append(found)
+    return np.concatenate(kept) if kept else np.empty(0, _FUNCTION)
 
 
 def entry(image: Image, symbol: Symbol) -> Entry:

@@ -5,6 +5,7 @@ becomes the message when a program is refused.
 """
 
 import ctypes as c
+import errno
 import os
 import re
 import struct
@@ -19,7 +20,9 @@ UPROBE_SESSION = 57
 """Attach types (linux/bpf.h, 6.6 and 6.13)."""
 
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
-_LINK_CREATE, _ENABLE_STATS = 28, 32
+_LINK_CREATE, _ENABLE_STATS, _ITERATOR_CREATE = 28, 32, 33
+_TRACE_ITERATOR = 28
+_MOST_TOLD_BYTES = 1 << 16
 _MULTI_RETURN = 1
 _PATTERNS = {
     "bpf_object__open_file": (c.c_void_p, (c.c_char_p, c.c_void_p)),
@@ -222,6 +225,31 @@ class Object:
             return MultiLink(self._library.bpf(_LINK_CREATE, attributes))
         except OSError as error:
             raise Refused(f"cannot attach to {path}: {error.strerror}", error.errno or 0) from None
+
+    def told_of_thread(self, program: str, tid: int) -> bytes:
+        """What an iterator over threads writes of one thread; nothing when there is none. Raises Refused.
+
+        Before Linux 6.1 the kernel shows the program all threads, and it is for the program to choose.
+        """
+        which = c.create_string_buffer(struct.pack("=III", tid, 0, 0))
+        attributes = struct.pack(
+            "=IIIIQI", self.program_fd(program), 0, _TRACE_ITERATOR, 0, c.addressof(which), 12
+        )
+        fds: list[int] = []
+        try:
+            fds.append(self._library.bpf(_LINK_CREATE, attributes))
+            fds.append(self._library.bpf(_ITERATOR_CREATE, struct.pack("=II", fds[0], 0)))
+            told = b""
+            while len(told) < _MOST_TOLD_BYTES and (more := os.read(fds[1], _MOST_TOLD_BYTES)):
+                told += more
+            return told
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EINVAL):  # the thread has gone
+                return b""
+            raise Refused(f"{program}: {error.strerror}", error.errno or 0) from None
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def close(self) -> None:
         """Free maps and programs; links are detached by their own close."""

@@ -31,7 +31,10 @@ FEATURES = (
         "requests to disks", (("block_start", "block_done"), ("block_issue", "block_complete"))
     ),  # block_io_start: from 6.5 on
     Feature("TCP retransmits", (("tcp_resent",),)),
+    Feature("native frames of threads that hang", (("peek",),)),
 )
+ASKED = ("peek",)
+"""Programs that run when they are asked, and are attached to nothing."""
 
 
 @dataclass

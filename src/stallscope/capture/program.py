@@ -37,7 +37,7 @@ from stallscope.capture.libbpf import (
 )
 from stallscope.capture.maps import Entries
 from stallscope.capture.operations import Hook
-from stallscope.capture.optional import Optional
+from stallscope.capture.optional import ASKED, Optional
 from stallscope.capture.ring import Ring
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel
@@ -184,6 +184,24 @@ class Program:
         """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
         self._put("pythons", pid, python)
 
+    @property
+    def peeks(self) -> bool:
+        """Whether peek() can tell anything on this kernel."""
+        return "peek" in self._object.programs and self._object.program_fd("peek") >= 0
+
+    def peek(self, tid: int, address: int, n_pieces: int) -> bytes:
+        """A thread as it stands, as bpf/peek.bpf.c tells it; nothing where there is none, or the kernel cannot.
+
+        A row of kernel.PEEK_THREAD, up to n_pieces pieces of kernel.PEEK_BYTES of memory, the row again.
+        """
+        if not self.peeks:
+            return b""
+        self._put("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
+        try:
+            return self._object.told_of_thread("peek", tid)
+        except Refused:
+            return b""
+
     def operations(self) -> Entries:
         """Statistics of all calls so far: kernel.OPERATION by process, function, direction. Raises CannotTrace."""
         return self.entries("operations", kernel.OPERATION_KEY, kernel.OPERATION)
@@ -304,6 +322,8 @@ class Program:
         """Optional programs come first: what ends a process must find it still known."""
         self.follow(pids or ())
         for name in optional.programs():
+            if name in ASKED:
+                continue
             try:
                 self._tracepoints.append(self._object.attach(name))
             except Refused:

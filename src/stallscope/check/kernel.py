@@ -4,9 +4,11 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from stallscope.capture import requirements
 from stallscope.capture.program import Options, Program
+from stallscope.capture.stacks.memory import forbidden
 from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace
 
@@ -16,18 +18,25 @@ _HOOKS = {
     "perf": "single uprobes through perf events",
 }
 _OLDEST_GOOD = (6, 6)
-_SCOPE_NOBODY = 3
+
+
+class Loaded(NamedTuple):
+    """mode: the way of hooking. peeks: whether threads and memory can be looked at by BPF."""
+
+    mode: str
+    peeks: bool = True
+    is_x86: bool = platform.machine() == "x86_64"
 
 
 def findings(
     proc: Path = Path("/proc"),
     sys: Path = Path("/sys"),
     *,
-    load: Callable[[], str] | None = None,
+    load: Callable[[], Loaded] | None = None,
 ) -> Iterator[Finding]:
     """The kernel, its type information, what this user may do, and whether the programs load.
 
-    load: loads the programs, takes them out again and gives the way of hooking; raises CannotTrace.
+    load: loads the programs, takes them out again and tells what they can; raises CannotTrace.
     """
     yield _release(platform.release(), platform.machine())
     has_btf = (sys / "kernel/btf/vmlinux").exists()
@@ -36,7 +45,7 @@ def findings(
     yield capabilities
     yield from _confinement(proc, sys)
     if has_btf and capabilities.state != "fail":
-        yield _programs(load or _loaded)
+        yield from _programs(load or _loaded, forbidden(proc / "sys/kernel/yama/ptrace_scope"))
 
 
 def _release(release: str, machine: str) -> Finding:
@@ -81,27 +90,38 @@ def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
         yield failed(
             "lockdown", "confidentiality: BPF may not read memory", "boot with lockdown=integrity, or without"
         )
-    if _text(proc / "sys/kernel/yama/ptrace_scope") == str(_SCOPE_NOBODY):
-        yield warned(
-            "ptrace",
-            "kernel.yama.ptrace_scope is 3: not even root may look into processes",
-            "boot with ptrace_scope 2 or less, to find libraries that were deleted or replaced",
-        )
 
 
-def _programs(load: Callable[[], str]) -> Finding:
+def _programs(load: Callable[[], Loaded], why_no_memory: str) -> Iterator[Finding]:
     try:
-        mode = load()
+        found = load()
     except CannotTrace as error:
-        return failed("BPF programs", str(error), "send this line with `stallscope check --bundle` to us")
-    if mode == "perf":
-        return warned("BPF programs", f"load; {_HOOKS[mode]}", "hooks are cheaper from Linux 6.6 on")
-    return passed("BPF programs", f"load; {_HOOKS.get(mode, mode)}")
+        yield failed("BPF programs", str(error), "send this line with `stallscope check --bundle` to us")
+        return
+    said = f"load; {_HOOKS.get(found.mode, found.mode)}"
+    if found.mode == "perf":
+        yield warned("BPF programs", said, "hooks are cheaper from Linux 6.6 on")
+    else:
+        yield passed("BPF programs", said)
+    yield _stacks(found, why_no_memory)
 
 
-def _loaded() -> str:
+def _stacks(found: Loaded, why_no_memory: str) -> Finding:
+    """Whether it can be told where in the code threads are. why_no_memory: cannot be read by a system call."""
+    if not found.is_x86:
+        return warned("stacks", "none on this architecture", "look at hung processes with py-spy or gdb")
+    if found.peeks:
+        return passed(
+            "stacks", f"Python and native, by BPF: {why_no_memory}" if why_no_memory else "Python and native"
+        )
+    if why_no_memory:
+        return warned("stacks", f"none: {why_no_memory}", "use Linux 5.18 or newer, where BPF reads it")
+    return warned("stacks", "Python only", "native frames need Linux 5.18 or newer")
+
+
+def _loaded() -> Loaded:
     with Program.load(Options(own_pid=os.getpid())) as program:
-        return program.mode
+        return Loaded(program.mode, program.peeks)
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Where in the code a thread is: which frame of a stack says most to who wrote the program.
 
-A stack is frames in words, innermost first: "train.py:88 load_batch". What is installed (site-packages, the standard
-library) is seldom the answer: the innermost frame of the program's own code is, where there is one.
+A stack is frames in words, innermost first: native ones, "poll+0x4f (libc.so.6)", then Python's, "train.py:88
+load_batch". What is installed (site-packages, the standard library, the system's and NVIDIA's libraries) is seldom the
+answer: the innermost frame of the program's own code is, where there is one.
 """
 
 import re
@@ -16,14 +17,28 @@ from stallscope.events.trace import Trace
 
 _FRAME = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>.+)$")
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+_NATIVE = re.compile(r"^(?P<function>\S+) \((?P<file>[^()]+)\)$")
+_OF_THE_SYSTEM = re.compile(
+    r"^(lib(c|pthread|dl|m|rt|gcc_s|stdc\+\+|ffi|cuda|cudart|nccl|nvidia)\b|ld-linux|_ctypes\.)"
+)
 _IDLE = re.compile(r"/threading\.py:\d+ (\w+\.)?(wait|_bootstrap|_bootstrap_inner|run)$")
 
 
 def in_own_code(frames: Sequence[str]) -> str:
     """The innermost frame of the program's own code, else the innermost Python frame, else the innermost."""
-    python = [frame for frame in frames if _FRAME.match(frame)]
+    python = in_python(frames)
     own = [frame for frame in python if not _INSTALLED.search(frame)]
-    return (own or python or list(frames) or [""])[0]
+    native = [
+        frame
+        for frame in frames
+        if (found := _NATIVE.match(frame)) and not _OF_THE_SYSTEM.search(found["file"])
+    ]
+    return (own or python or native or list(frames) or [""])[0]
+
+
+def in_python(frames: Sequence[str]) -> list[str]:
+    """The Python frames of a stack."""
+    return [frame for frame in frames if not _NATIVE.match(frame) and _FRAME.match(frame)]
 
 
 def held_at(trace: Trace, node: int, pid: int, *, categories: Sequence[int]) -> tuple[str, ...]:
@@ -58,6 +73,7 @@ def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]
     by_tid = {int(row["tid"]): trace.stacks.get(int(row["stack"]), ()) for row in newest}
     caller = int(arrivals["tid"][np.argmax(arrivals["ts_ns"])]) if len(arrivals) else -1
     for tid in (caller, int(line.pid[process]), *by_tid):
-        if by_tid.get(tid) and not _IDLE.search(by_tid[tid][0]):
-            return by_tid[tid]
+        frames = by_tid.get(tid, ())
+        if frames and not _IDLE.search((in_python(frames) or frames)[0]):
+            return frames
     return ()

@@ -162,6 +162,29 @@ STACK = np.dtype(
 )
 """struct stack: the Python frames of a thread, innermost first."""
 
+PEEK_REQUEST = np.dtype([("address", "<u8"), ("tid", "<u4"), ("n_pieces", "<u4")])
+"""struct peek_request: a thread, and how much of its process's memory from where."""
+
+PEEK_BYTES = 4096
+"""Of a piece of memory: what is left of the page that it begins in is told, the rest means nothing."""
+
+PEEK_PIECES = 6
+"""At most at a time."""
+
+HOOKED_RETURN = np.dtype([("at", "<u8"), ("address", "<u8")])
+"""struct hooked_return: a return address that a hook has replaced, and where."""
+
+PEEK_THREAD = np.dtype(
+    [
+        *((name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15", "n_switches")),
+        ("tid", "<u4"),
+        ("syscall_nr", "<i4"),
+        *((name, "<u4") for name in ("is_on_cpu", "spare")),
+        ("hooked", HOOKED_RETURN, (6,)),
+    ]
+)
+"""struct peek_thread: the registers of a thread in user mode."""
+
 SLOT = np.dtype(
     [
         ("tid", "<u4"),
@@ -261,6 +284,9 @@ STRUCTS = {
     "python": PYTHON,
     "stack_frame": STACK_FRAME,
     "stack": STACK,
+    "peek_request": PEEK_REQUEST,
+    "hooked_return": HOOKED_RETURN,
+    "peek_thread": PEEK_THREAD,
     "slot": SLOT,
     "process": PROCESS,
     "function": FUNCTION,

@@ -28,6 +28,7 @@ class Region(NamedTuple):
     end: int
     offset: int
     is_code: bool
+    inode: int
     name: str
 
 
@@ -47,8 +48,8 @@ def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
     except OSError:
         return []
     return [
-        Region(int(start, 16), int(end, 16), int(offset, 16), x == "x", name)
-        for start, end, _, x, offset, _, _, name in _LINE.findall(text)
+        Region(int(start, 16), int(end, 16), int(offset, 16), x == "x", int(inode), name)
+        for start, end, _, x, offset, _, inode, name in _LINE.findall(text)
     ]
 
 

@@ -18,10 +18,13 @@ import numpy as np
 
 from stallscope.capture.program import State
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
-from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
+from stallscope.capture.stacks.frames import Refused
+from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
-from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
+from stallscope.capture.stacks.mapped_code import Files, MappedCode
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.peeking import Peek
+from stallscope.capture.stacks.target import CUT, Target
 from stallscope.capture.stacks.told import python_row, words
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
@@ -33,10 +36,6 @@ _MOST_APART_NS = 30 * 10**9
 """... and again after twice the time each, at most so long."""
 
 _MOST_HASHES = 1 << 17
-MAX_KEPT_FRAMES = 64
-CUT = "..."
-"""Stands for frames that are left out, or could not be told."""
-
 Keep = Callable[[int, tuple[str, ...]], int]
 
 
@@ -50,46 +49,36 @@ class _Silence:
 
 
 @dataclass
-class Target:
-    """What is known of a Python process."""
-
-    python: Interpreter
-    memory: Memory
-    codes: Codes
-
-
-@dataclass
 class Stacks:
     """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing. walk: lets the
-    kernel walk the stacks of a process, by a row of kernel.PYTHON.
+    kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no native
+    frames of threads that hang.
     """
 
     node: int
     keep: Keep
     say: Callable[[str], None]
     walk: Callable[[int, Array], None]
+    peek: Peek | None = None
     proc: Path = Path("/proc")
     _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     _silent: dict[int, _Silence] = field(default_factory=dict)
     _targets: dict[int, Target | None] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _by_hash: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if why := forbidden():
-            self._tell(f"no stacks: {why}")
+    _files: Files = field(default_factory=Files)
 
     def follow(self, pids: Iterable[int]) -> None:
         """Let the kernel walk the stacks of these processes, those that are Python; cheap for those known already."""
         for pid in pids:
-            if pid not in self._targets and (target := self.target(pid)):
+            if pid not in self._targets and (target := self.target(pid)) and target.python:
                 self.walk(pid, python_row(target.python))
 
     def take(self, told: Array) -> None:
         """Name the stacks that the kernel has told, rows of kernel.STACK."""
         for row in told:
             target = self._targets.get(int(row["pid"]))
-            if target is None:
+            if target is None or target.codes is None or target.python is None:
                 continue
             try:
                 found = words(row, target.codes, target.python.layout)
@@ -121,20 +110,16 @@ class Stacks:
         return _rows(found)
 
     def now(self, pid: int, tids: list[int]) -> dict[int, int]:
-        """Where these threads of a process are: numbers of stacks by thread, of those that have Python frames."""
+        """Where these threads of a process are: numbers of stacks by thread, of those that can be told."""
         target = self.target(pid)
         if target is None:
             return {}
-        found: dict[int, int] = {}
         try:
-            by_tid = states(target.memory, target.python, threads_of(pid, self.proc))
+            found = target.now(tids, peek=self.peek, proc=self.proc)
         except Unreadable as error:
             self._tell(f"no stacks of process {pid}: its memory cannot be read ({error})")
             return {}
-        for tid in tids:
-            if tid in by_tid and (words := self._words(target, by_tid[tid])):
-                found[tid] = self.number(pid, words)
-        return found
+        return {tid: self.number(pid, words) for tid, words in found.items()}
 
     def number(self, pid: int, words: tuple[str, ...]) -> int:
         """The number of a stack of a process, stored when it is new."""
@@ -146,7 +131,7 @@ class Stacks:
         return self._numbers[key]
 
     def target(self, pid: int) -> Target | None:
-        """The interpreter of a process, looked for when it is first asked for; None where there is none we know."""
+        """What is known of a process, looked for when it is first asked for; None where its stacks are not told."""
         if pid not in self._targets:
             self._targets[pid] = self._found(pid)
         return self._targets[pid]
@@ -157,24 +142,13 @@ class Stacks:
         self._targets.pop(pid, None)
 
     def _found(self, pid: int) -> Target | None:
+        memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
         try:
             python = interpreter_in(pid, self.proc)
         except UnknownLayout as odd:
             self._tell(f"no Python stacks of process {pid}: {odd}")
-            return None
-        if python is None:
-            return None
-        memory = Memory(pid)
-        return Target(python, memory, Codes(memory, python))
-
-    def _words(self, target: Target, state: int) -> tuple[str, ...]:
-        """The frames of a thread in words; none where one could not vouch for them."""
-        try:
-            found = frames(target.memory, target.python, state)
-            words = tuple(str(target.codes.named(frame)) for frame in found[:MAX_KEPT_FRAMES])
-        except (Refused, Unreadable):
-            return ()
-        return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
+            python = None
+        return Target(pid, memory, code, python, Codes(memory, python) if python else None)
 
     def _is_due(self, pid: int, n_collectives: int, now_ns: int) -> bool:
         seen = self._silent.get(pid)

@@ -8,6 +8,8 @@ import errno
 import os
 from pathlib import Path
 
+from stallscope.capture.stacks.peeking import Peek, memory
+
 _MAX_BYTES = 1 << 20
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NOBODY_READS = 3
@@ -26,10 +28,13 @@ class _Vector(c.Structure):
 
 
 class Memory:
-    """The memory of one process. An address that it has not mapped raises Unreadable."""
+    """The memory of one process. An address that it has not mapped raises Unreadable.
 
-    def __init__(self, pid: int):
-        self.pid = pid
+    peek: reads where process_vm_readv may not.
+    """
+
+    def __init__(self, pid: int, peek: Peek | None = None):
+        self.pid, self._peek = pid, peek
         self._read = c.CDLL(None, use_errno=True).process_vm_readv
         self._read.restype = c.c_ssize_t
         self._read.argtypes = (c.c_int, c.c_void_p, c.c_ulong, c.c_void_p, c.c_ulong, c.c_ulong)
@@ -38,13 +43,20 @@ class Memory:
         """n_bytes from an address, all of them. Raises Unreadable."""
         if not 0 < n_bytes <= _MAX_BYTES or not 0 < address < 1 << 56:
             raise Unreadable(f"{n_bytes} bytes at {address:#x}", errno.EFAULT)
+        error, data = self._by_system_call(address, n_bytes)
+        if error == errno.EPERM and self._peek:
+            data = memory(self._peek, self.pid, address, n_bytes)
+        if len(data) != n_bytes:
+            error = error or errno.EFAULT
+            raise Unreadable(f"{n_bytes} bytes at {address:#x}: {os.strerror(error)}", error)
+        return data
+
+    def _by_system_call(self, address: int, n_bytes: int) -> tuple[int, bytes]:
+        """Error number and what was read."""
         buffer = c.create_string_buffer(n_bytes)
         here, there = _Vector(c.addressof(buffer), n_bytes), _Vector(address, n_bytes)
         n_read = self._read(self.pid, c.byref(here), 1, c.byref(there), 1, 0)
-        if n_read != n_bytes:
-            code = c.get_errno() if n_read < 0 else errno.EFAULT
-            raise Unreadable(f"{n_bytes} bytes at {address:#x}: {os.strerror(code)}", code)
-        return buffer.raw
+        return (c.get_errno(), b"") if n_read < 0 else (0, buffer.raw[:n_read])
 
     def word(self, address: int) -> int:
         """The 64-bit number at an address. Raises Unreadable."""
@@ -52,7 +64,7 @@ class Memory:
 
 
 def forbidden(yama: Path = _YAMA) -> str:
-    """Why no memory of other processes can be read on this machine, in words; empty where it can."""
+    """Why memory of other processes cannot be read by a system call here, in words; empty where it can."""
     try:
         scope = int(yama.read_text())
     except (OSError, ValueError):

@@ -1,0 +1,47 @@
+"""What bpf/peek.bpf.c tells of a thread, as bytes: its registers, and memory of its process.
+
+Memory that is read this way needs no permission to trace a process, only that to load BPF programs: it works under
+Yama's ptrace_scope 3. It takes 0.1 ms a time, where process_vm_readv takes a microsecond.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stallscope.events import kernel
+from stallscope.events.layout import Array
+
+_ROW = kernel.PEEK_THREAD.itemsize
+
+Peek = Callable[[int, int, int], bytes]
+"""As Program.peek: (thread, address, pieces)."""
+
+
+def told_rows(told: bytes) -> tuple[Array, Array] | None:
+    """The two rows of kernel.PEEK_THREAD, before and after; None where nothing was told."""
+    if len(told) < 2 * _ROW:
+        return None
+    return np.frombuffer(told[:_ROW], kernel.PEEK_THREAD)[0], np.frombuffer(told[-_ROW:], kernel.PEEK_THREAD)[
+        0
+    ]
+
+
+def memory_in(told: bytes, address: int) -> bytes:
+    """What was told of the memory from an address on."""
+    pieces = told[_ROW:-_ROW]
+    first = kernel.PEEK_BYTES - address % kernel.PEEK_BYTES
+    return pieces[: min(first, len(pieces))] + pieces[kernel.PEEK_BYTES :]
+
+
+def memory(peek: Peek, tid: int, address: int, n_bytes: int) -> bytes:
+    """n_bytes of the memory of a thread's process; fewer where there are no more, or the kernel cannot tell."""
+    found = b""
+    while len(found) < n_bytes:
+        at = address + len(found)
+        missing = n_bytes - len(found) + at % kernel.PEEK_BYTES
+        n_pieces = min(-(-missing // kernel.PEEK_BYTES), kernel.PEEK_PIECES)
+        more = memory_in(peek(tid, at, n_pieces), at)
+        if not more:
+            break
+        found += more
+    return found[:n_bytes]

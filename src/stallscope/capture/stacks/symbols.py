@@ -1,0 +1,68 @@
+"""Names of native functions by address, out of an ELF file: from .symtab where it has one, else from .dynsym.
+
+A name is given only where a function's extent holds the address: code that the file has no name for gets none, rather
+than that of the next function before it. Names are as the file has them: those of C++ are not put into words, since
+what takes them apart would read a stranger's text with the agent's rights.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.capture import elf
+from stallscope.capture.elf import Image
+from stallscope.events.layout import Array
+
+_MAX_NAME_BYTES = 300
+_MOST_ALIASES = 8
+
+
+class Functions(NamedTuple):
+    """The functions of a file: addresses (as the file counts), ascending; sizes in bytes; positions of their names."""
+
+    begins: Array
+    sizes: Array
+    names: Array
+
+
+class Named(NamedTuple):
+    """A function, and how far into it an address is."""
+
+    name: str
+    offset: int
+
+
+def functions_of(image: Image) -> Functions:
+    """The functions of a file, without their names; none where it is stripped of them. Raises NotElf."""
+    rows = elf.function_rows(image)
+    rows = rows[np.argsort(rows["value"], kind="stable")]
+    return Functions(
+        rows["value"].copy(), np.minimum(rows["size"], 1 << 31).astype("<u4"), rows["position"].copy()
+    )
+
+
+def named(image: Image, functions: Functions, address: int) -> Named | None:
+    """The function that holds an address; None where none is said to. Raises NotElf."""
+    last = int(np.searchsorted(functions.begins, np.uint64(address), "right"))
+    if not last:
+        return None
+    begin = int(functions.begins[last - 1])
+    same = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), last - _MOST_ALIASES), last)
+    holding = [i for i in same if address < begin + int(functions.sizes[i])]
+    found = [name for i in holding if (name := _name(image, int(functions.names[i])))]
+    if not found:
+        return None
+    return Named(min(found, key=_plainness), address - begin)
+
+
+def _name(image: Image, position: int) -> str:
+    data = elf.text_at(image, position, _MAX_NAME_BYTES)
+    text = data.decode("utf-8", errors="replace").partition("@")[0]
+    return "".join(
+        character if character.isprintable() and character != " " else "\ufffd" for character in text
+    )
+
+
+def _plainness(name: str) -> tuple[int, int, str]:
+    """poll before __poll before __GI___poll, ncclAllReduce before pncclAllReduce."""
+    return len(name) - len(name.lstrip("_")), len(name), name

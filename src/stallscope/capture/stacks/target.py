@@ -1,0 +1,69 @@
+"""A process whose stacks are told: its interpreter, if it is Python, and the code that it has mapped.
+
+A stack in words is native frames, innermost first, down to the interpreter; then Python's. CUT stands where some in
+between could not be told.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.interpreter import Interpreter
+from stallscope.capture.stacks.mapped_code import MappedCode
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.native import addresses, is_still, standing
+from stallscope.capture.stacks.peeking import Peek
+
+MAX_KEPT_FRAMES = 64
+CUT = "..."
+"""Stands for frames that are left out, or could not be told."""
+
+Words = tuple[str, ...]
+
+
+@dataclass
+class Target:
+    """python, codes: None where it is no Python that we know."""
+
+    pid: int
+    memory: Memory
+    code: MappedCode
+    python: Interpreter | None = None
+    codes: Codes | None = None
+
+    def now(self, tids: Iterable[int], *, peek: Peek | None, proc: Path) -> dict[int, Words]:
+        """Where these threads are now; those are left out of which nothing can be told. Raises Unreadable."""
+        by_tid = states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
+        self.code.refresh()
+        found = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
+        return {tid: words for tid, words in found.items() if words}
+
+    def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
+        thread = standing(peek, tid) if peek else None
+        python = self._python(state) if state else ()
+        if thread is None or (python and peek and not is_still(peek, tid, thread)):
+            return python
+        calls = addresses(self.code, thread, until=self.code.is_interpreter if python else _never)
+        return joined(map(self.code.name, calls.places), python, is_cut=calls.is_cut)
+
+    def _python(self, state: int) -> Words:
+        """The Python frames of a thread; none where one could not vouch for them."""
+        if self.python is None or self.codes is None:
+            return ()
+        try:
+            found = frames(self.memory, self.python, state)
+            words = tuple(str(self.codes.named(frame)) for frame in found[:MAX_KEPT_FRAMES])
+        except (Refused, Unreadable):
+            return ()
+        return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
+
+
+def joined(native: Iterable[str], python: Words, *, is_cut: bool) -> Words:
+    """Native frames, then Python's. is_cut: there were more native ones."""
+    return (*native, *(CUT,) * is_cut, *python)
+
+
+def _never(_address: int) -> bool:
+    return False

@@ -1,0 +1,115 @@
+"""Where threads that hang are, in words: through calls that are hooked, with and without leave to read memory."""
+
+import errno
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from stallscope.capture.program import Program
+from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.stacks.memory import Memory
+from stallscope.capture.stacks.native import standing
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+SYNC = "lib.cudaStreamSynchronize(20000000, 0)"
+NANOSLEEP = 230
+
+
+def waits(program: Program, pid: int) -> None:
+    """Returns once the main thread is in that call."""
+    until = time.monotonic() + 20
+    while (thread := standing(program.peek, pid)) is None or thread.syscall_nr != NANOSLEEP:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def now(program: Program, pid: int) -> tuple[tuple[str, ...], list[str]]:
+    """The stack of the main thread in words, and what was said."""
+    kept: list[tuple[str, ...]] = []
+    said: list[str] = []
+
+    def keep(_pid: int, words: tuple[str, ...]) -> int:
+        kept.append(words)
+        return len(kept)
+
+    stacks = Stacks(1, keep, said.append, program.walk_python, program.peek)
+    found = stacks.now(pid, [pid])
+    return kept[found[pid] - 1] if found else (), said
+
+
+def test_native_frames_lead_through_a_hooked_call_to_the_python_line(tracing, puppet):
+    program = tracing()
+    puppet.tell(SYNC)
+    waits(program, puppet.pid)
+    found, said = now(program, puppet.pid)
+    functions = [one.partition("+")[0] for one in found if "libnccl" in one]
+    assert functions == ["spend", "cudaStreamSynchronize"]
+    assert "_ctypes" in " ".join(found)
+    assert "..." not in found
+    assert found[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
+    assert said == []
+
+
+def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
+    tracing, puppet, monkeypatch: pytest.MonkeyPatch
+):
+    program = tracing()
+    puppet.tell(SYNC)
+    waits(program, puppet.pid)
+    usual, _ = now(program, puppet.pid)
+    monkeypatch.setattr(Memory, "_by_system_call", forbidden)
+    found, said = now(program, puppet.pid)
+    assert found == usual
+    assert said == []
+
+
+def test_without_either_it_is_said_why_there_are_no_stacks(
+    tracing: Callable[..., Program], puppet, monkeypatch: pytest.MonkeyPatch
+):
+    program = tracing()
+    monkeypatch.setattr(Memory, "_by_system_call", forbidden)
+    monkeypatch.setattr(program, "peek", lambda *_: b"")
+    found, said = now(program, puppet.pid)
+    assert found == ()
+    assert len(said) == 1
+    assert f"no stacks of process {puppet.pid}" in said[0]
+
+
+def forbidden(*_: object) -> tuple[int, bytes]:
+    """As the system call answers under ptrace_scope 3, and without CAP_SYS_PTRACE."""
+    return errno.EPERM, b""
+
+
+_READS = """
+import sys
+from stallscope.capture.program import Program
+from stallscope.capture.stacks.memory import Memory, Unreadable
+pid, address = int(sys.argv[1]), int(sys.argv[2])
+with Program.load() as program:
+    try:
+        print(Memory(pid).read(address, 5000)[:4])
+    except Unreadable:
+        print("unreadable")
+    print(Memory(pid, program.peek).read(address, 50000)[4000:4004])
+    try:
+        Memory(pid, program.peek).read(8192, 16)
+    except Unreadable:
+        print("not there")
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="other: no setpriv")
+def test_without_the_capability_to_trace_memory_is_still_read(bpf_object, puppet):
+    puppet.does("room = ctypes.create_string_buffer(b'x' * 4000 + b'here' + b'y' * 46000)")
+    puppet.tell("print(ctypes.addressof(room))")
+    assert puppet.process.stdout is not None
+    address = puppet.process.stdout.readline().strip()
+    without = [f"--{each}=-sys_ptrace" for each in ("inh-caps", "bounding-set")]
+    command = ["setpriv", *without, sys.executable, "-P", "-c", _READS, str(puppet.pid), address]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["unreadable", "b'here'", "not there", ""]

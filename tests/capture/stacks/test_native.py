@@ -1,0 +1,191 @@
+"""Native frames from outside: those of programs that say in advance where they wait, and those that gdb sees."""
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.program import Options, Program
+from stallscope.capture.stacks.mapped_code import Files, MappedCode
+from stallscope.capture.stacks.native import Calls, addresses, is_still, standing
+
+from .interpreters import INTERPRETERS, PROGRAMS, running
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+FLAGS = {
+    "without frame pointers": ("-O2", "-fomit-frame-pointer"),
+    "with frame pointers": ("-O2", "-fno-omit-frame-pointer"),
+    "not optimised": ("-O0",),
+    "another place": ("-O1", "-no-pie", "-Wl,-z,noseparate-code"),
+}
+WRITE = 1
+INNER = ["innermost", "with_alloca", "with_many_registers", "large"]
+
+
+@pytest.fixture(scope="module")
+def program(bpf_object: Path) -> Iterator[Program]:
+    """The kernel side, with no function hooked."""
+    with Program.load(Options()) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """compiled(*flags): programs/chain.c."""
+    folder = tmp_path_factory.mktemp("chain")
+
+    def build(*flags: str) -> Path:
+        path = folder / re.sub(r"\W", "", "".join(flags))
+        if not path.exists():
+            source = PROGRAMS / "chain.c"
+            subprocess.run(["gcc", "-g0", "-fno-inline", *flags, "-pthread", "-o", path, source], check=True)
+        return path
+
+    return build
+
+
+@contextmanager
+def waiting(path: Path, *words: str) -> Iterator[int]:
+    """The program, once it has said that it is there and waits."""
+    with subprocess.Popen([path, *words], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"there\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def tids(pid: int) -> list[int]:
+    return sorted(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
+
+
+def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
+    """The calls of a thread, once it waits."""
+    code = MappedCode(pid, Files())
+    code.refresh()
+    until = time.monotonic() + 20
+    while True:
+        thread = standing(program.peek, tid)
+        if thread and thread.syscall_nr not in (-1, WRITE):
+            calls = addresses(code, thread)
+            if is_still(program.peek, tid, thread):
+                return code, calls
+        assert time.monotonic() < until, thread
+        time.sleep(0.01)
+
+
+def names(program: Program, pid: int, tid: int) -> list[str]:
+    """The functions that a thread is in, innermost first, once it waits; "..." at the end of a cut stack."""
+    code, calls = waits_in(program, pid, tid)
+    return [plain(code.name(place)) for place in calls.places] + ["..."] * calls.is_cut
+
+
+def plain(name: str) -> str:
+    """Without the offset; "?" where the file has no name."""
+    return "?" if name.startswith("0x") else name.partition("+")[0]
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_frames_are_those_that_the_program_is_in(program, compiled, flags):
+    with waiting(compiled(*flags)) as pid:
+        found = names(program, pid, pid)
+    expected = [*INNER, "hidden", "again", "again", "again", "again", "main"]
+    assert found[: 1 + len(expected)] == ["pause", *expected]
+    assert found[-1] == "_start"
+
+
+def test_a_thread_of_its_own_ends_where_it_began(program, compiled):
+    with waiting(compiled(*FLAGS["without frame pointers"]), "thread") as pid:
+        found = names(program, pid, tids(pid)[1])
+    assert found[:10] == ["pause", *INNER, "hidden", "again", "again", "again", "thread"]
+    assert found[10:] == ["?", "?"]  # start_thread and clone3, which libc does not export
+
+
+def test_a_stripped_program_gives_places_without_names(program, compiled, tmp_path):
+    path = tmp_path / "stripped"
+    shutil.copy(compiled(*FLAGS["without frame pointers"]), path)
+    subprocess.run(["strip", path], check=True)
+    with waiting(path) as pid:
+        found = names(program, pid, pid)
+    assert found[:10] == ["pause", *["?"] * 9]
+
+
+def test_a_deleted_file_is_still_read(program, compiled, tmp_path):
+    path = tmp_path / "deleted"
+    shutil.copy(compiled(*FLAGS["without frame pointers"]), path)
+    with waiting(path) as pid:
+        path.unlink()
+        path.write_text("another file by now")
+        assert names(program, pid, pid)[1:5] == INNER
+
+
+def test_a_stack_ends_where_the_file_does_not_say_how_to_go_on(program, compiled):
+    with waiting(compiled(*FLAGS["without frame pointers"], "-fno-asynchronous-unwind-tables")) as pid:
+        found = names(program, pid, pid)
+    assert found == ["pause", "innermost", "..."]
+
+
+def test_in_a_signal_handler_it_is_right_as_far_as_it_goes(program, compiled):
+    with waiting(compiled(*FLAGS["without frame pointers"]), "signal") as pid:
+        found = names(program, pid, pid)
+    assert found == ["pause", *INNER, "hidden", "again", "handler", "?", "..."]
+
+
+def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compiled):
+    with waiting(compiled(*FLAGS["without frame pointers"]), "spins") as pid:
+        code = MappedCode(pid, Files())
+        code.refresh()
+        n_told = 0
+        for _ in range(500):
+            thread = standing(program.peek, pid)
+            if thread and thread.syscall_nr < 0:
+                assert [plain(code.name(one)) for one in addresses(code, thread).places[:4]] == INNER
+                n_told += 1
+    assert n_told < 500
+
+
+@pytest.mark.skipif(not shutil.which("gdb"), reason="other: no gdb")
+@pytest.mark.parametrize("minor", INTERPRETERS)
+def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
+    with running(INTERPRETERS[minor], "everywhere.py") as process:
+        ours = {tid: waits_in(program, process.pid, tid)[1] for tid in tids(process.pid)}
+        theirs = by_gdb(process.pid)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 8
+    for tid, calls in ours.items():
+        found = [calls.places[0], *(place + 1 for place in calls.places[1:])]
+        found = [address for address, _ in itertools.groupby(found)]
+        assert not calls.is_cut or len(found) > 20
+        assert found == theirs[tid][: len(found)]
+
+
+def by_gdb(pid: int) -> dict[int, list[int]]:
+    """Where the calls of each thread go on, by gdb; functions that were put into others have the others' address."""
+    command = ["gdb", "-batch", "-nx", "-p", str(pid)]
+    command += ["-ex", "thread apply all backtrace -frame-info location-and-address"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[int, list[int]] = {}
+    for part in re.split(r"^Thread ", told, flags=re.MULTILINE)[1:]:
+        tid = re.search(r"\(LWP (\d+)\)", part)
+        assert tid
+        frames = [int(each, 16) for each in re.findall(r"^#\d+ +(0x[0-9a-f]+) ", part, re.MULTILINE)]
+        found[int(tid[1])] = [address for address, _ in itertools.groupby(frames)]
+    return found
+
+
+def test_the_interpreter_is_known_by_its_file(program):
+    with running(sys.executable, "moving.py") as process:
+        code = MappedCode(process.pid, Files())
+        code.refresh()
+        mine = [region for region in code._regions if code.is_interpreter(region.start)]
+    assert mine
+    assert all("python" in region.name for region in mine)
