@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.meetings import _by_row, meetings, releases
+from stallscope.diagnose.meetings import _by_row, meetings
 from stallscope.diagnose.timeline import timeline
 from stallscope.diagnose.verdict import as_json
 from stallscope.events.columns import Columns, is_one_value
@@ -76,7 +76,7 @@ def test_rounds_folded_as_tables_are_those_matched_row_by_row(trace: Trace) -> N
     line = timeline(trace)
     found = meetings(line)
     rows = np.flatnonzero(np.isin(line.round, found.round))
-    expected = _by_row(line, rows, *releases(line))
+    expected = _by_row(line, rows, *line.releases)
     assert len(np.unique(line.node)) == 1 or len(found.round)
     for name in ("round", "comm", "node", "arrival_ns", "release_ns", "is_last", "waits", "holds"):
         assert (getattr(found, name) == getattr(expected, name)).all(), name

@@ -6,12 +6,11 @@ was kept waiting itself: a victim. Then the late steps must recur on the same ra
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp, lgamma, log, log1p
 
 import numpy as np
 
-from stallscope.diagnose.cores import together
+from stallscope.diagnose.cores import MUCH, in_pieces
 from stallscope.diagnose.groups import by_group, medians, numbered
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
@@ -20,6 +19,7 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
+_STRETCHES_AT_ONCE = 1 << 12
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
@@ -88,20 +88,12 @@ def cells(
     first = np.flatnonzero(begins)
     end = np.append(first[1:], n)
     late = _known(met.late_ns)
-    peak, held_row = np.empty((2, len(first)), np.int64)
-    together(
-        partial(_last_largest, value, first, end, out=out)
-        for value, out in ((late, peak), (held_ns, held_row))
-    )
+    peak, held_row = (_last_largest(value, first, end) for value in (late, held_ns))
     before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
-    tails = np.empty((2, len(first)))
-    together(
-        partial(_largest_tail, value, first, peak, out=out) for value, out in zip(excess, tails, strict=True)
-    )
-    own = np.maximum(*tails)
+    own = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
@@ -127,19 +119,35 @@ def _known(value: Array) -> Array:
     return value
 
 
-def _last_largest(value: Array, first: Array, end: Array, *, out: Array) -> None:
+def _last_largest(value: Array, first: Array, end: Array) -> Array:
     """The row of the largest value in each stretch of rows, the last of equals; stretches cover all rows in order."""
-    largest = np.repeat(np.maximum.reduceat(value, first), end - first)
-    rows = np.flatnonzero(value == largest)
-    out[:] = rows[np.searchsorted(rows, end) - 1]
+    out = np.empty(len(first), np.int64)
+
+    def find(here: slice) -> None:
+        begin, ends = int(first[here.start]), end[here]
+        own = value[begin : ends[-1]]
+        starts = first[here] - begin
+        largest = np.repeat(np.maximum.reduceat(own, starts), ends - first[here])
+        rows = np.flatnonzero(own == largest)
+        out[here] = rows[np.searchsorted(rows, ends - begin) - 1] + begin
+
+    in_pieces(len(first), find, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
 
 
-def _largest_tail(value: Array, first: Array, last: Array, *, out: Array) -> None:
+def _largest_tail(value: Array, first: Array, last: Array) -> Array:
     """The largest sum of value over a tail of each stretch first..last (both included)."""
-    before = np.zeros(len(value) + 1)  # before[i]: sum of all up to row i, without it
-    np.cumsum(value, out=before[1:])
-    ends = np.stack([first, last + 1], axis=1).ravel()
-    np.subtract(before[last + 1], np.minimum.reduceat(before, ends)[::2], out=out)
+    out = np.empty(len(first))
+
+    def find(here: slice) -> None:
+        begin, after = int(first[here.start]), last[here] + 1
+        before = np.zeros(after[-1] - begin + 1)  # before[i]: sum of all up to row i, without it
+        np.cumsum(value[begin : after[-1]], out=before[1:])
+        ends = np.stack([first[here], after], axis=1).ravel() - begin
+        np.subtract(before[after - begin], np.minimum.reduceat(before, ends)[::2], out=out[here])
+
+    in_pieces(len(first), find, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
 
 
 def usual_step_ns(line: Timeline, table: Cells) -> float:

@@ -6,9 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+ROWS_AT_ONCE = 1 << 15
+"""Rows of which some columns of numbers fit the processor's cache."""
+
 A = TypeVar("A")
 B = TypeVar("B")
-_WORTH_IT = 1 << 17  # below so many rows, starting threads costs more than it gives
+MUCH = 1 << 17
+"""Below so many rows, starting threads costs more than it gives."""
+
 _PIECES = 4  # for each core, so that none waits long for the last
 
 
@@ -21,7 +26,7 @@ def in_pieces(
     given.
     """
     here = [slice(begin, min(begin + rows_at_once, n)) for begin in range(0, n, rows_at_once)]
-    n_parts = _n_cores() * _PIECES if (n >= _WORTH_IT if is_much is None else is_much) else 1
+    n_parts = _n_cores() * _PIECES if (n >= MUCH if is_much is None else is_much) else 1
     size = max(-(-len(here) // n_parts), 1)
 
     def one_by_one(some: list[slice]) -> None:
@@ -45,7 +50,7 @@ def together(calls: Iterable[Callable[[], object]]) -> None:
 
 def both(one: Callable[[], A], other: Callable[[], B], *, n: int) -> tuple[A, B]:
     """What two calls that do not depend on each other return, on all cores where they work on many rows."""
-    if n < _WORTH_IT or _n_cores() < 2:
+    if n < MUCH or _n_cores() < 2:
         return one(), other()
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(other)

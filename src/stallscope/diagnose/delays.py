@@ -80,7 +80,7 @@ def delays_by_process(
     among: further late steps, which share in what the others waited.
     """
     late = list(late)
-    counted = _largest(late, max(_MOST_WAITS // case.line.n_processes, 1))
+    counted = _largest(late, _n_counted(case, _MOST_WAITS))
     return {
         process: replace(delays, lost_ns=_lost_by(case, lost_ns))
         for process, delays, lost_ns in _with_cost(case, late, among, counted=counted)
@@ -94,7 +94,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     """
     late = list(late)
     last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
-    counted = _of_all_sizes(last_ones, max(_MOST_WAITS_IN_ALL // case.line.n_processes, 1))
+    counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
     parts = list(_with_cost(case, late, (), counted=counted))
     lost_ns = np.zeros(case.line.n_processes)
     for _, _, lost in parts:
@@ -134,6 +134,10 @@ def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
     kept_waiting = np.flatnonzero(lost_ns > 0)
     places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
     return {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
+
+
+def _n_counted(case: Case, most_waits: int) -> int:
+    return max(most_waits // max(case.line.n_processes, 1), 1)
 
 
 def _largest(late: list[LateStep], most: int) -> list[LateStep]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of, places
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.timeline import Timeline
@@ -10,7 +11,7 @@ from stallscope.events.names import N_CATEGORIES
 
 _COUNTS = ("n_syncs", "n_allocs", "n_copies", "n_launches")
 _FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
-_ROWS_AT_ONCE = 1 << 12  # whose peers are looked up together: some million rows
+_ASKED_AT_ONCE = 1 << 12  # whose peers are looked up together: some million rows
 _MOST_PEERS = 512  # a median of so many is as good as that of all
 
 
@@ -21,10 +22,15 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
     """
     out = plan.calls.median_of_others(value_ns, line.is_whole)
-    np.subtract(value_ns, out, out=out)
-    unknown = np.isnan(out)
+    unknown = np.empty(len(out), bool)
+
+    def subtract(here: slice) -> None:
+        np.isnan(out[here], out=unknown[here])
+        np.subtract(value_ns[here], out[here], out=out[here])
+        out[here][unknown[here]] = 0.0
+
+    in_pieces(len(out), subtract, rows_at_once=ROWS_AT_ONCE)
     alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
-    out[unknown] = 0.0
     if len(alone):
         place, _ = numbered(line.process[alone], places(plan.step, line.process)[alone])
         usual = median_of_others(place, value_ns[alone])
@@ -86,8 +92,8 @@ def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array
     """
     excess = np.zeros((len(rows), N_CATEGORIES + len(_COUNTS)))
     whole = np.flatnonzero(line.is_whole[rows])
-    for begin in range(0, len(whole), _ROWS_AT_ONCE):
-        here = whole[begin : begin + _ROWS_AT_ONCE]
+    for begin in range(0, len(whole), _ASKED_AT_ONCE):
+        here = whole[begin : begin + _ASKED_AT_ONCE]
         excess[here] = _more_than_peers(line, plan, rows[here])
     return excess[:, :N_CATEGORIES], excess[:, N_CATEGORIES:]
 

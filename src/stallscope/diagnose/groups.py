@@ -8,13 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stallscope.diagnose.cores import in_pieces
+from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.events.columns import is_one_value
 from stallscope.events.layout import Array
 
 _SPARSE = 4  # codes are renumbered through a table that has up to so many places per row
 _SMALL = 1 << 12  # fewer rows than this are sorted at once
-_AT_ONCE = 1 << 15  # rows whose numbers fit the processor's cache
 _HASH_BITS = 20
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads multiples (Knuth, TAOCP 6.4)
 
@@ -58,7 +57,7 @@ def _joined(code: Array, n_codes: int, column: Array) -> tuple[Array, int]:
         np.multiply(code[here], span, out=out[here])
         out[here] += _above(column[here], low)
 
-    in_pieces(len(code), fill, rows_at_once=_AT_ONCE)
+    in_pieces(len(code), fill, rows_at_once=ROWS_AT_ONCE)
     return out, n_codes * span
 
 
@@ -76,7 +75,7 @@ def _ends(column: Array) -> tuple[np.integer, np.integer]:
     def look(here: slice) -> None:
         ends.append((column[here].min(), column[here].max()))
 
-    in_pieces(len(column), look, rows_at_once=_AT_ONCE)
+    in_pieces(len(column), look, rows_at_once=ROWS_AT_ONCE)
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
@@ -101,7 +100,7 @@ def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
     def mark(here: slice) -> None:
         present[code[here]] = True
 
-    in_pieces(len(code), mark, rows_at_once=_AT_ONCE)
+    in_pieces(len(code), mark, rows_at_once=ROWS_AT_ONCE)
     n_present = int(np.count_nonzero(present))
     if n_present == n_codes:
         return code, n_codes
@@ -112,7 +111,7 @@ def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
     def look_up(here: slice) -> None:
         out[here] = place[code[here]]
 
-    in_pieces(len(code), look_up, rows_at_once=_AT_ONCE)
+    in_pieces(len(code), look_up, rows_at_once=ROWS_AT_ONCE)
     return out, n_present
 
 
@@ -133,8 +132,8 @@ def _distinct(column: Array) -> tuple[Array, int]:
         def compare(here: slice) -> None:
             np.not_equal(owner[_slots(column[here])], column[here], out=is_missed[here])
 
-        in_pieces(len(column), settle, rows_at_once=_AT_ONCE)
-        in_pieces(len(column), compare, rows_at_once=_AT_ONCE)
+        in_pieces(len(column), settle, rows_at_once=ROWS_AT_ONCE)
+        in_pieces(len(column), compare, rows_at_once=ROWS_AT_ONCE)
         missed = np.flatnonzero(is_missed)
         if len(missed) <= len(column) // _SPARSE:
             left = column[missed]
@@ -144,7 +143,7 @@ def _distinct(column: Array) -> tuple[Array, int]:
             def look_up(here: slice) -> None:
                 place[here] = place_of_slot[_slots(column[here])]
 
-            in_pieces(len(column), look_up, rows_at_once=_AT_ONCE)
+            in_pieces(len(column), look_up, rows_at_once=ROWS_AT_ONCE)
             place[missed] = np.searchsorted(values, left)
             return place, len(values)
     values, inverse = np.unique(column, return_inverse=True)

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
+from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -42,10 +43,17 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     late_ns = line.meetings.median_of_others(clocks.arrival_ns)
     np.subtract(clocks.arrival_ns, late_ns, out=late_ns)
     clock_error_ns, matching_error_ns = _clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
+
+    def leave_out(here: slice) -> None:
+        error_ns = np.zeros(here.stop - here.start)
+        if clock_error_ns is not None:
+            error_ns += clock_error_ns[line.round[here]]
+        if matching_error_ns is not None:
+            error_ns += matching_error_ns[here]
+        late_ns[here][np.abs(late_ns[here]) < limits.clock_error_factor * error_ns] = 0.0
+
     if clock_error_ns is not None or matching_error_ns is not None:
-        error_ns = np.zeros(len(late_ns)) if clock_error_ns is None else clock_error_ns[line.round]
-        error_ns += 0.0 if matching_error_ns is None else matching_error_ns
-        late_ns[np.abs(late_ns) < limits.clock_error_factor * error_ns] = 0.0
+        in_pieces(len(late_ns), leave_out, rows_at_once=ROWS_AT_ONCE)
     return Rounds(
         round=line.round,
         n_arrived=np.bincount(line.round, minlength=line.n_rounds),

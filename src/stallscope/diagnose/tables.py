@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.cores import in_pieces
+from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.in_order import taken
 from stallscope.events.layout import Array
@@ -77,9 +77,14 @@ class Tables:
         )
         first_group = np.cumsum(n_columns) - n_columns  # groups are numbered through all sets
         first_cell, start = start, start - first_group
-        cell = member * stride[of_set] if n_sets > 1 else member * stride[0]
-        cell += group
-        cell += start[of_set] if n_sets > 1 else start[0]
+        cell = np.empty(n, np.int64)
+
+        def place(here: slice) -> None:
+            np.multiply(member[here], stride[of_set[here]], out=cell[here])
+            cell[here] += group[here]
+            cell[here] += start[of_set[here]]
+
+        in_pieces(n, place, rows_at_once=ROWS_AT_ONCE)
         is_odd = is_sparse[of_set] if is_sparse.any() else None
         irregular = _irregular(group, cell, blocks, is_odd)
         return Tables(group, cell, blocks, irregular, first_cell, stride, first_group)
@@ -150,7 +155,11 @@ def _irregular(group: Array, cell: Array, blocks: tuple[Block, ...], is_odd: Arr
     if is_odd is not None:
         cell[is_odd] = 0
     is_taken = np.zeros(max(n_cells, 1), bool)
-    is_taken[cell] = True
+
+    def take(here: slice) -> None:
+        is_taken[cell[here]] = True
+
+    in_pieces(len(cell), take, rows_at_once=ROWS_AT_ONCE)
     if is_odd is None and np.count_nonzero(is_taken) == len(cell):
         return np.zeros(0, np.int64)
     odd = np.zeros(len(cell), bool) if is_odd is None else is_odd.copy()

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import numbered, order_of, places
 from stallscope.diagnose.in_order import RowsInOrder, in_order, taken
 from stallscope.diagnose.sequences import matched
@@ -145,8 +146,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
     is_first = np.zeros(len(rows), bool)
     is_first[first[:-1]] = True
-    interval_ns = _increase(rows["ts_ns"], first)
-    wait_ns, in_gpu_calls_ns = (np.maximum(_increase(total, first), 0) for total in (waited, may_wait))
+    wait_ns, host_ns = _spent(rows["ts_ns"], waited, may_wait, first)
     comm, is_p2p, comm_hash, whole = _communicators(rows)
     calls = Membership.of(process, comm)
     members = Membership.of(process, whole) if whole is not comm else calls
@@ -160,8 +160,8 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         process=process,
         is_first=is_first,
         is_whole=~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
-        wait_ns=np.minimum(wait_ns, interval_ns, out=wait_ns),
-        host_ns=np.maximum(interval_ns - in_gpu_calls_ns, 0),
+        wait_ns=wait_ns,
+        host_ns=host_ns,
         comm=comm,
         is_p2p=is_p2p,
         role=_roles(members, sizes, rows["seq"][members.first_row]),
@@ -193,11 +193,17 @@ def _rows(
 
     rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
     if isinstance(trace.collectives, Columns):
-        for category in _MAY_WAIT_FOR_GPU:
-            spent = taken(trace.collectives.place("ledger_ns", category - 1), order)
-            may_wait += spent
-            if category == Category.WAIT_GPU:
-                waited[:] = spent
+        spent = {
+            category: taken(trace.collectives.place("ledger_ns", category - 1), order)
+            for category in _MAY_WAIT_FOR_GPU
+        }
+        waited = spent[Category.WAIT_GPU]
+
+        def add_up(here: slice) -> None:
+            for column in spent.values():
+                may_wait[here] += column[here]
+
+        in_pieces(len(process), add_up, rows_at_once=ROWS_AT_ONCE)
     if not is_numbered:
         rows = rows.standing_for(matched(rows, process, trace.clocks))
     return rows, waited, may_wait
@@ -219,6 +225,27 @@ def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
     if is_back.any():
         order = np.lexsort((ts_ns, process))
     return order, first
+
+
+def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Array, first: Array) -> tuple[Array, Array]:
+    """What each interval holds of waits, and what the host did itself in it: int64 (n,) each, 0 in first rows.
+
+    waited_ns, may_wait_ns: what the process had spent until then in waits, and in all that may wait for the GPU.
+    """
+    wait_ns, host_ns = np.zeros((2, len(ts_ns)), np.int64)
+
+    def fill(here: slice) -> None:
+        begin = max(here.start, 1)
+        own, before = slice(begin, here.stop), slice(begin - 1, here.stop - 1)
+        interval = ts_ns[own] - ts_ns[before]
+        np.minimum(np.maximum(waited_ns[own] - waited_ns[before], 0), interval, out=wait_ns[own])
+        in_calls = np.maximum(may_wait_ns[own] - may_wait_ns[before], 0)
+        np.maximum(interval - in_calls, 0, out=host_ns[own])
+
+    in_pieces(len(ts_ns), fill, rows_at_once=ROWS_AT_ONCE)
+    wait_ns[first[:-1]] = 0
+    host_ns[first[:-1]] = 0
+    return wait_ns, host_ns
 
 
 def _increase(total: Array, first: Array) -> Array:
