@@ -10,6 +10,7 @@ from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
+from stallscope.diagnose.cores import keep_freed_memory
 from stallscope.diagnose.delays import delays_by_process, delays_in_all, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
@@ -23,6 +24,8 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
 from stallscope.diagnose.wedged import Wedged, wedged
 from stallscope.events.trace import Trace
+
+_MANY_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ def diagnose(
     usd_per_gpu_hour: price of a GPU hour; costs are in GPU seconds only where it is None.
     """
     limits = limits or Thresholds()
+    if len(trace.collectives) >= _MANY_ROWS:
+        keep_freed_memory()
     return with_gpu_states(trace, with_failures(trace, _report(trace, limits, usd_per_gpu_hour)))
 
 
