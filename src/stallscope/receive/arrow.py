@@ -45,9 +45,9 @@ _UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} fo
 
 def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
     """The batch that a request holds. limit: bytes after decompression. Raises BadInput, TooLarge."""
-    head, rest = _split(body)
+    head, packed = _split(body)
     tables = _checked_tables(head.get("tables"))
-    rest = unpacked(rest, _text(head, "compression"), limit=limit)
+    rest = unpacked(packed, _text(head, "compression"), limit=limit)
     if sum(n for _, n in tables) != len(rest):
         raise BadInput(f"the head tells of {sum(n for _, n in tables):,} bytes, the body holds {len(rest):,}")
     node, cluster = _text(head, "node"), _text(head, "cluster")
@@ -63,7 +63,7 @@ def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
     return Batch(_text(head, "batch_id")[:200], tenant, out)
 
 
-def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
+def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
     end = body.find(b"\n", 0, _MAX_HEAD_BYTES)
     if end < 0:
         raise BadInput("an Arrow request begins with one line of JSON")
@@ -74,7 +74,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
     if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
         what = f"the unknown key {unknown[0]!r}" if isinstance(head, dict) else "no object"
         raise BadInput(f"the first line of an Arrow request holds {what}")
-    return head, body[end + 1 :]
+    return head, memoryview(body)[end + 1 :]
 
 
 def _text(head: Mapping[str, Any], key: str) -> str:

@@ -13,6 +13,7 @@ from stallscope.receive import arrow, otlp
 from stallscope.receive.answers import Refusal, refusal
 from stallscope.receive.counters import Counters
 from stallscope.receive.gathering import SMALL_BYTES, Gathering
+from stallscope.receive.otlp import Decoded
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
@@ -74,27 +75,31 @@ class Receiver:
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
         """An OTLP request, not compressed any more. Raises StallscopeError."""
         self._check_size(body)
-        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
-            decoded = self._small_logs.decode(body, tenant)
-        else:
-            with self._at_work():
-                if is_json:
-                    body = otlp.json_to_protobuf(signal, body)
-                decoded = self._decoder.decode(signal, body, tenant)
-        self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
-        future = self._appended(decoded.batch)
+        with self._store.announced():
+            decoded = self._decoded(signal, body, tenant, is_json=is_json)
+            self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
+            future = self._appended(decoded.batch)
         if decoded.n_rejected:
             self.counters.add(records_rejected=decoded.n_rejected)
         return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
 
+    def _decoded(self, signal: str, body: bytes, tenant: str, *, is_json: bool) -> Decoded:
+        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
+            return self._small_logs.decode(body, tenant)
+        with self._at_work():
+            plain = otlp.json_to_protobuf(signal, body) if is_json else body
+            return self._decoder.decode(signal, plain, tenant)
+
     def arrow(self, body: bytes, tenant: str) -> Accepted:
         """A request of the Arrow lane. Raises StallscopeError."""
         self._check_size(body)
-        with self._at_work():
-            batch = arrow.decode(body, tenant, limit=4 * self.bounds.max_bytes)
-        self.counters.add(arrow_received=batch.n_rows)
+        with self._store.announced():
+            with self._at_work():
+                batch = arrow.decode(body, tenant, limit=4 * self.bounds.max_bytes)
+            self.counters.add(arrow_received=batch.n_rows)
+            future = self._appended(batch)
         return Accepted(
-            self._appended(batch),
+            future,
             lambda receipt: {"n_rows": receipt.n_rows, "is_duplicate": receipt.is_duplicate},
         )
 

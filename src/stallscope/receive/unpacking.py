@@ -8,13 +8,13 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _CHUNK = 1 << 20
 
 
-def unpacked(body: bytes, encoding: str, *, limit: int) -> bytes:
+def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
     """The body before compression. encoding: "" or identity, gzip, deflate, zstd.
 
     Raises TooLarge when more than limit bytes come out, BadInput for bytes that are not so compressed.
     """
     if encoding in ("", "identity"):
-        out = body
+        out = bytes(body)
     elif encoding in ("gzip", "x-gzip", "deflate"):
         out = _inflated(body, limit)
     elif encoding == "zstd":
@@ -26,7 +26,7 @@ def unpacked(body: bytes, encoding: str, *, limit: int) -> bytes:
     return out
 
 
-def _inflated(body: bytes, limit: int) -> bytes:
+def _inflated(body: bytes | memoryview, limit: int) -> bytes:
     unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         out = unpacker.decompress(body, limit + 1)
@@ -41,7 +41,7 @@ def _inflated(body: bytes, limit: int) -> bytes:
     return out
 
 
-def _from_zstd(body: bytes, limit: int) -> bytes:
+def _from_zstd(body: bytes | memoryview, limit: int) -> bytes:
     import pyarrow as pa
 
     parts, n_bytes = [], 0

@@ -55,6 +55,37 @@ def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: Hub
         assert n_rows(again) == 1
 
 
+def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart(
+    store: HubStore, tmp_path: Path
+):
+    sizes = [5_000, 1, 2, 3_000, 3]
+    seqs = iter(range(sum(sizes)))
+    with store.paused():
+        futures = [
+            store.append(
+                Batch(f"b{n}", "a", {"collectives": collectives([next(seqs) for _ in range(n)], rank=n)})
+            )
+            for n in sizes
+        ]
+    assert [f.result(30).n_rows for f in futures] == sizes
+    assert store.counters.commits == 1
+    told = "SELECT seq, rank, node_id, op, attrs FROM collectives ORDER BY seq"
+    before = sql(store, told)
+    assert [row[:2] for row in before] == [
+        (seq, n) for seq, n in enumerate(n for n in sizes for _ in range(n))
+    ]
+    with closing(reopened(store, tmp_path)) as again:
+        assert sql(again, told) == before
+
+
+def test_what_waits_for_a_batch_on_its_way_is_committed_without_it_if_it_does_not_come(store: HubStore):
+    with store.announced():
+        assert store.append(Batch("b", "a", {"events": events(["x"])})).result(30).n_rows == 1
+    with pytest.raises(ValueError), store.announced():
+        raise ValueError
+    assert store.append(Batch("c", "a", {"events": events(["y"])})).result(30).n_rows == 1
+
+
 def test_the_same_id_of_another_tenant_is_another_batch(store: HubStore):
     for tenant in ("a", "b"):
         assert not store.append(Batch("b-1", tenant, {"events": events(["x"])})).result(30).is_duplicate

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from stallscope.store.hub import schema
 from stallscope.store.hub.journal import Segment
 
 _MOST_ROWS_OF_A_PIECE = 65_536
@@ -137,5 +138,4 @@ def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
 
 
 def _joined(before: Piece, last: Piece) -> Piece:
-    rows = pa.concat_tables([before.rows, last.rows]).combine_chunks()
-    return Piece(before.first_us, last.last_us, rows)
+    return Piece(before.first_us, last.last_us, schema.joined([before.rows, last.rows]))

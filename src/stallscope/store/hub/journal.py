@@ -40,12 +40,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows of one table that were committed together. received_us: us since 1970, unique for each commit."""
+    """Rows of one table that were committed together. received_us: us since 1970, unique for each commit.
+
+    ipc: packed(rows), where that is done already.
+    """
 
     received_us: int
     tenant: str
     table: str
     rows: pa.Table
+    ipc: bytes = b""
 
 
 class Journal:
@@ -123,7 +127,13 @@ class Journal:
             for entry in entries:
                 db.execute(
                     "INSERT INTO journal VALUES (?, ?, ?, ?, ?)",
-                    [received_us, entry.tenant, entry.table, len(entry.rows), packed(entry.rows)],
+                    [
+                        received_us,
+                        entry.tenant,
+                        entry.table,
+                        len(entry.rows),
+                        entry.ipc or packed(entry.rows),
+                    ],
                 )
             tenants: dict[str, list[str]] = {}
             for tenant, batch_id in batch_ids:
@@ -274,7 +284,8 @@ def packed(rows: pa.Table) -> bytes:
     """Rows as one Arrow IPC stream, without the columns in which nothing stands; the first says how many rows."""
     rows = rows.select([i for i, values in enumerate(rows.columns) if not i or values.null_count < len(rows)])
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
         writer.write_table(rows)
     return sink.getvalue().to_pybytes()
 

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from stallscope.events.layout import Array
 from stallscope.store.hub import schema
 from stallscope.store.hub.journal import Entry
 
@@ -101,8 +102,13 @@ class Nodes:
 
 def _senders(rows: pa.Table) -> list[tuple[str, str]]:
     """The different (cluster, node) of some rows; rows that name no node count for none."""
-    few = rows.select(["cluster_id", "node_id"])
-    if len(few) and all(pc.min(c).as_py() == pc.max(c).as_py() and not c.null_count for c in few.columns):
-        few = few.slice(0, 1)
-    pairs = few.group_by(["cluster_id", "node_id"]).aggregate([]).to_pylist()
-    return [(pair["cluster_id"] or "", pair["node_id"]) for pair in pairs if pair["node_id"]]
+    clusters, nodes = (_coded(rows[name]) for name in ("cluster_id", "node_id"))
+    both = np.unique(clusters[1] * len(nodes[0]) + nodes[1])
+    pairs = [(clusters[0][one // len(nodes[0])], nodes[0][one % len(nodes[0])]) for one in both.tolist()]
+    return [(cluster or "", node) for cluster, node in pairs if node]
+
+
+def _coded(texts: pa.ChunkedArray) -> tuple[list[str | None], Array]:
+    """The different texts, and which of them stands in each row."""
+    coded = texts.combine_chunks().dictionary_encode(null_encoding="encode")
+    return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)

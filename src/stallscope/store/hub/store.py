@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -83,6 +83,10 @@ class HubStore:
         Raises BadInput when rows do not fit their table, Overloaded when too much waits already.
         """
         return self._writer.submit(batch)
+
+    def announced(self) -> AbstractContextManager[None]:
+        """append() will be called inside the with block: a few rows that wait are committed together with it."""
+        return self._writer.announced()
 
     def ask(self, question: str, *, tenant: str, params: Mapping[str, object]) -> pa.Table:
         """The answer to a named question (a file in store/sql/hub/), over what the tenant has now.

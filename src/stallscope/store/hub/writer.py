@@ -7,8 +7,9 @@ being stored again. When more waits than the limits allow, a batch is refused at
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +19,19 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.hot import Hot
-from stallscope.store.hub.journal import Entry, Journal
+from stallscope.store.hub.journal import Entry, Journal, packed
 from stallscope.store.hub.kept import with_latest
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 
 Listener = Callable[["Batch"], None]
 _IDLE_S = 0.25
+_GATHER_S = 0.02
+_FEW_ROWS = 5_000
+"""A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
+
+_PACKED_EARLY = 2_000
+"""Rows of a table that are packed by the thread that brings them; fewer are put together with others first."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Counters:
 class _Waiting:
     batch: Batch
     n_bytes: int
+    packed: Mapping[str, bytes]
     future: "Future[Receipt]"
 
 
@@ -81,6 +89,7 @@ class _Queue:
     jobs: deque[tuple[Callable[[], Any], "Future[Any]"]] = field(default_factory=deque)
     n_rows: int = 0
     n_bytes: int = 0
+    n_coming: int = 0
     is_closed: bool = False
 
 
@@ -112,25 +121,51 @@ class Writer:
         n_rows, n_bytes = batch.n_rows, sum(rows.nbytes for rows in batch.tables.values())
         if n_bytes > self._limits.max_queue_bytes:
             raise BadInput(f"a batch of {n_bytes:,} bytes is too large: send smaller ones")
+        with self._changed:
+            self._check_room(n_rows, n_bytes)
+        early = {
+            name: packed(rows)
+            for name, rows in batch.tables.items()
+            if name in schema.SENT and len(rows) >= _PACKED_EARLY
+        }
         future: Future[Receipt] = Future()
         with self._changed:
+            self._check_room(n_rows, n_bytes)
             queue = self._queue
-            if queue.is_closed:
-                raise Overloaded("the hub is stopping; send again later", 5.0)
-            if queue.waiting and (
-                queue.n_rows + n_rows > self._limits.max_queue_rows
-                or queue.n_bytes + n_bytes > self._limits.max_queue_bytes
-            ):
-                self.counters.refused += 1
-                raise Overloaded(
-                    f"{queue.n_rows:,} rows wait to be stored; send again in {self._limits.retry_after_s:g} s",
-                    self._limits.retry_after_s,
-                )
-            queue.waiting.append(_Waiting(batch, n_bytes, future))
+            queue.waiting.append(_Waiting(batch, n_bytes, early, future))
             queue.n_rows += n_rows
             queue.n_bytes += n_bytes
-            self._changed.notify()
+            if len(queue.waiting) == 1 or self._has_enough():
+                self._changed.notify()
         return future
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """A batch will be submitted inside the with block: a few rows that wait are committed together with it."""
+        queue = self._queue
+        with self._changed:
+            queue.n_coming += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                queue.n_coming -= 1
+                if queue.waiting and self._has_enough():
+                    self._changed.notify()
+
+    def _check_room(self, n_rows: int, n_bytes: int) -> None:
+        queue = self._queue
+        if queue.is_closed:
+            raise Overloaded("the hub is stopping; send again later", 5.0)
+        if queue.waiting and (
+            queue.n_rows + n_rows > self._limits.max_queue_rows
+            or queue.n_bytes + n_bytes > self._limits.max_queue_bytes
+        ):
+            self.counters.refused += 1
+            raise Overloaded(
+                f"{queue.n_rows:,} rows wait to be stored; send again in {self._limits.retry_after_s:g} s",
+                self._limits.retry_after_s,
+            )
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
         """Run something in the writer's thread, between two commits."""
@@ -174,6 +209,8 @@ class Writer:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work, timeout=_IDLE_S)
+                if self._queue.waiting:
+                    self._changed.wait_for(self._has_enough, timeout=_GATHER_S)
                 group = self._taken()
                 jobs = list(self._queue.jobs)
                 self._queue.jobs.clear()
@@ -190,6 +227,10 @@ class Writer:
 
     def _has_work(self) -> bool:
         return bool(self._queue.waiting or self._queue.jobs or self._queue.is_closed)
+
+    def _has_enough(self) -> bool:
+        queue = self._queue
+        return not queue.n_coming or queue.n_rows >= _FEW_ROWS or bool(queue.jobs) or queue.is_closed
 
     def _taken(self) -> list[_Waiting]:
         """The batches of the next transaction."""
@@ -221,7 +262,7 @@ class Writer:
         begin_s = time.monotonic()
         received_us = max(time.time_ns() // 1000, self._last_us + 1)
         fresh, known = self._split(group)
-        entries = _entries([one.batch for one in fresh], received_us)
+        entries = _entries(fresh, received_us)
         kept = _kept_rows([one.batch for one in fresh])
         told = [(one.batch.tenant, one.batch.tables["nodes"]) for one in fresh if "nodes" in one.batch.tables]
         changed = self._nodes.heard_of(entries, told, received_us)
@@ -258,9 +299,12 @@ class Writer:
         return fresh, known
 
     def _publish(self, entries: list[Entry], kept: Mapping[str, list[pa.Table]], received_us: int) -> None:
+        found: dict[tuple[str, str], list[pa.Table]] = {}
         for entry in entries:
-            rows = completed(entry.table, entry.rows, entry.tenant, received_us=received_us)
-            self._hot.add(entry.tenant, entry.table, rows, received_us=received_us)
+            found.setdefault((entry.tenant, entry.table), []).append(entry.rows)
+        for (tenant, table), parts in found.items():
+            rows = completed(table, schema.joined(parts), tenant, received_us=received_us)
+            self._hot.add(tenant, table, rows, received_us=received_us)
         for name, pieces in kept.items():
             if name != "nodes":
                 self._kept[name] = with_latest(name, self._kept[name], pieces)
@@ -303,24 +347,30 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
         ),
     }
     there = set(rows.column_names)
-    missing = schema.nulls(len(rows))
     arrays = [
-        given[f.name] if f.name in given else rows.column(f.name) if f.name in there else missing(f.type)
+        given[f.name]
+        if f.name in given
+        else rows.column(f.name)
+        if f.name in there
+        else schema.nulls(len(rows), f.type)
         for f in wanted
     ]
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 
-def _entries(batches: list[Batch], received_us: int) -> list[Entry]:
-    """The rows that senders fill, one entry for each tenant and table."""
-    found: dict[tuple[str, str], list[pa.Table]] = {}
-    for batch in batches:
-        for name, rows in batch.tables.items():
-            if name in schema.SENT:
-                found.setdefault((batch.tenant, name), []).append(rows)
-    return [
-        Entry(received_us, tenant, name, pa.concat_tables(rows).combine_chunks())
-        for (tenant, name), rows in found.items()
+def _entries(fresh: list[_Waiting], received_us: int) -> list[Entry]:
+    """The rows that senders fill: many rows of one table by themselves, few by tenant and table together."""
+    out: list[Entry] = []
+    few: dict[tuple[str, str], list[pa.Table]] = {}
+    for one in fresh:
+        tenant = one.batch.tenant
+        for name, rows in one.batch.tables.items():
+            if name in one.packed:
+                out.append(Entry(received_us, tenant, name, rows, one.packed[name]))
+            elif name in schema.SENT:
+                few.setdefault((tenant, name), []).append(rows)
+    return out + [
+        Entry(received_us, tenant, name, schema.joined(rows)) for (tenant, name), rows in few.items()
     ]
 
 
