@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.names import Category, CollectiveFlag, Op
+from stallscope.events.layout import HOST_EVENTS, empty
+from stallscope.events.names import Category, CollectiveFlag, HostKind, Op
 
 from .builders import MS, Call, Gone, Job, data_parallel, dp_trace, trace_of
 from .reports import only, report_of
@@ -152,3 +153,37 @@ def test_a_point_to_point_receiver_that_waits_is_not_the_missing_one():
     )
     verdict = only(report_of(hung(Gone(0, 20), program=program)))
     assert verdict.ranks == [0]
+
+
+def killed_within_a_round(status: int | None, *, quiet_ns: int = LIMITS.dead_after_ns + 50 * MS):
+    """All have entered the last round, in which rank 2 dies; the others wait for it."""
+    trace = dp_trace(quiet_ns=quiet_ns)
+    at_ns = int(trace.collectives["ts_ns"].max()) + 5 * MS
+    trace.processes["ended_ns"][trace.processes["pid"] == 1002] = at_ns
+    trace.snapshots["category"] = Category.WAIT_GPU
+    trace.snapshots["alive"] = trace.snapshots["pid"] != 1002
+    ends = empty(HOST_EVENTS, 0 if status is None else 1)
+    ends["kind"], ends["pid"], ends["ts_ns"], ends["value"] = HostKind.EXIT, 1002, at_ns, status or 0
+    return replace(trace, host_events=ends)
+
+
+def test_a_rank_that_died_within_a_round_is_named():
+    verdict = only(report_of(killed_within_a_round(137)))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
+    assert "has not got through round" in verdict.summary and "SIGKILL" in verdict.summary
+    assert verdict.advice and "exit code" in verdict.advice[0]
+
+
+@pytest.mark.parametrize("status", [0, None])
+def test_a_rank_that_ended_well_or_nobody_knows_how_left_nobody_behind(status):
+    assert report_of(killed_within_a_round(status)).healthy
+
+
+def test_a_moment_is_given_to_those_whom_the_dead_left():
+    assert report_of(killed_within_a_round(137, quiet_ns=LIMITS.dead_after_ns // 2)).healthy
+
+
+def test_those_who_work_do_not_wait_for_the_dead():
+    trace = killed_within_a_round(137)
+    trace.snapshots["category"][trace.snapshots["pid"] == 1000] = Category.ON_CPU
+    assert report_of(trace).healthy

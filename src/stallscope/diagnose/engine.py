@@ -22,7 +22,7 @@ from stallscope.diagnose.on_device import on_device
 from stallscope.diagnose.slowdown import slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
-from stallscope.diagnose.wedged import Wedged, wedged
+from stallscope.diagnose.wedged import Wedged, left_by_the_dead, wedged
 from stallscope.events.trace import Trace
 
 _MANY_ROWS = 1 << 20
@@ -125,7 +125,9 @@ def mismatch_verdicts(case: Case) -> list[Verdict]:
 def standstill(case: Case) -> list[Verdict]:
     """The hang at the end of the trace: of missing ranks, or of all."""
     now_ns = case.now_ns
-    hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits)
+    hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits) or left_by_the_dead(
+        case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
+    )
     if hang:
         return [_hang(case, hang)]
     all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)

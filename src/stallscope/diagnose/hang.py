@@ -75,7 +75,7 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     found = _open_rounds(line, arrival_ns)
     if not found:
         return None
-    ended = _ended_ns(line, clocks, trace)
+    ended = ended_ns(line, clocks, trace)
     patience = patience_ns(line, arrival_ns, limits)
     late = [
         one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
@@ -90,7 +90,7 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     roots = sorted(
         process
         for process in missing
-        if is_circle or (process not in blocked_in and not _waits_for_gpu(line, trace, process))
+        if is_circle or (process not in blocked_in and not waits_for_gpu(line, trace, process))
     )
     if not roots:
         return None  # all wait in rounds that all have entered: nobody is missing
@@ -107,7 +107,7 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         since_ns=first.since_ns,
         for_ns=now_ns - first.since_ns,
         is_circle=is_circle,
-        doing=tuple(_doing(line, trace, int(process), int(ended[process])) for process in chosen),
+        doing=tuple(doing(line, trace, int(process), int(ended[process])) for process in chosen),
     )
 
 
@@ -216,7 +216,7 @@ def patience_ns(line: Timeline, arrival_ns: Array, limits: Thresholds) -> float:
     return max(limits.hang_after_ns, limits.hang_gap_factor * usual_gap)
 
 
-def _ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
+def ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
     """When each process ended, on the common clock: int64 (p,), UNKNOWN while it runs."""
     told = {
         (int(row["node"]), int(row["pid"])): clocks.common_ns(int(row["node"]), int(row["ended_ns"]))
@@ -252,7 +252,7 @@ def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
     return True
 
 
-def _waits_for_gpu(line: Timeline, trace: Trace, process: int) -> bool:
+def waits_for_gpu(line: Timeline, trace: Trace, process: int) -> bool:
     """Whether the last that is known of a process is that it waits for a collective."""
     state = _last_state(line, trace, process)
     return state is not None and bool(state["alive"]) and int(state["category"]) == Category.WAIT_GPU
@@ -277,12 +277,12 @@ def _last_state(line: Timeline, trace: Trace, process: int) -> Array | None:
     return rows[np.argmax(rows["ts_ns"])] if len(rows) else None
 
 
-def _doing(line: Timeline, trace: Trace, process: int, ended_ns: int) -> dict[str, object]:
+def doing(line: Timeline, trace: Trace, process: int, end_ns: int) -> dict[str, object]:
     """What a missing rank does instead, as far as it is known."""
-    told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": ended_ns == UNKNOWN}
+    told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
     state = _last_state(line, trace, process)
     node, pid = int(line.node[process]), int(line.pid[process])
-    if ended_ns != UNKNOWN:
+    if end_ns != UNKNOWN:
         return told | ends.end(trace.host_events, node, pid)
     if state is None:
         return told

@@ -1,8 +1,9 @@
 """Jobs that stand still though no rank is missing: every rank has entered every round, and all wait.
 
-Either the ranks entered the rounds of two communicators in different orders, so that their GPUs wait for each
-other: then the rank whose order differs from the rest of its program is named. Or the order is the same
-everywhere, and the device or the fabric holds the round: then no rank can be named from the host's side.
+A rank whose process has died within a round is named: its GPU has left the round with it. Else either the ranks
+entered the rounds of two communicators in different orders, so that their GPUs wait for each other: then the rank
+whose order differs from the rest of its program is named. Or the order is the same everywhere, and the device or the
+fabric holds the round: then no rank can be named from the host's side.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
-from stallscope.diagnose.hang import patience_ns
+from stallscope.diagnose.hang import Stuck, doing, ended_ns, patience_ns, waits_for_gpu
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -49,6 +50,35 @@ def wedged(
         since_ns=since,
         for_ns=now_ns - since,
         row=int(last_row[odd[0]] if len(odd) else last_row[0]),
+    )
+
+
+def left_by_the_dead(
+    line: Timeline, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> Stuck | None:
+    """The round that ranks died in after they had entered it, where all that are left wait, if there is one.
+
+    One that has ended well may have had nothing more to do: nothing is said of it.
+    """
+    ended = ended_ns(line, clocks, trace)
+    left, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
+    told = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
+    dead = np.array([p for p, said in told.items() if said.get("exit_status") not in (None, 0)], np.int64)
+    if not len(dead) or not len(left) or not all(waits_for_gpu(line, trace, int(p)) for p in left):
+        return None
+    row = int(line.first[dead[0] + 1]) - 1
+    since = max(int(ended[dead].min()), int(clocks.arrival_ns[line.first[left + 1] - 1].max()))
+    if now_ns - since < limits.dead_after_ns:
+        return None
+    return Stuck(
+        comm=int(line.comm[row]),
+        seq=int(line.rows["seq"][row]),
+        missing=dead,
+        waiting=left,
+        since_ns=since,
+        for_ns=now_ns - since,
+        is_circle=False,
+        doing=tuple(told[int(process)] | {"has": "not_completed"} for process in dead),
     )
 
 
