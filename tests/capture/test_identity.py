@@ -61,6 +61,17 @@ def test_the_only_visible_gpu_is_the_device(tmp_path):
     assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": "3"})).device == 3
 
 
+def test_in_a_container_the_opened_gpu_is_the_device_not_the_number_it_has_there(tmp_path):
+    proc = process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": "0"}, ("/dev/nvidia6", "/dev/nvidiactl"))
+    assert identity(7, proc).device == 6
+
+
+@pytest.mark.parametrize(("visible", "device"), [("3", 3), ("0", UNKNOWN)])
+def test_a_process_that_has_opened_all_gpus_uses_the_visible_one(tmp_path, visible, device):
+    opened = ("/dev/nvidia2", "/dev/nvidia3")
+    assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible}, opened)).device == device
+
+
 def test_the_only_opened_gpu_is_the_device(tmp_path):
     proc = process(tmp_path, 7, {}, ("/dev/nvidiactl", "/dev/nvidia2", "/dev/nvidia-uvm", "/dev/nvidia2"))
     assert identity(7, proc).device == 2

@@ -100,12 +100,15 @@ def _comm_and_start(home: Path) -> tuple[str, int]:
 
 
 def _device(home: Path, variables: Mapping[str, str]) -> int:
-    """The only GPU that is visible to the process, or the only one it has opened."""
-    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    if _number(visible) != UNKNOWN:
-        return int(visible)
+    """The only GPU that the process has opened, else the only one that is visible to it.
+
+    What it has opened comes first: in a container the numbers of what is visible begin at 0 again.
+    """
     devices = {int(match[1]) for match in map(_DEVICE.fullmatch, opened(home)) if match}
-    return devices.pop() if len(devices) == 1 else UNKNOWN
+    if len(devices) == 1:
+        return devices.pop()
+    visible = _number(variables.get("CUDA_VISIBLE_DEVICES"))
+    return visible if visible in devices or not devices else UNKNOWN
 
 
 def opened(home: Path) -> list[str]:
