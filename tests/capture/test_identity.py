@@ -66,7 +66,7 @@ def test_in_a_container_the_opened_gpu_is_the_device_not_the_number_it_has_there
     assert identity(7, proc).device == 6
 
 
-@pytest.mark.parametrize(("visible", "device"), [("3", 3), ("0", UNKNOWN)])
+@pytest.mark.parametrize(("visible", "device"), [("3", 3), ("0", -1)])
 def test_a_process_that_has_opened_all_gpus_uses_the_visible_one(tmp_path, visible, device):
     opened = ("/dev/nvidia2", "/dev/nvidia3")
     assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible}, opened)).device == device
