@@ -22,8 +22,9 @@ import numpy as np
 
 from stallscope.capture.elf import FileKey
 from stallscope.capture.libbpf import Refused
+from stallscope.capture.maps import Entries
 from stallscope.capture.operations import GOVERNED, Hook
-from stallscope.capture.program import Link, Program, State
+from stallscope.capture.program import Link, Program
 from stallscope.capture.tallies import Covered
 from stallscope.events.kernel import HookGroup
 
@@ -219,11 +220,12 @@ class Governor:
     def govern(self) -> None:
         """Look once, and switch what is to be switched."""
         now_ns = self.clock_ns()
-        state = self.program.processes()
+        is_on = [group for group, one in self.groups.items() if one.is_on]
+        found = counted(self.program.slots(), is_on) if is_on else {}
         with self._lock:
-            for group, one in self.groups.items():
-                if one.is_on:
-                    one.look(counted(state, group), now_ns, cost_ns=self.cost_ns)
+            for group, so_far in found.items():
+                if self.groups[group].is_on:
+                    self.groups[group].look(so_far, now_ns, cost_ns=self.cost_ns)
             copies = self.groups[HookGroup.COPIES]
             left = max(self.budget - copies.load(now_ns), self.budget * _LEAST_SHARE)
             self._switch(HookGroup.COPIES, self.budget or 0.005, now_ns)
@@ -311,11 +313,13 @@ class Governor:
             self._notes.append(words)
 
 
-def counted(state: State, group: HookGroup) -> Counted:
-    """What the kernel has counted of a group so far, by process and thread."""
-    slots = state.rows["slots"]
-    of, which = np.nonzero(slots["tid"])
-    used = slots[of, which]
-    threads = zip(state.pids[of].tolist(), used["tid"].tolist(), strict=True)
-    so_far = zip(used["hits"][:, group].tolist(), used["inside_ns"][:, group].tolist(), strict=True)
-    return dict(zip(threads, so_far, strict=True))
+def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Counted]:
+    """What the kernel has counted of each group so far, by process and thread. slots: of Program.slots()."""
+    tids = slots.values["tid"]
+    of, which = np.nonzero(tids)
+    threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
+    hits, inside_ns = slots.values["hits"][of, which].tolist(), slots.values["inside_ns"][of, which].tolist()
+    return {
+        group: {thread: (n[group], ns[group]) for thread, n, ns in zip(threads, hits, inside_ns, strict=True)}
+        for group in groups
+    }

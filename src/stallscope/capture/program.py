@@ -35,7 +35,7 @@ from stallscope.capture.libbpf import (
     Refused,
     statistics_fd,
 )
-from stallscope.capture.maps import Entries
+from stallscope.capture.maps import Entries, Reader
 from stallscope.capture.operations import Hook
 from stallscope.capture.optional import ASKED, Optional
 from stallscope.capture.ring import Ring
@@ -51,6 +51,9 @@ MODES = ("session", "multi", "perf")
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
 _PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
 _SWITCHES = ("on_switch", "on_switch_5_15")
+_PROCESSES_AT_ONCE = 32
+"""Read by one system call, so by one clock: it takes some 10 us."""
+_N_READS = 4
 
 
 class Options(NamedTuple):
@@ -120,6 +123,7 @@ class Program:
         self._links: list[Link] = []
         self._statistics = -1
         self._is_open = True
+        self._readers: dict[str, Reader] = {}
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
         self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
@@ -229,7 +233,15 @@ class Program:
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
         """Keys and values of a map as they are now; a few are left out when they go meanwhile. Raises CannotTrace."""
-        return maps.entries(self._library, self._object.map_fd(map_name), key, value)
+        return self._reader(map_name, key, value).entries()
+
+    def _reader(
+        self, map_name: str, key: np.dtype[Any], value: np.dtype[Any], n_at_once: int = 1024
+    ) -> Reader:
+        if map_name not in self._readers:
+            fd = self._object.map_fd(map_name)
+            self._readers[map_name] = Reader(self._library, fd, key, value, n_at_once)
+        return self._readers[map_name]
 
     def losses(self) -> dict[str, int]:
         """Each Counter by its name in lower case, summed over the CPUs. Not all of them are losses: see Counter."""
@@ -240,36 +252,38 @@ class Program:
 
     def counters(self) -> Array:
         """The counters: int64 (len(Counter), CPUs)."""
-        n_cpus = self._library.libbpf_num_possible_cpus()
-        values = np.zeros((len(kernel.Counter), n_cpus), np.int64)
-        fd = self._object.map_fd("counters")
-        for counter in kernel.Counter:
-            row = values[counter]
-            self._library.bpf_map_lookup_elem(fd, ctypes.byref(ctypes.c_uint32(counter)), row.ctypes.data)
-        return values
+        per_cpu = np.dtype((np.int64, (self._library.libbpf_num_possible_cpus(),)))
+        return self.entries("counters", np.dtype("<u4"), per_cpu).values
 
     def processes(self) -> State:
         """Every traced process as it is now; a few are left out when they end meanwhile.
 
         A process that changes while it is read is read again a few times, then mended().
         """
-        fd = self._object.map_fd("processes")
-        pids = list(self._keys(fd))
-        rows, now_ns, found = (
-            np.zeros(len(pids), kernel.PROCESS),
-            np.zeros(len(pids), np.int64),
-            np.zeros(len(pids), bool),
-        )
-        for i, pid in enumerate(pids):
-            for _ in range(4):
-                before = time.monotonic_ns()
-                error = self._library.bpf_map_lookup_elem(
-                    fd, ctypes.byref(ctypes.c_uint32(pid)), rows[i:].ctypes.data
-                )
-                now_ns[i], found[i] = before, error == 0
-                if error or rows[i]["begun"] == rows[i]["ended"]:
-                    break
-        return State(np.array(pids, np.int64)[found], mended(rows[found], now_ns[found]), now_ns[found])
+        reader = self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
+        found, calls = reader.timed()
+        now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
+        state = State(found.keys.astype(np.int64), found.values, now_ns)
+        for i in np.flatnonzero(state.rows["begun"] != state.rows["ended"]).tolist():
+            self._read_again(state, i)
+        return state._replace(rows=mended(state.rows, state.now_ns))
+
+    def slots(self) -> Entries:
+        """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
+        found = self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE).entries()
+        return Entries(found.keys, found.values["slots"])
+
+    def _read_again(self, state: State, i: int) -> None:
+        """The i-th process, in place, once it is not being changed; a process that has ended stays as it was."""
+        fd, key = self._object.map_fd("processes"), ctypes.c_uint32(int(state.pids[i]))
+        row = np.zeros(1, kernel.PROCESS)
+        for _ in range(_N_READS):
+            now_ns = time.monotonic_ns()
+            if self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), row.ctypes.data):
+                return
+            state.rows[i], state.now_ns[i] = row[0], now_ns
+            if row["begun"][0] == row["ended"][0]:
+                return
 
     def measure(self) -> None:
         """Count runs and time of the programs from now on (about 20 ns a run)."""
@@ -370,12 +384,6 @@ class Program:
                     pid=pid,
                 )
             )
-
-    def _keys(self, fd: int) -> Iterable[int]:
-        key, following = None, ctypes.c_uint32()
-        while not self._library.bpf_map_get_next_key(fd, key, ctypes.byref(following)):
-            yield following.value
-            key = ctypes.byref(ctypes.c_uint32(following.value))
 
 
 def mended(rows: Array, now_ns: Array) -> Array:
