@@ -12,12 +12,18 @@ from stallscope.capture.collector import Collector
 class Source:
     """Gives `per_drain` records, numbered on, each time it is asked."""
 
-    def __init__(self, per_drain: int = 10):
+    def __init__(self, per_drain: int = 10, *, is_full: bool = True):
         self.n = 0
         self.per_drain = per_drain
+        self.is_full = is_full
         self.n_drains = 0
+        self.n_looks = 0
 
-    def __call__(self) -> np.ndarray:
+    def fill(self) -> float:
+        self.n_looks += 1
+        return float(self.is_full)
+
+    def drain(self) -> np.ndarray:
         first, self.n = self.n, self.n + self.per_drain
         self.n_drains += 1
         return np.arange(first, self.n)
@@ -39,6 +45,27 @@ def test_all_records_come_in_order_also_those_of_the_last_moment():
     assert [len(records) for records in collector.taken()] == [0, 0]
 
 
+def test_a_ring_that_has_room_is_emptied_when_its_records_are_asked_for():
+    source = Source(is_full=False)
+    collector = Collector(source)
+    collector.start()
+    while source.n_looks < 3:
+        time.sleep(0.005)
+    assert source.n_drains == 1
+    assert collector.taken()[0].tolist() == list(range(20))
+    collector.stop()
+
+
+def test_one_ring_that_fills_has_all_of_them_emptied():
+    full, other = Source(), Source(is_full=False)
+    collector = Collector(other, full)
+    collector.start()
+    while other.n_drains < 3:
+        time.sleep(0.005)
+    collector.stop()
+    assert other.n_drains == full.n_drains
+
+
 def test_what_nobody_takes_is_dropped_and_counted():
     source = Source()
     collector = Collector(source, max_waiting_bytes=10 * 8 * 2)
@@ -52,14 +79,13 @@ def test_what_nobody_takes_is_dropped_and_counted():
 
 
 def test_a_failure_of_the_thread_is_told():
-    source = Source()
+    class Failing(Source):
+        def drain(self) -> np.ndarray:
+            if self.n_drains == 2:
+                raise OSError("the ring is gone")
+            return super().drain()
 
-    def drain() -> np.ndarray:
-        if source.n_drains == 2:
-            raise OSError("the ring is gone")
-        return source()
-
-    collector = Collector(drain)
+    collector = Collector(Failing())
     collector.start()
     collector._thread.join()
     with pytest.raises(OSError, match="the ring is gone"):

@@ -5,6 +5,7 @@ unknown, and becomes NULL in SQL. bpf/events.h has the same fields for what the 
 compares both through BTF before the first record is read.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -381,6 +382,17 @@ ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS, GPUS, GPU_PROCESSES)
 def dtype(table: Table) -> np.dtype[Any]:
     """The packed numpy dtype of a table, fields in order."""
     return np.dtype([(field.name, field.format) for field in table.fields])
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """One array of all parts, which have one dtype; a single one as it is.
+
+    Put together as bytes: numpy takes long to compare fields, and copies them one at a time.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    together = np.concatenate([part.view(np.uint8) for part in parts])
+    return together.view(parts[0].dtype)
 
 
 def empty(table: Table, n: int = 0) -> Array:
