@@ -299,7 +299,7 @@ class _Scribe:
         self._to_hub = to_hub
         self._for_hub: dict[str, list[Array]] = {}
         self._events: list[Array] = []
-        self.collector = Collector(probes.arrivals.drain, probes.events.drain, probes.stacks.drain)
+        self.collector = Collector(probes.arrivals, probes.events, probes.stacks)
         self._options, self._probes, self._store, self._told = options, probes, store, told
         self._labels, self._gpus = labels, gpus
         self._node = store.node(options.node)
@@ -339,7 +339,7 @@ class _Scribe:
             self._splits.n_patience = 0
         self.next_ns = now_ns + _SECOND_NS
         self._take_records(now_ns)
-        events, self._events = np.concatenate(self._events), []
+        events, self._events = layout.joined(self._events), []
         for table, rows in self._tallies.rows(now_ns):
             self._append(table, rows)
         self._keep_states(events, now_ns)
@@ -384,7 +384,7 @@ class _Scribe:
     ) -> None:
         if self._to_hub is None:
             return
-        tables = {name: np.concatenate(rows) for name, rows in self._for_hub.items()}
+        tables = {name: layout.joined(rows) for name, rows in self._for_hub.items()}
         self._for_hub = {}
         self._to_hub.offer(tables, clock=reading, symbols=SYMBOLS, is_synchronised=is_synchronised, lost=lost)
 
@@ -460,14 +460,16 @@ class _Scribe:
     def _append(self, table: Table, rows: Array) -> None:
         if not len(rows):
             return
-        if "stack" in (rows.dtype.names or ()):
+        columns = rows.dtype.names or ()
+        if "stack" in columns:
             numbers = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
             rows["stack"] = layout.UNKNOWN  # a number of this trace means nothing to a hub
         if self._to_hub and table in layout.TABLES:
-            self._for_hub.setdefault(table.name, []).append(rows.copy())
-        if "symbol" in (rows.dtype.names or ()):
+            is_changed = "symbol" in columns or "stack" in columns
+            self._for_hub.setdefault(table.name, []).append(rows.copy() if is_changed else rows)
+        if "symbol" in columns:
             rows["symbol"] = self._symbols(rows["symbol"])
-        if "stack" in (rows.dtype.names or ()):
+        if "stack" in columns:
             rows["stack"] = numbers
         self._store.append(table, rows)
         self.tally.n_records += len(rows)

@@ -2,6 +2,7 @@
 
 The kernel counts for each group; a process also waits when a group above its own has used up its quota. So the
 group of each traced process and all above it are read, about once a second: two small files where there is a quota.
+What is mounted where is read again now and then.
 """
 
 from collections.abc import Iterable
@@ -9,8 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.capture.identity import small_file
+
 _TIME_UNITS = {"throttled_usec": 1000, "throttled_time": 1}
 """Of v2 and v1 (Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst), in ns."""
+
+_ROOTS_EVERY_NS = 30 * 10**9
+_MOST_PLACES = 4096
+
+Roots = list[tuple[str, Path, bool]]
+"""Hierarchies that may hold a CPU quota: the part of the hierarchy that is mounted, where, whether it is v2."""
 
 
 class Group(NamedTuple):
@@ -49,18 +58,24 @@ class ControlGroups:
 
     proc: Path = Path("/proc")
     _last: dict[Path, _Counters] = field(default_factory=dict)
+    _roots: Roots = field(default_factory=list)
+    _next_roots_ns: int = 0
+    _groups_of: dict[str, list[Group]] = field(default_factory=dict)
 
     def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttled]:
         """What has been throttled since the last look; of a group that is seen first, since then."""
+        if now_ns >= self._next_roots_ns:
+            self._next_roots_ns = now_ns + _ROOTS_EVERY_NS
+            self._roots = _roots(f"{self.proc}/self/mountinfo")
+            self._groups_of.clear()
         members: dict[Group, list[int]] = {}
-        roots = self._roots()
         for pid in pids:
-            for group in _groups(self.proc / str(pid) / "cgroup", roots):
+            for group in self._groups(pid):
                 members.setdefault(group, []).append(pid)
         found, seen = [], {}
         for group, inside in members.items():
             quota = _quota(group)
-            counters = _counters(group.path / "cpu.stat", now_ns) if quota else None
+            counters = _counters(f"{group.path}/cpu.stat", now_ns) if quota else None
             if counters is None:
                 continue
             seen[group.path] = counters
@@ -71,31 +86,38 @@ class ControlGroups:
         self._last = seen
         return found
 
-    def _roots(self) -> list[tuple[str, Path, bool]]:
-        """Hierarchies that may hold a CPU quota: the part of the hierarchy that is mounted, where, whether it is v2."""
-        try:
-            lines = (self.proc / "self" / "mountinfo").read_text().splitlines()
-        except OSError:
-            return []
-        found = []
-        for line in lines:
-            own, _, behind = line.partition(" - ")
-            kind, _, options = [*behind.split(), "", "", ""][:3]
-            if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-                fields = own.split()
-                found.append((fields[3], Path(fields[4]), kind == "cgroup2"))
-        return found
+    def _groups(self, pid: int) -> list[Group]:
+        """The group of a process in each hierarchy, and all above it but the root, which has no quota."""
+        text = _text(f"{self.proc}/{pid}/cgroup")
+        if text not in self._groups_of:
+            if len(self._groups_of) >= _MOST_PLACES:
+                self._groups_of.clear()
+            self._groups_of[text] = _groups(text.splitlines(), self._roots)
+        return self._groups_of[text]
 
 
-def _groups(path: Path, roots: list[tuple[str, Path, bool]]) -> list[Group]:
-    """The group of a process in each hierarchy, and all above it but the root, which has no quota.
+def _text(path: str) -> str:
+    return small_file(path).decode(errors="replace")
 
-    path: its file `cgroup`, lines of NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers.
-    """
+
+def _roots(mounts: str) -> Roots:
+    """mounts: path of the table of mounts."""
     try:
-        lines = path.read_text().splitlines()
+        lines = Path(mounts).read_text().splitlines()
     except OSError:
         return []
+    found = []
+    for line in lines:
+        own, _, behind = line.partition(" - ")
+        kind, _, options = [*behind.split(), "", "", ""][:3]
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            fields = own.split()
+            found.append((fields[3], Path(fields[4]), kind == "cgroup2"))
+    return found
+
+
+def _groups(lines: list[str], roots: Roots) -> list[Group]:
+    """lines: of a process's file `cgroup`, NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers."""
     found = []
     for line in lines:
         number, controllers, place = line.split(":", 2)
@@ -115,20 +137,20 @@ def _quota(group: Group) -> str:
     """The quota in the kernel's words, such as "cpu.max 50000/100000"; empty where there is none."""
     try:
         if group.is_v2:
-            quota, period = (group.path / "cpu.max").read_text().split()
+            quota, period = _text(f"{group.path}/cpu.max").split()
             return "" if quota == "max" else f"cpu.max {quota}/{period}"
-        quota, period = (
-            (group.path / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
-        )
-        return "" if int(quota) < 0 else f"cpu.cfs_quota_us {quota}/{period}"
-    except (OSError, ValueError):
+        quota = _text(f"{group.path}/cpu.cfs_quota_us").strip()
+        if int(quota) < 0:
+            return ""
+        return f"cpu.cfs_quota_us {quota}/{_text(f'{group.path}/cpu.cfs_period_us').strip()}"
+    except ValueError:
         return ""
 
 
-def _counters(path: Path, now_ns: int) -> _Counters | None:
+def _counters(path: str, now_ns: int) -> _Counters | None:
     try:
-        stat = dict(line.split() for line in path.read_text().splitlines())
+        stat = dict(line.split() for line in _text(path).splitlines())
         ns = next(int(stat[name]) * unit for name, unit in _TIME_UNITS.items() if name in stat)
         return _Counters(now_ns, int(stat["nr_throttled"]), ns)
-    except (OSError, ValueError, KeyError, StopIteration):
+    except (ValueError, KeyError, StopIteration):
         return None

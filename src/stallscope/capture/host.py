@@ -48,7 +48,7 @@ class HostEvents:
     _owners: Owners = field(init=False)
     _descendants: set[int] = field(default_factory=set)
     _names: dict[int, bytes] = field(default_factory=dict)
-    _sums: dict[str, dict[bytes, Any]] = field(default_factory=dict)
+    _sums: dict[str, tuple[dict[bytes, int], Array]] = field(default_factory=dict)
     _last_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -221,18 +221,21 @@ class HostEvents:
 
     def _grown(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
         """What has been added to the sums of a map since the last look: (key, sums), where there is any."""
-        found, fields = [], _sums_of(value)
-        before, now = self._sums.get(name, {}), dict[bytes, Any]()
-        for one, sums in zip(*self.entries(name, key, value), strict=True):
-            mark = one.tobytes()
-            now[mark], new, last = sums, sums.copy(), before.get(mark)
-            if last is not None and all((sums[each] >= last[each]).all() for each in fields):
-                for each in fields:
-                    new[each] -= last[each]
-            if any(np.any(new[each]) for each in fields):
-                found.append((one, new))
-        self._sums[name] = now
-        return found
+        keys, values = self.entries(name, key, value)
+        if not len(keys):
+            self._sums.pop(name, None)
+            return []
+        now, sums = _words(values), _sums_of(value)
+        marks = keys.view(f"V{key.itemsize}").tolist()
+        places, last = self._sums.get(name, ({}, now[:0]))
+        self._sums[name] = {mark: i for i, mark in enumerate(marks)}, now
+        at = np.array([places.get(mark, -1) for mark in marks])
+        before, new = np.zeros_like(now), now.copy()
+        before[at >= 0] = last[at[at >= 0]]
+        before[(now < before)[:, sums].any(axis=1)] = 0  # the entry was made anew
+        new[:, sums] -= before[:, sums]
+        rows = np.ndarray(len(keys), value, buffer=new)
+        return [(keys[i], rows[i]) for i in np.flatnonzero(new[:, sums].any(axis=1)).tolist()]
 
 
 def exit_status(code: int) -> int:
@@ -240,9 +243,19 @@ def exit_status(code: int) -> int:
     return 128 + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
 
 
-def _sums_of(value: "np.dtype[Any]") -> list[str]:
-    """The fields that only grow: unsigned 64-bit ones."""
-    return [name for name in value.names or () if value[name].base == np.dtype("<u8")]
+def _sums_of(value: "np.dtype[Any]") -> list[int]:
+    """Which 64-bit words of a struct only grow: the unsigned ones."""
+    words: list[int] = []
+    for name in value.names or ():
+        field, at = value.fields[name][:2] if value.fields else (value, 0)
+        if field.base == np.dtype("<u8"):
+            words += range(at // 8, (at + field.itemsize) // 8)
+    return words
+
+
+def _words(values: Array) -> Array:
+    """Structs (n,) as 64-bit words (n, size of one)."""
+    return np.ndarray((len(values), values.dtype.itemsize // 8), "<u8", buffer=values)
 
 
 def _ends(one: Any) -> Array:

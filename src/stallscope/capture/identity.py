@@ -15,6 +15,7 @@ from typing import NamedTuple
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 14
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -86,6 +87,23 @@ def place(variables: Mapping[str, str]) -> tuple[int, int, int]:
 def _number(text: str | None) -> int:
     is_number = text is not None and len(text) <= 7 and text.isascii() and text.isdigit()
     return int(text) if text is not None and is_number else UNKNOWN
+
+
+def small_file(path: str) -> bytes:
+    """What a file of the kernel says, up to 16 KiB; nothing where it is gone.
+
+    For what is read each second: pathlib and buffers cost more than the kernel's part of it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _SMALL_FILE_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _comm_and_start(home: Path) -> tuple[str, int]:

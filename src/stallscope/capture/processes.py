@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.identity import Identity, identity
+from stallscope.capture.identity import Identity, identity, small_file
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -120,10 +120,7 @@ class Snapshots:
 
 
 def _is_running(proc: Path, known: Identity) -> bool:
-    try:
-        head, _, tail = (proc / str(known.pid) / "stat").read_bytes().rpartition(b")")
-    except OSError:
-        return False
+    head, _, tail = small_file(f"{proc}/{known.pid}/stat").rpartition(b")")
     fields = tail.split()
     if not head or int(fields[19]) != known.started_ticks:
         return False

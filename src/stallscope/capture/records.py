@@ -48,8 +48,14 @@ def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None =
 
 def of_kind(events: Array, *kinds: Kind) -> Array:
     """The events of these kinds, which share a struct, as that struct."""
-    chosen: Array = events[np.isin(events["kind"], kinds)]
-    return chosen.view(_dtype_of(kinds[0]))
+    dtype = _dtype_of(kinds[0])
+    if not len(events):
+        return np.zeros(0, dtype)
+    is_one = events["kind"] == kinds[0]
+    for kind in kinds[1:]:
+        is_one |= events["kind"] == kind
+    chosen: Array = events[is_one] if is_one.any() else events[:0]
+    return chosen.view(dtype)
 
 
 def raw(events: Array) -> Array:
@@ -120,6 +126,8 @@ def _with_stacks(rows: Array) -> Array:
 def _rows(table: Table, records: Array, node: int) -> Array:
     """Rows of a table with all fields that the records have too; the others unknown or zero."""
     rows = layout.empty(table, len(records))
+    if not len(records):
+        return rows
     for name in set(rows.dtype.names or ()) & set(records.dtype.names or ()):
         rows[name] = records[name]
     rows["node"] = node

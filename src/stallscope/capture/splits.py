@@ -29,6 +29,8 @@ class Splits:
 
         born: those of this batch. Those of an incomplete split come with a later batch.
         """
+        if not len(born) and not len(self._held):
+            return born
         rows = np.concatenate([self._held, self.grown.born(born)])
         is_open = (rows["comm_rank"] < 0) & (rows["parent_hash"] != 0) & (rows["color"] >= -1)
         for parent, n_splits in np.unique(rows[is_open][["parent_hash", "n_splits"]]).tolist():

@@ -29,9 +29,12 @@ class Tally:
 
     def add_rounds(self, collectives: Array) -> None:
         """Follow the first and last round of each communicator; sends and receives are no rounds."""
-        rows = collectives[~np.isin(collectives["op"], P2P_OPS) & (collectives["seq"] >= 0)]
-        for comm_hash in np.unique(rows["comm_hash"]).tolist():
-            seq = rows["seq"][rows["comm_hash"] == comm_hash]
+        is_round = collectives["seq"] >= 0
+        for op in P2P_OPS:
+            is_round &= collectives["op"] != op
+        comms, seqs = collectives["comm_hash"][is_round], collectives["seq"][is_round]
+        for comm_hash in np.unique(comms).tolist():
+            seq = seqs[comms == comm_hash]
             first, last = self._rounds.get(comm_hash, (int(seq.min()), -1))
             self._rounds[comm_hash] = (min(first, int(seq.min())), max(last, int(seq.max())))
 
