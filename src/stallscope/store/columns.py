@@ -14,6 +14,9 @@ from stallscope.events.names import CATEGORY_NAMES
 _MANY = 100
 """Rows from which on a statement of their own is worth its compilation, about 0.1 ms."""
 
+_VERY_MANY, _TOGETHER = 400, 4
+"""Rows from which on so many in one statement are, too."""
+
 
 def column_names(table: Table) -> list[str]:
     """Columns in order; a ledger becomes one column per category, named for it."""
@@ -32,15 +35,16 @@ def insert_statement(table: Table) -> str:
     return f"{_insert_into(table)} ({', '.join(_places(table))})"
 
 
-def insertion(table: Table, rows: Array) -> tuple[str, Iterable[tuple[object, ...]]]:
-    """A statement and its values, to add rows to a table.
+def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[object, ...]]]]:
+    """Statements and their values, to add rows to a table.
 
     Of many rows, numbers that are the same in all of them stand in the statement: half of a collective's do, and
-    to hand each value over costs more than to store it.
+    to hand each value over costs more than to store it. Some rows go into one statement, for each run of one has a
+    price.
     """
     flat = np.ascontiguousarray(rows).view(_flat(table))
     if len(flat) < _MANY:
-        return insert_statement(table), values(table, rows)
+        return [(insert_statement(table), values(table, rows))]
     places, bound = [], []
     for name, place in zip(flat.dtype.names or (), _places(table), strict=True):
         column = flat[name]
@@ -48,11 +52,20 @@ def insertion(table: Table, rows: Array) -> tuple[str, Iterable[tuple[object, ..
             is_unknown = column[0] == UNKNOWN and place != "?"
             places.append("NULL" if is_unknown else str(column[0]))
         else:
-            places.append(place)
-            bound.append(map(_text, column.tolist()) if column.dtype.kind == "S" else column.tolist())
+            has_unknown = place != "?" and (column.dtype.kind == "S" or (column == UNKNOWN).any())
+            places.append(place if has_unknown else "?")
+            bound.append(list(map(_text, column.tolist())) if column.dtype.kind == "S" else column.tolist())
     if not bound:
-        return insert_statement(table), values(table, rows)
-    return f"{_insert_into(table)} ({', '.join(places)})", zip(*bound, strict=True)
+        return [(insert_statement(table), values(table, rows))]
+    row = f"({', '.join(places)})"
+    n_together = _TOGETHER if len(flat) >= _VERY_MANY else 1
+    n_in_groups = len(flat) // n_together * n_together
+    together = [column[i:n_in_groups:n_together] for i in range(n_together) for column in bound]
+    rest = [column[n_in_groups:] for column in bound]
+    return [
+        (f"{_insert_into(table)} {', '.join([row] * n_together)}", zip(*together, strict=True)),
+        (f"{_insert_into(table)} {row}", zip(*rest, strict=True)),
+    ]
 
 
 def select_list(table: Table) -> str:

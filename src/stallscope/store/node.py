@@ -27,6 +27,9 @@ APPLICATION_ID = 0x57A11
 
 _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 """What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
+_STATEMENTS = 40
+"""That are kept compiled; those for many rows at once are used once, and take 20 to 80 KB."""
+
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
     *((table.name, "ts_ns") for table in NODE_TABLES),
@@ -45,7 +48,9 @@ class NodeTrace:
         self.path = path
         with _storage(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, timeout=10.0, cached_statements=_STATEMENTS
+            )
             try:
                 self._prepare()
             except BaseException:
@@ -110,7 +115,8 @@ class NodeTrace:
     def append(self, table: Table, rows: Array) -> None:
         """Add rows to a table (see events.layout); `node` must come from node()."""
         with _storage(self.path):
-            self._connection.executemany(*columns.insertion(table, rows))
+            for statement, values in columns.insertions(table, rows):
+                self._connection.executemany(statement, values)
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add rows to one of the tables that hold no events. names: the columns that the rows have."""
