@@ -14,6 +14,10 @@ from stallscope.store.hub.journal import Segment, line
 
 FOLDER = "segments"
 _PART = ".part"
+_FORM = "PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
+"""Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and quicker to write and to read, than zstd's
+level 3 makes plain ones."""
+
 _ROW_GROUP = 65_536
 """Rows that are skipped together where a question asks for another time: a few minutes of a large job."""
 
@@ -55,7 +59,7 @@ class Sealer:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db.execute(
                 f"COPY (SELECT {columns} FROM ({select}) ORDER BY ts_ns) TO {views.quoted(str(part))}"
-                f" (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP})"
+                f" (FORMAT parquet, {_FORM}, ROW_GROUP_SIZE {_ROW_GROUP})"
             ).fetchall()
             _synced(part)
             part.rename(path)
