@@ -1,10 +1,11 @@
 """Small logs requests that wait at one time are decoded together.
 
 Most of what decoding a small request takes does not depend on its size. Whoever comes first decodes what waits; what
-arrives meanwhile waits for the next. So nobody waits for more to come, and the groups grow with the load.
+arrives meanwhile waits for the next. So one sender alone never waits for others, and the groups grow with the load.
 """
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ SMALL_BYTES = 1 << 18
 
 _MOST_BYTES = 1 << 21  # of those that are decoded together
 _MOST_REQUESTS = 64
+_GATHER_S = 0.01
+"""Where several came at one time before: of the answers that went out together the next requests come together."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Gathering:
     def __init__(self, decoder: Decoder):
         self._decoder = decoder
         self._changing, self._decoding = threading.Lock(), threading.Lock()
+        self._n_last = 0
         self._waiting: dict[str, deque[_Waiting]] = {}
 
     def decode(self, body: bytes, tenant: str) -> Decoded:
@@ -40,7 +44,11 @@ class Gathering:
         while not mine.decoded.done():
             with self._decoding:
                 if not mine.decoded.done():
-                    self._settle(self._taken(tenant), tenant)
+                    if self._n_last > 1:
+                        time.sleep(_GATHER_S)
+                    group = self._taken(tenant)
+                    self._n_last = len(group)
+                    self._settle(group, tenant)
         return mine.decoded.result()
 
     def _taken(self, tenant: str) -> list[_Waiting]:
