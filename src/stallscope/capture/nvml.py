@@ -6,9 +6,13 @@ of the call, and unknown here.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from stallscope.errors import CannotTrace
+
+_CONTROL = Path("/dev/nvidiactl")
+_NO_DRIVER = "no NVIDIA driver (libnvidia-ml.so.1) is here"
 
 
 @contextmanager
@@ -17,7 +21,8 @@ def library() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        raise CannotTrace("nvidia-ml-py is missing: pip install 'stallscope[gpu]'") from None
+        missing = "nvidia-ml-py is missing: pip install 'stallscope[gpu]'" if _CONTROL.exists() else _NO_DRIVER
+        raise CannotTrace(missing) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -51,7 +56,7 @@ def text(told: Any) -> str:
 
 def _why(nvml: Any, error: Any) -> str:
     said = {
-        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver (libnvidia-ml.so.1) is here",
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: _NO_DRIVER,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed and not loaded: modprobe nvidia",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             "the NVIDIA driver was updated and the old one is still loaded: restart the machine"

@@ -196,9 +196,10 @@ def _places(verdict: Verdict) -> list[str]:
 
 
 def stack(frames: list[str]) -> str:
-    """A stack in one line, innermost first."""
-    more = f" <- {len(frames) - _MOST_FRAMES} more" if len(frames) > _MOST_FRAMES else ""
-    return " <- ".join(_short(frame) for frame in frames[:_MOST_FRAMES]) + more
+    """A stack in one line, innermost first, without the interpreter's own frames."""
+    own = [frame for frame in frames if not frame.startswith("<frozen ")] or frames
+    more = f" <- {len(own) - _MOST_FRAMES} more" if len(own) > _MOST_FRAMES else ""
+    return " <- ".join(_short(frame) for frame in own[:_MOST_FRAMES]) + more
 
 
 def _mismatch(verdict: Verdict) -> str:
