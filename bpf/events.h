@@ -365,11 +365,15 @@ struct stack { /* of the ring `stacks`: told before the first event that has its
 };
 _Static_assert(sizeof(struct stack) == 2040, "stack: 2048 with the ring's header");
 
-/* What user space asks of a thread, and what it is told: this, pieces of memory up to the ends of pages, this again. */
-struct peek_request {
-	u64 address;		/* of the memory; 0: where the stack pointer points */
-	u32 tid;
-	u32 n_pieces;
+struct registers { /* in user mode: those that lead to the caller */
+	u64 ip;
+	u64 sp;
+	u64 bp;
+	u64 bx;
+	u64 r12;
+	u64 r13;
+	u64 r14;
+	u64 r15;
 };
 
 #define N_HOOKED 6
@@ -378,15 +382,38 @@ struct hooked_return {
 	u64 address;		/* that was there */
 };
 
+#define N_STACK_BYTES 3896
+struct native { /* of the ring `natives`: a copy of the stack, to be walked outside */
+	u64 hash;		/* of the whole stack, as events will have it */
+	u64 python;		/* hash of struct stack; 0 none */
+	u32 pid;
+	u32 tid;
+	u32 n_bytes;		/* of the stack, from sp on */
+	u32 is_return;		/* ip is where a call returns to */
+	struct registers registers;
+	struct hooked_return hooked[N_HOOKED];
+	u8 stack[N_STACK_BYTES];
+};
+_Static_assert(sizeof(struct native) == 4088, "native: 4096 with the ring's header");
+
+#define N_RETURNS 16
+struct native_shape { /* where on a stack that was walked the return addresses lie: the next one is the same if they are */
+	u64 check;		/* hash over them */
+	u16 n;
+	u16 is_known;		/* 0: told, and not yet walked */
+	u32 spare;
+	u16 at[N_RETURNS];	/* in words from sp on */
+};
+
+/* What user space asks of a thread, and what it is told: this, pieces of memory up to the ends of pages, this again. */
+struct peek_request {
+	u64 address;		/* of the memory; 0: where the stack pointer points */
+	u32 tid;
+	u32 n_pieces;
+};
+
 struct peek_thread {
-	u64 ip;			/* registers in user mode, good while it is not on a CPU */
-	u64 sp;
-	u64 bp;
-	u64 bx;
-	u64 r12;
-	u64 r13;
-	u64 r14;
-	u64 r15;
+	struct registers registers; /* good while it is not on a CPU */
 	u64 n_switches;		/* times that it has left the CPU */
 	u32 tid;
 	s32 syscall_nr;		/* that it is in; -1 none */
@@ -586,7 +613,7 @@ enum counter {
 	LOST_OPERATION,		/* calls without a statistic: no room for another function of a process */
 	LOST_ALLOCATION,	/* no room for another allocation: the balance is too low */
 	RAISED,			/* slow calls that were not told, since the threshold was raised for lack of room */
-	LOST_STACK,
+	LOST_STACK,		/* Python's or native */
 	REFUSED_STACK,		/* frames that made no sense */
 	N_COUNTERS,
 };

@@ -5,7 +5,7 @@
  * one, before and after: both the same, and never on one, and what was read belongs together. Memory is read as the
  * kernel itself reads it (from 5.18 on), so this works where process_vm_readv is forbidden to all. x86-64 only.
  */
-#include "compat.h"
+#include "registers.h"
 
 #define PEEK_BYTES 4096 /* at a time: what is written must fit into the iterator's eight pages */
 #define N_PIECES 6
@@ -21,25 +21,10 @@ struct bpf_iter__task {
 	struct task_struct *task;
 } CORE;
 
-struct return_instance {
-	unsigned long stack; /* the stack pointer at the entry: there lies the return address */
-	unsigned long orig_ret_vaddr;
-	struct return_instance *next;
-} CORE;
-
-struct uprobe_task {
-	struct return_instance *return_instances;
-} CORE;
-
 struct task_struct___peek {
-	struct uprobe_task *utask;
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	int on_cpu;
-} CORE;
-
-struct pt_regs___peek {
-	unsigned long r15, r14, r13, r12, bp, bx, ip, sp;
 } CORE;
 
 struct {
@@ -81,44 +66,6 @@ INLINE void look(struct peek_thread *told, struct task_struct *task)
 	told->n_switches = n_switches(task);
 }
 
-#ifdef __TARGET_ARCH_x86
-INLINE void registers(struct peek_thread *told, struct task_struct *task)
-{
-	struct pt_regs___peek *regs = (void *)bpf_task_pt_regs(task);
-
-	told->ip = BPF_CORE_READ(regs, ip);
-	told->sp = BPF_CORE_READ(regs, sp);
-	told->bp = BPF_CORE_READ(regs, bp);
-	told->bx = BPF_CORE_READ(regs, bx);
-	told->r12 = BPF_CORE_READ(regs, r12);
-	told->r13 = BPF_CORE_READ(regs, r13);
-	told->r14 = BPF_CORE_READ(regs, r14);
-	told->r15 = BPF_CORE_READ(regs, r15);
-	told->syscall_nr = SYSCALL_NR((struct pt_regs___kernel *)regs);
-}
-
-/* Hooks on returns put an address of their own in the place of the return address (kernel/events/uprobes.c). */
-INLINE void hooked(struct peek_thread *told, struct task_struct *task)
-{
-	struct task_struct___peek *t = (void *)task;
-	struct return_instance *r = BPF_CORE_READ(t, utask, return_instances);
-
-	for (u32 i = 0; i < N_HOOKED && r; i++) {
-		told->hooked[i].at = BPF_CORE_READ(r, stack);
-		told->hooked[i].address = BPF_CORE_READ(r, orig_ret_vaddr);
-		r = BPF_CORE_READ(r, next);
-	}
-}
-#else
-INLINE void hooked(struct peek_thread *told, struct task_struct *task)
-{
-}
-
-INLINE void registers(struct peek_thread *told, struct task_struct *task)
-{
-}
-#endif
-
 SEC("?iter.s/task")
 int peek(struct bpf_iter__task *ctx)
 {
@@ -134,10 +81,11 @@ int peek(struct bpf_iter__task *ctx)
 	__builtin_memset(&found->thread, 0, sizeof(found->thread));
 	found->thread.tid = asked->tid;
 	look(&found->thread, task);
-	registers(&found->thread, task);
-	hooked(&found->thread, task);
+	saved_registers(&found->thread.registers, task);
+	hooked_returns(found->thread.hooked, task);
+	found->thread.syscall_nr = SYSCALL_NR((struct pt_regs___kernel *)bpf_task_pt_regs(task));
 	bpf_seq_write(seq, &found->thread, sizeof(found->thread));
-	at = asked->address ? asked->address : found->thread.sp;
+	at = asked->address ? asked->address : found->thread.registers.sp;
 	for (u32 i = 0; i < N_PIECES && i < asked->n_pieces; i++) {
 		u32 n_bytes = PEEK_BYTES - MASK(at, PEEK_BYTES - 1); /* up to the end of its page */
 

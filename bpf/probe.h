@@ -723,13 +723,13 @@ INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 	return n ? args[MASK(n, 15)] : missing;
 }
 
-#include "python.h"
+#include "native.h"
 
 /* A call has ended: tell it. `d`: what it was given, or NULL. */
 INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 duration, s32 result,
 			   const struct details *d)
 {
-	u64 id = bpf_get_current_pid_tgid(), stack = python_stack(); /* told before its first event */
+	u64 id = bpf_get_current_pid_tgid(), stack = whole_stack(true); /* told before its first event */
 	struct call_event *e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
 
 	if (!e)

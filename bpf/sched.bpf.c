@@ -14,6 +14,7 @@ const volatile struct {
 	struct off_event off_event[0];
 	struct life_event life_event[0];
 	struct raw_event raw_event[0];
+	struct native native[0];
 } layouts = { .n_bytes = sizeof(struct event) };
 
 #define STATE_INTERRUPTIBLE 1
@@ -171,7 +172,7 @@ INLINE void note_stack(struct slot *s, u32 off, u64 now)
 	if (s->call || off == STOPPED || s->syscall_nr < 0 || now - s->walked_ns < WALK_APART_NS)
 		return;
 	s->walked_ns = now;
-	s->stack = python_stack();
+	s->stack = whole_stack(false);
 }
 
 INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,

@@ -299,7 +299,7 @@ class _Scribe:
         self._to_hub = to_hub
         self._for_hub: dict[str, list[Array]] = {}
         self._events: list[Array] = []
-        self.collector = Collector(probes.arrivals, probes.events, probes.stacks)
+        self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
         self._options, self._probes, self._store, self._told = options, probes, store, told
         self._labels, self._gpus = labels, gpus
         self._node = store.node(options.node)
@@ -322,7 +322,14 @@ class _Scribe:
             own_pid=os.getpid(),
         )
         self._stacks = (
-            Stacks(self._node, partial(store.stack, self._node), say, probes.walk_python, probes.peek)
+            Stacks(
+                self._node,
+                partial(store.stack, self._node),
+                say,
+                probes.walk_python,
+                probes.peek,
+                probes.know_native,
+            )
             if options.stacks
             else None
         )
@@ -373,9 +380,9 @@ class _Scribe:
 
     def _take_records(self, now_ns: int) -> None:
         self.next_send_ns = now_ns + _SEND_EVERY_NS
-        arrivals, events, told = self.collector.taken()
+        arrivals, events, natives, told = self.collector.taken()
         if self._stacks:
-            self._stacks.take(told)
+            self._stacks.take(natives, told)
         self._events.append(events)
         self._keep_records(arrivals, events)
 

@@ -46,6 +46,7 @@ _PATTERNS = {
     "bpf_map__initial_value": (c.c_void_p, (c.c_void_p, c.POINTER(c.c_size_t))),
     "bpf_map_lookup_elem": (c.c_int, (c.c_int, c.c_void_p, c.c_void_p)),
     "bpf_map_update_elem": (c.c_int, (c.c_int, c.c_void_p, c.c_void_p, c.c_uint64)),
+    "bpf_map_delete_elem": (c.c_int, (c.c_int, c.c_void_p)),
     "bpf_map_get_next_key": (c.c_int, (c.c_int, c.c_void_p, c.c_void_p)),
     "libbpf_num_possible_cpus": (c.c_int, ()),
     "libbpf_set_print": (c.c_void_p, (c.c_void_p,)),

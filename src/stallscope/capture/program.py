@@ -127,6 +127,7 @@ class Program:
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
         self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
+        self.natives = Ring(loaded.map_fd("natives"), kernel.NATIVE, STACKS_BYTES)
 
     @classmethod
     def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
@@ -187,6 +188,14 @@ class Program:
     def walk_python(self, pid: int, python: Array) -> None:
         """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
         self._put("pythons", pid, python)
+
+    def know_native(self, stack: int, shape: Array | None) -> None:
+        """Give events this stack again, by its hash, where it has this shape (kernel.NATIVE_SHAPE); None: forget it."""
+        fd, key = self._object.map_fd("native_shapes"), ctypes.c_uint64(stack)
+        if shape is None:
+            self._library.bpf_map_delete_elem(fd, ctypes.byref(key))
+        else:
+            self._library.bpf_map_update_elem(fd, ctypes.byref(key), shape.ctypes.data, 0)
 
     @property
     def peeks(self) -> bool:
@@ -322,6 +331,7 @@ class Program:
         self.arrivals.close()
         self.events.close()
         self.stacks.close()
+        self.natives.close()
         self._object.close()
 
     def __enter__(self) -> Self:

@@ -52,10 +52,20 @@ def held_at(trace: Trace, node: int, pid: int, *, categories: Sequence[int]) -> 
     ns: Counter[int] = Counter()
     for stack, duration_ns in zip(rows["stack"].tolist(), rows["duration_ns"].tolist(), strict=True):
         ns[stack] += max(duration_ns, 0)
-    for stack, longest_ns in ns.most_common(1):
+    alike: Counter[tuple[str, ...]] = Counter()
+    for stack, stack_ns in ns.items():
+        alike[_place(trace, stack)] += stack_ns
+    for place, longest_ns in alike.most_common(1):
         if 2 * longest_ns > ns.total():
-            return trace.stacks.get(stack, ())
+            here = [stack for stack, _ in ns.most_common() if _place(trace, stack) == place]
+            return trace.stacks.get(here[0], ())
     return ()
+
+
+def _place(trace: Trace, stack: int) -> tuple[str, ...]:
+    """What two stacks share that differ in native frames only: some events have none."""
+    frames = trace.stacks.get(stack, ())
+    return tuple(in_python(frames)) or frames
 
 
 def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]:

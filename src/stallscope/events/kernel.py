@@ -171,19 +171,43 @@ PEEK_BYTES = 4096
 PEEK_PIECES = 6
 """At most at a time."""
 
+REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
+"""struct registers: those in user mode that lead to the caller."""
+
 HOOKED_RETURN = np.dtype([("at", "<u8"), ("address", "<u8")])
 """struct hooked_return: a return address that a hook has replaced, and where."""
 
+N_HOOKED = 6
+
 PEEK_THREAD = np.dtype(
     [
-        *((name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15", "n_switches")),
+        ("registers", REGISTERS),
+        ("n_switches", "<u8"),
         ("tid", "<u4"),
         ("syscall_nr", "<i4"),
         *((name, "<u4") for name in ("is_on_cpu", "spare")),
-        ("hooked", HOOKED_RETURN, (6,)),
+        ("hooked", HOOKED_RETURN, (N_HOOKED,)),
     ]
 )
-"""struct peek_thread: the registers of a thread in user mode."""
+"""struct peek_thread: the registers of a thread."""
+
+NATIVE = np.dtype(
+    [
+        *((name, "<u8") for name in ("hash", "python")),
+        *((name, "<u4") for name in ("pid", "tid", "n_bytes", "is_return")),
+        ("registers", REGISTERS),
+        ("hooked", HOOKED_RETURN, (N_HOOKED,)),
+        ("stack", "u1", (3896,)),
+    ]
+)
+"""struct native: a copy of a thread's stack."""
+
+N_RETURNS = 16
+
+NATIVE_SHAPE = np.dtype(
+    [("check", "<u8"), ("n", "<u2"), ("is_known", "<u2"), ("spare", "<u4"), ("at", "<u2", (N_RETURNS,))]
+)
+"""struct native_shape: where on a stack the return addresses lie."""
 
 SLOT = np.dtype(
     [
@@ -285,7 +309,10 @@ STRUCTS = {
     "stack_frame": STACK_FRAME,
     "stack": STACK,
     "peek_request": PEEK_REQUEST,
+    "registers": REGISTERS,
     "hooked_return": HOOKED_RETURN,
+    "native": NATIVE,
+    "native_shape": NATIVE_SHAPE,
     "peek_thread": PEEK_THREAD,
     "slot": SLOT,
     "process": PROCESS,

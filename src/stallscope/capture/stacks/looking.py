@@ -2,7 +2,7 @@
 
     stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and gives its number
     stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
-    stacks.take(probes.stacks.drain())                # what it told of them
+    stacks.take(probes.natives.drain(), probes.stacks.drain())   # what it told of them
     numbers = stacks.numbers(calls["stack"])          # of the events that name them
     rows = stacks.of_silent(probes.processes(), now)  # once a second: rows of POSITIONS
 
@@ -23,10 +23,11 @@ from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.mapped_code import Files, MappedCode
 from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.native import copied, shape
 from stallscope.capture.stacks.peeking import Peek
-from stallscope.capture.stacks.target import CUT, Target
+from stallscope.capture.stacks.target import CUT, Target, Words
 from stallscope.capture.stacks.told import python_row, words
-from stallscope.events import layout
+from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array
 
 SILENT_NS = 2 * 10**9
@@ -36,7 +37,9 @@ _MOST_APART_NS = 30 * 10**9
 """... and again after twice the time each, at most so long."""
 
 _MOST_HASHES = 1 << 17
-Keep = Callable[[int, tuple[str, ...]], int]
+_MOST_WALKS = 100
+"""Native stacks at a time, 0.5 ms each; what is over comes again with a later event."""
+Keep = Callable[[int, Words], int]
 
 
 @dataclass
@@ -52,7 +55,7 @@ class _Silence:
 class Stacks:
     """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing. walk: lets the
     kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no native
-    frames of threads that hang.
+    frames of threads that hang. know: Program.know_native.
     """
 
     node: int
@@ -60,22 +63,24 @@ class Stacks:
     say: Callable[[str], None]
     walk: Callable[[int, Array], None]
     peek: Peek | None = None
+    know: Callable[[int, Array | None], None] = lambda _stack, _shape: None
     proc: Path = Path("/proc")
     _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     _silent: dict[int, _Silence] = field(default_factory=dict)
     _targets: dict[int, Target | None] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _by_hash: dict[int, int] = field(default_factory=dict)
+    _words: dict[int, Words] = field(default_factory=dict)
     _files: Files = field(default_factory=Files)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Let the kernel walk the stacks of these processes, those that are Python; cheap for those known already."""
+        """Let the kernel tell the stacks of these processes; cheap for those known already."""
         for pid in pids:
-            if pid not in self._targets and (target := self.target(pid)) and target.python:
-                self.walk(pid, python_row(target.python))
+            if pid not in self._targets and (target := self.target(pid)):
+                self.walk(pid, python_row(target.python) if target.python else np.zeros(1, kernel.PYTHON))
 
-    def take(self, told: Array) -> None:
-        """Name the stacks that the kernel has told, rows of kernel.STACK."""
+    def take(self, natives: Array, told: Array) -> None:
+        """Name the stacks that the kernel has told: rows of kernel.NATIVE, drained first, and of kernel.STACK."""
         for row in told:
             target = self._targets.get(int(row["pid"]))
             if target is None or target.codes is None or target.python is None:
@@ -84,10 +89,28 @@ class Stacks:
                 found = words(row, target.codes, target.python.layout)
             except (Refused, Unreadable):
                 continue
-            if len(self._by_hash) >= _MOST_HASHES:
-                self._by_hash.clear()
             found += (CUT,) * bool(row["is_cut"])
-            self._by_hash[int(row["hash"])] = self.number(int(row["pid"]), found)
+            self._keep_hash(int(row["hash"]), int(row["pid"]), found)
+        for row in natives[:_MOST_WALKS]:
+            self._take_native(row)
+        for row in natives[_MOST_WALKS:]:
+            self.know(int(row["hash"]), None)
+
+    def _take_native(self, row: Array) -> None:
+        """Walk the copy of a stack, and let the kernel know it again."""
+        pid, stack = int(row["pid"]), int(row["hash"])
+        target = self._targets.get(pid)
+        if target is None:
+            return
+        python = self._words.get(self._by_hash.get(int(row["python"]), UNKNOWN), ())
+        calls = target.calls(copied(row), has_python=bool(python))
+        self._keep_hash(stack, pid, target.in_words(calls, python))
+        self.know(stack, shape(row, calls))
+
+    def _keep_hash(self, stack: int, pid: int, words: Words) -> None:
+        if len(self._by_hash) >= _MOST_HASHES:
+            self._by_hash.clear()
+        self._by_hash[stack] = self.number(pid, words)
 
     def numbers(self, hashes: Array) -> Array:
         """The numbers of stacks by their hashes as events have them (int64); UNKNOWN for those that have no names."""
@@ -121,13 +144,15 @@ class Stacks:
             return {}
         return {tid: self.number(pid, words) for tid, words in found.items()}
 
-    def number(self, pid: int, words: tuple[str, ...]) -> int:
+    def number(self, pid: int, words: Words) -> int:
         """The number of a stack of a process, stored when it is new."""
         key = pid, words
         if key not in self._numbers:
             if len(self._numbers) >= 65536:
                 self._numbers.clear()
+                self._words.clear()
             self._numbers[key] = self.keep(pid, words)
+            self._words[self._numbers[key]] = words
         return self._numbers[key]
 
     def target(self, pid: int) -> Target | None:

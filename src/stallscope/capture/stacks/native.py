@@ -13,12 +13,16 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from stallscope.capture.stacks.mapped_code import MappedCode
 from stallscope.capture.stacks.peeking import Peek, memory_in, told_rows
 from stallscope.capture.stacks.unwinding import BP, BX, IP, SAVED, SP, NoRules, Rules
 from stallscope.events import kernel
+from stallscope.events.layout import Array
 
 MAX_FRAMES = 64
+_MASK = (1 << 64) - 1
 _REGISTERS = {IP: "ip", SP: "sp", BP: "bp", BX: "bx", 12: "r12", 13: "r13", 14: "r14", 15: "r15"}
 
 
@@ -27,19 +31,25 @@ class Standing(NamedTuple):
     the return addresses that hooks have replaced.
 
 
-    syscall_nr: the system call that it is in; -1: none. n_switches: how often it has left the CPU.
+    syscall_nr: the system call that it is in; -1: none. n_switches: how often it has left the CPU. has_returned: it has
+    just come back from a call.
     """
 
     registers: dict[int, int]
     stack: bytes
-    syscall_nr: int
-    n_switches: int
+    syscall_nr: int = -1
+    n_switches: int = 0
+    has_returned: bool = False
 
 
 class Calls(NamedTuple):
-    """places: of the instruction that runs, then of the last bytes of those that called. is_cut: there are more."""
+    """places: of the instruction that runs, then of the last bytes of those that called. is_cut: there are more.
+
+    returns_at: where on the stack each of the return addresses lies, in bytes from `sp` on.
+    """
 
     places: tuple[int, ...]
+    returns_at: tuple[int, ...]
     is_cut: bool
 
 
@@ -54,15 +64,50 @@ def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Sta
         first["is_on_cpu"]
         or last["is_on_cpu"]
         or first["n_switches"] != last["n_switches"]
-        or not first["ip"]
+        or not first["registers"]["ip"]
     ):
         return None
-    registers = {number: int(first[name]) for number, name in _REGISTERS.items()}
-    stack = bytearray(memory_in(told, registers[SP]))
-    for at, address in first["hooked"].tolist():
-        if 0 <= at - registers[SP] <= len(stack) - 8:
-            struct.pack_into("<Q", stack, at - registers[SP], address)
-    return Standing(registers, bytes(stack), int(first["syscall_nr"]), int(first["n_switches"]))
+    registers = _registers(first)
+    stack = _unhooked(first, memory_in(told, registers[SP]))
+    return Standing(registers, stack, int(first["syscall_nr"]), int(first["n_switches"]))
+
+
+def copied(told: Array) -> Standing:
+    """The thread as the kernel side has copied it: a row of kernel.NATIVE."""
+    stack = _unhooked(told, told["stack"][: int(told["n_bytes"])].tobytes())
+    return Standing(_registers(told), stack, has_returned=bool(told["is_return"]))
+
+
+def shape(told: Array, calls: Calls) -> Array:
+    """By what the kernel side knows the same stack again: a row of kernel.NATIVE_SHAPE for one of kernel.NATIVE."""
+    row = np.zeros(1, kernel.NATIVE_SHAPE)
+    places = [at // 8 for at in calls.returns_at[: kernel.N_RETURNS]]
+    row["is_known"], row["n"], row["at"][0, : len(places)] = 1, len(places), places
+    words = told["stack"].view("<u8")
+    check = 0
+    for place in places:
+        check = _mixed(check, int(words[place]))
+    row["check"] = check
+    return row
+
+
+def _mixed(value: int, word: int) -> int:
+    """mix_in() of bpf/python.h."""
+    value = ((value ^ word) * 0x9E3779B97F4A7C15) & _MASK
+    return value ^ value >> 29
+
+
+def _registers(told: Array) -> dict[int, int]:
+    return {number: int(told["registers"][name]) for number, name in _REGISTERS.items()}
+
+
+def _unhooked(told: Array, stack: bytes) -> bytes:
+    """A copy of a stack with the return addresses that hooks have replaced."""
+    begin, mended = int(told["registers"]["sp"]), bytearray(stack)
+    for at, address in told["hooked"].tolist():
+        if 0 <= at - begin <= len(stack) - 8:
+            struct.pack_into("<Q", mended, at - begin, address)
+    return bytes(mended)
 
 
 def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
@@ -71,32 +116,43 @@ def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
     return rows is not None and not rows[1]["is_on_cpu"] and int(rows[1]["n_switches"]) == thread.n_switches
 
 
-def addresses(code: MappedCode, thread: Standing, *, until: Callable[[int], bool] = lambda _: False) -> Calls:
+def addresses(
+    code: MappedCode,
+    thread: Standing,
+    *,
+    until: Callable[[int], bool] = lambda _: False,
+    most: int = MAX_FRAMES,
+) -> Calls:
     """The calls that a thread is in. until: where to end, at the first address for which this is true (left out)."""
     begin = thread.registers[SP]
-    registers: dict[int, int] = dict(thread.registers)
+    registers = dict(thread.registers)
     places: list[int] = []
-    is_return = False
-    while len(places) < MAX_FRAMES:
+    returns_at: list[int] = []
+    is_return, is_cut = thread.has_returned, True
+    while len(places) < most:
         place = registers[IP] - is_return  # the return address may be that of the next function
+        if is_return and code.region(place) is None:
+            break
         if until(place):
-            return Calls(tuple(places), False)
+            is_cut = False
+            break
         places.append(place)
         try:
             rules = code.rules(place)
         except NoRules:
-            return Calls(tuple(places), True)
+            break
         if rules.is_last:
-            return Calls(tuple(places), False)
+            is_cut = False
+            break
         above = _caller(registers, rules, thread.stack, begin)
         if above is None or above[SP] <= registers[SP]:
-            return Calls(tuple(places), True)
+            break
         if not above[IP]:
-            return Calls(tuple(places), False)
-        if code.region(above[IP] - 1) is None:
-            return Calls(tuple(places), True)
+            is_cut = False
+            break
+        returns_at.append(registers[rules.base] + rules.offset + rules.at[IP] - begin)
         registers, is_return = above, not rules.is_signal
-    return Calls(tuple(places), True)
+    return Calls(tuple(places), tuple(returns_at), is_cut)
 
 
 def _caller(registers: dict[int, int], rules: Rules, stack: bytes, begin: int) -> dict[int, int] | None:

@@ -13,8 +13,10 @@ from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.mapped_code import MappedCode
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.native import addresses, is_still, standing
+from stallscope.capture.stacks.native import MAX_FRAMES, Calls, Standing, addresses, is_still, standing
 from stallscope.capture.stacks.peeking import Peek
+from stallscope.capture.stacks.unwinding import IP
+from stallscope.events.kernel import N_RETURNS
 
 MAX_KEPT_FRAMES = 64
 CUT = "..."
@@ -45,8 +47,21 @@ class Target:
         python = self._python(state) if state else ()
         if thread is None or (python and peek and not is_still(peek, tid, thread)):
             return python
-        calls = addresses(self.code, thread, until=self.code.is_interpreter if python else _never)
-        return joined(map(self.code.name, calls.places), python, is_cut=calls.is_cut)
+        return self.in_words(self._calls(thread, has_python=bool(python)), python)
+
+    def calls(self, thread: Standing, *, has_python: bool) -> Calls:
+        """The native calls of a thread that the kernel side has copied, as far as it can know them again."""
+        if not self.code.region(thread.registers[IP]):
+            self.code.refresh()
+        return self._calls(thread, has_python=has_python, most=N_RETURNS)
+
+    def in_words(self, calls: Calls, python: Words) -> Words:
+        """Native frames, then Python's."""
+        return (*map(self.code.name, calls.places), *(CUT,) * calls.is_cut, *python)
+
+    def _calls(self, thread: Standing, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
+        until = self.code.is_interpreter if has_python else _never
+        return addresses(self.code, thread, until=until, most=most)
 
     def _python(self, state: int) -> Words:
         """The Python frames of a thread; none where one could not vouch for them."""
@@ -58,11 +73,6 @@ class Target:
         except (Refused, Unreadable):
             return ()
         return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
-
-
-def joined(native: Iterable[str], python: Words, *, is_cut: bool) -> Words:
-    """Native frames, then Python's. is_cut: there were more native ones."""
-    return (*native, *(CUT,) * is_cut, *python)
 
 
 def _never(_address: int) -> bool:

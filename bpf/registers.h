@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/* A thread's registers in user mode, and the return addresses on its stack that hooks have replaced. x86-64. */
+#ifndef STALLSCOPE_REGISTERS_H
+#define STALLSCOPE_REGISTERS_H
+
+#include "compat.h"
+
+struct pt_regs___saved {
+	unsigned long r15, r14, r13, r12, bp, bx, ip, sp;
+} CORE;
+
+struct return_instance {
+	unsigned long stack; /* the stack pointer at the entry: there lies the return address */
+	unsigned long orig_ret_vaddr;
+	struct return_instance *next;
+} CORE;
+
+struct uprobe_task {
+	struct return_instance *return_instances;
+} CORE;
+
+struct task_struct___hooked {
+	struct uprobe_task *utask;
+} CORE;
+
+#ifdef __TARGET_ARCH_x86
+INLINE void saved_registers(struct registers *told, struct task_struct *task)
+{
+	struct pt_regs___saved *regs = (void *)bpf_task_pt_regs(task);
+
+	told->ip = BPF_CORE_READ(regs, ip);
+	told->sp = BPF_CORE_READ(regs, sp);
+	told->bp = BPF_CORE_READ(regs, bp);
+	told->bx = BPF_CORE_READ(regs, bx);
+	told->r12 = BPF_CORE_READ(regs, r12);
+	told->r13 = BPF_CORE_READ(regs, r13);
+	told->r14 = BPF_CORE_READ(regs, r14);
+	told->r15 = BPF_CORE_READ(regs, r15);
+}
+
+/* Hooks on returns put an address of their own in the place of the return address (kernel/events/uprobes.c). */
+INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
+{
+	struct task_struct___hooked *t = (void *)task;
+	struct return_instance *r = BPF_CORE_READ(t, utask, return_instances);
+
+	for (u32 i = 0; i < N_HOOKED && r; i++) {
+		told[i].at = BPF_CORE_READ(r, stack);
+		told[i].address = BPF_CORE_READ(r, orig_ret_vaddr);
+		r = BPF_CORE_READ(r, next);
+	}
+}
+#else
+INLINE void saved_registers(struct registers *told, struct task_struct *task)
+{
+}
+
+INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
+{
+}
+#endif
+
+#endif

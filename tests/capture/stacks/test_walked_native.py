@@ -1,0 +1,105 @@
+"""Native frames of events: each call of a program that says in advance from where it makes it."""
+
+import subprocess
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from stallscope.capture.program import Program
+from stallscope.capture.records import of_kind
+from stallscope.capture.stacks.looking import Stacks
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import UNKNOWN
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+N_CALLS = 6000
+INNER, OUTER = ("first", "second", "wide"), ("left", "right")
+
+
+def chain(i: int) -> list[str]:
+    """The functions that the i-th call is made from."""
+    return ["at_last", INNER[i % 3], OUTER[i // 3 % 2], *["deeper"] * (1 + i // 6 % 4), "main"]
+
+
+class Told:
+    """The stacks of the calls of a process, taken as the agent does it."""
+
+    def __init__(self, program: Program):
+        self.kept: list[tuple[str, ...]] = [()]
+        self.said: list[str] = []
+        self.numbers: list[int] = []
+        self._program = program
+        self._stacks = Stacks(
+            1, self._keep, self.said.append, program.walk_python, program.peek, program.know_native
+        )
+
+    def follow(self, pid: int) -> None:
+        self._stacks.follow([pid])
+
+    def take(self, pid: int) -> None:
+        events, natives, told = (
+            self._program.events.drain(),
+            self._program.natives.drain(),
+            self._program.stacks.drain(),
+        )
+        self._program.arrivals.drain()
+        self._stacks.take(natives, told)
+        calls = of_kind(events, Kind.CALL)
+        hashes = calls["stack"][calls["pid"] == pid].astype(np.int64)
+        hashes[hashes == 0] = UNKNOWN
+        self.numbers += self._stacks.numbers(hashes).tolist()
+
+    def _keep(self, _pid: int, words: tuple[str, ...]) -> int:
+        self.kept.append(words)
+        return len(self.kept) - 1
+
+
+def test_every_stack_is_that_of_its_call_or_none(tracing, built):
+    program = tracing(slow_call_ns=0)
+    told = Told(program)
+    with subprocess.Popen([built("paths"), str(N_CALLS)], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"there\n"
+        told.follow(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        while process.poll() is None:
+            told.take(process.pid)
+            time.sleep(0.01)
+    told.take(process.pid)
+    assert len(told.numbers) == N_CALLS
+    n_each: Counter[str] = Counter()
+    for i, number in enumerate(told.numbers):
+        found = [one.partition("+")[0] for one in told.kept[number] if "(paths)" in one] if number > 0 else []
+        n_each["none" if not found else "right" if found[: len(chain(i))] == chain(i) else "wrong"] += 1
+    assert n_each["wrong"] == 0
+    assert n_each["right"] > N_CALLS // 2
+    assert len(set(told.numbers) - {UNKNOWN}) == 24  # kinds of chains
+    assert told.said == []
+
+
+def test_native_frames_stand_over_the_python_ones(tracing, puppet):
+    program = tracing(slow_call_ns=0)
+    told = Told(program)
+    told.follow(puppet.pid)
+    puppet.does("def call(): lib.cudaStreamSynchronize(0, 0)")
+    until = time.monotonic() + 20
+    while not any("libffi" in " ".join(words) for words in told.kept):
+        puppet.does("call()")
+        told.take(puppet.pid)
+        assert time.monotonic() < until
+    words = next(words for words in told.kept if "libffi" in " ".join(words))
+    assert "..." not in words
+    assert words[-3] == "<string>:1 call"
+    assert "libffi" in words[0]
+
+
+def test_without_stacks_nothing_is_told(tracing, puppet):
+    program = tracing(slow_call_ns=0)
+    puppet.does("lib.cudaStreamSynchronize(0, 0)")
+    assert not len(program.natives.drain())
+    assert not of_kind(program.events.drain(), Kind.CALL)["stack"].any()
