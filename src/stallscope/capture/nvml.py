@@ -21,7 +21,9 @@ def library() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        missing = "nvidia-ml-py is missing: pip install 'stallscope[gpu]'" if _CONTROL.exists() else _NO_DRIVER
+        missing = (
+            "nvidia-ml-py is missing: pip install 'stallscope[gpu]'" if _CONTROL.exists() else _NO_DRIVER
+        )
         raise CannotTrace(missing) from None
     try:
         pynvml.nvmlInit()
