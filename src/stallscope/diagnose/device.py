@@ -18,6 +18,8 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import CollectiveFlag
 
+_ALONE = 4  # so many times more slow steps than any other GPU has
+_OFTEN = 0.3  # share of the steps
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
 
 
@@ -89,12 +91,11 @@ def slow_devices(
         cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
         by_step = {one.step: one for one in late if one.process == process}
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
-        run = _longest_slow_run(is_late)
         others = np.delete(counts, process)
-        if run is None or not beyond_chance(int(counts[process]), others, limits.chance):
-            continue
-        during = slice(*run)
-        if is_late[during].mean() < limits.steady_share or run[1] - run[0] < 2 * limits.min_late_steps:
+        during = _steadily(is_late, limits)
+        if during is None and counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
+            during = _now_and_then(is_late, limits)
+        if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
             continue
         values = more.by_cell_ns[cells[during]]
         is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
@@ -138,6 +139,22 @@ def released_late(
         ]
         slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
     return slow
+
+
+def _steadily(is_late: Array, limits: Thresholds) -> slice | None:
+    """The stretch of a process's steps in which most are slow; None without a long one."""
+    run = _longest_slow_run(is_late)
+    if run is None or run[1] - run[0] < 2 * limits.min_late_steps:
+        return None
+    return slice(*run) if is_late[slice(*run)].mean() >= limits.steady_share else None
+
+
+def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
+    """From the first slow step to the last, where those between are often slow: what shares the GPU comes and goes."""
+    slow = np.flatnonzero(is_late)
+    if len(slow) < 3 * limits.min_late_steps:
+        return None
+    return slice(slow[0], slow[-1] + 1) if len(slow) >= _OFTEN * (slow[-1] + 1 - slow[0]) else None
 
 
 def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:

@@ -11,6 +11,9 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
+_CLEAR, _CLEAR_IN_MOST = 2.0, 1.5  # so many times the least that counts, in some steps and in most
+_MOST_STEPS = 0.5
+
 
 @dataclass(frozen=True)
 class SlowStage:
@@ -87,7 +90,8 @@ def moving(
     for late in left:
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
-    is_clear = size >= 2 * least_ns
+    # Delays in most steps raise what counts as noise themselves.
+    is_clear = size >= (_CLEAR if n_late < _MOST_STEPS * n_steps else _CLEAR_IN_MOST) * least_ns
     begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
     return Moving(left) if is_clear and takes_much else None
