@@ -1,13 +1,19 @@
 """Small requests that wait at one time are decoded as one, and each gets what it would have got alone."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.errors import BadInput
+from stallscope.events import layout
+from stallscope.exporters import hub_arrow
+from stallscope.receive import arrow, arrow_together
 from stallscope.receive.gathering import Gathering
 from stallscope.receive.otlp import Decoded, Decoder
 from stallscope.store.hub import schema
@@ -16,6 +22,10 @@ from .requests import NOW_NS, add_logs, logs
 from .test_logs import KEYS, RECORDS, VALUES
 
 DECODER = Decoder(now_ns=lambda: NOW_NS)
+
+
+def of_logs() -> Gathering[bytes, Decoded]:
+    return Gathering(lambda body, tenant: DECODER.decode("logs", body, tenant), DECODER.logs_together)
 
 
 def told(decoded: Decoded) -> object:
@@ -92,12 +102,12 @@ def test_what_is_not_whole_is_not_put_before_another(wrong):
 def test_one_that_is_wrong_does_not_harm_those_beside_it():
     good = [logs([{"body": str(i)}]).SerializeToString() for i in range(30)]
     bodies = [*good[:15], b"\x0a\x02\xff\xff", *good[15:]]
-    gathering, barrier = Gathering(DECODER), threading.Barrier(len(bodies))
+    gathering, barrier = of_logs(), threading.Barrier(len(bodies))
 
     def send(body: bytes) -> object:
         barrier.wait()
         try:
-            return told(gathering.decode(body, "a"))
+            return told(gathering.decode(body, "a", n_bytes=len(body)))
         except BadInput as error:
             return str(error)
 
@@ -108,12 +118,13 @@ def test_one_that_is_wrong_does_not_harm_those_beside_it():
 
 
 def test_tenants_are_never_decoded_together():
-    gathering, barrier = Gathering(DECODER), threading.Barrier(20)
+    gathering, barrier = of_logs(), threading.Barrier(20)
 
     def send(number: int) -> Decoded:
         barrier.wait()
         tenant = "ab"[number % 2]
-        return gathering.decode(logs([{"body": tenant}]).SerializeToString(), tenant)
+        body = logs([{"body": tenant}]).SerializeToString()
+        return gathering.decode(body, tenant, n_bytes=len(body))
 
     with ThreadPoolExecutor(20) as pool:
         found = list(pool.map(send, range(20)))
@@ -121,3 +132,70 @@ def test_tenants_are_never_decoded_together():
         tenant = "ab"[number % 2]
         assert decoded.batch.tenant == tenant
         assert decoded.batch.tables["events"]["value_text"].to_pylist() == [tenant]
+
+
+def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: int) -> bytes:
+    """An agent's request: so many rows by table, each with its own numbers."""
+    tables = {}
+    for name, n in n_rows.items():
+        table = {one.name: one for one in layout.TABLES}[name]
+        rows = layout.empty(table, n)
+        rows["ts_ns"] = NOW_NS + np.arange(n)
+        rows["pid"] = sum(node.encode()) + np.arange(n)
+        if "op" in rows.dtype.names:
+            rows["op"] = np.arange(n) % 4
+        if "comm_hash" in rows.dtype.names:
+            rows["comm_hash"] = np.arange(n) % 3
+        tables[name] = rows[[f.name for f in table.fields if f.name not in ("node", "symbol")]]
+    return hub_arrow.request(tables, batch_id=f"of-{node}", node=node, cluster="c", about=about or {})
+
+
+def arrow_told(batch: arrow.Batch) -> object:
+    """All that a request of the Arrow lane became."""
+    rows = {name: schema.conformed(name, part).to_pylist() for name, part in batch.tables.items()}
+    return batch.batch_id, batch.tenant, rows
+
+
+def arrow_bodies() -> list[bytes]:
+    """Requests of several machines, with the same tables and others, and one that names no machine."""
+    alike = [arrow_request(f"n{i}", collectives=i + 1, calls=3) for i in range(3)]
+    other = arrow_request("n9", collectives=2, offcpu=4, about={"gpu_model": "H100", "agent": "x"})
+    table = pa.table({"ts_ns": [NOW_NS], "node_id": ["own"], "symbol": ["cudaMalloc"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    stream = sink.getvalue().to_pybytes()
+    head = {"batch_id": "plain", "tables": [{"name": "calls", "n_bytes": len(stream)}]}
+    return [*alike, json.dumps(head).encode() + b"\n" + stream, other, arrow_request("n10")]
+
+
+def test_arrow_requests_together_are_what_each_is_alone():
+    bodies = arrow_bodies()
+    together = arrow_together.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
+    assert together is not None
+    assert [arrow_told(one) for one in together] == [
+        arrow_told(arrow.decode(body, "a", limit=1 << 24)) for body in bodies
+    ]
+    assert [[row["node_id"] for row in one.tables["calls"].to_pylist()] for one in together[:4]] == [
+        *([f"n{i}"] * 3 for i in range(3)),
+        ["own"],
+    ]
+
+
+def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
+    good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
+    wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})})
+    requests = [*good, wrong]
+    gathering, barrier = Gathering(arrow.batch, arrow_together.batches), threading.Barrier(len(requests))
+
+    def send(request: arrow.Request) -> object:
+        barrier.wait()
+        try:
+            return arrow_told(gathering.decode(request, "a", n_bytes=1))
+        except BadInput as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        found = list(pool.map(send, requests))
+    assert found[:-1] == [arrow_told(arrow.batch(one, "a")) for one in good]
+    assert "the rows for table calls do not fit" in str(found[-1])

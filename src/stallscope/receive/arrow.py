@@ -7,6 +7,7 @@ names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -43,8 +44,29 @@ _UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} fo
 }
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request as it was sent. tables: rows by table name, with the sender's columns (events/layout.py)."""
+
+    batch_id: str
+    node: str
+    cluster: str
+    about: dict[str, Any] | None
+    tables: dict[str, pa.Table]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all rows."""
+        return sum(rows.nbytes for rows in self.tables.values())
+
+
 def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
     """The batch that a request holds. limit: bytes after decompression. Raises BadInput, TooLarge."""
+    return batch(read(body, limit=limit), tenant)
+
+
+def read(body: bytes, *, limit: int) -> Request:
+    """The request that these bytes are. limit: bytes after decompression. Raises BadInput, TooLarge."""
     head, packed = _split(body)
     tables = _checked_tables(head.get("tables"))
     rest = unpacked(packed, _text(head, "compression"), limit=limit)
@@ -54,13 +76,32 @@ def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
     out: dict[str, pa.Table] = {}
     at, buffer, n_unpacked = 0, pa.py_buffer(rest), 0
     for name, n_bytes in tables:
-        raw = _stream(buffer.slice(at, n_bytes), name, limit - n_unpacked)
-        n_unpacked += raw.nbytes
+        out[name] = _stream(buffer.slice(at, n_bytes), name, limit - n_unpacked)
+        n_unpacked += out[name].nbytes
         at += n_bytes
-        out[name] = _located(_in_our_form(raw, name), node, cluster)
-    if told := _about(head.get("about"), node, cluster):
-        out["nodes"] = pa.Table.from_pylist([told])
-    return Batch(_text(head, "batch_id")[:200], tenant, out)
+    return Request(
+        _text(head, "batch_id")[:200], node, cluster, _about(head.get("about"), node, cluster), out
+    )
+
+
+def batch(request: Request, tenant: str) -> Batch:
+    """The batch of a request. Raises BadInput for rows that do not fit their table."""
+    return Batch(
+        request.batch_id,
+        tenant,
+        with_about(
+            request,
+            {
+                name: _located(in_our_form(raw, name), request.node, request.cluster)
+                for name, raw in request.tables.items()
+            },
+        ),
+    )
+
+
+def with_about(request: Request, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """The tables, with a row of `nodes` where the sender says something of its machine."""
+    return tables | {"nodes": pa.Table.from_pylist([request.about])} if request.about else tables
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
@@ -132,7 +173,7 @@ def _check_names(names: list[str], table: str) -> None:
         raise BadInput(f"table {table}: the column ts_ns is missing")
 
 
-def _in_our_form(raw: pa.Table, table: str) -> pa.Table:
+def in_our_form(raw: pa.Table, table: str) -> pa.Table:
     """Rows with the hub's columns: numbers of enumerations as words, hashes as text, -1 as NULL."""
     unknown = _UNKNOWN_IN.get(table, set())
     columns: dict[str, Any] = {}

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from stallscope.errors import Overloaded, StallscopeError, TooLarge
-from stallscope.receive import arrow, otlp
+from stallscope.receive import arrow, arrow_together, otlp
 from stallscope.receive.answers import Refusal, refusal
 from stallscope.receive.counters import Counters
-from stallscope.receive.gathering import SMALL_BYTES, Gathering
+from stallscope.receive.gathering import Gathering
 from stallscope.receive.otlp import Decoded
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
@@ -63,7 +63,10 @@ class Receiver:
         self.counters = Counters()
         self._store, self._authenticate = store, authenticate
         self._decoder = otlp.Decoder()
-        self._small_logs = Gathering(self._decoder)
+        self._small_logs = Gathering(
+            lambda body, tenant: self._decoder.decode("logs", body, tenant), self._decoder.logs_together
+        )
+        self._small_arrow = Gathering(arrow.batch, arrow_together.batches)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
@@ -84,8 +87,8 @@ class Receiver:
         return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
 
     def _decoded(self, signal: str, body: bytes, tenant: str, *, is_json: bool) -> Decoded:
-        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
-            return self._small_logs.decode(body, tenant)
+        if signal == "logs" and not is_json and len(body) <= otlp.SMALL_BYTES:
+            return self._small_logs.decode(body, tenant, n_bytes=len(body))
         with self._at_work():
             plain = otlp.json_to_protobuf(signal, body) if is_json else body
             return self._decoder.decode(signal, plain, tenant)
@@ -95,7 +98,12 @@ class Receiver:
         self._check_size(body)
         with self._store.announced():
             with self._at_work():
-                batch = arrow.decode(body, tenant, limit=4 * self.bounds.max_bytes)
+                request = arrow.read(body, limit=4 * self.bounds.max_bytes)
+                n_bytes = request.n_bytes
+                is_small = n_bytes <= arrow_together.SMALL_BYTES
+                batch = None if is_small else arrow.batch(request, tenant)
+            if batch is None:
+                batch = self._small_arrow.decode(request, tenant, n_bytes=n_bytes)
             self.counters.add(arrow_received=batch.n_rows)
             future = self._appended(batch)
         return Accepted(
