@@ -57,7 +57,7 @@ def missing() -> str:
 def initramfs(root: Path, source: Path, emulated: Path) -> Path:
     """Builds it. root: a folder of its own. source: `src`. emulated: the built libraries. Returns its file."""
     tree = root / "tree"
-    for name in ("bin", "proc", "sys", "dev", "tmp", "cache/stallscope"):
+    for name in ("bin", "proc", "sys", "dev", "tmp", "site", "cache/stallscope"):
         (tree / name).mkdir(parents=True, exist_ok=True)
     shutil.copy2(shutil.which("busybox") or "", tree / "bin/busybox")
     python = Path(sys.base_prefix) / f"bin/python3.{sys.version_info.minor}"

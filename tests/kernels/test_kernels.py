@@ -48,6 +48,7 @@ def result(said: str) -> Mapping[str, Any]:
     return measured
 
 
+@pytest.mark.timeout(machine.BOOT_S + 60)
 @pytest.mark.skipif(not IMAGES, reason="other: no kernels to try (make kernels fetches some)")
 @pytest.mark.parametrize("image", IMAGES or [Path("none")], ids=lambda image: image.name)
 def test_every_round_is_traced_on_this_kernel(initramfs: Path, image: Path):
