@@ -21,7 +21,7 @@ from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
 from stallscope.receive import words
 from stallscope.receive.unpacking import unpacked
 from stallscope.store.hub import schema
-from stallscope.store.hub.writer import Batch
+from stallscope.store.hub.batches import Batch
 
 METHOD = "/stallscope.v1.Ingest/Append"
 VERSION = 1

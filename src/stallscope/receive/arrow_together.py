@@ -11,7 +11,8 @@ import pyarrow as pa
 from stallscope.errors import BadInput
 from stallscope.receive.arrow import Request, in_our_form, with_about
 from stallscope.store.hub import schema
-from stallscope.store.hub.writer import Batch
+from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.joining import parted
 
 SMALL_BYTES = 1 << 18
 """Larger requests are made into batches alone: together they would not be quicker."""
@@ -24,22 +25,26 @@ def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
         for name, raw in request.tables.items():
             alike.setdefault((name, raw.schema), []).append(number)
     parts: list[dict[str, pa.Table]] = [{} for _ in requests]
+    n_bytes = [0] * len(requests)
     try:
         for (name, _), numbers in alike.items():
-            for number, rows in zip(
-                numbers, _formed(name, [requests[number] for number in numbers]), strict=True
-            ):
+            formed = _formed(name, [requests[number] for number in numbers])
+            for number, (rows, n) in zip(numbers, formed, strict=True):
                 parts[number][name] = rows
+                n_bytes[number] += n
     except (BadInput, pa.ArrowException):  # who sent what does not fit is found out one by one
         return None
     return [
-        Batch(request.batch_id, tenant, with_about(request, tables))
-        for request, tables in zip(requests, parts, strict=True)
+        Batch(request.batch_id, tenant, with_about(request, tables), n)
+        for request, tables, n in zip(requests, parts, n_bytes, strict=True)
     ]
 
 
-def _formed(name: str, requests: Sequence[Request]) -> list[pa.Table]:
-    """The rows for one table of each request, as the store wants them; all are sent with the same columns."""
+def _formed(name: str, requests: Sequence[Request]) -> list[tuple[pa.Table, int]]:
+    """The rows for one table of each request, as the store wants them, and about how many bytes they take.
+
+    All are sent with the same columns.
+    """
     raws = [request.tables[name] for request in requests]
     rows = in_our_form(pa.concat_tables(raws).combine_chunks(), name)
     lengths = [len(raw) for raw in raws]
@@ -48,6 +53,4 @@ def _formed(name: str, requests: Sequence[Request]) -> list[pa.Table]:
         told = [getattr(request, column) or None for request in requests]
         if f"{column}_id" not in rows.column_names and any(told):
             rows = rows.append_column(f"{column}_id", pa.array(told, pa.string()).take(whose))
-    rows = schema.conformed(name, rows)
-    ends = np.cumsum(lengths).tolist()
-    return [rows.slice(end - n, n) for end, n in zip(ends, lengths, strict=True)]
+    return parted(schema.conformed(name, rows), lengths)

@@ -8,7 +8,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from stallscope.receive.attributes import OURS
 from stallscope.receive.flat import Array, Attributes, Flat, Group
 from stallscope.receive.series import Series
 from stallscope.store.hub import schema
-from stallscope.store.hub.writer import Batch
+from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.joining import parted
 
 SIGNALS = ("logs", "metrics", "traces")
 BATCH_ID = "stallscope.batch.id"
@@ -104,9 +104,11 @@ class Decoder:
         for number, group in zip(of_group.tolist(), flat.groups, strict=True):
             groups[number].append(group)
         parts: list[dict[str, pa.Table]] = [{} for _ in bodies]
+        n_bytes = [0] * len(bodies)
         for name, rows in _tables_of_logs(flat).items():
-            for number, part in _by_request(name, _of_bearable_size(rows)):
+            for number, part, n in _by_request(name, _of_bearable_size(rows)):
                 parts[number][name] = part
+                n_bytes[number] += n
         nodes = lifting.about_nodes(flat, of_group.tolist())
         n_records = np.bincount(request, minlength=len(bodies)).tolist()
         out = []
@@ -116,7 +118,8 @@ class Decoder:
                 tables["nodes"] = pa.Table.from_pylist(told)
             batch_id = _batch_id(groups[number], "logs", body if n_records[number] else b"")
             why = _TOO_LONG if n_rejected else ""
-            out.append(Decoded(Batch(batch_id, tenant, tables), n_records[number], n_rejected, why))
+            batch = Batch(batch_id, tenant, tables, n_bytes[number])
+            out.append(Decoded(batch, n_records[number], n_rejected, why))
         return out
 
 
@@ -138,16 +141,16 @@ def _n_parts(body: bytes) -> int | None:
     return n if at == len(body) else None
 
 
-def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each request, as the store wants them."""
+def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int]]:
+    """The rows of each request, as the store wants them, and about how many bytes they take."""
     request = rows[lifting.REQUEST].to_numpy()
     if (np.diff(request) < 0).any():
         order = np.argsort(request, kind="stable")
         rows, request = rows.take(pa.array(order)), request[order]
     rows = schema.conformed(table, rows.drop_columns(lifting.REQUEST))
-    begins = np.flatnonzero(np.diff(request, prepend=-1)).tolist()
-    for begin, end in pairwise([*begins, len(request)]):
-        yield int(request[begin]), rows.slice(begin, end - begin)
+    numbers, lengths = np.unique(request, return_counts=True)
+    for number, (part, n_bytes) in zip(numbers.tolist(), parted(rows, lengths.tolist()), strict=True):
+        yield number, part, n_bytes
 
 
 def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:

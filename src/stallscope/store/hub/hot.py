@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stallscope.store.hub import schema
+from stallscope.store.hub.joining import joined
 from stallscope.store.hub.journal import Segment
 
 _MOST_ROWS_OF_A_PIECE = 65_536
@@ -138,4 +138,4 @@ def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
 
 
 def _joined(before: Piece, last: Piece) -> Piece:
-    return Piece(before.first_us, last.last_us, schema.joined([before.rows, last.rows]))
+    return Piece(before.first_us, last.last_us, joined([before.rows, last.rows]))

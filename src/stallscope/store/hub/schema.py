@@ -6,7 +6,7 @@ Where a table is one of events/layout.py its columns follow from there: numbers 
 number of a function becomes the function's name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -290,8 +290,6 @@ KEPT = {table.name: table for table in (VERDICTS, CAUSAL_CHAINS, NODES, GPU_RATE
 
 TABLES = SENT | KEPT
 
-_SHARED_NULLS = 1 << 17
-
 GIVEN_BY_HUB = ("tenant", "received_at")
 """What the store sets itself, whatever a batch says."""
 
@@ -332,6 +330,8 @@ def conformed(name: str, rows: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from stallscope.store.hub.joining import nulls
+
     if name not in TABLES:
         raise BadInput(f"there is no table {name!r} in the hub; there are {', '.join(sorted(TABLES))}")
     schema = arrow_schema(TABLES[name], without=GIVEN_BY_HUB)
@@ -354,36 +354,6 @@ def conformed(name: str, rows: Any) -> Any:
         return pa.Table.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
         raise BadInput(f"the rows for table {name} do not fit: {str(error).splitlines()[0][:200]}") from error
-
-
-def nulls(n: int, kind: Any) -> Any:
-    """n NULLs of a type: a look at the same memory for all columns in which nothing stands."""
-    import pyarrow as pa
-
-    return _nulls(kind).slice(0, n) if n <= _SHARED_NULLS else pa.nulls(n, kind)
-
-
-@cache
-def _nulls(kind: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.nulls(_SHARED_NULLS, kind)
-
-
-def joined(tables: Sequence[Any]) -> Any:
-    """Tables of the same columns as one whose columns are in one piece; where nothing stands nothing is copied."""
-    import pyarrow as pa
-
-    whole = pa.concat_tables(tables)
-    columns = [
-        nulls(len(whole), values.type)
-        if values.null_count == len(whole)
-        else values.chunk(0)
-        if values.num_chunks == 1
-        else values.combine_chunks()
-        for values in whole.columns
-    ]
-    return pa.Table.from_arrays(columns, schema=whole.schema)
 
 
 def create_statement(table: HubTable) -> str:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
+from stallscope.store.hub.batches import Batch, Receipt, completed
 from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.keeper import Keeper, Kept
@@ -20,7 +21,7 @@ from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
-from stallscope.store.hub.writer import Batch, Counters, Listener, Receipt, Writer, completed
+from stallscope.store.hub.writer import Counters, Listener, Writer
 
 __all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
 

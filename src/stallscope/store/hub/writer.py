@@ -18,46 +18,19 @@ import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
+from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
 from stallscope.store.hub.hot import Hot
-from stallscope.store.hub.journal import Entry, Journal, packed
+from stallscope.store.hub.joining import joined
+from stallscope.store.hub.journal import Entry, Journal
 from stallscope.store.hub.kept import with_latest
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 
-Listener = Callable[["Batch"], None]
+Listener = Callable[[Batch], None]
 _IDLE_S = 0.25
 _GATHER_S = 0.02
 _FEW_ROWS = 5_000
 """A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
-
-_PACKED_EARLY = 2_000
-"""Rows of a table that are packed by the thread that brings them; fewer are put together with others first."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a sender wants stored, all or nothing. batch_id: empty where a retry cannot be recognised.
-
-    tables: rows by table name, with columns of store/hub/schema.py; what is missing becomes NULL.
-    """
-
-    batch_id: str
-    tenant: str
-    tables: Mapping[str, pa.Table]
-
-    @property
-    def n_rows(self) -> int:
-        """Rows in all tables."""
-        return sum(len(rows) for rows in self.tables.values())
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A batch is on disk. is_duplicate: it was there already, and nothing was added."""
-
-    n_rows: int
-    is_duplicate: bool
-    received_us: int
 
 
 @dataclass
@@ -117,17 +90,16 @@ class Writer:
             batch.batch_id,
             batch.tenant,
             {name: schema.conformed(name, rows) for name, rows in batch.tables.items() if len(rows)},
+            batch.n_bytes,
         )
-        n_rows, n_bytes = batch.n_rows, sum(rows.nbytes for rows in batch.tables.values())
+        n_rows, n_bytes = batch.n_rows, batch.n_bytes
+        if n_bytes is None:
+            n_bytes = sum(rows.nbytes for rows in batch.tables.values())
         if n_bytes > self._limits.max_queue_bytes:
             raise BadInput(f"a batch of {n_bytes:,} bytes is too large: send smaller ones")
         with self._changed:
             self._check_room(n_rows, n_bytes)
-        early = {
-            name: packed(rows)
-            for name, rows in batch.tables.items()
-            if name in schema.SENT and len(rows) >= _PACKED_EARLY
-        }
+        early = packed_early(batch)
         future: Future[Receipt] = Future()
         with self._changed:
             self._check_room(n_rows, n_bytes)
@@ -262,8 +234,8 @@ class Writer:
         begin_s = time.monotonic()
         received_us = max(time.time_ns() // 1000, self._last_us + 1)
         fresh, known = self._split(group)
-        entries = _entries(fresh, received_us)
-        kept = _kept_rows([one.batch for one in fresh])
+        entries = entries_of([(one.batch, one.packed) for one in fresh], received_us)
+        kept = kept_rows([one.batch for one in fresh])
         told = [(one.batch.tenant, one.batch.tables["nodes"]) for one in fresh if "nodes" in one.batch.tables]
         changed = self._nodes.heard_of(entries, told, received_us)
         if changed is not None:
@@ -303,7 +275,7 @@ class Writer:
         for entry in entries:
             found.setdefault((entry.tenant, entry.table), []).append(entry.rows)
         for (tenant, table), parts in found.items():
-            rows = completed(table, schema.joined(parts), tenant, received_us=received_us)
+            rows = completed(table, joined(parts), tenant, received_us=received_us)
             self._hot.add(tenant, table, rows, received_us=received_us)
         for name, pieces in kept.items():
             if name != "nodes":
@@ -335,54 +307,6 @@ class Writer:
             self._journal.forget_batches(before_us)
             for _ in range(n_old):
                 self._seen.popitem(last=False)
-
-
-def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> pa.Table:
-    """The rows with all columns of the table: those the hub gives itself, too."""
-    wanted = schema.arrow_schema(schema.TABLES[table])
-    given = {
-        "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(rows)),
-        "received_at": pa.repeat(pa.scalar(received_us, pa.int64()), len(rows)).cast(
-            pa.timestamp("us", "UTC")
-        ),
-    }
-    there = set(rows.column_names)
-    arrays = [
-        given[f.name]
-        if f.name in given
-        else rows.column(f.name)
-        if f.name in there
-        else schema.nulls(len(rows), f.type)
-        for f in wanted
-    ]
-    return pa.Table.from_arrays(arrays, schema=wanted)
-
-
-def _entries(fresh: list[_Waiting], received_us: int) -> list[Entry]:
-    """The rows that senders fill: many rows of one table by themselves, few by tenant and table together."""
-    out: list[Entry] = []
-    few: dict[tuple[str, str], list[pa.Table]] = {}
-    for one in fresh:
-        tenant = one.batch.tenant
-        for name, rows in one.batch.tables.items():
-            if name in one.packed:
-                out.append(Entry(received_us, tenant, name, rows, one.packed[name]))
-            elif name in schema.SENT:
-                few.setdefault((tenant, name), []).append(rows)
-    return out + [
-        Entry(received_us, tenant, name, schema.joined(rows)) for (tenant, name), rows in few.items()
-    ]
-
-
-def _kept_rows(batches: list[Batch]) -> dict[str, list[pa.Table]]:
-    """Rows for the tables that the hub keeps itself, complete, in the order they came."""
-    found: dict[str, list[pa.Table]] = {}
-    for batch in batches:
-        for name, rows in batch.tables.items():
-            if name in schema.KEPT and name != "nodes":
-                full = completed(name, rows, batch.tenant, received_us=time.time_ns() // 1000)
-                found.setdefault(name, []).append(full)
-    return found
 
 
 def _fulfil(future: "Future[Any]", job: Callable[[], Any]) -> None:

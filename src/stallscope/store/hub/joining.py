@@ -1,0 +1,41 @@
+"""Tables put together and cut. Where nothing stands nothing is copied: most senders fill few of a table's columns."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pyarrow as pa
+
+_SHARED_NULLS = 1 << 17
+
+
+def nulls(n: int, kind: pa.DataType) -> pa.Array:
+    """n NULLs of a type: a look at the same memory for all columns in which nothing stands."""
+    return _nulls(kind).slice(0, n) if n <= _SHARED_NULLS else pa.nulls(n, kind)
+
+
+@cache
+def _nulls(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(_SHARED_NULLS, kind)
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of the same columns as one whose columns are in one piece; where nothing stands nothing is copied."""
+    whole = pa.concat_tables(tables)
+    columns = [
+        nulls(len(whole), values.type)
+        if values.null_count == len(whole)
+        else values.chunk(0)
+        if values.num_chunks == 1
+        else values.combine_chunks()
+        for values in whole.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=whole.schema)
+
+
+def parted(rows: pa.Table, lengths: Sequence[int]) -> list[tuple[pa.Table, int]]:
+    """So many rows each, one after the other, and about how many bytes they take."""
+    a_row, begin, out = rows.nbytes / max(len(rows), 1), 0, []
+    for length in lengths:
+        out.append((rows.slice(begin, length), int(a_row * length)))
+        begin += length
+    return out
