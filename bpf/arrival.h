@@ -244,7 +244,7 @@ INLINE void arrive(struct process *p, const struct held *h)
 		return count(LOST_ARRIVAL); /* its seq is taken: the hole is seen */
 	fill(a, p);
 	complete(a, h);
-	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(a, wakeup(&arrivals));
 }
 
 /* One of several calls that arrive together: `shared` is filled. */
@@ -256,7 +256,7 @@ INLINE void arrive_as(const struct arrival *shared, const struct held *h)
 		return count(LOST_ARRIVAL);
 	__builtin_memcpy(a, shared, sizeof(*a));
 	complete(a, h);
-	bpf_ringbuf_submit(a, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(a, wakeup(&arrivals));
 }
 
 /* ---- CUDA graphs ----

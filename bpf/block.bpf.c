@@ -126,7 +126,7 @@ INLINE int request_ends(struct request *request)
 			e->request = what;
 			e->by_pid = io->pid;
 			__builtin_memcpy(e->by_comm, io->comm, sizeof(e->by_comm));
-			bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+			bpf_ringbuf_submit(e, wakeup(&events));
 		}
 	}
 	bpf_map_delete_elem(&requests, &key);

@@ -47,7 +47,7 @@ int BPF_PROG(host_fork, struct task_struct *parent, struct task_struct *child)
 	if (!e)
 		return 0;
 	by(e, parent);
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 	return 0;
 }
 
@@ -60,7 +60,7 @@ int BPF_PROG(host_exec, struct task_struct *task)
 		return 0;
 	e = host_event(HOST_EXEC, bpf_ktime_get_ns(), task);
 	if (e)
-		bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+		bpf_ringbuf_submit(e, wakeup(&events));
 	return 0;
 }
 
@@ -83,7 +83,7 @@ int BPF_PROG(host_exit, struct task_struct *task)
 	if (!e)
 		return 0;
 	e->value = more->exit_code;
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 	return 0;
 }
 
@@ -127,7 +127,7 @@ int BPF_PROG(host_signal, int signal, void *info, struct task_struct *task, int 
 	e->value = signal;
 	if (info != FROM_KERNEL)
 		by(e, bpf_get_current_task_btf());
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 	return 0;
 }
 
@@ -138,7 +138,7 @@ INLINE void killed_for_memory(struct host_event *e)
 	if (!e)
 		return;
 	by(e, bpf_get_current_task_btf()); /* whose allocation it was */
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 SEC("?tp_btf/mark_victim")
@@ -250,7 +250,7 @@ INLINE int stall_ends(u32 what, s64 value)
 		return 0;
 	e->duration_ns = now - since;
 	e->value = value;
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 	return 0;
 }
 

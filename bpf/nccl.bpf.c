@@ -282,7 +282,7 @@ INLINE void tell_comm(u16 kind, u8 op, u64 comm, const struct comm *c, const str
 		e->key = m->key;
 		e->n_splits = m->n_splits;
 	}
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 /* Without a handle: a rank that takes part in a split, but in none of the new communicators. */

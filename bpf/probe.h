@@ -24,6 +24,7 @@
 #define IDLE_AFTER_NS 1000000000ULL /* without a traced call ... */
 #define IDLE_SHARE 64 /* ... and on the CPU for less than this part of the time: a thread that does nothing here */
 #define MIN_STOLEN_NS 20000
+#define WAKING_BYTES 8192
 
 const volatile u8 cfg_record_all __weak = 0;
 const volatile u8 cfg_only_targets __weak = 0;
@@ -216,6 +217,16 @@ INLINE void *entry_of(void *map, const void *key, const void *fresh)
 	return bpf_map_lookup_elem(map, key);
 }
 
+/* Flags for a record of a ring: the reader comes by itself, and is woken when a quarter of the ring is in use. Some
+ * records do that, for those that are made at the same time may pass the very one. */
+INLINE u64 wakeup(void *ring)
+{
+	u64 limit = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4;
+
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) - limit < WAKING_BYTES ? BPF_RB_FORCE_WAKEUP
+									 : BPF_RB_NO_WAKEUP;
+}
+
 /* A zeroed record for the event ring, or NULL: counted. */
 INLINE void *event(u16 kind, s64 ts_ns, u32 pid, u32 tid, u32 lost)
 {
@@ -243,7 +254,7 @@ INLINE void raw(u16 kind, s64 ts_ns, u32 pid, u32 tid, u8 category)
 	if (!e)
 		return;
 	e->category = category;
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 INLINE u32 most_active(u64 word)
@@ -477,7 +488,7 @@ INLINE struct process *process_of(u32 tgid)
 		e = event(EVENT_PROCESS, now, tgid, bpf_get_current_pid_tgid(), LOST_LIFE);
 		if (e) {
 			bpf_get_current_comm(e->name, sizeof(e->name));
-			bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+			bpf_ringbuf_submit(e, wakeup(&events));
 		}
 	}
 	return p;
@@ -753,7 +764,7 @@ INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 du
 		e->host_memory = d->host_memory;
 		e->memory = d->memory;
 	}
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 /* A call has ended: tell it when it was slow, or failed. */

@@ -159,7 +159,7 @@ __weak __attribute__((noinline)) u64 python_stack(void)
 	if (at == 1)
 		count(REFUSED_STACK);
 	if (hash && !bpf_map_lookup_elem(&stacks_seen, &hash)) {
-		if (bpf_ringbuf_output(&stacks, &w->stack, sizeof(w->stack), BPF_RB_NO_WAKEUP)) {
+		if (bpf_ringbuf_output(&stacks, &w->stack, sizeof(w->stack), wakeup(&stacks))) {
 			count(LOST_STACK);
 			hash = 0;
 		} else {

@@ -214,7 +214,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 			e->flags = s->off_flags;
 			e->syscall_nr = s->syscall_nr;
 			e->state = state;
-			bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+			bpf_ringbuf_submit(e, wakeup(&events));
 		}
 	}
 }
@@ -279,7 +279,7 @@ INLINE void tell_off_cpu(struct slot *s, struct task_struct *task, u64 now)
 	e->fd = -1;
 	if ((s->off_category == IO || s->off_category == NET) && is_about_descriptor(SYSCALL_NR(regs)))
 		tell_file(e, task, SYSCALL_ARG1(regs));
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 INLINE void runs_again(struct process *p, struct slot *s, u32 index, struct task_struct *task)
@@ -452,7 +452,7 @@ INLINE void life(u16 kind, struct task_struct *task)
 	if (!e)
 		return;
 	bpf_probe_read_kernel(e->name, sizeof(e->name), task->comm);
-	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
 SEC("?tp_btf/sched_process_exit")

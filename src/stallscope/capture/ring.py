@@ -24,6 +24,7 @@ class Ring:
 
     def __init__(self, fd: int, dtype: np.dtype[Any], n_bytes: int):
         """fd: of the map. dtype: of a record without the ring's header. n_bytes: size of the ring."""
+        self.fd = fd
         stride = _HEADER_BYTES + dtype.itemsize
         if n_bytes % stride:
             raise ValueError(f"records of {stride} bytes do not divide a ring of {n_bytes}")
