@@ -141,6 +141,32 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
 
 @pytest.mark.bpf
 @pytest.mark.compiler
+def test_few_hits_are_not_looked_at_by_thread_and_count_later(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    looks: list[int] = []
+    look = Group.look
+    monkeypatch.setattr(Group, "look", lambda *told, **more: looks.append(1) or look(*told, **more))
+    program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS // 10))
+    governor = Governor(program, BUDGET, 1000.0, clock_ns=clock.__next__)
+    with elf.opened(library) as image:
+        governor.add(image.key, image.path, by_group)
+    puppet.does(*PREPARE, "lib.storm(10)")
+    governor.govern()
+    assert program.hits()[HookGroup.HOT] == 30
+    assert not looks
+    puppet.does("lib.storm(1000)")
+    governor.govern()
+    assert governor.groups[HookGroup.HOT].spent == 1010 * 1500.0
+    governor.stop()
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
 def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
     governor = Governor(program, BUDGET, 1000.0)

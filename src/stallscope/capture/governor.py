@@ -35,6 +35,9 @@ _WORTH_KEEPING = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause."""
 _LEAST_SHARE = 0.2
 """Of the budget, which hot hooks have in any case, however much of it the copies take."""
+_QUIET = 0.1
+"""Of the budget: so little that nothing has to be looked at by thread."""
+
 _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
 
 Counted = Mapping[tuple[int, int], tuple[int, int]]
@@ -74,6 +77,10 @@ class Group:
         self._before, self._looked_ns = now, now_ns
         self.spent = max(self._spent_by.values(), default=0.0)
         self.inside_share = most_inside / elapsed_ns
+
+    def passed(self, now_ns: int) -> None:
+        """Time in which next to nothing was counted: what has come since will be of the time from now on."""
+        self._looked_ns = now_ns
 
     def load(self, now_ns: int) -> float:
         """Share of its busiest thread's time that it has cost in this period so far, a whole second at least."""
@@ -132,11 +139,13 @@ class Governor:
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
     _n_raised: int = 0
+    _n_hits: int = 0
+    _quiet_ns: int = 0
     _n_full: int = 0
     _n_empty: int = 0
 
     def __post_init__(self) -> None:
-        now_ns = self.clock_ns()
+        now_ns = self._quiet_ns = self.clock_ns()
         for group in GOVERNED:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns, _looked_ns=now_ns)
             self._told[group] = (now_ns, 0)
@@ -220,6 +229,10 @@ class Governor:
     def govern(self) -> None:
         """Look once, and switch what is to be switched."""
         now_ns = self.clock_ns()
+        if self._is_quiet(now_ns):
+            with self._lock:
+                self._relieve(now_ns)
+            return
         is_on = [group for group, one in self.groups.items() if one.is_on]
         found = counted(self.program.slots(), is_on) if is_on else {}
         with self._lock:
@@ -232,6 +245,25 @@ class Governor:
             if self.has_hot_hooks:
                 self._switch(HookGroup.HOT, left, now_ns)
             self._relieve(now_ns)
+
+    def _is_quiet(self, now_ns: int) -> bool:
+        """Whether nothing can have to be switched: all is on, no period is over, and few hooks were hit.
+
+        So few that they would be within the budget if a single thread had hit all of them.
+        """
+        is_steady = all(
+            one.is_on and not one.is_cycling and now_ns - one.period_ns < one.length_ns
+            for one in self.groups.values()
+        )
+        if not is_steady:
+            return False
+        hits = int(self.program.hits()[list(self.groups)].sum())
+        n, self._n_hits = hits - self._n_hits, hits
+        elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
+        is_quiet = n >= 0 and n / 2 * self.cost_ns < _QUIET * self.budget * elapsed_ns
+        for one in self.groups.values() if is_quiet else ():
+            one.passed(now_ns)
+        return is_quiet
 
     def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
         state = self.groups[group]

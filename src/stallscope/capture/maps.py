@@ -5,7 +5,7 @@ import errno
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,12 @@ class Reader:
                 calls.append((len(some_keys), begin_ns))
                 begin_ns = time.monotonic_ns()
         return Entries(np.frombuffer(keys, self.key), np.frombuffer(values, self.value)), calls
+
+    def total(self, of: Callable[[Array], Array]) -> Array:
+        """The sum over all entries of what `of` gives for values (n,): (n, ...). Raises CannotTrace."""
+        with self._lock:
+            parts = [of(values.view(self.value)[:, 0]).sum(axis=0) for _, values in self._parts()]
+        return np.sum(parts, axis=0)
 
     def _parts(self) -> Iterator[tuple[Array, Array]]:
         """Keys and values as bytes (n, size), good until the next ones are asked for."""

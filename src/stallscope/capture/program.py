@@ -269,8 +269,7 @@ class Program:
 
         A process that changes while it is read is read again a few times, then mended().
         """
-        reader = self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
-        found, calls = reader.timed()
+        found, calls = self._of_processes().timed()
         now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
         state = State(found.keys.astype(np.int64), found.values, now_ns)
         for i in np.flatnonzero(state.rows["begun"] != state.rows["ended"]).tolist():
@@ -279,8 +278,15 @@ class Program:
 
     def slots(self) -> Entries:
         """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
-        found = self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE).entries()
+        found = self._of_processes().entries()
         return Entries(found.keys, found.values["slots"])
+
+    def hits(self) -> Array:
+        """Hits of hooks by group, of all threads that are followed now: (4,). Raises CannotTrace."""
+        return self._of_processes().total(lambda rows: rows["slots"]["hits"].sum(axis=1, dtype=np.int64))
+
+    def _of_processes(self) -> Reader:
+        return self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
 
     def _read_again(self, state: State, i: int) -> None:
         """The i-th process, in place, once it is not being changed; a process that has ended stays as it was."""
