@@ -1,13 +1,14 @@
 """Services end when a signal asks, and leave signals as they were."""
 
 import os
+import select
 import signal
 import threading
 
 import pytest
 
 from stallscope import agent
-from stallscope.ending import set_by_signals
+from stallscope.ending import set_by_signals, told_by_descriptor
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -18,6 +19,17 @@ def test_a_signal_asks_for_the_end_and_nothing_else(number):
         os.kill(os.getpid(), number)
         assert stop.wait(1)
     assert signal.getsignal(number) == before
+
+
+def test_who_waits_for_a_descriptor_is_told_of_a_signal_too():
+    before = signal.set_wakeup_fd(-1)
+    stop = threading.Event()
+    with set_by_signals(stop), told_by_descriptor() as reading:
+        assert select.select([reading], [], [], 0)[0] == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert select.select([reading], [], [], 60)[0] == [reading]
+        assert stop.is_set()
+    assert signal.set_wakeup_fd(before) == -1
 
 
 def test_signals_are_left_alone_outside_the_main_thread():

@@ -42,7 +42,7 @@ from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
 from stallscope.capture.workload import workload
-from stallscope.ending import ASKS, set_by_signals
+from stallscope.ending import ASKS, set_by_signals, told_by_descriptor
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # gRPC comes with it: only where there is a hub
     from stallscope.exporters.hub import HubLine
 
 _LOOK_EVERY_S = 0.04
-_ASLEEP_S = 0.2
 _SECOND_NS = 10**9
 _SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
@@ -129,7 +128,7 @@ def raw_path(db: Path) -> Path:
 
 
 def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event | None = None) -> None:
-    """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set.
+    """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set (seen within a second).
 
     Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. Whatever ends it, the
     probes are gone and what was captured before is in the trace.
@@ -175,7 +174,18 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         gpus = watched(store.node(options.node), status.note)
         if gpus:
             stack.enter_context(closing(gpus))
-        _run(options, probes, store, to_hub, told=told, labels=labels, gpus=gpus, status=status, stop=stop)
+        _run(
+            options,
+            probes,
+            store,
+            to_hub,
+            told=told,
+            labels=labels,
+            gpus=gpus,
+            status=status,
+            stop=stop,
+            waking=stack.enter_context(told_by_descriptor()),
+        )
 
 
 def _privileges(options: Options, mode: str) -> frozenset[int]:
@@ -221,9 +231,10 @@ def _run(
     gpus: Gpus | None,
     status: StatusLine,
     stop: threading.Event,
+    waking: int,
 ) -> None:
-    """Look, attach, write, until told to stop; then once more, with the probes off."""
-    told_of = mapped.opened()
+    """Look, attach, write, until told to stop; then once more, with the probes off. waking: is readable at a signal."""
+    told_of = mapped.opened(waking)
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
     governor = Governor(probes, options.hook_budget, hook_cost_ns(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor)
@@ -258,6 +269,7 @@ def _run(
             elif to_hub and now_ns >= scribe.next_send_ns:
                 scribe.take()
             due_ns = min(scribe.next_ns, scribe.next_send_ns) if to_hub else scribe.next_ns
+            due_ns = min(due_ns, end_ns) if end_ns is not None else due_ns
             _pause(stop, told_of, (due_ns - time.monotonic_ns()) / _SECOND_NS)
     finally:
         governor.stop()
@@ -272,7 +284,7 @@ def _run(
 def _pause(stop: threading.Event, told_of: mapped.Mapped | None, at_most_s: float) -> None:
     """Until a library is loaded somewhere or there is work to do; where nobody tells of the former, 40 ms."""
     if told_of:
-        told_of.wait(min(at_most_s, _ASLEEP_S))
+        told_of.wait(at_most_s)
     else:
         stop.wait(_LOOK_EVERY_S)
 

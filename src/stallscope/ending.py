@@ -1,9 +1,10 @@
 """How a service is asked to end: an event that signals set."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ASKS = (signal.SIGINT, signal.SIGTERM)
@@ -27,3 +28,22 @@ def set_by_signals(
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def told_by_descriptor() -> Iterator[int]:
+    """Inside the with block this descriptor becomes readable when a signal comes, for whoever waits for others, too.
+
+    Outside the main thread it never does.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = None
+    with suppress(ValueError):  # not the main thread
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        if before is not None:
+            signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)

@@ -54,15 +54,20 @@ class Told(NamedTuple):
 
 
 class Mapped:
-    """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses."""
+    """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses.
 
-    def __init__(self) -> None:
+    waking: a descriptor that ends wait() each time that something is written to it.
+    """
+
+    def __init__(self, waking: int | None = None) -> None:
         self._rings: dict[int, mmap.mmap] = {}
         self._ready = select.epoll()
         self._due: set[int] = set()  # rings that something was put into: the kernel says so only once
         try:
             for cpu in _online():
                 self._open(cpu)
+            if waking is not None:
+                self._ready.register(waking, select.EPOLLIN | select.EPOLLET)
         except OSError:
             self.close()
             raise
@@ -100,7 +105,7 @@ class Mapped:
         self.close()
 
     def _look(self, timeout_s: float) -> None:
-        self._due.update(fd for fd, _ in self._ready.poll(timeout_s))
+        self._due.update(fd for fd, _ in self._ready.poll(timeout_s) if fd in self._rings)
 
     def _open(self, cpu: int) -> None:
         attributes = ctypes.create_string_buffer(_ATTR_BYTES)
@@ -119,10 +124,10 @@ class Mapped:
         self._ready.register(fd, select.EPOLLIN)
 
 
-def opened() -> "Mapped | None":
+def opened(waking: int | None = None) -> "Mapped | None":
     """Records of what is mapped, None where the kernel gives none: then processes have to be looked at."""
     with suppress(OSError, KeyError):
-        return Mapped()
+        return Mapped(waking)
     return None
 
 
