@@ -36,7 +36,7 @@ TRACE = "from stallscope.cli import main; main()"
 def main() -> None:
     """Measure and report; with arguments: be a rank."""
     if len(sys.argv) > 1:
-        rank(Path(sys.argv[1]), int(sys.argv[2]))
+        rank(Path(sys.argv[1]), int(sys.argv[2]), nranks=int(sys.argv[3]))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         ranks = [
@@ -53,9 +53,9 @@ def main() -> None:
             report("agent", measured(agent.pid, folder / "trace.db"))
 
 
-def rank_command(folder: Path, number: int) -> list[str]:
+def rank_command(folder: Path, number: int, *, nranks: int = N_RANKS) -> list[str]:
     """Starts a rank, which loads its libraries and waits for a line."""
-    return [sys.executable, __file__, str(folder), str(number)]
+    return [sys.executable, __file__, str(folder), str(number), str(nranks)]
 
 
 def agent_command(folder: Path, ranks: list[subprocess.Popen[bytes]]) -> list[str]:
@@ -150,7 +150,7 @@ def node_count(db: Path) -> int:
         return int(connection.execute("SELECT COUNT(*) FROM collectives").fetchone()[0])
 
 
-def rank(folder: Path, number: int) -> NoReturn:
+def rank(folder: Path, number: int, *, nranks: int) -> NoReturn:
     """Small all-reduces at an even rate, for ever."""
     gpu = Gpu(build.build())
     print(flush=True)
@@ -158,8 +158,8 @@ def rank(folder: Path, number: int) -> NoReturn:
     gpu.call("cudaSetDevice", number)
     stream = gpu.stream()
     buffer = gpu.new("cudaMalloc", 4096)
-    comm = meet(gpu, folder, number, nranks=N_RANKS)
-    n_collectives = COLLECTIVES_PER_S // N_RANKS // STEPS_PER_S
+    comm = meet(gpu, folder, number, nranks=nranks)
+    n_collectives = COLLECTIVES_PER_S // nranks // STEPS_PER_S
     due_s = time.monotonic()
     while True:
         for _ in range(n_collectives):
