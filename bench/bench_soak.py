@@ -58,7 +58,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     seconds = parser.parse_args().seconds
     with TemporaryDirectory() as folder:
-        report("soak", soaked(Path(folder), seconds))
+        report("soak", summary(*soaked(Path(folder), seconds)))
+
+
+class Cost(NamedTuple):
+    """What the soak itself came to."""
+
+    elapsed_s: float
+    cpu_s: float
+    n_visits: int
 
 
 def soaked(
@@ -68,8 +76,8 @@ def soaked(
     n_ranks: int = N_RANKS,
     every_s: float | None = None,
     visit_every_s: float = VISIT_EVERY_S,
-) -> dict[str, Any]:
-    """What an agent came to in so many seconds, by what is sampled every_s."""
+) -> tuple[list[Sample], Cost]:
+    """Samples of an agent over so many seconds, one every_s."""
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(running(rank_command(folder, number, nranks=n_ranks), folder))
@@ -100,12 +108,17 @@ def soaked(
         samples, n_visits = sampled(agent, db, seconds, every_s=every_s, visit_every_s=visit_every_s)
         cpu_s = process_cpu_s(agent.pid) - cpu_s
         elapsed_s = time.monotonic() - begin_s
+    return samples, Cost(elapsed_s, cpu_s, n_visits)
+
+
+def summary(samples: Sequence[Sample], cost: Cost) -> dict[str, Any]:
+    """What is reported."""
     return {
-        "lasted_s": round(elapsed_s),
+        "lasted_s": round(cost.elapsed_s),
         "n_samples": len(samples),
-        "n_visits": n_visits,
-        "collectives_per_s": round(samples[-1].n_rows / elapsed_s),
-        "agent_cpu_percent": round(100 * cpu_s / elapsed_s, 2),
+        "n_visits": cost.n_visits,
+        "collectives_per_s": round(samples[-1].n_rows / cost.elapsed_s),
+        "agent_cpu_percent": round(100 * cost.cpu_s / cost.elapsed_s, 2),
         "growth_per_hour": growth_per_hour(samples),
         "settled": settled(samples)[0]._asdict(),
         "last": samples[-1]._asdict(),

@@ -1,0 +1,32 @@
+"""In a storm of launches every call is accounted for, whatever overflows."""
+
+from pathlib import Path
+
+import bench_storm
+import pytest
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+
+N_CALLS = 20_000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library whose launches do nothing."""
+    return bench_storm.built(tmp_path_factory.mktemp("storm"))
+
+
+def test_all_launches_are_counted(library: Path):
+    found = bench_storm.counted(library, N_CALLS)
+    assert found["n_received"] == bench_storm.N_PROCESSES * N_CALLS
+    assert found["n_unaccounted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lost"),
+    [({"ring_bytes": 1 << 16}, "ring_full"), ({"max_waiting_bytes": 1 << 14}, "waited_too_long")],
+)
+def test_what_was_sent_is_what_came_and_what_was_lost(library: Path, bounds: dict[str, int], lost: str):
+    found = bench_storm.told(library, N_CALLS, **bounds)
+    assert found["n_unaccounted"] == 0
+    assert found["n_lost"][lost] > 0
