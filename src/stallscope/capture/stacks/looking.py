@@ -165,6 +165,7 @@ class Stacks:
         """The process has ended, or become another program."""
         self._silent.pop(pid, None)
         self._targets.pop(pid, None)
+        self._numbers = {key: number for key, number in self._numbers.items() if key[0] != pid}
 
     def _found(self, pid: int) -> Target | None:
         memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
