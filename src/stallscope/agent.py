@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.stacks.unseen import Seen, Unseen
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
 from stallscope.capture.workload import workload
@@ -244,6 +245,7 @@ def _run(
         store,
         to_hub,
         governor=governor,
+        gpu_processes=discovery.gpu_processes,
         told=told,
         labels=labels,
         gpus=gpus,
@@ -300,6 +302,7 @@ class _Scribe:
         to_hub: "HubLine | None",
         *,
         governor: Governor,
+        gpu_processes: Callable[[], Iterable[int]],
         told: Outputs | None,
         labels: Labels | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -345,6 +348,7 @@ class _Scribe:
             if options.stacks
             else None
         )
+        self._unseen = Unseen(self._node, self._stacks, gpu_processes) if self._stacks else None
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
@@ -436,6 +440,8 @@ class _Scribe:
         if self._stacks:
             self._stacks.follow(state.pids.tolist())
             self._store.append(layout.POSITIONS, self._stacks.of_silent(state, now_ns))
+        if self._unseen:
+            self._keep_unseen(self._unseen.look(frozenset(state.pids.tolist()), now_ns), now_ns)
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
         if exit_ns:
@@ -450,6 +456,12 @@ class _Scribe:
             if self._to_hub:
                 self._to_hub.process_ended(pid, ended_ns)
         self.tally.n_processes = len(self._processes)
+
+    def _keep_unseen(self, seen: Seen, now_ns: int) -> None:
+        """Ranks that have made no call yet, and where they stand."""
+        self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(seen.pids, now_ns)))
+        self._store.append(layout.SNAPSHOTS, seen.snapshots)
+        self._store.append(layout.POSITIONS, seen.positions)
 
     def _keep_places(self) -> None:
         """Ranks that no launcher has told, but a communicator."""

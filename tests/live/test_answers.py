@@ -87,3 +87,39 @@ def test_the_missing_rank_of_a_hang_is_named(tmp_path):
     (verdict,) = explained(db)["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("hang", [1])
     assert verdict["causes"][0]["cause"] == "missing_rank"
+
+
+def test_a_job_that_hung_before_the_trace_began_is_told_as_that(agent, job, only, monkeypatch):
+    job = job("hang", ranks=2)
+    job.go()
+    wait_until_it_stands(job)
+    tracer = agent(*only(job))
+    wait_for_looks(tracer.db, 2)
+    assert tracer.ended(signal.SIGINT) == 0
+    monkeypatch.setenv("STALLSCOPE_HANG_AFTER_S", "4")
+    (verdict,) = explained(tracer.db)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["victims"]) == ("hang", [1], [0])
+    assert verdict["confidence"] < 0.7
+    assert verdict["summary"].startswith("Captured after the stall began: all 2 ranks stand still")
+    (doing,) = verdict["evidence"]["doing"]
+    assert "disturb" in doing["at"]
+    assert (doing["state"], doing["syscall_nr"]) == ("sleep", 230)
+
+
+def wait_until_it_stands(job) -> None:
+    """Returns once no rank has made a step for a second."""
+    until, n_before, since = time.monotonic() + 60, -1, time.monotonic()
+    while time.monotonic() - since < 1:
+        n = sum(path.stat().st_size for path in job.folder.glob("rank*.csv"))
+        n_before, since = n, since if n == n_before and n else time.monotonic()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def wait_for_looks(db: Path, n: int) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if db.exists() and len(set(node.read(db).positions["ts_ns"].tolist())) >= n:
+            return
+        time.sleep(0.3)
+    raise AssertionError("nobody was looked at")

@@ -22,16 +22,17 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
 
     details: what is told besides.
     """
-    from stallscope.diagnose import text
+    from stallscope.diagnose import already_still, text
     from stallscope.diagnose.verdict import as_json as report_json
 
-    if not len(trace.collectives) and not len(trace.calls) and not len(trace.spans):
+    has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans)
+    listed = listed_price(trace, settings)
+    report = diagnosed(trace, settings, listed) if has_rows or already_still.is_for(trace) else None
+    if report is None or (not has_rows and report.healthy):
         raise NotFound(
             "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
             "widen --since, or trace longer"
         )
-    listed = listed_price(trace, settings)
-    report = diagnosed(trace, settings, listed)
     if as_json:
         data = report_json(report) | ({"price": asdict(listed)} if listed else {})
         typer.echo(json.dumps(data | (details.data(trace, report) if details else {}), indent=2))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import late_verdicts, single, text, told
+from stallscope.diagnose import already_still, late_verdicts, single, text, told
 from stallscope.diagnose.blame import LateStep, late_steps, one_offs, recurring, unsure
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
@@ -61,6 +61,10 @@ def diagnose(
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report by what the source tells: calls only, work and completion, or arrivals with ledgers."""
+    if already_still.is_for(trace):
+        found = already_still.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
+        if found or not len(trace.calls):
+            return found or already_still.nothing(trace)
     if single.is_single(trace):
         return single.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)

@@ -133,6 +133,8 @@ def _ms_of(value: object) -> str:
 def _hang(verdict: Verdict) -> str:
     waited = verdict.evidence.get("waited_s")
     time = f" for {waited} s" if waited is not None else ""
+    if verdict.evidence.get("captured_late"):
+        return _captured_late(verdict)
     if verdict.evidence.get("is_circle"):
         return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
     what = (
@@ -151,6 +153,18 @@ def _hang(verdict: Verdict) -> str:
     said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"
     return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}."
+
+
+def _captured_late(verdict: Verdict) -> str:
+    said = verdict.evidence
+    head = (
+        f"Captured after the stall began: all {said.get('n_ranks')} ranks stand still, for {said.get('waited_s')} s "
+        "at least"
+    )
+    doing = said.get("doing")
+    if verdict.ranks and isinstance(doing, list):
+        return f"{head}. The others likely wait for {_ranks(verdict.ranks)}{_doing(doing[0])}."
+    return f"{head}, and no rank can be named: {verdict.abstained_because}."
 
 
 def _lacking(doing: object) -> str:

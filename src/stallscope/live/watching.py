@@ -24,6 +24,7 @@ from stallscope.live.following import Following
 from stallscope.live.page import Page, VerdictLine, drawn
 from stallscope.live.records import changed, records
 from stallscope.live.seen import Seen
+from stallscope.live.standstill import Standstill
 from stallscope.live.system import System
 from stallscope.store import node
 
@@ -129,6 +130,7 @@ class _Screen:
         self._task, self._notes = task, notes
         self._seen, self._system = Seen(), System(task.agent)
         self._verdicts: dict[str, VerdictLine] = {}
+        self._standstill = Standstill(task.db, Thresholds(**task.thresholds))
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
         self._page = self._made()
@@ -167,6 +169,7 @@ class _Screen:
         n = sum(line.is_alive for line in ranks)
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
         rounds = max(seen.n_rounds.values(), default=0)
+        still = self._standstill.line(has_rounds=rounds > 0)
         return Page(
             title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C ends it)",
             job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
@@ -176,6 +179,7 @@ class _Screen:
             operations=seen.operations(),
             host_lines=[
                 *([_LATE] if seen.was_late else []),
+                *([still] if still else []),
                 *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
                 *seen.machine(),
             ],

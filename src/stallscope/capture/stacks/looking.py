@@ -144,6 +144,14 @@ class Stacks:
             return {}
         return {tid: self.number(pid, words) for tid, words in found.items()}
 
+    def python_threads(self, pid: int) -> list[int]:
+        """The threads of a process that Python knows; none where that cannot be told."""
+        target = self.target(pid)
+        try:
+            return target.python_threads(self.proc) if target else []
+        except Unreadable:
+            return []
+
     def number(self, pid: int, words: Words) -> int:
         """The number of a stack of a process, stored when it is new."""
         key = pid, words

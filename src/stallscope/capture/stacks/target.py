@@ -42,6 +42,10 @@ class Target:
         found = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
         return {tid: words for tid, words in found.items() if words}
 
+    def python_threads(self, proc: Path) -> list[int]:
+        """The threads that Python knows. Raises Unreadable."""
+        return list(states(self.memory, self.python, threads_of(self.pid, proc))) if self.python else []
+
     def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
         thread = standing(peek, tid) if peek else None
         python = self._python(state) if state else ()

@@ -1,0 +1,108 @@
+"""Ranks that stood still before the capture began: who is likely waited for, and when nobody is named."""
+
+import pytest
+
+from stallscope.diagnose import text
+from stallscope.diagnose.engine import diagnose
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+
+S = 10**9
+WAITS = (
+    "syscall+0x19 (libc.so.6)",
+    "cudaStreamSynchronize+0x55 (libcudart.so.12)",
+    "/job/train.py:186 train",
+)
+SLEEPS = ("clock_nanosleep+0x65 (libc.so.6)", "/job/data.py:20 fetch", "/job/train.py:170 train")
+RUNS = ("/job/data.py:31 parse", "/job/train.py:170 train")
+BACKWARD = ("0x85f16 (libc.so.6)", "_ZN5torch4wait+0x1 (libtorch_cpu.so)", "/job/train.py:188 train")
+
+
+def trace(*stands: tuple[str, ...], looks_s: tuple[int, ...] = (3, 8, 13), n_collectives: int = 0) -> Trace:
+    """Rank i stands at stands[i] at each look."""
+    n = len(stands)
+    processes = layout.empty(layout.PROCESSES, n)
+    processes["pid"], processes["rank"], processes["nranks"] = range(100, 100 + n), range(n), n
+    processes["ended_ns"], processes["ts_ns"] = UNKNOWN, 3 * S
+    snapshots = rows_of(layout.SNAPSHOTS, n, looks_s)
+    snapshots["alive"], snapshots["category"], snapshots["syscall_nr"] = 1, Category.SLEEP, 230
+    snapshots["n_collectives"] = n_collectives
+    positions = rows_of(layout.POSITIONS, n, looks_s)
+    positions["tid"], positions["stack"] = positions["pid"], positions["pid"]
+    stacks = {100 + i: frames for i, frames in enumerate(stands)}
+    return Trace(
+        source="a test",
+        nodes=("here",),
+        processes=processes,
+        snapshots=snapshots,
+        positions=positions,
+        stacks=stacks,
+    )
+
+
+def rows_of(table: layout.Table, n: int, looks_s: tuple[int, ...]) -> Array:
+    rows = layout.empty(table, n * len(looks_s))
+    rows["pid"] = [100 + i for _ in looks_s for i in range(n)]
+    rows["ts_ns"] = [second * S for second in looks_s for _ in range(n)]
+    return rows
+
+
+def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
+    report = diagnose(trace(WAITS, WAITS, SLEEPS, WAITS))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
+    assert verdict.confidence < 0.7
+    assert "was not seen" in str(verdict.abstained_because)
+    assert verdict.cost is not None
+    assert verdict.cost.gpu_seconds == pytest.approx(30)
+    said = text.report(report)
+    assert "Captured after the stall began: all 4 ranks stand still, for 10.0 s at least" in said
+    assert "likely wait for rank 2; it is at data.py:20 fetch instead (state sleep)" in said
+
+
+@pytest.mark.parametrize(
+    ("stands", "because"),
+    [
+        ((WAITS, WAITS, WAITS), "all wait for the GPU or NCCL"),
+        ((WAITS, SLEEPS, SLEEPS), "1 wait for the GPU or NCCL, 2 elsewhere"),
+        ((WAITS, WAITS, RUNS), "2 wait for the GPU or NCCL, 1 not to be told"),
+        ((WAITS, WAITS, BACKWARD), "1 not to be told"),
+        ((SLEEPS, SLEEPS), "2 elsewhere"),
+    ],
+)
+def test_nobody_is_named_where_the_places_do_not_say_it(stands, because):
+    (verdict,) = diagnose(trace(*stands)).verdicts
+    assert verdict.ranks == []
+    assert because in str(verdict.abstained_because)
+    assert because in verdict.summary
+    assert len(verdict.evidence["doing"]) == len(stands)
+
+
+def test_with_two_ranks_it_is_less_sure():
+    (two,) = diagnose(trace(WAITS, SLEEPS)).verdicts
+    (four,) = diagnose(trace(WAITS, SLEEPS, WAITS, WAITS)).verdicts
+    assert two.ranks == four.ranks == [1]
+    assert two.confidence < four.confidence
+
+
+@pytest.mark.parametrize("looks_s", [(3,), (3, 8), (3, 8, 12)])
+def test_nothing_is_said_before_it_has_lasted_as_long_as_a_hang(looks_s):
+    assert diagnose(trace(WAITS, SLEEPS, WAITS, looks_s=looks_s)).healthy
+
+
+def test_nothing_is_said_while_a_rank_moves():
+    moving = trace(WAITS, SLEEPS, WAITS)
+    moving.stacks[7] = ("/job/data.py:21 fetch",)
+    moving.positions["stack"][4] = 7  # rank 1 at the second look
+    assert diagnose(moving).healthy
+
+
+def test_ranks_that_have_made_collectives_are_for_others_to_judge():
+    """As in a part of a trace that begins after the last round."""
+    assert diagnose(trace(WAITS, SLEEPS, n_collectives=7)).healthy
+
+
+def test_one_rank_alone_waits_for_nobody():
+    assert diagnose(trace(SLEEPS)).healthy
