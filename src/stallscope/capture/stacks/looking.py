@@ -174,6 +174,7 @@ class Stacks:
         self._silent.pop(pid, None)
         self._targets.pop(pid, None)
         self._numbers = {key: number for key, number in self._numbers.items() if key[0] != pid}
+        self._words = {number: words for (_, words), number in self._numbers.items()}
 
     def _found(self, pid: int) -> Target | None:
         memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
