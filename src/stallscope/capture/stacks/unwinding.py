@@ -192,11 +192,10 @@ def _run(program: bytes, state: _State, first: _State, common: _Common, *, until
     while at < len(program):
         code, low = program[at] & 0xC0, program[at] & 0x3F
         at += 1
-        if code == 0x40 or (not code and 0x02 <= low <= 0x04):
+        if code == 0x40 or (not code and low in (0x02, 0x03, 0x04)):
             size = 0 if code else 1 << (low - 2)
-            step = low if code else int.from_bytes(program[at : at + size], "little")
+            place += (low if code else int.from_bytes(program[at : at + size], "little")) * common.code_unit
             at += size
-            place += step * common.code_unit
             if place > until:
                 return
         elif code == 0x80:
@@ -204,20 +203,6 @@ def _run(program: bytes, state: _State, first: _State, common: _Common, *, until
             state.registers[low] = (n * common.data_unit,)
         elif code == 0xC0:
             state.registers[low] = first.registers.get(low)
-        elif low in (0x05, 0x11, 0x14, 0x15):
-            number, at = _number(program, at)
-            n, at = _number(program, at) if low in (0x05, 0x14) else _signed(program, at)
-            state.registers[number] = (n * common.data_unit,) if low in (0x05, 0x11) else _IS_ELSEWHERE
-        elif low == 0x06:
-            number, at = _number(program, at)
-            state.registers[number] = first.registers.get(number)
-        elif low in (0x07, 0x08):
-            number, at = _number(program, at)
-            state.registers[number] = _IS_GONE if low == 0x07 else _IS_KEPT
-        elif low == 0x09:
-            number, at = _number(program, at)
-            _, at = _number(program, at)
-            state.registers[number] = _IS_ELSEWHERE
         elif low == 0x0A:
             if len(kept) >= _MAX_NESTED:
                 raise NoRules("states within states")
@@ -225,28 +210,55 @@ def _run(program: bytes, state: _State, first: _State, common: _Common, *, until
         elif low == 0x0B:
             back = kept.pop()
             state.base, state.offset, state.registers = back.base, back.offset, back.registers
-        elif low in (0x0C, 0x12):
-            state.base, at = _number(program, at)
-            n, at = _number(program, at) if low == 0x0C else _signed(program, at)
-            state.offset = n * (1 if low == 0x0C else common.data_unit)
-        elif low == 0x0D:
-            state.base, at = _number(program, at)
-        elif low in (0x0E, 0x13):
-            n, at = _number(program, at) if low == 0x0E else _signed(program, at)
-            state.offset = n * (1 if low == 0x0E else common.data_unit)
-        elif low == 0x0F:
-            n, at = _number(program, at)
-            at += n
-            state.base = -1  # by an expression: refused where it is used
-        elif low in (0x10, 0x16):
-            number, at = _number(program, at)
-            n, at = _number(program, at)
-            at += n
-            state.registers[number] = _IS_ELSEWHERE
-        elif low == 0x2E:
-            _, at = _number(program, at)
-        elif low:
-            raise NoRules(f"an instruction {low:#x}")
+        elif 0x0C <= low <= 0x0F or low in (0x12, 0x13):
+            at = _frame_rule(low, program, at, state, common)
+        else:
+            at = _register_rule(low, program, at, state=state, first=first, common=common)
+
+
+def _frame_rule(low: int, program: bytes, at: int, state: _State, common: _Common) -> int:
+    """An instruction about the frame's address, from its operands on. Returns where the next one begins."""
+    if low in (0x0C, 0x0D, 0x12):
+        state.base, at = _number(program, at)
+    if low in (0x0C, 0x0E):
+        state.offset, at = _number(program, at)
+    elif low in (0x12, 0x13):
+        n, at = _signed(program, at)
+        state.offset = n * common.data_unit
+    elif low == 0x0F:
+        n, at = _number(program, at)
+        at += n
+        state.base = -1  # by an expression: refused where it is used
+    return at
+
+
+def _register_rule(
+    low: int, program: bytes, at: int, *, state: _State, first: _State, common: _Common
+) -> int:
+    """An instruction about a register, or about nothing. Returns where the next one begins. Raises NoRules."""
+    if low == 0x00:
+        return at
+    number, at = _number(program, at)
+    if low in (0x05, 0x14):
+        n, at = _number(program, at)
+        state.registers[number] = (n * common.data_unit,) if low == 0x05 else _IS_ELSEWHERE
+    elif low in (0x11, 0x15):
+        n, at = _signed(program, at)
+        state.registers[number] = (n * common.data_unit,) if low == 0x11 else _IS_ELSEWHERE
+    elif low == 0x06:
+        state.registers[number] = first.registers.get(number)
+    elif low in (0x07, 0x08):
+        state.registers[number] = _IS_GONE if low == 0x07 else _IS_KEPT
+    elif low == 0x09:
+        _, at = _number(program, at)
+        state.registers[number] = _IS_ELSEWHERE
+    elif low in (0x10, 0x16):
+        n, at = _number(program, at)
+        at += n
+        state.registers[number] = _IS_ELSEWHERE
+    elif low != 0x2E:  # that one has a number only, which does not matter here
+        raise NoRules(f"an instruction {low:#x}")
+    return at
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
