@@ -1,5 +1,6 @@
 """The ring's records as arrays, with the real kernel as producer."""
 
+import select
 from collections.abc import Callable
 
 import numpy as np
@@ -39,6 +40,20 @@ def test_a_drain_takes_no_more_than_it_is_told_to(tracing: Callable[..., Program
     assert program.arrivals.fill() == pytest.approx(70 * 256 / SMALL)
     assert len(program.arrivals.drain()) == 70
     assert len(program.arrivals.drain()) == 0
+
+
+def test_a_ring_tells_when_a_quarter_of_it_is_in_use(tracing: Callable[..., Program], puppet):
+    ring = tracing(ring_bytes=SMALL).arrivals
+    n_quarter = SMALL // 256 // 4
+    with select.epoll() as ready:
+        ready.register(ring.fd, select.EPOLLIN | select.EPOLLET)
+        for _ in range(3):
+            puppet.does(calls(n_quarter - 1))
+            assert ready.poll(0) == []
+            puppet.does(calls(2))
+            assert ready.poll(60) == [(ring.fd, select.EPOLLIN)]
+            ring.drain()
+            ready.poll(0)
 
 
 def test_drained_records_outlive_the_ring(tracing: Callable[..., Program], puppet):
