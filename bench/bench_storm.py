@@ -33,7 +33,7 @@ print(flush=True)
 library.storm(int(sys.stdin.readline()))
 """
 N_PROCESSES = 2
-N_CALLS = 2_000_000
+N_CALLS = 1_000_000
 TAKE_EVERY_S = 0.2
 
 

@@ -7,7 +7,8 @@
         processes = program.processes()                          # kernel.PROCESS by pid, as they are now
         losses = program.losses()
 
-Drain every 20 to 50 ms: the rings hold 16,384 arrivals and 32,768 events. Everything is detached by close(), and
+Drain when a ring's `fd` becomes readable (epoll, edge-triggered), which a quarter of it in use makes it, or sooner: the
+rings hold 16,384 arrivals and 32,768 events. Everything is detached by close(), and
 by the kernel when the process dies. How functions are hooked is found by trying: a session link (Linux 6.13), two
 multi links (6.6), perf-event links (5.15; slow to detach: 0.1 s each).
 """
