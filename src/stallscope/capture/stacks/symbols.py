@@ -43,6 +43,8 @@ def functions_of(image: Image) -> Functions:
 
 def named(image: Image, functions: Functions, address: int) -> Named | None:
     """The function that holds an address; None where none is said to. Raises NotElf."""
+    if not 0 <= address < 1 << 64:
+        return None
     last = int(np.searchsorted(functions.begins, np.uint64(address), "right"))
     if not last:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stallscope.capture import elf
-from stallscope.capture.elf import Image, NotElf
+from stallscope.capture.elf import Image
 
 BX, BP, SP, IP = 3, 6, 7, 16
 SAVED = (BX, BP, 12, 13, 14, 15)
@@ -79,7 +79,7 @@ def rules_at(image: Image, address: int) -> Rules:
         raise NoRules("not x86-64")
     try:
         return _rules(image, address)
-    except (NotElf, struct.error, IndexError, OverflowError) as broken:
+    except (ValueError, struct.error, LookupError, OverflowError) as broken:
         raise NoRules(f"broken call frame information: {broken}") from None
 
 
