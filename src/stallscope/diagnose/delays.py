@@ -3,7 +3,7 @@
 Sums of two stretches of time add up to that of both; a stream of events keeps them instead of its past.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cost import RowsByRound, cost
+from stallscope.diagnose.cost import Cost, RowsByRound, cost
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
@@ -80,11 +80,20 @@ def delays_by_process(
     among: further late steps, which share in what the others waited.
     """
     late = list(late)
+    if not late:
+        return {}
     counted = _largest(late, _n_counted(case, _MOST_WAITS))
-    return {
-        process: replace(delays, lost_ns=_lost_by(case, lost_ns))
-        for process, delays, lost_ns in _with_cost(case, late, among, counted=counted)
-    }
+    among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
+    costs, some = _costs(case, counted, among_all), _by_process(case, counted)
+    excess, found = _excess_by_process(case, late), {}
+    for process, mine in _by_process(case, late).items():
+        spent = costs.get(process, Cost(np.zeros(case.line.n_processes), is_lower_bound=False))
+        found[process] = replace(
+            _delays(case, mine, excess[process]),
+            lost_ns=_lost_by(case, spent.lost_ns),
+            is_lower_bound=spent.is_lower_bound or len(some.get(process, ())) < len(mine),
+        )
+    return found
 
 
 def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
@@ -92,41 +101,32 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
 
     The others wait for the last one in a step; what is behind before it costs nothing more.
     """
-    late = list(late)
+    late = sorted(late, key=lambda one: case.arrival_ns[one.peak_row])
     last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
     counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
-    parts = list(_with_cost(case, late, (), counted=counted))
-    lost_ns = np.zeros(case.line.n_processes)
-    for _, _, lost in parts:
-        lost_ns += lost
+    lost_ns = np.sum([spent.lost_ns for spent in _costs(case, counted, last_ones).values()], axis=0)
     lost_ns *= sum(one.late_ns for one in last_ones) / sum(one.late_ns for one in counted)
-    return replace(total(delays for _, delays, _ in parts), lost_ns=_lost_by(case, lost_ns))
+    delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
+    return replace(delays, lost_ns=_lost_by(case, lost_ns), is_lower_bound=True)
 
 
-def _with_cost(
-    case: Case, late: list[LateStep], among: Iterable[LateStep], *, counted: list[LateStep]
-) -> Iterator[tuple[int, Delays, Array]]:
-    """Each process, its delays, and what those of them that are counted cost the others: ns, float64 (p,)."""
-    if not late:
-        return
-    among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
-    by_round = RowsByRound.of(case.met, counted)
-    is_counted = {id(one) for one in counted}
-    for process, (delays, mine) in _by_process(case, late).items():
-        some = [one for one in mine if id(one) in is_counted]
-        spent = cost(
+def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int, Cost]:
+    """What the late steps of each process cost the others. among: all that share in what the others waited."""
+    by_round = RowsByRound.of(case.met, late)
+    return {
+        process: cost(
             case.line,
             case.met,
             case.arrival_ns,
             waits=case.waits,
             by_round=by_round,
-            late=some,
-            among=among_all,
+            late=mine,
+            among=among,
             step_ns=case.step_ns,
             limits=case.limits,
         )
-        is_lower_bound = len(some) < len(mine) or spent.is_lower_bound
-        yield process, replace(delays, is_lower_bound=is_lower_bound), spent.lost_ns
+        for process, mine in _by_process(case, late).items()
+    }
 
 
 def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
@@ -156,7 +156,7 @@ def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
 
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
     """The delays of a process by its GPU: each of its peers loses as much."""
-    delays, _ = _by_process(case, late)[process]
+    delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
     peers = np.flatnonzero(case.plan.program == case.plan.program[process])
     lost = float(sum(one.excess_ns for one in late))
     return replace(
@@ -192,19 +192,25 @@ def n_incidents(steps: Array) -> int:
     return int((np.diff(np.unique(steps)) > _APART_STEPS).sum()) + 1 if len(steps) else 0
 
 
-def _by_process(case: Case, late: list[LateStep]) -> dict[int, tuple[Delays, list[LateStep]]]:
-    largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
-    more = _more_spent(case, largest)
-    knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
+def _by_process(case: Case, late: list[LateStep]) -> dict[int, list[LateStep]]:
+    """The late steps of each process, in order of time."""
     groups: dict[int, list[LateStep]] = {}
     for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
         groups.setdefault(one.process, []).append(one)
-    found = {}
-    for process, mine in groups.items():
-        looked_at = [one for one in mine if id(one) in more]
-        excess = _excess(case, looked_at, more=more, knows_syscalls=knows_syscalls)
-        found[process] = _delays(case, mine, excess), mine
-    return found
+    return groups
+
+
+def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
+    """What the late steps of each process have more than their peers; looked up for the largest ones."""
+    largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
+    more = _more_spent(case, largest)
+    knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
+    looked_at = _by_process(case, largest)
+    nothing = _excess(case, [], more=more, knows_syscalls=knows_syscalls)
+    return {one.process: nothing for one in late} | {
+        process: _excess(case, mine, more=more, knows_syscalls=knows_syscalls)
+        for process, mine in looked_at.items()
+    }
 
 
 def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Array]]:
@@ -217,14 +223,17 @@ def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Arra
 
 
 def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
+    """late: of one process or several, in order of time."""
     first, last = late[0], late[-1]
     begin = case.arrival_ns[first.peak_row] - first.late_ns
-    who = case.who(first.process)
+    steps: dict[int, list[int]] = {}
+    for one in late:
+        steps.setdefault(one.process, []).append(one.step)
     return Delays(
         late=tuple(late),
         n_late=len(late),
-        by_process={who: len(late)},
-        n_incidents=n_incidents(np.array([one.step for one in late])),
+        by_process={case.who(process): len(own) for process, own in steps.items()},
+        n_incidents=sum(n_incidents(np.array(own)) for own in steps.values()),
         n_rounds=sum(one.n_rounds for one in late),
         rounds=_rounds(case, late),
         max_late_ns=max(one.late_ns for one in late),
