@@ -103,7 +103,7 @@ def _rank(trace: Trace, node: int, pid: int, rank: int) -> _Rank:
     looks = sorted(set(rows["ts_ns"].tolist()))
     stacks = [_main(rows[rows["ts_ns"] == ts_ns], pid) for ts_ns in looks]
     since = len(looks) - 1
-    while since and stacks[since - 1] == stacks[-1]:
+    while since and _place(trace, stacks[since - 1]) == _place(trace, stacks[-1]):
         since -= 1
     newest = [trace.stacks.get(int(one["stack"]), ()) for one in rows[rows["ts_ns"] == looks[-1]]]
     frames = trace.stacks.get(stacks[-1], ())
@@ -114,6 +114,12 @@ def _main(rows: Array, pid: int) -> int:
     """The stack of the main thread among the rows of one look."""
     mine = rows["stack"][rows["tid"] == pid]
     return int(mine[0]) if len(mine) else UNKNOWN
+
+
+def _place(trace: Trace, stack: int) -> tuple[str, ...]:
+    """Where a thread stands: one that waits by looking again and again is at other native frames each time."""
+    frames = trace.stacks.get(stack, ())
+    return tuple(where.in_python(frames)) or frames
 
 
 def _stands(main: Sequence[str], threads: Sequence[Sequence[str]]) -> _Stands:

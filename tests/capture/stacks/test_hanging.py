@@ -55,6 +55,19 @@ def test_native_frames_lead_through_a_hooked_call_to_the_python_line(tracing, pu
     assert said == []
 
 
+def test_a_thread_that_waits_by_spinning_is_told_up_to_the_hook(tracing, puppet):
+    program = tracing()
+    puppet.tell("lib.cudaStreamSynchronize(0, 20000000)")
+    until = time.monotonic() + 15
+    found: tuple[str, ...] = ()
+    while not any(one.startswith("cudaStreamSynchronize") for one in found):
+        found, _ = now(program, puppet.pid)
+        assert time.monotonic() < until
+    native = found[: found.index("...")]
+    assert native[-1].startswith("cudaStreamSynchronize")
+    assert found[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
+
+
 def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
     tracing, puppet, monkeypatch: pytest.MonkeyPatch
 ):

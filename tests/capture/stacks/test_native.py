@@ -15,6 +15,7 @@ import pytest
 from stallscope.capture.program import Options, Program
 from stallscope.capture.stacks.mapped_code import Files, MappedCode
 from stallscope.capture.stacks.native import Calls, addresses, is_still, standing
+from stallscope.capture.stacks.sampling import sampled
 
 from .interpreters import INTERPRETERS, PROGRAMS, running
 
@@ -189,3 +190,26 @@ def test_the_interpreter_is_known_by_its_file(program):
         mine = [region for region in code._regions if code.is_interpreter(region.start)]
     assert mine
     assert all("python" in region.name for region in mine)
+
+
+def test_a_thread_that_runs_is_sampled(compiled):
+    with waiting(compiled(*FLAGS["without frame pointers"]), "spins") as pid:
+        code = MappedCode(pid, Files())
+        code.refresh()
+        until = time.monotonic() + 20
+        found: list[str] = []
+        while found[:1] != ["innermost"]:  # at first it writes
+            assert time.monotonic() < until
+            if thread := sampled(pid):
+                found = [plain(code.name(place)) for place in addresses(code, thread).places]
+    assert found[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
+    assert found[-1] == "_start"
+
+
+def test_a_thread_that_waits_is_not_sampled():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        while not Path(f"/proc/{process.pid}/syscall").read_text().startswith("230 "):  # clock_nanosleep
+            time.sleep(0.01)
+        assert sampled(process.pid) is None
+        process.kill()
+    assert sampled(process.pid) is None

@@ -15,6 +15,7 @@ from stallscope.capture.stacks.mapped_code import MappedCode
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.native import MAX_FRAMES, Calls, Standing, addresses, is_still, standing
 from stallscope.capture.stacks.peeking import Peek
+from stallscope.capture.stacks.sampling import sampled
 from stallscope.capture.stacks.unwinding import IP
 from stallscope.events.kernel import N_RETURNS
 
@@ -47,10 +48,14 @@ class Target:
         return list(states(self.memory, self.python, threads_of(self.pid, proc))) if self.python else []
 
     def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
-        thread = standing(peek, tid) if peek else None
+        if peek is None:
+            return self._python(state) if state else ()
+        thread = standing(peek, tid)
         python = self._python(state) if state else ()
-        if thread is None or (python and peek and not is_still(peek, tid, thread)):
-            return python
+        if thread is None or not is_still(peek, tid, thread):
+            thread = sampled(tid)
+            if thread is None or (state and self._python(state) != python):
+                return python
         return self.in_words(self._calls(thread, has_python=bool(python)), python)
 
     def calls(self, thread: Standing, *, has_python: bool) -> Calls:
