@@ -5,6 +5,7 @@ is more than any ring takes for long. Some processes launch as fast as they can.
 programs.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,8 @@ def main() -> None:
     """Measure and report."""
     with tempfile.TemporaryDirectory() as folder:
         library = built(Path(folder))
-        report("storm", {"counted": counted(library, N_CALLS), "told": told(library, N_CALLS)})
+        found = {"counted": counted(library, N_CALLS), "told": told(library, N_CALLS)}
+        report("storm", found | {"load_average": round(os.getloadavg()[0], 2)})
 
 
 def built(folder: Path) -> Path:
