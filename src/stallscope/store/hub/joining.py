@@ -10,12 +10,15 @@ _SHARED_NULLS = 1 << 17
 
 def nulls(n: int, kind: pa.DataType) -> pa.Array:
     """n NULLs of a type: a look at the same memory for all columns in which nothing stands."""
-    return _nulls(kind).slice(0, n) if n <= _SHARED_NULLS else pa.nulls(n, kind)
+    found = _nulls().get(kind.id)
+    return found.slice(0, n) if found is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
 
 
 @cache
-def _nulls(kind: pa.DataType) -> pa.Array:
-    return pa.nulls(_SHARED_NULLS, kind)
+def _nulls() -> dict[int, pa.Array]:
+    """NULLs of the types that tables are made of, by the number of the type: a type itself is slow as a key."""
+    kinds = (pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.bool_())
+    return {kind.id: pa.nulls(_SHARED_NULLS, kind) for kind in kinds}
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
