@@ -84,13 +84,15 @@ def case_of(
     clocks, plan = both(
         lambda: aligned(line, trace.probed), lambda: programs(line, told_steps(trace, line)), n=n
     )
-    met = rounds(line, clocks, limits)
-    excess = both(
-        lambda: excess_ns(line, plan, line.self_ns), lambda: excess_ns(line, plan, line.host_ns), n=n
+
+    def on_host() -> tuple[Array, Array]:
+        excess = excess_ns(line, plan, line.host_ns)
+        return excess, held_ns(line, plan, excess, least_ns=limits.min_late_ns)
+
+    (met, of_self), (of_host, held) = both(
+        lambda: (rounds(line, clocks, limits), excess_ns(line, plan, line.self_ns)), on_host, n=n
     )
-    table = cells(
-        line, plan, met, excess=excess, held_ns=held_ns(line, plan, excess[1], least_ns=limits.min_late_ns)
-    )
+    table = cells(line, plan, met, excess=(of_self, of_host), held_ns=held)
     counted = judged(table, line, limits)
     return Case(
         trace=trace,

@@ -10,7 +10,7 @@ from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cores import keep_freed_memory
+from stallscope.diagnose.cores import both, keep_freed_memory
 from stallscope.diagnose.delays import delays_by_process, delays_in_all, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
@@ -26,6 +26,7 @@ from stallscope.diagnose.wedged import Wedged, left_by_the_dead, wedged
 from stallscope.events.trace import Trace
 
 _MANY_ROWS = 1 << 20
+_NO_STEP = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,18 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
 def findings(case: Case) -> Findings:
     """What a case with ledgers shows."""
     line, table, limits = case.line, case.judged, case.limits
-    found = late_steps(line, case.met, table, program=case.plan.program, usual=case.pace, limits=limits)
+    found, odd = both(
+        lambda: late_steps(line, case.met, table, program=case.plan.program, usual=case.pace, limits=limits),
+        lambda: mismatch_verdicts(case),
+        n=len(line.rows),
+    )
     named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits)
     gpus = on_device(case, found)
     unexplained = [late for late in found if late.process not in gpus.slow]
     uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
-        odd=mismatch_verdicts(case),
+        odd=odd,
         late=found,
         named=named,
         device=gpus.slow,
@@ -97,17 +102,25 @@ def report(found: Findings) -> Report:
     """The findings as verdicts."""
     case, named = found.case, found.named
     looked_at = late_verdicts.seen(case)
+    uneven = found.uneven
+    if uneven and named:
+        _ = case.waits  # both need it
+    on_the_move, stragglers = both(
+        lambda: [moving_verdict(found, uneven, looked_at)] if uneven else [],
+        lambda: _stragglers(case, named, looked_at),
+        n=len(case.line.rows),
+    )
     verdicts = [
         *found.odd,
         *([] if found.odd else standstill(case)),
-        *_stragglers(case, named, looked_at),
+        *stragglers,
         *(
             late_verdicts.device(case, p, one, device_delays(case, p, one.late), looked_at=looked_at)
             for p, one in found.device.items()
             if p not in named
         ),
         *([stage_verdict(case, found.stage)] if found.stage else []),
-        *([moving_verdict(found, found.uneven, looked_at)] if found.uneven else []),
+        *on_the_move,
     ]
     once, benign = _once(case, one_offs(found.late, case.limits), looked_at)
     verdicts += once
@@ -416,7 +429,7 @@ def _mismatch(case: Case, found: Mismatch) -> Verdict:
 
 def _warm_up(case: Case) -> list[dict[str, object]]:
     """The steps left out at the start, said when they were longer than the usual ones."""
-    early = np.setdiff1d(case.table.step, case.judged.step)
+    early = np.unique(case.table.step[case.table.step < case.judged.step.min(initial=_NO_STEP)])
     if len(early) <= case.limits.warm_up_steps:
         return []
     return [{"what": "slow steps at the start (warm-up), not judged", "n_steps": len(early)}]
