@@ -21,9 +21,10 @@ class Number(NamedTuple):
 SHOWN = (
     Number(
         "slowdown",
-        "upper_bound_percent",
-        "slowdown of a training step while it is traced ({workload}), upper end of the 95 % interval",
-        "{:.2f} %",
+        "slowdown_percent",
+        "{workload}: how much longer a step takes while it is traced, give or take {spread_percent:.1f} (95 %); "
+        "hits x cost a hit: {hook_cost_percent:.1f} %",
+        "{:.1f} %",
     ),
     Number(
         "agent",
