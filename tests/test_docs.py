@@ -82,13 +82,19 @@ def test_a_number_that_was_not_measured_has_no_row(generate: ModuleType, tmp_pat
 def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tmp_path: Path):
     machine = {"gpus": ["GPU A, 580", "GPU A, 580"]}
     parts = [
-        {"workload": name, "upper_bound_percent": bound, "machine": machine}
-        for name, bound in [("steps", 0.31), ("no steps", 0.2)]
+        {
+            "workload": name,
+            "slowdown_percent": slower,
+            "spread_percent": 0.26,
+            "hook_cost_percent": 0.5,
+            "machine": machine,
+        }
+        for name, slower in [("steps", 0.31), ("no steps", 0.2)]
     ]
     (tmp_path / "slowdown.json").write_text(json.dumps(parts))
     found = list(generate.measured.rows(tmp_path))
     assert [(how_much, where) for _, how_much, where in found] == [
-        ("0.31 %", "2 x GPU A"),
-        ("0.20 %", "2 x GPU A"),
+        ("0.3 %", "2 x GPU A"),
+        ("0.2 %", "2 x GPU A"),
     ]
-    assert "(no steps)" in found[1][0]
+    assert found[1][0].startswith("no steps: ") and "give or take 0.3 " in found[1][0]
