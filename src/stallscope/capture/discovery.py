@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from stallscope.capture import elf
 from stallscope.capture.elf import FileKey, Image, NotElf, Symbol
+from stallscope.capture.identity import small_file
 from stallscope.capture.mapped import Mapped
 
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
@@ -262,26 +263,12 @@ def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library
 
 def _last_pid(proc: Path) -> bytes:
     """The newest process id, the last field of loadavg; empty where that cannot be read."""
-    return _start_of(f"{proc}/loadavg", 100).rstrip().rpartition(b" ")[2]
+    return small_file(f"{proc}/loadavg", 100).rstrip().rpartition(b" ")[2]
 
 
 def _size(proc: Path, pid: int) -> bytes:
     """Something that changes when a process maps a file: its address space in pages."""
-    return _start_of(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
-
-
-def _start_of(path: str, n_bytes: int) -> bytes:
-    """The first bytes of a file, empty if it cannot be read: four times as fast as opening a file object."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, n_bytes)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    return small_file(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
 
 
 def _parent(proc: Path, pid: int) -> int:

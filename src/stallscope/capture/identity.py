@@ -89,8 +89,8 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and is_number else UNKNOWN
 
 
-def small_file(path: str) -> bytes:
-    """What a file of the kernel says, up to 16 KiB; nothing where it is gone.
+def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
+    """What a file of the kernel says, up to so many bytes; nothing where it is gone.
 
     For what is read each second: pathlib and buffers cost more than the kernel's part of it.
     """
@@ -99,7 +99,7 @@ def small_file(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(fd, _SMALL_FILE_BYTES)
+        return os.read(fd, n_bytes)
     except OSError:
         return b""
     finally:
