@@ -14,9 +14,6 @@ from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch
 from stallscope.store.hub.joining import parted
 
-SMALL_BYTES = 1 << 18
-"""Larger requests are made into batches alone: together they would not be quicker."""
-
 
 def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
     """The batch of each request; None where each must be looked at by itself."""

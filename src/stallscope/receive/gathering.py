@@ -12,6 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+SMALL_BYTES = 1 << 18
+"""Larger requests are decoded alone: together they would not be quicker."""
+
 _MOST_BYTES = 1 << 21  # of those that are decoded together
 _MOST_REQUESTS = 64
 _GATHER_S = 0.01

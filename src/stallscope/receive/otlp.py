@@ -25,9 +25,6 @@ from stallscope.store.hub.joining import parted
 
 SIGNALS = ("logs", "metrics", "traces")
 BATCH_ID = "stallscope.batch.id"
-SMALL_BYTES = 1 << 18
-"""Larger requests are decoded alone: together they would not be quicker."""
-
 MAX_ATTRS_BYTES = 1 << 20
 """What one record may say beside its columns; a longer one is rejected alone."""
 

@@ -12,7 +12,7 @@ from stallscope.errors import Overloaded, StallscopeError, TooLarge
 from stallscope.receive import arrow, arrow_together, otlp
 from stallscope.receive.answers import Refusal, refusal
 from stallscope.receive.counters import Counters
-from stallscope.receive.gathering import Gathering
+from stallscope.receive.gathering import SMALL_BYTES, Gathering
 from stallscope.receive.otlp import Decoded
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
@@ -87,7 +87,7 @@ class Receiver:
         return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
 
     def _decoded(self, signal: str, body: bytes, tenant: str, *, is_json: bool) -> Decoded:
-        if signal == "logs" and not is_json and len(body) <= otlp.SMALL_BYTES:
+        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
             return self._small_logs.decode(body, tenant, n_bytes=len(body))
         with self._at_work():
             plain = otlp.json_to_protobuf(signal, body) if is_json else body
@@ -100,7 +100,7 @@ class Receiver:
             with self._at_work():
                 request = arrow.read(body, limit=4 * self.bounds.max_bytes)
                 n_bytes = request.n_bytes
-                is_small = n_bytes <= arrow_together.SMALL_BYTES
+                is_small = n_bytes <= SMALL_BYTES
                 batch = None if is_small else arrow.batch(request, tenant)
             if batch is None:
                 batch = self._small_arrow.decode(request, tenant, n_bytes=n_bytes)
