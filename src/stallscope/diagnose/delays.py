@@ -3,6 +3,7 @@
 Sums of two stretches of time add up to that of both; a stream of events keeps them instead of its past.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -84,14 +85,14 @@ def delays_by_process(
         return {}
     counted = _largest(late, _n_counted(case, _MOST_WAITS))
     among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
-    costs, some = _costs(case, counted, among_all), _by_process(case, counted)
+    costs, n_counted = _costs(case, counted, among_all), Counter(one.process for one in counted)
     excess, found = _excess_by_process(case, late), {}
     for process, mine in _by_process(case, late).items():
         spent = costs.get(process, Cost(np.zeros(case.line.n_processes), is_lower_bound=False))
         found[process] = replace(
             _delays(case, mine, excess[process]),
             lost_ns=_lost_by(case, spent.lost_ns),
-            is_lower_bound=spent.is_lower_bound or len(some.get(process, ())) < len(mine),
+            is_lower_bound=spent.is_lower_bound or n_counted[process] < len(mine),
         )
     return found
 
