@@ -152,7 +152,9 @@ def _hang(verdict: Verdict) -> str:
     doing = verdict.evidence.get("doing")
     said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"
-    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}."
+    silent = verdict.evidence.get("left_no_dump")
+    more = f" What {_ranks(silent)} did is not known: no dump was left." if isinstance(silent, list) else ""
+    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}.{more}"
 
 
 def _captured_late(verdict: Verdict) -> str:

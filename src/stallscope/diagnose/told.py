@@ -71,6 +71,9 @@ def _hang(trace: Trace, held: Standstill) -> Verdict:
     }
     if held.is_circle:
         said["is_circle"] = True
+    unnamed = [int(ranks[p]) for p in held.silent if p not in held.held_by]
+    if unnamed:
+        said["left_no_dump"] = sorted(unnamed)
     in_round = held.round is not None
     verdict = Verdict(
         kind="hang",
@@ -114,7 +117,7 @@ def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
         verdict,
         kind="inconclusive",
         causes=[],
-        evidence={"suspects": suspects},
+        evidence={"suspects": suspects} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
         abstained_because=(
             "all ranks have entered the round and none has completed it: a device or the fabric, rank unknown"
         ),

@@ -3,7 +3,8 @@
 For sources that tell completion (flags OPEN, NOT_STARTED; last_entered and last_completed of a membership), such
 as dumps written when a job has hung. The waits form a graph: a rank waits in a round for members that have not
 entered it, in a receive for the sender. Who is waited for and waits for nobody is named. A rank that has not
-completed a round which a peer has completed cannot wait for others there: it is stuck itself.
+completed a round which a peer has completed cannot wait for others there: it is stuck itself. A rank that told nothing
+is named only where nothing else explains that others wait: files get lost, too.
 
 A round that all have entered and none has completed is stuck on a device or in the fabric: its members are
 suspects, none is named. As right as the records: two ranks' dumps must not be from moments far apart.
@@ -38,7 +39,7 @@ class Standstill:
     held_by: why, by process: not_entered, not_completed, not_started, no_dump, idle. round: one that waits for
     them, None for a receive. since_ns: when the last of those present entered it. waiting: all who wait.
     suspects: members of a round that all entered and nobody completed, where nobody can be named.
-    is_circle: those named wait for each other.
+    silent: those that told nothing, of which some may be named. is_circle: those named wait for each other.
     """
 
     held_by: dict[Process, str]
@@ -46,6 +47,7 @@ class Standstill:
     since_ns: int
     waiting: tuple[Process, ...]
     suspects: tuple[Process, ...] = ()
+    silent: tuple[Process, ...] = ()
     is_circle: bool = False
 
 
@@ -66,6 +68,7 @@ class _State:
         default_factory=list
     )  # from, to whom, is a receive
     busy: set[Process] = field(default_factory=set)  # have something open
+    started: set[Process] = field(default_factory=set)  # ... and, as far as is told, on their GPU
     silent: set[Process] = field(default_factory=set)  # told nothing
 
 
@@ -77,13 +80,17 @@ def tells_completion(trace: Trace) -> bool:
 def standstill(trace: Trace) -> Standstill | None:
     """Who holds up the job; None when nobody waits for anybody."""
     state = _state(trace)
-    stuck = _stuck_themselves(state)
+    held_by = _stuck_themselves(state)
+    stuck = set(held_by)
     strong, why = _waits(state, stuck)
     receives, sends = (_transfers(state, stuck, is_receive=kind) for kind in (True, False))
     ends = _ends(
-        [_union(strong, receives, sends), _union(strong, receives), strong], set(why), frozenset(stuck)
+        [_union(strong, receives, sends), _union(strong, receives), strong],
+        {p for p in why if why[p] != "no_dump"},
+        {p for p in why if why[p] == "no_dump"},
+        stuck=frozenset(stuck),
     )
-    held_by = dict.fromkeys(stuck, "not_completed") | {p: why[p] for p in ends}
+    held_by |= {p: why[p] for p in ends}
     if len(state.silent) > _MOST_SILENT * state.n_processes:
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
     if held_by:
@@ -93,7 +100,12 @@ def standstill(trace: Trace) -> Standstill | None:
         suspects = sorted({p for r in closed for p in state.members[r[0]]})
         earliest = min(closed, key=lambda r: state.present_ns[r])
         return Standstill(
-            {}, earliest, state.present_ns[earliest], tuple(sorted(state.busy)), tuple(suspects)
+            {},
+            earliest,
+            state.present_ns[earliest],
+            tuple(sorted(state.busy)),
+            suspects=tuple(suspects),
+            silent=tuple(sorted(state.silent)),
         )
     circle = {p for p in _waited_for(strong) if isinstance(p, int) and strong.get(p)}
     if not circle:
@@ -116,6 +128,7 @@ def _state(trace: Trace) -> _State:
         state.completed[comm, process] = int(row["last_completed"])
     rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
     _add_rows(state, rows, number)
+    _complete_before_open(state)
     told = {(int(row["node"]), int(row["pid"])) for row in trace.snapshots[["node", "pid"]]}
     state.silent = {i for who, i in number.items() if who not in told and i not in state.busy}
     return state
@@ -133,6 +146,8 @@ def _add_rows(state: _State, rows: Array, number: dict[tuple[int, int], Process]
         state.members.setdefault(comm, {}).setdefault(process, place)
         if is_open:
             state.busy.add(process)
+        if is_open and not flags & CollectiveFlag.NOT_STARTED:
+            state.started.add(process)
         if op in (Op.SEND, Op.RECV):
             others = [p for p, where in state.members[comm].items() if where == peer != UNKNOWN]
             if is_open and others:
@@ -150,7 +165,26 @@ def _add_rows(state: _State, rows: Array, number: dict[tuple[int, int], Process]
         state.present_ns[comm, seq] = max(state.present_ns.get((comm, seq), 0), ts_ns)
 
 
-def _stuck_themselves(state: _State) -> set[Process]:
+def _complete_before_open(state: _State) -> None:
+    """Where no counter tells: rounds of a communicator complete in order, so those before the first open one have."""
+    for key, rounds in state.open.items():
+        if state.completed.get(key, UNKNOWN) == UNKNOWN:
+            state.completed[key] = min(rounds) - 1
+
+
+def _stuck_themselves(state: _State) -> dict[Process, str]:
+    """Processes that cannot wait for others, and why: see _behind and _never_started."""
+    never_started = _never_started(state)
+    return dict.fromkeys(never_started, "not_started") | dict.fromkeys(_behind(state), "not_completed")
+
+
+def _never_started(state: _State) -> set[Process]:
+    """Processes whose GPU has begun nothing of what is open, while others wait in what theirs have begun."""
+    found = state.busy - state.started
+    return found if len(found) <= _MOST_BEHIND * state.n_processes else set()
+
+
+def _behind(state: _State) -> set[Process]:
     """Processes that have not completed a synchronising round which another member has completed."""
     furthest: dict[int, int] = {}
     for (comm, _), seq in state.completed.items():
@@ -165,7 +199,10 @@ def _stuck_themselves(state: _State) -> set[Process]:
 
 
 def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], dict[Process, str]]:
-    """Who waits for whom in rounds, and for partners that do nothing; and what each of those waited for lacks."""
+    """Who waits for whom in rounds, and for partners that do nothing; and what each of those waited for lacks.
+
+    A member that is stuck in an earlier call holds a round up although it has entered it.
+    """
     strong: dict[Node, set[Node]] = {}
     why: dict[Process, str] = {}
     for comm in state.members:
@@ -175,7 +212,7 @@ def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], d
         seq, present, absent = held
         for process in present - stuck - set(absent):
             strong.setdefault(process, set()).add((comm, seq))
-        strong.setdefault((comm, seq), set()).update(absent)
+        strong.setdefault((comm, seq), set()).update(absent, present & stuck)
         for process, reason in absent.items():
             why.setdefault(process, reason)
     for process, partner, _ in state.transfers:
@@ -227,7 +264,9 @@ def _absent(state: _State, comm: int, seq: int, present: dict[Process, int]) -> 
     silent = [process for process in others if process in state.silent]
     if silent:
         return dict.fromkeys(silent, "no_dump")
-    behind = [p for p, flags in present.items() if flags & CollectiveFlag.NOT_STARTED]
+    behind = [
+        p for p, flags in present.items() if flags & CollectiveFlag.NOT_STARTED and p not in state.started
+    ]
     return dict.fromkeys(behind, "not_started") if len(behind) < len(present) else {}
 
 
@@ -245,25 +284,46 @@ def _add_closed(state: _State, strong: dict[Node, set[Node]], stuck: set[Process
 
 
 def _ends(
-    graphs: list[dict[Node, set[Node]]], lacking: set[Process], stuck: frozenset[Process]
+    graphs: list[dict[Node, set[Node]]],
+    lacking: set[Process],
+    silent: set[Process],
+    *,
+    stuck: frozenset[Process],
 ) -> set[Process]:
     """Those lacking something that are waited for and wait for nobody.
 
     graphs: from all waits to the surest only. A host may go on behind a send, and behind a receive; so these count
-    unless they close a circle, which then is opened there.
+    unless they close a circle, which then is opened there. silent: those that perhaps lack something; they are taken
+    only for processes of which nothing else explains that they wait.
     """
     found: set[Node] = set(stuck)
     settled: set[Node] = set()
     for graph in graphs:
         settled |= _reaching(graph, found)
-        left = {
-            node: {n for n in targets if n not in settled}
-            for node, targets in graph.items()
-            if node not in settled
-        }
-        found |= {node for node in _sinks(left) if node in lacking}
+        found |= {node for node in _sinks(_without(graph, settled)) if node in lacking}
+        settled |= _reaching(graph, found)
+        left = _without(graph, settled)
+        unexplained = _reached_from(left, (node for node in left if isinstance(node, int)))
+        found |= {node for node in _sinks(left) if node in silent & unexplained}
         settled |= _reaching(graph, found)
     return {node for node in found - stuck if isinstance(node, int)}
+
+
+def _without(graph: dict[Node, set[Node]], gone: set[Node]) -> dict[Node, set[Node]]:
+    return {
+        node: {n for n in targets if n not in gone} for node, targets in graph.items() if node not in gone
+    }
+
+
+def _reached_from(graph: dict[Node, set[Node]], starts: Iterable[Node]) -> set[Node]:
+    """All nodes that can be reached from some, those included."""
+    found, queue = set(), deque(starts)
+    while queue:
+        node = queue.popleft()
+        if node not in found:
+            found.add(node)
+            queue.extend(graph.get(node, ()))
+    return found
 
 
 def _union(*graphs: dict[Node, set[Node]]) -> dict[Node, set[Node]]:
@@ -313,5 +373,6 @@ def _told(
         round=first,
         since_ns=state.present_ns[first] if first else UNKNOWN,
         waiting=tuple(sorted(state.busy - set(held_by))),
+        silent=tuple(sorted(state.silent)),
         is_circle=is_circle,
     )

@@ -2,10 +2,11 @@
 
 The dumps (see rank_dump) do not tell host or process: the rank stands in for the process id. Times are when the host
 made the calls, by the wall clocks of hosts that are not told apart. A rank that the groups name and that left no dump
-becomes a process without a snapshot.
+becomes a process without a snapshot; a dump that was cut off, as those of a process killed meanwhile are, is none.
 """
 
 import re
+from os import SEEK_END
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,28 @@ def _read(path: Path) -> Trace:
         raise BadTrace(f"{path} holds no flight-recorder dump: check the path")
     dumps: dict[int, Dump] = {}
     known: dict[tuple[str, str, str], Group] = {}
-    for file in files:
+    cut_off = [file for file in files if _is_cut_off(file)]
+    for file in [file for file in files if file not in cut_off] or files:
         dump = dump_of(file, known)
         if dump.rank in dumps:
             raise BadTrace(
                 f"{file}: there is another dump of rank {dump.rank} beside it: keep one dump per rank"
             )
         dumps[dump.rank] = dump
-    return _trace([dumps[rank] for rank in sorted(dumps)])
+    return _trace([dumps[rank] for rank in sorted(dumps)], n_cut_off=len(cut_off))
 
 
-def _trace(dumps: list[Dump]) -> Trace:
+def _is_cut_off(file: Path) -> bool:
+    """Whether a dump has no end: a pickle ends with a point."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(-1, SEEK_END)
+            return stream.read(1) != b"."
+    except OSError:
+        return False
+
+
+def _trace(dumps: list[Dump], *, n_cut_off: int) -> Trace:
     groups = _known_groups(dumps)
     ranks = sorted({rank for group in groups.values() for rank in group.members} | {d.rank for d in dumps})
     made = [call.created_ns for dump in dumps for call in dump.calls if call.created_ns > 0]
@@ -62,7 +74,8 @@ def _trace(dumps: list[Dump]) -> Trace:
         snapshots=_snapshots(dumps, with_p2p, last_ns),
         clocks=(Clock(0, last_ns, last_ns),) if made else (),
         ends_ns=(last_ns,) if made else (),
-        source=f"PyTorch flight-recorder dumps of {len(dumps)} of {len(ranks)} ranks",
+        source=f"PyTorch flight-recorder dumps of {len(dumps)} of {len(ranks)} ranks"
+        + (f", {n_cut_off} more cut off" if n_cut_off else ""),
         facts={"nccl_version": ", ".join(versions)[:200]} if versions else {},
     )
 
@@ -72,12 +85,13 @@ def _known_groups(dumps: list[Dump]) -> dict[int, Group]:
 
 
 def _collectives(dumps: list[Dump], first_ns: int) -> Array:
-    parts = [_rows(dump, first_ns) for dump in dumps]
+    knows_starts = any(dump.knows_starts for dump in dumps)  # one that has started nothing does not tell
+    parts = [_rows(dump, first_ns, knows_starts=knows_starts) for dump in dumps]
     rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
-def _rows(dump: Dump, first_ns: int) -> Array:
+def _rows(dump: Dump, first_ns: int, *, knows_starts: bool) -> Array:
     rows = layout.empty(layout.COLLECTIVES, len(dump.calls))
     rows["pid"] = dump.rank
     places = {name: _place(group, dump.rank) for name, group in dump.groups.items()}
@@ -90,14 +104,14 @@ def _rows(dump: Dump, first_ns: int) -> Array:
         row["datatype"], row["count"] = call.datatype, call.count
         if call.count != UNKNOWN and call.datatype:
             row["count_bytes"] = call.count * DATATYPE_BYTES[call.datatype]
-        row["flags"] = _flags(dump, call)
+        row["flags"] = _flags(call, knows_starts=knows_starts)
     return rows
 
 
-def _flags(dump: Dump, call: Call) -> int:
+def _flags(call: Call, *, knows_starts: bool) -> int:
     if call.is_complete:
         return CollectiveFlag.NO_LEDGER
-    not_started = CollectiveFlag.NOT_STARTED if dump.knows_starts and not call.is_started else 0
+    not_started = CollectiveFlag.NOT_STARTED if knows_starts and not call.is_started else 0
     return CollectiveFlag.NO_LEDGER | CollectiveFlag.OPEN | not_started
 
 
