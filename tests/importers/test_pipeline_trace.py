@@ -137,6 +137,16 @@ def test_two_slow_workers_are_two_verdicts(tmp_path: Path):
     assert [v.ranks for v in report.verdicts] == [[job.rank(0, 1)], [job.rank(3, 2)]]
 
 
+@pytest.mark.parametrize("workers", [[(3, 0), (3, 1)], [(0, 2), (3, 1)]])
+def test_what_two_slow_workers_cost_together_is_shared(tmp_path: Path, workers: list[tuple[int, int]]):
+    slow = Job(factor=lambda step, s, d: 1.5 if (s, d) in workers else 1.0)
+    costs = [v.cost for v in explained(write(tmp_path / "trace.parquet", slow), tmp_path).verdicts]
+    lost_s = _length_s(rows(slow)) - _length_s(rows(Job()))
+    said = [cost.gpu_seconds for cost in costs if cost]
+    assert sum(said) == pytest.approx(lost_s * 15, rel=0.06)
+    assert said[0] == pytest.approx(said[1], rel=0.05)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_heavy_stage_is_imbalance_and_nobody_is_named(tmp_path: Path, stage: int):
     job = Job(factor=lambda step, s, d: 1.6 if s == stage else 1.0)

@@ -15,7 +15,7 @@ from stallscope.diagnose.work import (
     heavy_stage,
     least_slow_ns,
     longer_kinds,
-    loss_ns,
+    losses_ns,
     slow_steps,
     spread,
 )
@@ -33,8 +33,9 @@ def slow_work(
     found = slow_steps(done, limits)
     named = recurring(found, len(done.peers), least_ns=least_slow_ns(done, limits), limits=limits)
     replicas = _whole_pipelines(done, set(named))
+    losses = losses_ns(done, named)
     verdicts = [
-        _worker(trace, done, late=named[p], usd_per_gpu_hour=usd_per_gpu_hour)
+        _worker(trace, done, late=named[p], loss=losses[p], usd_per_gpu_hour=usd_per_gpu_hour)
         for p in sorted(named, key=lambda p: -sum(one.late_ns for one in named[p]))
         if int(done.pipeline[p]) not in replicas
     ]
@@ -55,9 +56,10 @@ def _whole_pipelines(done: Work, named: set[int]) -> list[int]:
     return [int(number) for number in numbers[(sizes > 1) & (n_named == sizes)]]
 
 
-def _worker(trace: Trace, done: Work, *, late: list[LateStep], usd_per_gpu_hour: float | None) -> Verdict:
+def _worker(
+    trace: Trace, done: Work, *, late: list[LateStep], loss: Array, usd_per_gpu_hour: float | None
+) -> Verdict:
     process = late[0].process
-    loss = loss_ns(done, late)
     steps = [one.step for one in late]
     others = np.flatnonzero(np.arange(len(done.peers)) != process)
     values = np.array([one.late_ns for one in late]) / 1e6

@@ -9,6 +9,7 @@ of the last work before their last round is, each by its own clock. A rank that 
 peers was kept waiting: a victim. A whole group of peers with more work than the others is a slow stage, no bad machine.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,19 +153,38 @@ def slow_steps(done: Work, limits: Thresholds) -> list[LateStep]:
     ]
 
 
-def loss_ns(done: Work, late: list[LateStep]) -> Array:
-    """What each step would be shorter without these late steps of one process, at least: float64 (s,).
+def losses_ns(done: Work, named: Mapping[int, list[LateStep]]) -> dict[int, Array]:
+    """By process: what each step would be shorter without the late steps of those named, at least: float64 (s,).
 
-    Beside its own pipeline, which it keeps waiting itself, some other rank may have come late too: only what the
-    late one came later than all of them counts.
+    Beside the pipelines which they keep waiting themselves, some other rank may have come late too: only what a late
+    one came later than all of them counts. What several named ones came late together is shared: each is to blame for
+    the time up to its own coming with those who came later still.
     """
-    out = np.zeros(len(done.step))
-    for one in late:
-        others = (done.pipeline != done.pipeline[one.process]) & (done.peers == done.peers[one.process])
-        reach = done.reach_ns[one.step]
-        known = others & np.isfinite(reach)
-        beyond = reach[one.process] - reach[known].max() if known.any() else one.late_ns
-        out[one.step] = max(0.0, min(beyond, one.late_ns)) if np.isfinite(beyond) else one.late_ns
+    beyond = {process: np.zeros(len(done.step)) for process in named}
+    in_step: dict[int, set[int]] = {}
+    for process, late in named.items():
+        for one in late:
+            in_step.setdefault(one.step, set()).add(process)
+    for process, late in named.items():
+        others = (done.pipeline != done.pipeline[process]) & (done.peers == done.peers[process])
+        for one in late:
+            reach = done.reach_ns[one.step]
+            held_up = done.pipeline[list(in_step[one.step])]
+            known = others & np.isfinite(reach) & ~np.isin(done.pipeline, held_up)
+            own = reach[process] - reach[known].max() if known.any() else one.late_ns
+            most = max(min(own, one.late_ns), 0.0) if np.isfinite(own) else one.late_ns
+            beyond[process][one.step] = most
+    return dict(zip(beyond, _shared(np.array(list(beyond.values()))), strict=True)) if beyond else {}
+
+
+def _shared(beyond: Array) -> Array:
+    """Delays of several in a step (k, s), as shares of the longest: each stretch is divided by those that reach it."""
+    order = np.argsort(beyond, axis=0)
+    in_order = np.take_along_axis(beyond, order, axis=0)
+    n_left = np.arange(len(beyond), 0, -1)[:, None]
+    pieces = np.diff(in_order, axis=0, prepend=0.0) / n_left
+    out = np.empty_like(beyond)
+    np.put_along_axis(out, order, np.cumsum(pieces, axis=0), axis=0)
     return out
 
 
