@@ -80,9 +80,48 @@ class Attributes:
         )
         return np.asarray(plain)
 
+    def listed(self) -> "Attributes":
+        """Itself."""
+        return self
+
     @cached_property
     def _coded(self) -> pa.DictionaryArray:
         return self.key.dictionary_encode()
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Attributes of n records that all have the same ones, in the same order.
+
+    columns: by key (n,), without NULL: string, int64, float64 or bool.
+    """
+
+    n: int
+    columns: dict[str, pa.Array]
+
+    @property
+    def names(self) -> list[str]:
+        """The different keys."""
+        return list(self.columns)
+
+    def listed(self) -> Attributes:
+        """The same, record by record."""
+        k = len(self.columns)
+        if not self.n * k:
+            return AttributesBuilder().attributes()
+        order = pa.array(np.arange(self.n * k).reshape(k, self.n).T.ravel())
+        text, integer, number, truth = (
+            pa.concat_arrays(
+                [
+                    values if values.type == kind else pa.nulls(self.n, kind)
+                    for values in self.columns.values()
+                ]
+            ).take(order)
+            for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_())
+        )
+        keys = pa.array(self.names, pa.string()).take(pa.array(np.tile(np.arange(k), self.n)))
+        nothing = pa.nulls(self.n * k, pa.string())
+        return Attributes(np.repeat(np.arange(self.n), k), keys, text, integer, number, truth, nothing)
 
 
 @dataclass(frozen=True)
@@ -97,7 +136,7 @@ class Flat:
     n: int
     given: dict[str, pa.Array]
     extra: dict[str, pa.Array]
-    attributes: Attributes
+    attributes: Attributes | Aligned
     group: Array
     groups: list[Group]
     counts: dict[str, int] = field(default_factory=dict)

@@ -1,9 +1,11 @@
-"""OTLP logs: from protobuf bytes to flat records, by ptars (Rust) or, where that is not installed, in a loop.
+"""OTLP logs: from protobuf bytes to flat records.
 
-Both give the same; tests hold them together. Raises BadInput for bytes that are no ExportLogsServiceRequest.
+Records of one shape are read all at once (alike.py), others by ptars (Rust) or, where that is not installed, in a loop.
+All three give the same; tests hold them together. Raises BadInput for bytes that are no ExportLogsServiceRequest.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,13 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput
-from stallscope.receive.flat import Array, Attributes, AttributesBuilder, Flat, Group, dumped
-from stallscope.receive.lifting import quoted
+from stallscope.receive import alike
+from stallscope.receive.flat import Aligned, Array, Attributes, AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.own import of_one_type, quoted
+from stallscope.receive.shape import Unlike
 from stallscope.receive.times import moments
 from stallscope.receive.values import any_value, as_dict
+from stallscope.store.hub.joining import nulls
 
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")
 _NESTED = ("array_value", "kvlist_value", "bytes_value")
+_Typed = tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]
 Decoder = Callable[[bytes, int], Flat]
 
 
@@ -27,8 +33,17 @@ def decoder() -> Decoder:
     try:
         _handler()
     except ImportError:
-        return by_loop
-    return by_ptars
+        any_records: Decoder = by_loop
+    else:
+        any_records = by_ptars
+
+    def decode(body: bytes, now_ns: int) -> Flat:
+        try:
+            return by_shape(body, now_ns)
+        except Unlike:
+            return any_records(body, now_ns)
+
+    return decode
 
 
 @cache
@@ -38,6 +53,25 @@ def _handler() -> Any:
 
     pool = ptars.HandlerPool([service.DESCRIPTOR])
     return pool.get_for_message(service.ExportLogsServiceRequest.DESCRIPTOR)
+
+
+def by_shape(body: bytes, now_ns: int) -> Flat:
+    """Decode records that all have the same fields and attributes. Raises Unlike for others."""
+    found = alike.records(body)
+    fields, n = found.fields, found.attributes.n
+    columns = _Columns(
+        time=fields.get(1, np.zeros(n, np.uint64)),
+        observed=fields.get(11),
+        severity=fields.get(2),
+        severity_text=fields.get(3),
+        event_name=fields.get(12),
+        flags=fields.get(8),
+        dropped=fields.get(7),
+        trace_id=fields.get(9),
+        span_id=fields.get(10),
+        body=of_one_type(fields[5]) if 5 in fields else None,
+    )
+    return _flat(columns, found.attributes, found.group, found.groups, now_ns)
 
 
 def by_ptars(body: bytes, now_ns: int) -> Flat:
@@ -121,59 +155,87 @@ def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """The records' own fields (n,), as either decoder gives them."""
+    """The records' own fields (n,), as a decoder gives them; None for what no record has."""
 
-    def __init__(self, **columns: Any):
-        self.__dict__.update(columns)
+    time: Array
+    observed: Array | None
+    severity: Array | None
+    severity_text: pa.Array | None
+    event_name: pa.Array | None
+    flags: Array | None
+    dropped: Array | None
+    trace_id: pa.Array | None
+    span_id: pa.Array | None
+    body: _Typed | None
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
 
-
-def _flat(columns: _Columns, attributes: Attributes, group: Array, groups: list[Group], now_ns: int) -> Flat:
+def _flat(
+    columns: _Columns, attributes: Attributes | Aligned, group: Array, groups: list[Group], now_ns: int
+) -> Flat:
+    n = len(group)
     times = moments(columns.time, columns.observed, now_ns)
-    text, integer, number, truth, other = columns.body
+    ts_ns = times.ts_ns.astype(np.uint64)
+    given = {
+        "ts_ns": pa.array(times.ts_ns),
+        "name": _or_null(columns.event_name, n),
+        **_of_body(columns.body),
+    }
+    extra = {
+        "otel.time_unix_nano": _some(columns.time, (ts_ns != columns.time) & (columns.time != 0)),
+        "otel.observed_time_unix_nano": None
+        if columns.observed is None
+        else _some(columns.observed, (columns.observed != 0) & (columns.observed != ts_ns)),
+        "otel.severity_number": _not_zero(columns.severity),
+        "otel.severity_text": _quoted(columns.severity_text),
+        "otel.flags": _not_zero(columns.flags),
+        "otel.dropped_attributes_count": _not_zero(columns.dropped),
+        "otel.trace_id": _quoted(columns.trace_id),
+        "otel.span_id": _quoted(columns.span_id),
+    }
+    told = {key: values for key, values in extra.items() if values is not None}
+    counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
+    return Flat(n, given, told, attributes, group, groups, counts)
+
+
+def _of_body(body: _Typed | None) -> dict[str, pa.Array]:
+    """A body is text, and a number where it is one."""
+    if body is None:
+        return {}
+    text, integer, number, truth, other = body
     numeric = pc.coalesce(number, integer.cast(pa.float64(), safe=False))
     numeric = pc.if_else(pc.is_finite(numeric).fill_null(False), numeric, pa.scalar(None, pa.float64()))
     is_null = pc.equal(other, "null").fill_null(False)
     others = pc.if_else(is_null, pa.scalar(None, pa.string()), other)
-    body_text = pc.coalesce(
+    words = pc.coalesce(
         text, integer.cast(pa.string()), number.cast(pa.string()), truth.cast(pa.string()), others
     )
-    given = {
-        "ts_ns": pa.array(times.ts_ns),
-        "name": _or_null(columns.event_name),
-        "value_text": body_text,
-        "value_double": numeric,
-    }
-    is_replaced = times.ts_ns.astype(np.uint64) != columns.time
-    extra = {
-        "otel.time_unix_nano": _some(columns.time, is_replaced & (columns.time != 0)),
-        "otel.observed_time_unix_nano": _some(
-            columns.observed, (columns.observed != 0) & (columns.observed != times.ts_ns.astype(np.uint64))
-        ),
-        "otel.severity_number": _some(columns.severity, columns.severity != 0),
-        "otel.severity_text": quoted(_or_null(columns.severity_text)),
-        "otel.flags": _some(columns.flags, columns.flags != 0),
-        "otel.dropped_attributes_count": _some(columns.dropped, columns.dropped != 0),
-        "otel.trace_id": quoted(columns.trace_id),
-        "otel.span_id": quoted(columns.span_id),
-    }
-    extra = {key: values for key, values in extra.items() if values.null_count < len(values)}
-    counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
-    return Flat(len(group), given, extra, attributes, group, groups, counts)
+    return {"value_text": words, "value_double": numeric}
 
 
-def _or_null(texts: pa.Array) -> pa.Array:
+def _or_null(texts: pa.Array | None, n: int) -> pa.Array:
     """Empty texts are what protobuf gives for a field that is not set."""
+    if texts is None:
+        return nulls(n, pa.string())
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
-def _some(numbers: Array, which: Array) -> pa.Array:
-    if not which.any():
-        return pa.nulls(len(numbers), pa.string())
-    return pa.array(numbers, mask=~which).cast(pa.string())
+def _quoted(texts: pa.Array | None) -> pa.Array | None:
+    """Texts as JSON; None where all are empty."""
+    if texts is None:
+        return None
+    found = _or_null(texts, len(texts))
+    return quoted(found) if found.null_count < len(found) else None
+
+
+def _not_zero(numbers: Array | None) -> pa.Array | None:
+    return None if numbers is None else _some(numbers, numbers != 0)
+
+
+def _some(numbers: Array, which: Array) -> pa.Array | None:
+    """Some of the numbers as JSON; None where it is none of them."""
+    return pa.array(numbers, mask=~which).cast(pa.string()) if which.any() else None
 
 
 def _parents(lists: pa.ListArray) -> Array:
@@ -194,7 +256,7 @@ def _attributes(lists: pa.ListArray) -> Attributes:
     return Attributes(_parents(lists), pairs.field("key"), *typed)
 
 
-def _typed(value: pa.StructArray) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]:
+def _typed(value: pa.StructArray) -> _Typed:
     """Text, integer, number, truth, and JSON of the rest, of AnyValue structs (m,)."""
     text, integer, number, truth = (_child(value, name) for name in _VALUES)
     is_plain = np.zeros(len(value), bool)

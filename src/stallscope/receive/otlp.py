@@ -211,7 +211,7 @@ def _part(flat: Flat, which: Array) -> Flat:
     """Some of the records."""
     at = pa.array(np.flatnonzero(which))
     number_of = np.cumsum(which) - 1
-    own = flat.attributes
+    own = flat.attributes.listed()
     mine = which[own.parent]
     there = pa.array(np.flatnonzero(mine))
     attributes = Attributes(

@@ -1,0 +1,300 @@
+"""The records' own attributes as a table's columns, and as JSON where they have no column."""
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.receive import words
+from stallscope.receive.attributes import keys_of
+from stallscope.receive.flat import Aligned, Array, Attributes, dumped
+from stallscope.store.hub import schema
+from stallscope.store.hub.joining import nulls
+
+INT = re.compile(r"-?\d{1,18}")
+INT32 = 1 << 31
+EXACT = 1 << 53
+_HANDLES = ("comm_handle", "stream")
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+
+
+class Own(Protocol):
+    """Attributes of n records. Columns first: what they take is not among the fragments then."""
+
+    def column(self, column: schema.Column) -> pa.Array | None:
+        """The column's values (n,); None where no record says anything of it."""
+
+    def fragments(self) -> list[pa.Array]:
+        """`"key":value,...` of each record's attributes that have no column; NULL where it has none."""
+
+
+class NotInEvery(Exception):
+    """Some records' values fit a column and others' do not."""
+
+
+class OfAligned:
+    """Where every record has the same attributes. column() raises NotInEvery."""
+
+    def __init__(self, attributes: Aligned):
+        self._attributes = attributes
+        self._lifted: dict[str, Array | None] = {}  # by key: the records of which it was lifted, None for all
+
+    def column(self, column: schema.Column) -> pa.Array | None:
+        """See Own. The best name of which the values fit counts."""
+        for key in keys_of(column.name):
+            values = self._attributes.columns.get(key)
+            if values is None or not self._attributes.n:
+                continue
+            if column.kind in ("int32", "int64") and pa.types.is_int64(values.type):
+                found, fits = _as_wide(np.asarray(values), column.kind)
+            else:
+                found, fits = _as_kind(column, of_one_type(values))
+            if fits.all():
+                self._lifted[key] = None
+                if column.name in words.TEXT:
+                    found, is_same = _in_our_words(found, words.TEXT[column.name])
+                    self._lifted[key] = None if is_same.all() else is_same
+                return _cast(found, column)
+            if fits.any():
+                raise NotInEvery
+        return None
+
+    def fragments(self) -> list[pa.Array]:
+        """See Own."""
+        return [
+            self._fragment(key, values)
+            for key, values in self._attributes.columns.items()
+            if self._lifted.get(key, 0) is not None
+        ]
+
+    def _fragment(self, key: str, values: pa.Array) -> pa.Array:
+        lifted = self._lifted.get(key)
+        texts = member(key, _as_json(of_one_type(values)))
+        return texts if lifted is None else pc.if_else(pa.array(lifted), pa.scalar(None, pa.string()), texts)
+
+
+class OfListed:
+    """Where each record has attributes of its own."""
+
+    def __init__(self, attributes: Attributes, n: int):
+        self._attributes, self._n = attributes, n
+        self._code_of = {name: code for code, name in enumerate(attributes.names)}
+        self._is_lifted = np.zeros(len(attributes.code), bool)
+        self._every = np.arange(n)
+
+    def column(self, column: schema.Column) -> pa.Array | None:
+        """See Own."""
+        codes = [self._code_of[key] for key in keys_of(column.name) if key in self._code_of]
+        if not codes or not self._n:
+            return None
+        attributes = self._attributes
+        # The best name last, so that it stays where a record has several.
+        at = np.concatenate([np.flatnonzero(attributes.code == code) for code in reversed(codes)])
+        is_integer = column.kind in ("int32", "int64") and attributes.is_integer[at].all()
+        if is_integer:
+            values, fits = _as_wide(attributes.integers[at], column.kind)
+        else:
+            values, fits = _as_kind(column, _Taken(attributes, at))
+        if fits.all() and np.array_equal(attributes.parent[at], self._every):  # as one program's records are
+            picked, source = values, at
+        else:
+            place = np.flatnonzero(fits)
+            pick = np.full(self._n, -1, np.int64)
+            pick[attributes.parent[at[place]]] = place
+            is_found = pick >= 0
+            if not is_found.any():
+                return None
+            picked = values.take(pa.array(pick, mask=~is_found))
+            source = np.where(is_found, at[pick], -1)
+        if column.name in words.TEXT:
+            picked, is_same = _in_our_words(picked, words.TEXT[column.name])
+            source = source[is_same]
+        self._is_lifted[source[source >= 0]] = True
+        return _cast(picked, column)
+
+    def fragments(self) -> list[pa.Array]:
+        """See Own."""
+        at = np.flatnonzero(~self._is_lifted)
+        if not len(at):
+            return []
+        attributes = self._attributes
+        keys = pa.array([quoted_key(name) for name in attributes.names], pa.string())
+        texts = _as_json(_Taken(attributes, at))
+        fragments = pc.binary_join_element_wise(keys.take(pa.array(attributes.code[at])), texts, "")
+        parents = attributes.parent[at]
+        offsets = np.searchsorted(parents, np.arange(self._n + 1)).astype(np.int32)
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fragments), ",")
+        return [pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)]
+
+
+class _Values(Protocol):
+    """Values of attributes, each in one of the arrays and NULL in the others."""
+
+    @property
+    def text(self) -> pa.Array: ...
+    @property
+    def integer(self) -> pa.Array: ...
+    @property
+    def number(self) -> pa.Array: ...
+    @property
+    def truth(self) -> pa.Array: ...
+    @property
+    def json(self) -> pa.Array: ...
+
+
+class _Taken:
+    """Those at some places of a list."""
+
+    def __init__(self, attributes: Attributes, at: Array):
+        self._attributes, self._where = attributes, pa.array(at)
+
+    def __getattr__(self, name: str) -> pa.Array:
+        found = getattr(self._attributes, name).take(self._where)
+        setattr(self, name, found)
+        return found
+
+
+class _OfOneType(NamedTuple):
+    """Those of one key, all of one type."""
+
+    text: pa.Array
+    integer: pa.Array
+    number: pa.Array
+    truth: pa.Array
+    json: pa.Array
+
+
+def of_one_type(values: pa.Array) -> _OfOneType:
+    """Text, integer, number, truth and JSON of the rest: NULL in all of them but one."""
+    text, integer, number, truth = (
+        values if values.type == kind else nulls(len(values), kind)
+        for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_())
+    )
+    return _OfOneType(text, integer, number, truth, nulls(len(values), pa.string()))
+
+
+def _as_kind(column: schema.Column, values: _Values) -> tuple[pa.Array, Array]:
+    """The values as a column would have them, and which of them it can hold."""
+    if column.kind == "double":
+        found = pc.coalesce(values.number, values.integer.cast(pa.float64(), safe=False))
+        return found, np.asarray(pc.is_finite(found).fill_null(False))
+    if column.kind == "text":
+        found = _as_text(column.name, values.text, values.integer)
+    elif column.kind == "bool":
+        found = values.truth
+    elif column.name in _HANDLES:
+        found = _as_signed(values.text, values.integer)
+    else:
+        found = _as_integer(values.text, values.integer, values.number)
+    fits = np.asarray(found.is_valid())
+    if column.kind == "int32":
+        fits = fits & _fits_int32(np.asarray(found.fill_null(0)))
+    return found, fits
+
+
+def _cast(values: pa.Array, column: schema.Column) -> pa.Array:
+    kind = schema.arrow_type(column)
+    return values if values.type == kind else values.cast(kind)
+
+
+def _as_wide(numbers: Array, kind: str) -> tuple[pa.Array, Array]:
+    """Integers as a column of this kind has them, where all fit; and which of them do."""
+    if kind == "int64":
+        return pa.array(numbers), np.ones(len(numbers), bool)
+    fits = _fits_int32(numbers)
+    return pa.array(numbers.astype(np.int32) if fits.all() else numbers), fits
+
+
+def _fits_int32(numbers: Array) -> Array:
+    fits: Array = (numbers >= -INT32) & (numbers < INT32)
+    return fits
+
+
+def _as_text(name: str, text: pa.Array, integer: pa.Array) -> pa.Array:
+    if integer.null_count == len(integer):
+        return text
+    if name not in words.NUMBER:
+        return pc.coalesce(text, integer.cast(pa.string()))
+    coded = integer.dictionary_encode()
+    ours = [words.NUMBER[name](number) or None for number in coded.dictionary.to_pylist()]
+    return pc.coalesce(text, pa.array(ours, pa.string()).take(coded.indices))
+
+
+def _as_integer(text: pa.Array, integer: pa.Array, number: pa.Array) -> pa.Array:
+    """Integers; texts of digits and whole numbers, too."""
+    values = integer
+    if number.null_count < len(number):
+        plain = np.asarray(number.fill_null(0.5))
+        is_whole = (plain == np.floor(plain)) & (np.abs(plain) < EXACT)
+        whole = np.where(is_whole, plain, 0).astype(np.int64)
+        values = pc.coalesce(values, pa.array(whole, mask=~is_whole))
+    if text.null_count < len(text):
+        is_digits = pc.match_substring_regex(text, f"^{INT.pattern}$").fill_null(False)
+        digits = pc.if_else(is_digits, text, pa.scalar(None, pa.string())).cast(pa.int64())
+        values = pc.coalesce(values, digits)
+    return values
+
+
+def _as_signed(text: pa.Array, integer: pa.Array) -> pa.Array:
+    """Handles: 16 hexadecimal digits as the signed number of the same bits."""
+    signed = [None if word is None else words.signed(word) for word in text.to_pylist()]
+    return pc.coalesce(pa.array(signed, pa.int64()), integer)
+
+
+def _in_our_words(texts: pa.Array, to_ours: Any) -> tuple[pa.Array, Array]:
+    """The texts in our words, and which of them are the same as before."""
+    coded = texts.dictionary_encode()
+    before = coded.dictionary.to_pylist()
+    ours = [to_ours(word) for word in before]
+    if ours == before:
+        return texts, np.ones(len(texts), bool)
+    is_same = np.array([a == b for a, b in zip(before, ours, strict=True)])
+    same = is_same[np.asarray(coded.indices.fill_null(0))]
+    return pa.array(ours, pa.string()).take(coded.indices), same
+
+
+def _as_json(values: _Values) -> pa.Array:
+    """JSON text of the values."""
+    parts = [quoted(values.text)] if values.text.null_count < len(values.text) else []
+    for plain in (values.integer, values.truth):
+        if plain.null_count < len(plain):
+            parts.append(plain.cast(pa.string()))
+    if values.number.null_count < len(values.number):
+        parts.append(number_json(values.number))
+    parts.append(values.json)
+    found = pc.coalesce(*parts) if len(parts) > 1 else parts[0]
+    return found.fill_null("null")
+
+
+def quoted(texts: pa.Array) -> pa.Array:
+    """Texts as JSON strings."""
+    escaped = texts
+    needs = pc.match_substring_regex(texts, _TO_ESCAPE).fill_null(False)
+    if pc.any(needs).as_py():
+        listed = zip(texts.to_pylist(), needs.to_pylist(), strict=True)
+        escaped = pa.array([dumped(text)[1:-1] if bad else text for text, bad in listed], pa.string())
+    return pc.binary_join_element_wise('"', escaped, '"', "")
+
+
+def number_json(numbers: pa.Array) -> pa.Array:
+    """Numbers as JSON; those that JSON does not know as text."""
+    texts = numbers.cast(pa.string())
+    finite = pc.is_finite(numbers)
+    if pc.all(finite.fill_null(True)).as_py():
+        return texts
+    words_of = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+    return pa.array([words_of.get(t, t) if t else None for t in texts.to_pylist()], pa.string())
+
+
+def member(key: str, values: pa.Array) -> pa.Array:
+    """`"key":value`, NULL where the value is."""
+    return pc.binary_join_element_wise(quoted_key(key), values, "")
+
+
+@lru_cache(maxsize=4096)
+def quoted_key(key: str) -> str:
+    """A key as JSON has it, with the colon."""
+    return dumped(key) + ":"
