@@ -20,6 +20,7 @@ from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
 _STRETCHES_AT_ONCE = 1 << 12
+_STEPS_AHEAD = 64  # a host that runs further ahead waits in its launches for room in the queue (1,024 entries)
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
@@ -151,10 +152,18 @@ def _largest_tail(value: Array, first: Array, last: Array) -> Array:
 
 
 def usual_step_ns(line: Timeline, table: Cells) -> float:
-    """Median time between the beginnings of successive steps of one process; 0 when unknown."""
+    """Median time that a step of a process takes; 0 when unknown.
+
+    From the beginning of one step to that of the next, where processes wait for their GPUs in most steps. Where they
+    do not, their hosts run ahead, and only many steps together take as long as on the GPUs.
+    """
     starts = line.ts_ns[table.first_row]
-    same = (np.diff(table.process) == 0) & (np.diff(table.step) == 1)
-    return float(np.median(np.diff(starts)[same])) if same.any() else 0.0
+    n_steps = len(np.unique(table.step))
+    runs_ahead = n_steps > 0 and not np.median(table.sums(line.wait_ns))
+    apart = min(max(n_steps // 4, 1), _STEPS_AHEAD) if runs_ahead else 1
+    n_between = table.step[apart:] - table.step[:-apart]
+    same = (table.process[apart:] == table.process[:-apart]) & (n_between == apart)
+    return float(np.median((starts[apart:] - starts[:-apart])[same])) / apart if same.any() else 0.0
 
 
 def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:

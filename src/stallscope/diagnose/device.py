@@ -47,10 +47,12 @@ def device_excess(
 ) -> DeviceExcess:
     """Own device time in each step beyond the peers' median, less what the host explains.
 
+    By bounds: what it is at least, beyond what the peers' is at most.
+
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
-    theirs = plan.calls.median_of_others(times.own_ns, times.known)
-    more = np.nan_to_num(times.own_ns - theirs, nan=0.0)
+    theirs = plan.calls.median_of_others(times.most_ns, times.known)
+    more = np.nan_to_num(times.least_ns - theirs, nan=0.0)
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
     by_host = np.maximum(table.sums(of_host), 0.0)

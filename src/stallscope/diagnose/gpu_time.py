@@ -6,6 +6,7 @@ host's arrivals are put on the GPU's clock. A kernel cannot start before it was 
 before what it waited for has ended: bounds from both sides, made anew all along, as GPU clocks drift by milliseconds
 in minutes. The second is close to the truth (a release follows the end at once) where the waits are for the
 collectives; where they are not, it scatters and is not used. The first is close only where the GPU is not behind.
+Which one is close may differ from rank to rank: so it is told, too, what a GPU has worked at least and at most.
 """
 
 from dataclasses import dataclass
@@ -25,13 +26,16 @@ _NOT_SEEN = 1e18
 @dataclass(frozen=True)
 class GpuTime:
     """known: bool (n,), the row's own and the previous one's times are known, and no record was lost between.
-    own_ns: float64 (n,), work of the GPU between the collective before and this one. held_ns: float64 (n,), from its
-    start to its end, in which the GPU waits for the others' and transfers. Both 0 where not known.
+    own_ns: float64 (n,), work of the GPU between the collective before and this one; least_ns, most_ns: what it is at
+    least and at most by the bounds on its clock. held_ns: float64 (n,), from its start to its end, in which the GPU
+    waits for the others' and transfers. All 0 where not known.
     error_ns: float64 (p,), how far the host's arrivals may be off on the GPU's clock.
     """
 
     known: Array
     own_ns: Array
+    least_ns: Array
+    most_ns: Array
     held_ns: Array
     error_ns: Array
 
@@ -44,21 +48,41 @@ def gpu_time(line: Timeline) -> GpuTime | None:
         return None
     known = line.is_whole & told
     known[1:] &= told[:-1]
-    enqueued, error_ns = _enqueued_ns(line, told)
-    own, held = np.zeros(len(told)), np.zeros(len(told))
-    at = np.flatnonzero(known)
-    began = np.maximum(end_ns[at - 1], enqueued[at])
-    own[at] = np.maximum(start_ns[at] - began, 0)
+    enqueued = _enqueued(line, told)
+    at, held = np.flatnonzero(known), np.zeros(len(told))
     held[at] = np.maximum(end_ns[at] - start_ns[at], 0)
-    return GpuTime(known, own, held, error_ns)
+
+    def worked(since_ns: Array) -> Array:
+        own = np.zeros(len(told))
+        own[at] = np.maximum(start_ns[at] - np.maximum(end_ns[at - 1], since_ns[at]), 0)
+        return own
+
+    return GpuTime(
+        known=known,
+        own_ns=worked(enqueued.likely_ns),
+        least_ns=worked(enqueued.latest_ns),
+        most_ns=worked(enqueued.earliest_ns),
+        held_ns=held,
+        error_ns=enqueued.error_ns,
+    )
 
 
-def _enqueued_ns(line: Timeline, told: Array) -> tuple[Array, Array]:
-    """Arrivals on the clock of the process's GPU, int64 (n,); and how far they may be off, float64 (p,)."""
+@dataclass(frozen=True)
+class _Enqueued:
+    """Arrivals on the clock of the process's GPU, float64 (n,); and how far the likely ones may be off, (p,)."""
+
+    earliest_ns: Array
+    likely_ns: Array
+    latest_ns: Array
+    error_ns: Array
+
+
+def _enqueued(line: Timeline, told: Array) -> _Enqueued:
     ts_ns, start_ns, end_ns = (line.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
     release, is_last = line.releases
     has_release = told & is_last & (release != UNKNOWN)
-    out, error = ts_ns.copy(), np.zeros(line.n_processes)
+    earliest, likely, latest = (ts_ns.copy() for _ in range(3))
+    error = np.zeros(line.n_processes)
     for process in range(line.n_processes):
         mine = slice(int(line.first[process]), int(line.first[process + 1]))
         here = np.flatnonzero(told[mine]) + mine.start
@@ -66,27 +90,41 @@ def _enqueued_ns(line: Timeline, told: Array) -> tuple[Array, Array]:
             continue
         high = (start_ns[here] - ts_ns[here]).astype(np.float64)
         low = np.where(has_release[here], end_ns[here] - release[here], -_NOT_SEEN)
-        offset, error[process] = _offset(ts_ns[here], low, high)
-        out[here] += np.rint(offset).astype(np.int64)
-    return out, error
+        offset = _offset(ts_ns[here], low, high)
+        for out, by in ((earliest, offset.least), (likely, offset.likely), (latest, offset.most)):
+            out[here] += np.rint(by).astype(np.int64)
+        error[process] = offset.error
+    return _Enqueued(earliest, likely, latest, error)
 
 
-def _offset(ts: Array, low: Array, high: Array) -> tuple[Array, float]:
-    """What to add to each host time to get the GPU's, float64 (k,), and its error."""
+@dataclass(frozen=True)
+class _Offset:
+    """What to add to each host time to get the GPU's, float64 (k,). error: of the likely one."""
+
+    least: Array
+    likely: Array
+    most: Array
+    error: float
+
+
+def _offset(ts: Array, low: Array, high: Array) -> _Offset:
     base = float(high.min())
     low, high = low - base, high - base  # small numbers keep their digits
     seen = low > -_NOT_SEEN / 2
+    least = np.full(len(ts), -_NOT_SEEN)
     if seen.sum() >= _FEWEST:
         drift = _drift(ts[seen], low[seen], np.maximum)
         flat = np.where(seen, low - drift * (ts - ts[0]), -np.inf)
         tightest = _nearby(flat, np.maximum)
         behind = (tightest - flat)[seen]
         spread = float(np.median(behind[np.isfinite(behind)]))
+        least = tightest + drift * (ts - ts[0]) + base
         if spread <= _PROMPT_NS and (tightest <= high - drift * (ts - ts[0]) + _PROMPT_NS).mean() > 0.9:
-            return tightest + drift * (ts - ts[0]) + base, spread
+            return _Offset(least, least, least, spread)
     drift = _drift(ts, high, np.minimum)
     tightest = _nearby(high - drift * (ts - ts[0]), np.minimum)
-    return tightest + drift * (ts - ts[0]) + base, 0.0
+    most = tightest + drift * (ts - ts[0]) + base
+    return _Offset(np.minimum(least, most), most, most, 0.0)
 
 
 def _drift(ts: Array, bound: Array, tightest: np.ufunc) -> float:
