@@ -20,7 +20,9 @@ from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
 _STRETCHES_AT_ONCE = 1 << 12
-_STEPS_AHEAD = 64  # a host that runs further ahead waits in its launches for room in the queue (1,024 entries)
+_STEPS_AHEAD = (
+    64  # a host that runs further ahead waits in its launches for room in the queue (1,024 entries)
+)
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 

@@ -21,6 +21,7 @@ _NO_WAIT_NS = 10_000  # shorter calls wait for nobody
 _SHORT_WAIT = 0.05  # nor do those below this share of a step: copies of the input
 _RUNS_AHEAD_STEPS = 2
 _FEWEST_WAITS = 3
+_TIGHT = 0.1  # quantile of bounds from above that is taken for the tightest
 _STEPS_ASIDE = 3  # so many rows a process may be off the others before it is searched for
 _ROWS_BESIDE = 2 * _STEPS_ASIDE + 2
 
@@ -57,12 +58,14 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
 
 @dataclass(frozen=True)
 class Waits:
-    """What the cost of every process is worked out from. released_ns: see _releases(). in_each_step: whether the job
-    waits in most steps. has_p2p: whether there are sends and receives, in which nobody counts as late.
+    """What the cost of every process is worked out from. released_ns: see _releases(); released_in: the step after
+    each. in_each_step: whether the job waits in most steps. has_p2p: whether there are sends and receives, in which
+    nobody counts as late.
     """
 
     place: "_Place"
     released_ns: Array
+    released_in: Array
     in_each_step: bool
     has_p2p: bool
 
@@ -70,8 +73,10 @@ class Waits:
     def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float) -> "Waits":
         """step: int64 (n,), the step of each row, see programs. step_ns: the usual step."""
         place = _Place.of(line, arrival_ns)
-        released_ns = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
-        return Waits(place, released_ns, _share_of_steps_with_waits(line), bool(line.is_p2p.any()))
+        released_ns, released_in = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
+        return Waits(
+            place, released_ns, released_in, _share_of_steps_with_waits(line), bool(line.is_p2p.any())
+        )
 
     @cached_property
     def between_releases_ns(self) -> Array:
@@ -235,36 +240,59 @@ def _before_each(value: Array) -> Array:
     return total
 
 
-def _releases(line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float) -> Array:
-    """When a job that runs ahead was released from its waits, on the common clock: int64 (k,), those of the process
-    that waits most. Empty where it synchronises in most steps, or too seldom to tell anything.
+def _releases(
+    line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float
+) -> tuple[Array, Array]:
+    """When a job that runs ahead was released from its waits, on the common clock, and the step that came then: int64
+    (k,) each, those of the process that waits most. Empty where it synchronises in most steps, or too seldom to tell
+    anything.
     """
     own = slice(*place.first[int(np.argmax(np.diff(place.synced_ns[place.first]))) :][:2].tolist())
     n_syncs = line.rows.column("n_syncs", np.arange(own.start, own.stop))
     synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
     edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
-        return edge[:0]
+        return edge[:0], edge[:0]
     leave = line.rows["wait_leave_ns"][edge]
     shift = arrival_ns[edge] - line.rows["ts_ns"][edge]
-    return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge])
+    return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge]), step[edge]
 
 
 def _waited_longer(waits: Waits, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]) -> Array:
     """For jobs that run ahead: how much longer each process waited at the end of stretches with late steps than of
     those without: float64 (p,). Several late processes in a stretch share that in proportion.
 
-    Where too few are without late steps, the longest wait of
-    the late process is the usual one: that makes it a lower bound.
+    Where too few are without late steps, a stretch would have lasted at most as many usual steps as it has.
     """
     process, waited = late[0].process, waits.between_releases_ns
     mine, everyones = (_late_in(waits.released_ns, arrival_ns, steps) for steps in (late, among))
-    quiet = everyones == 0
-    usual = np.median(waited[quiet], axis=0) if quiet.sum() >= _FEWEST_WAITS else waited[:, process].max()
+    n_steps = np.diff(waits.released_in)
+    quiet = (everyones == 0) & (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
+    if quiet.sum() >= _FEWEST_WAITS:
+        longer = waited - np.median(waited[quiet] / n_steps[quiet, None], axis=0) * n_steps[:, None]
+    else:
+        beyond = np.diff(waits.released_ns) - n_steps * _step_at_most_ns(waits, late, arrival_ns)
+        longer = np.minimum(beyond[:, None], waited)
     share = np.divide(mine, everyones, out=np.zeros_like(mine), where=everyones > 0)
-    lost: Array = (np.clip(waited - usual, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
+    lost: Array = (np.clip(longer, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
     lost[process] = 0
     return lost
+
+
+def _step_at_most_ns(waits: Waits, late: list[LateStep], arrival_ns: Array) -> float:
+    """What a step takes without the delays of a process, at most: what it takes in the shortest stretches, and what
+    its GPU needs, by its own waits for the steps that it enqueued after its last delay in a stretch.
+    """
+    waited, n_steps = waits.between_releases_ns[:, late[0].process], np.diff(waits.released_in)
+    last_late = np.full(len(waited), -1)
+    for one in late:
+        number = int(np.searchsorted(waits.released_ns, arrival_ns[one.peak_row], side="right")) - 1
+        if 0 <= number < len(last_late):
+            last_late[number] = max(last_late[number], one.step)
+    n_after = waits.released_in[1:] - last_late
+    known, long = (last_late >= 0) & (n_after > 0), (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
+    bounds = (waited[known] / n_after[known], (np.diff(waits.released_ns)[long] / n_steps[long]))
+    return min((float(np.quantile(bound, _TIGHT)) for bound in bounds if len(bound)), default=0.0)
 
 
 def _late_in(released_ns: Array, arrival_ns: Array, late: list[LateStep]) -> Array:
