@@ -116,7 +116,11 @@ def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
     met = meetings(line)
     found = {start: _NONE}
     nodes_of = _nodes_by_comm(met)
-    left = sorted(nodes_of, key=lambda comm: -len(nodes_of[comm]))
+    n_rounds = np.bincount(met.comm, minlength=max(nodes_of, default=-1) + 1)
+    # One round or two, as of a communicator of the start, tie loosely whatever they tie.
+    left = sorted(
+        nodes_of, key=lambda comm: (n_rounds[comm] < _FEWEST * len(nodes_of[comm]), -len(nodes_of[comm]))
+    )
     n_nodes = len(np.unique(line.node))
     while left and len(found) < n_nodes:
         comm = next((comm for comm in left if found.keys() & set(nodes_of[comm])), None)

@@ -12,7 +12,7 @@ from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
 from stallscope.diagnose.programs import Programs
-from stallscope.diagnose.rounds import Rounds
+from stallscope.diagnose.rounds import Rounds, clock_error_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -122,9 +122,9 @@ def released_late(
     rows = np.flatnonzero(is_last)
     common = release - (line.ts_ns - clocks.arrival_ns)
     late = (common - line.meetings.median_of_others(common, is_last))[rows]
-    late = np.where(
-        np.abs(late) < limits.clock_error_factor * clocks.error_ns[line.node[line.process[rows]]], 0, late
-    )
+    error_ns = clock_error_ns(line, clocks)
+    if error_ns is not None:
+        late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[line.round[rows]], 0, late)
     cell = np.searchsorted(table.first_row, rows, side="right") - 1
     inside = (cell >= 0) & np.isfinite(late)
     inside &= rows < table.end_row[np.maximum(cell, 0)] if len(table.end_row) else False

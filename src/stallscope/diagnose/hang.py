@@ -92,6 +92,8 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         for process in missing
         if is_circle or (process not in blocked_in and not waits_for_gpu(line, trace, process))
     )
+    if sum(trace.lost.values()):
+        roots = [process for process in roots if not _may_have_entered(line, trace, process)]
     if not roots:
         return None  # all wait in rounds that all have entered: nobody is missing
     first = min((one for one in late if set(one.missing.tolist()) & set(roots)), key=lambda one: one.since_ns)
@@ -241,6 +243,22 @@ def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, li
     gone = ended[one.missing]
     gone = gone[(gone != UNKNOWN) & (gone < now_ns)]
     return len(gone) > 0 and now_ns - max(one.since_ns, int(gone.max())) >= limits.dead_after_ns
+
+
+def _may_have_entered(line: Timeline, trace: Trace, process: int) -> bool:
+    """Whether the records of a process's last calls may be among the lost: it has made more calls than were seen, and
+    the gaps between those seen do not hold them all.
+    """
+    state = _last_state(line, trace, process)
+    if state is None or state["n_collectives"] == UNKNOWN:
+        return False
+    rows = np.arange(line.first[process], line.first[process + 1])
+    seqs, comms = line.rows["seq"][rows], line.comm[rows]
+    in_gaps = 0
+    for comm in np.unique(comms).tolist():
+        mine = seqs[(comms == comm) & (seqs != UNKNOWN)]
+        in_gaps += int(mine.max()) + 1 - len(mine) if len(mine) else 0
+    return int(state["n_collectives"]) - len(rows) > in_gaps
 
 
 def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:

@@ -42,17 +42,17 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     """
     late_ns = line.meetings.median_of_others(clocks.arrival_ns)
     np.subtract(clocks.arrival_ns, late_ns, out=late_ns)
-    clock_error_ns, matching_error_ns = _clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
+    of_clocks_ns, matching_error_ns = clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
 
     def leave_out(here: slice) -> None:
         error_ns = np.zeros(here.stop - here.start)
-        if clock_error_ns is not None:
-            error_ns += clock_error_ns[line.round[here]]
+        if of_clocks_ns is not None:
+            error_ns += of_clocks_ns[line.round[here]]
         if matching_error_ns is not None:
             error_ns += matching_error_ns[here]
         late_ns[here][np.abs(late_ns[here]) < limits.clock_error_factor * error_ns] = 0.0
 
-    if clock_error_ns is not None or matching_error_ns is not None:
+    if of_clocks_ns is not None or matching_error_ns is not None:
         in_pieces(len(late_ns), leave_out, rows_at_once=ROWS_AT_ONCE)
     return Rounds(
         round=line.round,
@@ -62,7 +62,7 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     )
 
 
-def _clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
+def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
     """By round: how wrong lateness can be in it, as the largest error of the clocks there; 0 within one node. None
     where there is one node only.
     """

@@ -1,0 +1,85 @@
+"""Simulated jobs of unusual make: long steps, hosts far ahead, a rank a node, few ranks, lost last records."""
+
+from dataclasses import replace
+
+import pytest
+
+from stallscope.diagnose.verdict import Report
+from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, simulate
+
+from .reports import report_of
+
+GPU_TIMES = Capture(has_gpu_times=True)
+
+
+def named(report: Report) -> set[int]:
+    return {rank for verdict in report.verdicts for rank in verdict.ranks}
+
+
+def with_long_kernels(factor: float, jitter: float = 1.0) -> Timing:
+    """Kernels and transfers that take so many times as long; hosts are as they were."""
+    usual = Timing().scaled(jitter)
+    kernels = ("forward_ns", "backward_ns", "optimizer_ns", "layer_bytes", "sharded_ns")
+    return replace(usual, **{name: int(getattr(usual, name) * factor) for name in kernels})
+
+
+@pytest.mark.parametrize(
+    ("job", "timing", "fault"),
+    [
+        (
+            Job(dp=6, tp=3, ranks_per_node=6, layers=3, buckets=3, sync_every=5, grad_norm=True, steps=60),
+            with_long_kernels(1500),
+            HostStall(cause="host_sleep", ranks=(8,), delay_ns=6_000_000_000, schedule=Schedule(until=30)),
+        ),
+        (
+            Job(dp=6, tp=2, pp=3, ranks_per_node=4, layers=4, buckets=1, sync_every=5, steps=40),
+            with_long_kernels(300, 0.3),
+            HostStall(cause="page_fault", ranks=(35,), delay_ns=2_500_000_000),
+        ),
+    ],
+)
+def test_a_late_host_of_a_job_that_runs_ahead_makes_no_gpu_slow(job: Job, timing: Timing, fault: HostStall):
+    trace, truth = simulate(job, [fault], seed=5, timing=timing, capture=GPU_TIMES)
+    report = report_of(trace)
+    assert named(report) == set(fault.ranks)
+    cost = report.verdicts[0].cost
+    assert cost is not None and cost.gpu_seconds == pytest.approx(truth.lost_gpu_seconds, rel=0.4)
+
+
+def test_the_gpu_of_the_other_rank_of_two_is_not_slow():
+    """The clock of its GPU is known well, that of the late rank's is not."""
+    timing = with_long_kernels(40, 0.3)
+    slow = HostStall(cause="block_io", ranks=(1,), delay_ns=70_000_000, schedule=Schedule(first=0))
+    job = Job(dp=2, layers=2, buckets=3, steps=90)
+    for seed in range(3):
+        trace, _ = simulate(job, [slow], seed=seed, timing=timing, capture=GPU_TIMES, has_twin=False)
+        assert named(report_of(trace)) == {1}
+
+
+@pytest.mark.parametrize(("delay_ms", "least"), [(600, 0.0), (1500, 0.6)])
+def test_what_a_late_host_costs_is_at_most_what_the_steps_last_longer(delay_ms: int, least: float):
+    """Its GPU has work meanwhile. Where that is longer than each delay, nothing tells how much is hidden behind it."""
+    job = Job(dp=6, layers=4, buckets=1, sync_every=5, steps=100)
+    late = HostStall(cause="block_io", ranks=(3,), delay_ns=delay_ms * 1_000_000, schedule=Schedule(first=5))
+    trace, truth = simulate(job, [late], seed=2, timing=with_long_kernels(200))
+    (verdict,) = report_of(trace).verdicts
+    assert verdict.ranks == [3]
+    assert verdict.cost is not None and verdict.cost.is_lower_bound
+    assert least <= verdict.cost.gpu_seconds / truth.lost_gpu_seconds <= 1.1
+
+
+@pytest.mark.parametrize("seed", [18, 19])
+def test_ranks_on_nodes_of_their_own_whose_clocks_are_known_badly_are_not_slow(seed: int):
+    job = Job(dp=6, tp=2, ranks_per_node=1, layers=2, buckets=2, steps=40)
+    trace, _ = simulate(job, seed=seed, timing=with_long_kernels(10, 3.0))
+    assert report_of(trace).healthy
+
+
+def test_a_rank_whose_last_record_was_lost_is_not_missing():
+    job = Job(dp=12, pp=3, ranks_per_node=2, layers=3, buckets=3, microbatches=1, sync_every=20, steps=40)
+    trace, _ = simulate(job, seed=30, timing=with_long_kernels(300))
+    rows = trace.collectives
+    last = rows[rows["node"] == 8]["ts_ns"].max()
+    kept = rows[~((rows["node"] == 8) & (rows["ts_ns"] == last))]
+    report = report_of(replace(trace, collectives=kept, lost={"records": 1}))
+    assert report.healthy
