@@ -227,6 +227,9 @@ def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
 def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
     """The words for numbers; NULL for 0 and for numbers that stand for nothing here."""
     plain = np.asarray(numbers.fill_null(0) if numbers.null_count else numbers).astype(np.int64)
+    if len(plain) and (plain == plain[0]).all():
+        word = known[plain[0]] if 0 <= plain[0] < len(known) else ""
+        return _repeated(word or None, len(plain))
     plain[(plain < 0) | (plain >= len(known))] = len(known)
     return _as_array(known).take(pa.array(plain))
 
@@ -239,10 +242,19 @@ def _as_array(known: tuple[str, ...]) -> pa.Array:
 
 def _hex(numbers: pa.Array) -> pa.Array:
     """16 hexadecimal digits; NULL for 0."""
+    if len(numbers) and not numbers.null_count and ((plain := np.asarray(numbers)) == plain[0]).all():
+        return _repeated(_digits(int(plain[0])), len(numbers))
     coded = numbers.dictionary_encode()
-    mask = (1 << 64) - 1
-    texts = [f"{number & mask:016x}" if number else None for number in coded.dictionary.to_pylist()]
+    texts = [_digits(number) for number in coded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(coded.indices)
+
+
+def _digits(number: int | None) -> str | None:
+    return f"{number & (1 << 64) - 1:016x}" if number else None
+
+
+def _repeated(text: str | None, n: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), n)
 
 
 def _padded(values: pa.Array) -> pa.Array:
@@ -256,15 +268,15 @@ def _ledger(values: pa.Array) -> dict[str, pa.Array]:
     kind = values.type
     if not pa.types.is_fixed_size_list(kind) or kind.list_size != len(CATEGORY_NAMES) or values.null_count:
         raise BadInput(f"ledger_ns is a fixed-size list of {len(CATEGORY_NAMES)} integers, in every row")
-    flat = np.asarray(values.flatten()).reshape(len(values), len(CATEGORY_NAMES))
-    return {f"{name}_ns": pa.array(np.ascontiguousarray(flat[:, i])) for i, name in enumerate(CATEGORY_NAMES)}
+    sums = np.ascontiguousarray(np.asarray(values.flatten()).reshape(len(values), len(CATEGORY_NAMES)).T)
+    return {f"{name}_ns": pa.array(sums[i]) for i, name in enumerate(CATEGORY_NAMES)}
 
 
 def _located(rows: pa.Table, node: str, cluster: str) -> pa.Table:
     """The rows, with the batch's node and cluster where they have none of their own."""
     for name, value in (("node_id", node), ("cluster_id", cluster)):
         if name not in rows.column_names and value:
-            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(rows)))
+            rows = rows.append_column(name, _repeated(value, len(rows)))
     return rows
 
 

@@ -34,7 +34,7 @@ class Unsupported(BadInput):
 
 def app(receiver: Receiver) -> App:
     """The application, for any ASGI server."""
-    threads = ThreadPoolExecutor(2 * receiver.bounds.max_at_once, thread_name_prefix="otlp-http")
+    threads = ThreadPoolExecutor(4 * receiver.bounds.max_at_once, thread_name_prefix="otlp-http")
 
     async def otlp_http(scope: MutableMapping[str, Any], receive: ReceiveMessage, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +14,6 @@ from stallscope.receive import arrow, arrow_together, otlp
 from stallscope.receive.answers import Refusal, refusal
 from stallscope.receive.counters import Counters
 from stallscope.receive.gathering import SMALL_BYTES, Gathering
-from stallscope.receive.otlp import Decoded
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
@@ -39,10 +39,14 @@ Authenticate = Callable[[Mapping[str, str]], Sender]
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of a request. max_bytes: after decompression; max_at_once: requests that are decoded at one time."""
+    """Limits of a request. max_bytes: after decompression.
+
+    max_at_once: requests that are decoded and packed at one time; more than there are processors would only take turns
+    with one another and with the thread that commits, which all of them wait for.
+    """
 
     max_bytes: int = 32 << 20
-    max_at_once: int = field(default_factory=lambda: 2 * (os.cpu_count() or 2))
+    max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
     max_waiting_s: float = 30.0
     workers: int = 64
 
@@ -78,20 +82,18 @@ class Receiver:
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
         """An OTLP request, not compressed any more. Raises StallscopeError."""
         self._check_size(body)
-        with self._store.announced():
-            decoded = self._decoded(signal, body, tenant, is_json=is_json)
+        are_gathered = signal == "logs" and not is_json and len(body) <= SMALL_BYTES
+        with self._store.announced(), nullcontext() if are_gathered else self._at_work():
+            if are_gathered:
+                decoded = self._small_logs.decode(body, tenant, n_bytes=len(body))
+            else:
+                plain = otlp.json_to_protobuf(signal, body) if is_json else body
+                decoded = self._decoder.decode(signal, plain, tenant)
             self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
             future = self._appended(decoded.batch)
         if decoded.n_rejected:
             self.counters.add(records_rejected=decoded.n_rejected)
         return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
-
-    def _decoded(self, signal: str, body: bytes, tenant: str, *, is_json: bool) -> Decoded:
-        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
-            return self._small_logs.decode(body, tenant, n_bytes=len(body))
-        with self._at_work():
-            plain = otlp.json_to_protobuf(signal, body) if is_json else body
-            return self._decoder.decode(signal, plain, tenant)
 
     def arrow(self, body: bytes, tenant: str) -> Accepted:
         """A request of the Arrow lane. Raises StallscopeError."""
@@ -100,12 +102,11 @@ class Receiver:
             with self._at_work():
                 request = arrow.read(body, limit=4 * self.bounds.max_bytes)
                 n_bytes = request.n_bytes
-                is_small = n_bytes <= SMALL_BYTES
-                batch = None if is_small else arrow.batch(request, tenant)
-            if batch is None:
-                batch = self._small_arrow.decode(request, tenant, n_bytes=n_bytes)
-            self.counters.add(arrow_received=batch.n_rows)
-            future = self._appended(batch)
+                are_gathered = n_bytes <= SMALL_BYTES
+                if not are_gathered:
+                    future = self._arrow_appended(arrow.batch(request, tenant))
+            if are_gathered:
+                future = self._arrow_appended(self._small_arrow.decode(request, tenant, n_bytes=n_bytes))
         return Accepted(
             future,
             lambda receipt: {"n_rows": receipt.n_rows, "is_duplicate": receipt.is_duplicate},
@@ -138,6 +139,10 @@ class Receiver:
             **asdict(self._store.kept),
             "listener_failures": stored.listener_failures,
         }
+
+    def _arrow_appended(self, batch: Batch) -> "Future[Receipt]":
+        self.counters.add(arrow_received=batch.n_rows)
+        return self._appended(batch)
 
     def _appended(self, batch: Batch) -> "Future[Receipt]":
         if batch.tables:

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from stallscope.store.hub import schema
 from stallscope.store.hub.joining import joined, nulls
-from stallscope.store.hub.journal import Entry, packed
+from stallscope.store.hub.journal import Entry
+from stallscope.store.hub.packing import packed
 
 _PACKED_EARLY = 2_000
 """Rows of a table that are packed by the thread that brings them; fewer are put together with others first."""

@@ -13,7 +13,8 @@ import pyarrow as pa
 from stallscope.store.hub.joining import joined
 from stallscope.store.hub.journal import Segment
 
-_MOST_ROWS_OF_A_PIECE = 65_536
+_MOST_ROWS_OF_A_PIECE = 16_384
+"""More than these gain nothing from being in one piece: engines read a few thousand at a time."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ import pyarrow as pa
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.migrations import MIGRATIONS
+from stallscope.store.hub.packing import packed, unpacked
+
+_AT_ONCE = 64
+"""Entries of one statement: each statement costs as much as writing 100 KB."""
 
 FILE_NAME = "hub.duckdb"
 LOCK_NAME = "hub.lock"
@@ -124,17 +128,14 @@ class Journal:
         When this returns they are on disk. Raises StorageFailed; then nothing of them is stored.
         """
         with self.transaction() as db:
-            for entry in entries:
-                db.execute(
-                    "INSERT INTO journal VALUES (?, ?, ?, ?, ?)",
-                    [
-                        received_us,
-                        entry.tenant,
-                        entry.table,
-                        len(entry.rows),
-                        entry.ipc or packed(entry.rows),
-                    ],
-                )
+            for begin in range(0, len(entries), _AT_ONCE):
+                some = entries[begin : begin + _AT_ONCE]
+                rows = [
+                    (received_us, one.tenant, one.table, len(one.rows), one.ipc or packed(one.rows))
+                    for one in some
+                ]
+                places = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
+                db.execute(f"INSERT INTO journal VALUES {places}", [value for row in rows for value in row])
             tenants: dict[str, list[str]] = {}
             for tenant, batch_id in batch_ids:
                 tenants.setdefault(tenant, []).append(batch_id)
@@ -278,22 +279,6 @@ def _add(db: duckdb.DuckDBPyConnection, segment: Segment) -> None:
             segment.sealed_us,
         ],
     )
-
-
-def packed(rows: pa.Table) -> bytes:
-    """Rows as one Arrow IPC stream, without the columns in which nothing stands; the first says how many rows."""
-    rows = rows.select([i for i, values in enumerate(rows.columns) if not i or values.null_count < len(rows)])
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
-
-
-def unpacked(ipc: bytes) -> pa.Table:
-    """The rows of an Arrow IPC stream; columns may be missing."""
-    with pa.ipc.open_stream(ipc) as reader:
-        return reader.read_all()
 
 
 def _locked(folder: Path) -> int:

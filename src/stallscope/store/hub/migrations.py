@@ -16,5 +16,6 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         " (tenant VARCHAR, cluster_id VARCHAR, comm_hash VARCHAR, seq BIGINT, median_ns BIGINT, sealed_us BIGINT)",
         *(schema.create_statement(table) for table in schema.KEPT.values()),
     ),
+    2: (),  # the journal's rows are packed more tightly (packing.py), which an older hub would read as other numbers
 }
 """Statements by the version they lead to."""

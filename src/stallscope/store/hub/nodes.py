@@ -10,6 +10,7 @@ import pyarrow as pa
 from stallscope.events.layout import Array
 from stallscope.store.hub import schema
 from stallscope.store.hub.journal import Entry
+from stallscope.store.hub.packing import the_one
 
 WRITTEN_EVERY_US = 5_000_000
 _TOLD = ("gpu_model", "provider", "n_gpus", "agent")
@@ -110,5 +111,7 @@ def _senders(rows: pa.Table) -> list[tuple[str, str]]:
 
 def _coded(texts: pa.ChunkedArray) -> tuple[list[str | None], Array]:
     """The different texts, and which of them stands in each row."""
+    if texts.num_chunks == 1 and len(texts) and not texts.null_count and (one := the_one(texts.chunk(0))):
+        return one.to_pylist(), np.zeros(len(texts), np.int64)
     coded = texts.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)

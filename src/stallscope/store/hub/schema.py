@@ -14,7 +14,7 @@ from stallscope.errors import BadInput
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SQL = {
     "text": "VARCHAR",

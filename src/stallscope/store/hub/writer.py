@@ -20,7 +20,6 @@ from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFail
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
 from stallscope.store.hub.hot import Hot
-from stallscope.store.hub.joining import joined
 from stallscope.store.hub.journal import Entry, Journal
 from stallscope.store.hub.kept import with_latest
 from stallscope.store.hub.limits import Limits
@@ -29,7 +28,7 @@ from stallscope.store.hub.nodes import Nodes
 Listener = Callable[[Batch], None]
 _IDLE_S = 0.25
 _GATHER_S = 0.02
-_FEW_ROWS = 5_000
+_FEW_ROWS = 20_000
 """A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
 
 
@@ -275,7 +274,7 @@ class Writer:
         for entry in entries:
             found.setdefault((entry.tenant, entry.table), []).append(entry.rows)
         for (tenant, table), parts in found.items():
-            rows = completed(table, joined(parts), tenant, received_us=received_us)
+            rows = completed(table, pa.concat_tables(parts), tenant, received_us=received_us)
             self._hot.add(tenant, table, rows, received_us=received_us)
         for name, pieces in kept.items():
             if name != "nodes":
