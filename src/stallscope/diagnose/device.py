@@ -51,8 +51,8 @@ def device_excess(
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
-    theirs = plan.calls.median_of_others(times.most_ns, times.known)
-    more = np.nan_to_num(times.least_ns - theirs, nan=0.0)
+    beyond = plan.calls.beyond_others(times.least_ns, times.known, held_against=times.most_ns)
+    more = np.nan_to_num(beyond, nan=0.0)
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
     by_host = np.maximum(table.sums(of_host), 0.0)
@@ -121,7 +121,7 @@ def released_late(
     release, is_last = line.releases
     rows = np.flatnonzero(is_last)
     common = release - (line.ts_ns - clocks.arrival_ns)
-    late = (common - line.meetings.median_of_others(common, is_last))[rows]
+    late = line.meetings.beyond_others(common, is_last)[rows]
     error_ns = clock_error_ns(line, clocks)
     if error_ns is not None:
         late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[line.round[rows]], 0, late)

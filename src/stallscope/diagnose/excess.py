@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of, places
 from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.sampled import spread_out
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES
@@ -21,15 +21,9 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     Where a program has one rank only, minus the rank's own median in the same place of the step: then only what
     comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
     """
-    out = plan.calls.median_of_others(value_ns, line.is_whole)
-    unknown = np.empty(len(out), bool)
-
-    def subtract(here: slice) -> None:
-        np.isnan(out[here], out=unknown[here])
-        np.subtract(value_ns[here], out[here], out=out[here])
-        out[here][unknown[here]] = 0.0
-
-    in_pieces(len(out), subtract, rows_at_once=ROWS_AT_ONCE)
+    out = plan.calls.beyond_others(value_ns, line.is_whole)
+    unknown = np.isnan(out)
+    out[unknown] = 0.0
     alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
     if len(alone):
         place, _ = numbered(line.process[alone], places(plan.step, line.process)[alone])
@@ -67,7 +61,7 @@ def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
     is_asked = np.zeros(plan.n_calls, bool)
     is_asked[plan.key[rows]] = True
     if np.count_nonzero(is_asked) > _FEW_CALLS * plan.n_calls:
-        return plan.calls.median_of_others(value)[rows]
+        return plan.calls.median_of_others(value, rows)
     all_rows = np.flatnonzero(is_asked[plan.key])
     found = median_of_others(plan.key[all_rows], value[all_rows])
     return found[np.searchsorted(all_rows, rows)]
@@ -137,9 +131,11 @@ def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
 
 def _some_rows(line: Timeline, plan: Programs) -> Array:
     """All rows of up to _MOST_PEERS processes of each program, evenly spread: int64, sorted."""
-    size = np.bincount(plan.program)[plan.program]
-    every = -(-size // _MOST_PEERS)
-    chosen = np.flatnonzero(plan.member % every == 0)
+    is_chosen = np.zeros(line.n_processes, bool)
+    for program in range(len(plan.has_steps)):
+        members = np.flatnonzero(plan.program == program)
+        is_chosen[members[spread_out(len(members), _MOST_PEERS)]] = True
+    chosen = np.flatnonzero(is_chosen)
     if len(chosen) == line.n_processes:
         return np.arange(len(line.rows))
     return np.concatenate([np.arange(line.first[p], line.first[p + 1]) for p in chosen.tolist()])

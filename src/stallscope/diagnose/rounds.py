@@ -40,8 +40,7 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     """The rounds of a timeline. Lateness below twice the error counts as none: that of the clocks, and for
     ranks captured late that of finding their rounds.
     """
-    late_ns = line.meetings.median_of_others(clocks.arrival_ns)
-    np.subtract(clocks.arrival_ns, late_ns, out=late_ns)
+    late_ns = line.meetings.beyond_others(clocks.arrival_ns)
     of_clocks_ns, matching_error_ns = clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
 
     def leave_out(here: slice) -> None:

@@ -1,7 +1,8 @@
 """Rows laid out as tables, one for each set of processes that call together: a line per member, a column per round.
 
 Where rows are ordered by process a line of a table is written and read in one go, and statistics over the members
-of every round need neither sorting nor indices. Sets of equal size stand together as one array.
+of every round need neither sorting nor indices. Sets of equal size stand together as one array. Of very large sets
+some members stand for all (see sampled).
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ import numpy as np
 from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import median_of_others
 from stallscope.diagnose.in_order import taken
+from stallscope.diagnose.sampled import Sampled
 from stallscope.events.layout import Array
 
 _SPARSE = 4  # tables of one size may have so many cells per row in them
 _SORTED = 32  # up to so many members sorting is quicker than partitioning
-_MANY = 1024  # members of whom one more or less does not move the median
 _AT_ONCE = 1 << 18  # cells worked on together: what fits the processor's cache
 
 
@@ -45,7 +46,7 @@ class Tables:
 
     irregular: int64, rows whose groups do not fit a table: a member is in them twice, or most cells would be empty.
     first_cell, line_cells, first_group: int64 by set, where its table begins, how many cells a line of it has, and the
-    number of its first group.
+    number of its first group. sampled: the sets so large that some members stand for all, None without one.
     """
 
     group: Array
@@ -55,6 +56,7 @@ class Tables:
     first_cell: Array
     line_cells: Array
     first_group: Array
+    sampled: Sampled | None = None
 
     @staticmethod
     def of(of_set: Array, member: Array, group: Array) -> "Tables":
@@ -88,18 +90,66 @@ class Tables:
         in_pieces(n, place, rows_at_once=ROWS_AT_ONCE)
         is_odd = is_sparse[of_set] if is_sparse.any() else None
         irregular = _irregular(group, cell, blocks, is_odd)
-        return Tables(group, cell, blocks, irregular, first_cell, stride, first_group)
+        n_members[is_sparse] = 0
+        sampled = Sampled.of(of_set, member, group, n_members=n_members, n_columns=n_columns)
+        return Tables(group, cell, blocks, irregular, first_cell, stride, first_group, sampled)
 
     @property
     def n_cells(self) -> int:
         """Of all blocks."""
         return sum(block.n_cells for block in self.blocks)
 
-    def median_of_others(self, value: Array, is_in: Array | None = None) -> Array:
-        """For each row the median of the other rows of its group: float64 (n,), NaN where there is none.
+    def beyond_others(
+        self, value: Array, is_in: Array | None = None, *, held_against: Array | None = None
+    ) -> Array:
+        """For each row its value minus the median of the other rows of its group: float64 (n,), NaN where there is
+        none.
 
         value: int64 or float64 (n,), finite. is_in: bool (n,), rows that count and get an answer; else all.
+        held_against: (n,), what the median is taken of, if that is another value.
         """
+        by_group, others = self._medians(value if held_against is None else held_against, is_in)
+        out = np.empty(len(value)) if others is None else others
+
+        def subtract(here: slice) -> None:
+            if by_group is not None:
+                np.take(by_group, self.group[here], out=out[here], mode="clip")
+            np.subtract(value[here], out[here], out=out[here])
+            if is_in is not None:
+                out[here][~is_in[here]] = np.nan
+
+        in_pieces(len(out), subtract, rows_at_once=ROWS_AT_ONCE)
+        return out
+
+    def median_of_others(self, value: Array, rows: Array) -> Array:
+        """For some rows the median of the other rows of their group: float64 (k,), NaN where there is none.
+
+        value: int64 or float64 (n,), finite. rows: int64 (k,).
+        """
+        by_group, others = self._medians(value, None)
+        return by_group[self.group[rows]] if others is None else others[rows]
+
+    def _medians(self, value: Array, is_in: Array | None) -> tuple[Array | None, Array | None]:
+        """The median of the others: by group, float64 (n_groups,), where it is one for all rows of each group; else by
+        row, float64 (n,). The other one is None.
+        """
+        if self.sampled is None:
+            return None, self._by_row(value, is_in)
+        found, is_few = self.sampled.medians(value, is_in)
+        if self.sampled.is_of.all() and not is_few.any():
+            return found, None
+        out = found[self.group]
+        rows = np.flatnonzero((is_few | ~self.sampled.is_of)[self.group])
+        if is_in is not None:
+            rows = rows[is_in[rows]]
+        if len(rows) <= len(out) // _SPARSE:
+            out[rows] = median_of_others(self.group[rows], value[rows])
+        else:
+            out[rows] = self._by_row(value, is_in)[rows]
+        return None, out
+
+    def _by_row(self, value: Array, is_in: Array | None) -> Array:
+        """The median of the others of each row, all members of each set looked at: float64 (n,)."""
         empty = np.iinfo(np.int64).max if value.dtype.kind == "i" else np.inf
         cells = np.full(self.n_cells, empty, value.dtype)
         if is_in is None:
@@ -115,8 +165,6 @@ class Tables:
 
         in_pieces(len(parts), fill, rows_at_once=1, is_much=len(cells) > _AT_ONCE)
         found = taken(out, self.cell)
-        if is_in is not None:
-            found[~is_in] = np.nan
         rows = self.irregular if is_in is None else self.irregular[is_in[self.irregular]]
         if len(rows):
             found[rows] = median_of_others(self.group[rows], value[rows])
@@ -190,15 +238,11 @@ def _median_of_others(cells: Array, out: Array, empty: float) -> None:
     """Fill out (sets, members, columns) with the median of each column's other cells; empty: marks cells without.
 
     Of an even number of cells, the others' median is one of the middle two: the upper for the lower half and the
-    other way round. Of an odd number it is the mean of two of the middle three. Among very many it is told from the
-    median of all by less than anything means.
+    other way round. Of an odd number it is the mean of two of the middle three.
     """
     n_sets, size, n_columns = cells.shape
     ranked = np.ascontiguousarray(cells.transpose(0, 2, 1)).reshape(-1, size)
     n_seen = np.count_nonzero(ranked != empty, axis=1)
-    if size >= _MANY:
-        np.copyto(out, _medians(ranked, n_seen).reshape(n_sets, 1, n_columns))
-        return
     low, high = np.full((2, len(ranked)), empty, cells.dtype)
     of_low, of_middle, of_high = np.full((3, len(ranked)), np.nan)
     for n in np.unique(n_seen[n_seen > 1]).tolist():
@@ -215,17 +259,6 @@ def _median_of_others(cells: Array, out: Array, empty: float) -> None:
     np.copyto(out, of_low, where=cells <= low)
     if (n_seen % 2).any():
         np.copyto(out, of_middle, where=(cells > low) & (cells <= high))
-
-
-def _medians(ranked: Array, n_seen: Array) -> Array:
-    """The median of the n_seen lowest in each row, NaN for one or none: float64 (k,)."""
-    found = np.full(len(ranked), np.nan)
-    for n in np.unique(n_seen[n_seen > 1]).tolist():
-        at = n_seen == n
-        places = ((n - 1) // 2, n // 2)
-        some = np.partition(ranked if at.all() else ranked[at], sorted(set(places)), axis=1)
-        found[at] = _mean(some[:, places[0]], some[:, places[1]])
-    return found
 
 
 def _middle(ranked: Array, n: int) -> tuple[Array, Array, Array]:
