@@ -20,9 +20,10 @@ from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
 _STRETCHES_AT_ONCE = 1 << 12
-_STEPS_AHEAD = (
-    64  # a host that runs further ahead waits in its launches for room in the queue (1,024 entries)
-)
+_STEPS_AHEAD = 64
+"""A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
+
+_FEW = 0.05  # share of the rows up to which they are looked at one by one
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
@@ -61,12 +62,11 @@ class Cells:
     excess_ns: Array
     held_row: Array
     held_ns: Array
+    self_ns: Array
 
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
-        total = np.zeros(len(value) + 1, np.promote_types(value.dtype, np.int64))
-        np.cumsum(value, out=total[1:])
-        return np.asarray(total[self.end_row] - total[self.first_row])
+        return _sums(value, self.first_row, self.end_row)
 
 
 def cells(
@@ -77,6 +77,7 @@ def cells(
     excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
     host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
     held_ns: float64 (n,), what the process held the others up for while they were waiting already (see excess).
+    self_ns: the process's self time in the step.
 
     rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
     is what the rank was late at the step's first call beyond its own excess there.
@@ -85,14 +86,16 @@ def cells(
     if not n:
         none = np.zeros(0, np.int64)
         real = none.astype(np.float64)
-        return Cells(none, none, none, none, none, real, real, real, none, real)
-    begins = np.ones(n, bool)
-    begins[1:] = (np.diff(plan.step) != 0) | (np.diff(line.process) != 0)
+        return Cells(none, none, none, none, none, real, real, real, none, real, real)
+    begins = line.is_first.copy()
+    begins[1:] |= plan.step[1:] != plan.step[:-1]
     first = np.flatnonzero(begins)
     end = np.append(first[1:], n)
     late = _known(met.late_ns)
-    peak, held_row = (_last_largest(value, first, end) for value in (late, held_ns))
-    before = np.where(line.is_first[first], 0.0, late[np.maximum(first - 1, 0)])
+    peak, held_row = _last_largest(late, first, end), _largest_of_few(held_ns, first, end)
+    is_start = line.is_first[first]
+    before = np.where(is_start, 0.0, late[np.maximum(first - 1, 0)])
+    length = line.ts_ns[end - 1] - line.ts_ns[np.where(is_start, first, first - 1)]
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
@@ -109,7 +112,35 @@ def cells(
         excess_ns=own[kept],
         held_row=held_row[kept],
         held_ns=held_ns[held_row][kept],
+        self_ns=(length - _sums(line.wait_ns, first, end))[kept].astype(np.float64),
     )
+
+
+def _sums(value: Array, first: Array, end: Array) -> Array:
+    """The sum of value over each stretch of rows first..end: (k,)."""
+    out = np.empty(len(first), np.promote_types(value.dtype, np.int64))
+
+    def add(here: slice) -> None:
+        begin, ends = int(first[here.start]), end[here]
+        before = np.zeros(ends[-1] - begin + 1, out.dtype)  # before[i]: sum of all up to row i, without it
+        np.cumsum(value[begin : ends[-1]], out=before[1:])
+        np.subtract(before[ends - begin], before[first[here] - begin], out=out[here])
+
+    in_pieces(len(first), add, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
+
+
+def _largest_of_few(value: Array, first: Array, end: Array) -> Array:
+    """As _last_largest, of values that are 0 in most rows and negative in none."""
+    rows = np.flatnonzero(value)
+    if len(rows) > _FEW * len(value):
+        return _last_largest(value, first, end)
+    out = end - 1
+    stretch = np.searchsorted(first, rows, side="right") - 1
+    order = np.lexsort((rows, value[rows], stretch))
+    is_largest = np.append(np.diff(stretch[order]) != 0, True)[: len(rows)]
+    out[stretch[order[is_largest]]] = rows[order[is_largest]]
+    return out
 
 
 def _known(value: Array) -> Array:
@@ -194,8 +225,7 @@ def noise_ns(line: Timeline, table: Cells) -> float:
 
     The median over the ranks; with few of them the lower quartile, which one disturbed rank of two cannot raise.
     """
-    own = table.sums(line.self_ns).astype(np.float64)
-    spreads = by_group(table.process, own, line.n_processes, _spread)
+    spreads = by_group(table.process, table.self_ns, line.n_processes, _spread)
     spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
     return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
 
@@ -240,35 +270,34 @@ def late_steps(
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
     is_held = ~is_late & (table.held_ns >= least)
-    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(line, table, least, program)
+    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(table, least, program)
     is_late &= ~_absorbed(line, table, is_late, limits)
     found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
 
 
-def shared_pause_ns(line: Timeline, table: Cells, least_ns: float, program: Array) -> Array:
+def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
     """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
 
     Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and those of
     each program, as the steps of two programs may have different numbers. program: int64 (p,), see Programs.
     """
-    own = table.sums(line.self_ns).astype(np.float64)
-    everybody = _pause_ns(table, own, np.zeros_like(program))
+    everybody = _pause_ns(table, np.zeros_like(program))
     is_large = np.bincount(program) >= _LARGE_PROGRAM
     if len(is_large) > 1 and is_large.any():
-        alone = _pause_ns(table, own, program) * is_large[program[table.process]]
+        alone = _pause_ns(table, program) * is_large[program[table.process]]
         everybody = np.maximum(everybody, alone)
     return np.where(everybody >= least_ns, everybody, 0.0)
 
 
-def _pause_ns(table: Cells, own: Array, group: Array) -> Array:
+def _pause_ns(table: Cells, group: Array) -> Array:
     """By cell: how much longer than usual the processes of its group took in that step, if twice as long or more.
 
-    own: self time by cell. group: int64 (p,). The lower quartile of the ranks is looked at, which a slow rank does
+    group: int64 (p,). The lower quartile of the ranks is looked at, which a slow rank does
     not raise.
     """
     place, n_places = numbered(group[table.process], table.step)
-    typical = by_group(place, own, n_places, _lower_quartiles)
+    typical = by_group(place, table.self_ns, n_places, _lower_quartiles)
     of_group = np.zeros(n_places, np.int64)
     of_group[place] = group[table.process]
     usual = by_group(of_group, typical, int(group.max(initial=0)) + 1, medians)[of_group]
@@ -289,18 +318,22 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     out = np.zeros(len(is_late), bool)
     before = np.maximum(table.first_row - 1, 0)
     length = line.ts_ns[table.end_row - 1] - line.ts_ns[before]
-    late_steps = np.unique(table.step[is_late])
+    has_late = np.zeros(int(table.step.max()) + 2, bool)
+    has_late[table.step[is_late]] = True
     # What a late step makes others wait for shows in the interval that leads into the next one.
-    is_quiet = ~np.isin(table.step, late_steps) & ~np.isin(table.step - 1, late_steps)
-    for process in np.unique(table.process[is_late]):
-        begin, end = np.searchsorted(table.process, [process, process + 1])
-        late = np.flatnonzero(is_late[begin:end]) + begin
-        quiet = np.flatnonzero(is_quiet[begin:end]) + begin
-        if len(quiet) < limits.steady_steps:
-            continue
-        longer = float(np.median(length[late]) - np.median(length[quiet]))
-        if longer < limits.elongation * float(np.median(table.rise_ns[late])):
-            out[late] = True
+    has_late[1:] |= has_late[:-1].copy()
+    late, quiet = np.flatnonzero(is_late), np.flatnonzero(~has_late[table.step])
+    if not len(late) or not len(quiet):
+        return out
+
+    def usual(value: Array, cells: Array) -> Array:
+        return by_group(table.process[cells], value[cells], line.n_processes, medians)
+
+    longer = usual(length, late) - usual(length, quiet)
+    n_quiet = np.bincount(table.process[quiet], minlength=line.n_processes)
+    is_absorbed = n_quiet >= limits.steady_steps
+    is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)
+    out[late] = is_absorbed[table.process[late]]
     return out
 
 

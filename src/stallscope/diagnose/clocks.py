@@ -154,8 +154,12 @@ def _chained(first: Offset, second: Offset) -> Offset:
 
 def _between(met: Meetings, mine: slice, theirs: slice) -> Offset | None:
     """The offset of one node's clock against another's, from all rounds that both took part in."""
-    _, a, b = np.intersect1d(met.round[mine], met.round[theirs], assume_unique=True, return_indices=True)
-    a, b = a + mine.start, b + theirs.start
+    a, b = np.arange(mine.start, mine.stop), np.arange(theirs.start, theirs.stop)
+    if not np.array_equal(met.round[mine], met.round[theirs]):
+        _, own, other = np.intersect1d(
+            met.round[mine], met.round[theirs], assume_unique=True, return_indices=True
+        )
+        a, b = a[own], b[other]
     known_a, known_b = met.release_ns[a] != UNKNOWN, met.release_ns[b] != UNKNOWN
     shared = known_a & known_b & met.is_last[a] & met.is_last[b] & met.waits[a] & met.waits[b]
     if shared.sum() >= _FEWEST:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-ROWS_AT_ONCE = 1 << 15
+ROWS_AT_ONCE = 1 << 16
 """Rows of which some columns of numbers fit the processor's cache."""
 
 A = TypeVar("A")

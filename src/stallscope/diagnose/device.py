@@ -11,6 +11,7 @@ import numpy as np
 from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
+from stallscope.diagnose.in_order import flagged
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds, clock_error_ns
 from stallscope.diagnose.thresholds import Thresholds
@@ -116,7 +117,7 @@ def released_late(
     ranks also send to each other, a wait can be for those too, and where ranks were captured late, a round can be
     another one: then nothing is said.
     """
-    if line.is_p2p.any() or (line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any():
+    if line.is_p2p.any() or flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
         return {}
     release, is_last = line.releases
     rows = np.flatnonzero(is_last)

@@ -68,13 +68,26 @@ def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
 
 
 def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
-    """For some rows the median over all processes and steps of a value in that place of the program's step."""
-    by_row = (plan.program[line.process],) if len(plan.has_steps) > 1 else ()
-    place, n_places = numbered(*by_row, places(plan.step, line.process))
+    """For some rows the median over processes and steps of a value in that place of the program's step: all steps of
+    up to _MOST_PEERS processes; NaN where none of these has it.
+    """
+    begins = line.is_first.copy()
+    begins[1:] |= plan.step[1:] != plan.step[:-1]
+    first = np.flatnonzero(begins)
+    some = _some_rows(line, plan)
+
+    def place_of(these: Array) -> tuple[Array, ...]:
+        return plan.program[line.process[these]], these - first[
+            np.searchsorted(first, these, side="right") - 1
+        ]
+
+    both = zip(place_of(rows), place_of(some), strict=True)
+    place, n_places = numbered(*(np.concatenate(one) for one in both))
+    asked, others = place[: len(rows)], place[len(rows) :]
     is_asked = np.zeros(n_places, bool)
-    is_asked[place[rows]] = True
-    all_rows = np.flatnonzero(is_asked[place])
-    return by_group(place[all_rows], value[all_rows], n_places, medians)[place[rows]]
+    is_asked[asked] = True
+    kept = is_asked[others]
+    return by_group(others[kept], value[some[kept]], n_places, medians)[asked]
 
 
 def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:

@@ -12,13 +12,17 @@ import numpy as np
 from stallscope.diagnose import ends, where
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.groups import numbered, order_of
+from stallscope.diagnose.in_order import flagged
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
+from stallscope.events.columns import is_one_value
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Op, word
 from stallscope.events.trace import Trace
+
+_CALL = ("op", "count", "datatype")
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,12 @@ def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array
     Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
     """
     rows = line.rows
-    counted = ~line.is_p2p & ((rows["flags"] & CollectiveFlag.LATE_ATTACH) == 0) & (rows["seq"] != UNKNOWN)
-    call, _ = numbered(rows["op"], rows["count"], rows["datatype"])
-    low, high = np.full(met.n_rounds, np.iinfo(np.int64).max), np.full(met.n_rounds, np.iinfo(np.int64).min)
-    np.minimum.at(low, met.round[counted], call[counted])
-    np.maximum.at(high, met.round[counted], call[counted])
-    odd_rounds = np.flatnonzero(low < high)
+    counted = ~line.is_p2p & (rows["seq"] != UNKNOWN)
+    counted &= ~flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
+    odd_rounds = _disagreeing(line, met, counted)
     if not len(odd_rounds):
         return []
+    call, _ = numbered(*(rows[name] for name in _CALL))
     told = []
     comm_of_round = np.zeros(met.n_rounds, np.int64)
     comm_of_round[met.round] = line.comm
@@ -141,6 +143,20 @@ def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array
         alike = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
         told.append(_mismatch(line, members, call, alike=alike, arrival_ns=arrival_ns))
     return told
+
+
+def _disagreeing(line: Timeline, met: Rounds, counted: Array) -> Array:
+    """The rounds in which not all rows that count, bool (n,), tell the same call: int64, sorted."""
+    is_odd = np.zeros(met.n_rounds, bool)
+    here = slice(None) if counted.all() else np.flatnonzero(counted)
+    number = met.round[here]
+    for column in (line.rows[name] for name in _CALL):
+        if is_one_value(column):
+            continue
+        value, of_round = column[here], np.zeros(met.n_rounds, column.dtype)
+        of_round[number] = value  # the last to be written stays
+        is_odd[number[value != of_round[number]]] = True
+    return np.flatnonzero(is_odd)
 
 
 def _mismatch(line: Timeline, members: Array, call: Array, *, alike: Array, arrival_ns: Array) -> Mismatch:

@@ -97,6 +97,12 @@ def in_order(
     return {name: _lean(column) for name, column in found.items()}
 
 
+def flagged(flags: Array, flag: int) -> Array:
+    """Whether each row has a flag: bool (n,); one value seen n times where the flags are."""
+    few = flags[:1] if is_one_value(flags) else flags
+    return np.broadcast_to(few & flag > 0, flags.shape)
+
+
 def _rows(table: Array | Columns, which: Array) -> Array:
     """The row at an index, or a copy of those at some. Copied as bytes: field by field takes five times as long."""
     if isinstance(table, Columns) or not isinstance(which, np.ndarray) or not table.flags.c_contiguous:

@@ -7,6 +7,7 @@ import numpy as np
 
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
+from stallscope.diagnose.in_order import flagged
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -62,18 +63,21 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
 
 
 def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
-    """By round: how wrong lateness can be in it, as the largest error of the clocks there; 0 within one node. None
-    where there is one node only.
+    """By round: how wrong lateness can be in it, as the largest error of the clocks of its communicator; 0 within one
+    node. None where there is one node only.
     """
     if line.n_processes == 0 or line.node.min() == line.node.max():
         return None
-    node = line.node[line.process]
-    low, high = np.full(line.n_rounds, np.iinfo(np.int64).max), np.full(line.n_rounds, -1)
-    np.minimum.at(low, line.round, node)
-    np.maximum.at(high, line.round, node)
-    worst = np.zeros(line.n_rounds)
-    np.maximum.at(worst, line.round, clocks.error_ns[node])
-    return np.where(low < high, worst, 0.0)
+    calls, n_comms = line.calls, len(line.comm_hash)
+    node = line.node[calls.process]
+    low, high = np.full(n_comms, np.iinfo(np.int64).max), np.full(n_comms, -1)
+    np.minimum.at(low, calls.comm, node)
+    np.maximum.at(high, calls.comm, node)
+    worst = np.zeros(n_comms)
+    np.maximum.at(worst, calls.comm, clocks.error_ns[node])
+    comm_of_round = np.zeros(line.n_rounds, np.int64)
+    comm_of_round[line.round] = line.comm
+    return np.where(low < high, worst, 0.0)[comm_of_round]
 
 
 def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:
@@ -83,7 +87,8 @@ def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:
     Such ranks are put into rounds by their rhythm. Where ranks run ahead that may be wrong by a call or two, and all
     of them then are early or late by about as much; one slow rank does not change the median of them.
     """
-    rows = np.flatnonzero((line.rows["flags"] & CollectiveFlag.LATE_ATTACH > 0) & np.isfinite(late_ns))
+    is_late = flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)
+    rows = np.flatnonzero(is_late & np.isfinite(late_ns)) if is_late.any() else ()
     if not len(rows):
         return None
     edges = np.flatnonzero(np.diff(line.process[rows])) + 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
-from stallscope.diagnose.in_order import RowsInOrder
+from stallscope.diagnose.in_order import RowsInOrder, flagged
 from stallscope.events.identity import mixed
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
@@ -54,7 +54,7 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
     whole: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
     tell nodes' clocks apart to some milliseconds.
     """
-    is_late = (whole["flags"] & CollectiveFlag.LATE_ATTACH) > 0
+    is_late = flagged(whole["flags"], CollectiveFlag.LATE_ATTACH)
     if not is_late.any():
         return {}
     rows = np.empty(len(whole), [(name, whole.table.dtype[name]) for name in _NEEDED])

@@ -108,12 +108,12 @@ class Tables:
         value: int64 or float64 (n,), finite. is_in: bool (n,), rows that count and get an answer; else all.
         held_against: (n,), what the median is taken of, if that is another value.
         """
-        by_group, others = self._medians(value if held_against is None else held_against, is_in)
-        out = np.empty(len(value)) if others is None else others
+        others, is_by_group = self._medians(value if held_against is None else held_against, is_in)
+        out = np.empty(len(value)) if is_by_group else others
 
         def subtract(here: slice) -> None:
-            if by_group is not None:
-                np.take(by_group, self.group[here], out=out[here], mode="clip")
+            if is_by_group:
+                np.take(others, self.group[here], out=out[here], mode="clip")
             np.subtract(value[here], out[here], out=out[here])
             if is_in is not None:
                 out[here][~is_in[here]] = np.nan
@@ -126,18 +126,18 @@ class Tables:
 
         value: int64 or float64 (n,), finite. rows: int64 (k,).
         """
-        by_group, others = self._medians(value, None)
-        return by_group[self.group[rows]] if others is None else others[rows]
+        others, is_by_group = self._medians(value, None)
+        return others[self.group[rows] if is_by_group else rows]
 
-    def _medians(self, value: Array, is_in: Array | None) -> tuple[Array | None, Array | None]:
-        """The median of the others: by group, float64 (n_groups,), where it is one for all rows of each group; else by
-        row, float64 (n,). The other one is None.
+    def _medians(self, value: Array, is_in: Array | None) -> tuple[Array, bool]:
+        """The median of the others, and whether it is by group, float64 (n_groups,), as it is one for all rows of each;
+        else it is by row, float64 (n,).
         """
         if self.sampled is None:
-            return None, self._by_row(value, is_in)
+            return self._by_row(value, is_in), False
         found, is_few = self.sampled.medians(value, is_in)
         if self.sampled.is_of.all() and not is_few.any():
-            return found, None
+            return found, True
         out = found[self.group]
         rows = np.flatnonzero((is_few | ~self.sampled.is_of)[self.group])
         if is_in is not None:
@@ -146,7 +146,7 @@ class Tables:
             out[rows] = median_of_others(self.group[rows], value[rows])
         else:
             out[rows] = self._by_row(value, is_in)[rows]
-        return None, out
+        return out, False
 
     def _by_row(self, value: Array, is_in: Array | None) -> Array:
         """The median of the others of each row, all members of each set looked at: float64 (n,)."""

@@ -5,6 +5,7 @@ length minus the waits in it. Differences of one process's clock need no other c
 whatever the clocks of the hosts do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +13,10 @@ import numpy as np
 
 from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.groups import numbered, order_of, places
-from stallscope.diagnose.in_order import RowsInOrder, in_order, taken
+from stallscope.diagnose.in_order import RowsInOrder, flagged, in_order, taken
 from stallscope.diagnose.sequences import matched
 from stallscope.diagnose.tables import Tables
-from stallscope.events.columns import Columns
+from stallscope.events.columns import Columns, is_one_value
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
@@ -122,18 +123,18 @@ class Timeline:
         not seen; and whether that was before its next arrival, bool (n,).
         """
         n = len(self.rows)
-        release, is_last = np.full(n, UNKNOWN, np.int64), np.zeros(n, bool)
+        is_last = np.zeros(n, bool)
         if n < 2:
-            return release, is_last
-        ts, leave = self.ts_ns, self.rows["wait_leave_ns"]
-        np.greater(leave[1:], ts[:-1], out=is_last[:-1])
-        is_last[self.first[1:-1] - 1] = False
+            return np.full(n, UNKNOWN, np.int64), is_last
+        leave = self.rows["wait_leave_ns"]
+        np.greater(leave[1:], self.ts_ns[:-1], out=is_last[:-1])
+        ends_of_processes = self.first[1:] - 1
         # A row that is not the last before a wait is released by the wait after a later row of its process.
-        ends = np.append(np.flatnonzero(is_last), n)
-        following = ends[np.cumsum(is_last) - is_last]
-        usable = following < np.repeat(self.first[1:], np.diff(self.first))
-        release[usable] = leave[following[usable] + 1]
-        return release, is_last
+        is_last[ends_of_processes] = True
+        ends = np.flatnonzero(is_last)
+        is_last[ends_of_processes] = False
+        released = np.where(is_last[ends], leave[np.minimum(ends + 1, n - 1)], UNKNOWN)
+        return np.repeat(released, np.diff(ends, prepend=-1)), is_last
 
 
 def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
@@ -147,6 +148,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     is_first = np.zeros(len(rows), bool)
     is_first[first[:-1]] = True
     wait_ns, host_ns = _spent(rows["ts_ns"], waited, may_wait, first)
+    del waited, may_wait
     comm, is_p2p, comm_hash, whole = _communicators(rows)
     calls = Membership.of(process, comm)
     members = Membership.of(process, whole) if whole is not comm else calls
@@ -180,30 +182,28 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 
 def _rows(
     trace: Trace, order: Array | None, process: Array, *, is_numbered: bool
-) -> tuple[RowsInOrder, Array, Array]:
-    """The collectives in order, with the columns that are needed all along; and what their processes had spent in
-    waits for the GPU, and in all that may wait for it: int64 (n,) each.
+) -> tuple[RowsInOrder, Array, list[Array]]:
+    """The collectives in order, with the columns that are needed all along; what their processes had spent in waits for
+    the GPU, int64 (n,); and what they had in all that may wait for it, int64 (n,) each, to be added up.
     """
-    waited, may_wait = np.zeros((2, len(process)), np.int64)
-
-    def add(here: slice, rows: Array) -> None:
-        ledger = rows["ledger_ns"]
-        waited[here] = ledger[:, Category.WAIT_GPU - 1]
-        may_wait[here] = sum(ledger[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
-
-    rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
     if isinstance(trace.collectives, Columns):
+        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS)
         spent = {
             category: taken(trace.collectives.place("ledger_ns", category - 1), order)
             for category in _MAY_WAIT_FOR_GPU
         }
         waited = spent[Category.WAIT_GPU]
+        may_wait = [column for column in spent.values() if not is_one_value(column)]
+    else:
+        waited, in_all = np.empty((2, len(process)), np.int64)
 
-        def add_up(here: slice) -> None:
-            for column in spent.values():
-                may_wait[here] += column[here]
+        def add(here: slice, rows: Array) -> None:
+            ledger = rows["ledger_ns"]
+            waited[here] = ledger[:, Category.WAIT_GPU - 1]
+            in_all[here] = sum(ledger[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
 
-        in_pieces(len(process), add_up, rows_at_once=ROWS_AT_ONCE)
+        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
+        may_wait = [in_all]
     if not is_numbered:
         rows = rows.standing_for(matched(rows, process, trace.clocks))
     return rows, waited, may_wait
@@ -216,7 +216,7 @@ def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
     Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
     """
     node, pid, ts_ns = in_order(table, None, ("node", "pid", "ts_ns")).values()
-    process, n_processes = numbered(node, pid)
+    process, n_processes = _numbered_in_turn(node, pid)
     first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
     order = None if (process[1:] >= process[:-1]).all() else order_of(process, n_processes)
     in_turn = taken(ts_ns, order)
@@ -227,20 +227,36 @@ def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
     return order, first
 
 
-def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Array, first: Array) -> tuple[Array, Array]:
+def _numbered_in_turn(node: Array, pid: Array) -> tuple[Array, int]:
+    """As numbered(node, pid); quicker where each pair stands in one stretch, and these in order."""
+    begins = np.empty(len(node), bool)
+    begins[:1] = True
+    np.not_equal(pid[1:], pid[:-1], out=begins[1:])
+    begins[1:] |= node[1:] != node[:-1]
+    first = np.flatnonzero(begins)
+    nodes, pids = node[first].astype(np.int64), pid[first].astype(np.int64)
+    if ((nodes[1:] > nodes[:-1]) | ((nodes[1:] == nodes[:-1]) & (pids[1:] > pids[:-1]))).all():
+        return np.repeat(np.arange(len(first)), np.diff(first, append=len(node))), len(first)
+    return numbered(node, pid)
+
+
+def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Sequence[Array], first: Array) -> tuple[Array, Array]:
     """What each interval holds of waits, and what the host did itself in it: int64 (n,) each, 0 in first rows.
 
-    waited_ns, may_wait_ns: what the process had spent until then in waits, and in all that may wait for the GPU.
+    waited_ns, may_wait_ns: what the process had spent until then in waits, and in each kind of calls that may wait.
     """
-    wait_ns, host_ns = np.zeros((2, len(ts_ns)), np.int64)
+    wait_ns, host_ns = np.empty((2, len(ts_ns)), np.int64)
 
     def fill(here: slice) -> None:
         begin = max(here.start, 1)
         own, before = slice(begin, here.stop), slice(begin - 1, here.stop - 1)
         interval = ts_ns[own] - ts_ns[before]
         np.minimum(np.maximum(waited_ns[own] - waited_ns[before], 0), interval, out=wait_ns[own])
-        in_calls = np.maximum(may_wait_ns[own] - may_wait_ns[before], 0)
-        np.maximum(interval - in_calls, 0, out=host_ns[own])
+        in_calls = np.zeros_like(interval)
+        for spent in may_wait_ns:
+            in_calls += spent[own]
+            in_calls -= spent[before]
+        np.maximum(interval - np.maximum(in_calls, 0), 0, out=host_ns[own])
 
     in_pieces(len(ts_ns), fill, rows_at_once=ROWS_AT_ONCE)
     wait_ns[first[:-1]] = 0
@@ -250,7 +266,7 @@ def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Array, first: Array) -> 
 
 def _increase(total: Array, first: Array) -> Array:
     """What a running number of each process grew by since the row before: int64 (n,), 0 in first rows."""
-    grown = np.zeros_like(total)
+    grown = np.empty_like(total)
     np.subtract(total[1:], total[:-1], out=grown[1:])
     grown[first[:-1]] = 0
     return grown
@@ -315,7 +331,10 @@ def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
     So it is where an agent was started anew.
     """
     anew = np.zeros(len(rows), bool)
-    late = np.flatnonzero((rows["flags"] & CollectiveFlag.LATE_ATTACH > 0) & ~is_first)
+    is_late = flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
+    if not is_late.any():
+        return anew
+    late = np.flatnonzero(is_late & ~is_first)
     anew[late] = (rows[late]["ledger_ns"] < rows[late - 1]["ledger_ns"]).any(axis=1)
     return anew
 
