@@ -41,3 +41,33 @@ def test_rows_have_one_number_exactly_when_all_columns_agree(rows):
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
             assert (number[i] == number[j]) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda random, n: (random.integers(0, 3, n).astype(np.uint16), random.integers(-4, 4, n)),
+        lambda random, n: (random.integers(0, 2, n) > 0, random.integers(0, 1000, n).astype(np.uint32)),
+        lambda random, n: (random.integers(0, 2**63, 5).astype(np.uint64)[random.integers(0, 5, n)] * 2,),
+        lambda random, n: (random.integers(0, 2**63, 900)[random.integers(0, 900, n)], np.zeros(n, np.int64)),
+        lambda random, n: (
+            random.integers(0, 300, n),
+            random.integers(0, 300, n),
+            random.integers(0, 300, n),
+        ),
+        lambda random, n: (random.integers(-(2**62), 2**62, n), random.integers(0, 2, n).astype(np.int8)),
+        lambda random, n: (
+            np.arange(n) // 10 % 50,
+            np.arange(n) // 10 % 50 * 1000 + random.integers(0, 9, n),
+        ),
+        lambda random, n: (np.zeros(n, np.int64), np.full(n, 7, np.uint8)),
+    ],
+)
+def test_many_rows_are_numbered_as_sorting_numbers_them(columns):
+    n = 20_000
+    given = columns(np.random.default_rng(3), n)
+    number, n_groups = numbered(*given)
+    table = np.stack([column.astype(object) for column in given], axis=1)
+    order = {row: i for i, row in enumerate(sorted({tuple(row) for row in table.tolist()}))}
+    assert number.dtype == np.int64 and n_groups == len(order)
+    assert number.tolist() == [order[tuple(row)] for row in table.tolist()]

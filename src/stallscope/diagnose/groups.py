@@ -5,6 +5,7 @@ sorted, not indices.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from stallscope.events.layout import Array
 
 _SPARSE = 4  # codes are renumbered through a table that has up to so many places per row
 _SMALL = 1 << 12  # fewer rows than this are sorted at once
+_FEW_VALUES = 8
+_KINDS = (np.uint16, np.int32, np.int64)
 _HASH_BITS = 20
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads multiples (Knuth, TAOCP 6.4)
 
@@ -23,49 +26,80 @@ def numbered(*columns: Array) -> tuple[Array, int]:
 
     columns: arrays (n,) of any integer type. Returns int64 (n,).
     """
-    code, n_codes = np.zeros(len(columns[0]), np.int64), 1
-    if not len(code):
-        return code, 0
+    n = len(columns[0])
+    if not n:
+        return np.zeros(0, np.int64), 0
+    most, digits = _SPARSE * n + _SMALL, _Digits([], 1)
     for column in columns:
-        code, n_codes = _joined(code, n_codes, column)
-    return _dense(code, n_codes)
+        if is_one_value(column):
+            continue
+        digit = _Digit.of(column.view(np.uint8) if column.dtype == bool else column, most)
+        if digits.n_codes * digit.span > most:
+            code, n_codes = _dense(digits.codes(n), digits.n_codes)
+            digits = _Digits([_Digit(code, np.int64(0), n_codes)], n_codes)
+        if digits.n_codes * digit.span > most:
+            code, n_codes = _ragged(code, n_codes, digit.above(slice(None)), span=digit.span)
+            digits = _Digits([_Digit(code, np.int64(0), n_codes)], n_codes)
+        else:
+            digits = _Digits([*digits.each, digit], digits.n_codes * digit.span)
+    code, n_codes = _dense(digits.codes(n), digits.n_codes)
+    return code.astype(np.int64, copy=False), n_codes
 
 
-def _joined(code: Array, n_codes: int, column: Array) -> tuple[Array, int]:
-    """Codes 0..n_codes that order rows by a code and a column; not all of them need occur."""
-    if is_one_value(column):
-        return code, n_codes
-    if column.dtype == bool:
-        column = column.view(np.uint8)
-    low, high = _ends(column)
-    span, most = int(high) - int(low) + 1, _SPARSE * len(code) + _SMALL
-    if span > most:
-        column, span = _distinct(column)
-        low = np.int64(0)
-    if n_codes * span > most:
-        code, n_codes = _dense(code, n_codes)
-    if n_codes * span > most:
-        return _ragged(code, n_codes, _above(column, low), span=span)
-    if span == 1:
-        return code, n_codes
-    out = np.empty(len(code), np.int64)
+@dataclass(frozen=True)
+class _Digit:
+    """A column (n,), its least value, and how many values there are from that to its largest."""
 
-    def fill(here: slice) -> None:
-        if n_codes == 1:
-            out[here] = _above(column[here], low)
-            return
-        np.multiply(code[here], span, out=out[here])
-        out[here] += _above(column[here], low)
+    column: Array
+    low: np.integer
+    span: int
 
-    in_pieces(len(code), fill, rows_at_once=ROWS_AT_ONCE)
-    return out, n_codes * span
+    @staticmethod
+    def of(column: Array, most: int) -> "_Digit":
+        """That of a column; one whose values lie apart further than `most` is numbered first."""
+        low, high = _ends(column)
+        span = int(high) - int(low) + 1
+        return _Digit(column, low, span) if span <= most else _Digit.numbered(column)
+
+    @staticmethod
+    def numbered(column: Array) -> "_Digit":
+        """That of a column with its values numbered."""
+        place, n_values = _distinct(column)
+        return _Digit(place, np.int64(0), n_values)
+
+    def above(self, here: slice) -> Array:
+        """The column minus its least value in a part of it: int64."""
+        column = self.column[here]
+        if column.dtype == np.uint64:
+            return (column - self.low).astype(np.int64)
+        return column.astype(np.int64) - np.int64(self.low)
 
 
-def _above(column: Array, low: np.integer) -> Array:
-    """The column minus its least value, as int64."""
-    if column.dtype == np.uint64:
-        return (column - low).astype(np.int64)
-    return column.astype(np.int64) - np.int64(low)
+@dataclass(frozen=True)
+class _Digits:
+    """Columns as the digits of one number, the first the highest; n_codes: how many such numbers there may be."""
+
+    each: list[_Digit]
+    n_codes: int
+
+    def codes(self, n: int) -> Array:
+        """The number of each row, of as small a type as will do: (n,)."""
+        if not self.each:
+            return np.zeros(n, np.int64)
+        first, *others = self.each
+        if not others and first.low == 0 and first.column.dtype == np.int64:
+            return first.column
+        out = np.empty(n, next(kind for kind in _KINDS if self.n_codes <= np.iinfo(kind).max))
+
+        def fill(here: slice) -> None:
+            code = first.above(here)
+            for digit in others:
+                code *= digit.span
+                code += digit.above(here)
+            out[here] = code
+
+        in_pieces(n, fill, rows_at_once=ROWS_AT_ONCE)
+        return out
 
 
 def _ends(column: Array) -> tuple[np.integer, np.integer]:
@@ -95,6 +129,8 @@ def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
     """Codes 0..n_codes renumbered without gaps, in order, and how many there are."""
     if n_codes > _SPARSE * len(code) + _SMALL:
         return _distinct(code)
+    if n_codes == 1:
+        return code, 1
     present = np.zeros(n_codes, bool)
 
     def mark(here: slice) -> None:
@@ -122,15 +158,20 @@ def _distinct(column: Array) -> tuple[Array, int]:
     place to another value; with few different values that are few.
     """
     if len(column) > _SMALL:
+        few = _one_of_few(column)
+        if few is not None:
+            return few
         owner, is_used = np.zeros(1 << _HASH_BITS, column.dtype), np.zeros(1 << _HASH_BITS, bool)
         place, is_missed = np.empty(len(column), np.int64), np.empty(len(column), bool)
+        slots = np.empty(len(column), np.int32)
 
         def settle(here: slice) -> None:
             slot = _slots(column[here])
+            slots[here] = slot
             owner[slot], is_used[slot] = column[here], True
 
         def compare(here: slice) -> None:
-            np.not_equal(owner[_slots(column[here])], column[here], out=is_missed[here])
+            np.not_equal(owner[slots[here]], column[here], out=is_missed[here])
 
         in_pieces(len(column), settle, rows_at_once=ROWS_AT_ONCE)
         in_pieces(len(column), compare, rows_at_once=ROWS_AT_ONCE)
@@ -141,13 +182,32 @@ def _distinct(column: Array) -> tuple[Array, int]:
             place_of_slot = np.searchsorted(values, owner)
 
             def look_up(here: slice) -> None:
-                place[here] = place_of_slot[_slots(column[here])]
+                place[here] = place_of_slot[slots[here]]
 
             in_pieces(len(column), look_up, rows_at_once=ROWS_AT_ONCE)
             place[missed] = np.searchsorted(values, left)
             return place, len(values)
     values, inverse = np.unique(column, return_inverse=True)
     return inverse.astype(np.int64, copy=False), len(values)
+
+
+def _one_of_few(column: Array) -> tuple[Array, int] | None:
+    """As _distinct, where the column has few different values, as a look at some rows tells; None where it has more."""
+    values = np.unique(column[:: max(len(column) // _SMALL, 1)])
+    if len(values) > _FEW_VALUES:
+        return None
+    place, is_odd = np.empty(len(column), np.int64), np.zeros(len(column), bool)
+
+    def look_up(here: slice) -> None:
+        part = column[here]
+        found = np.zeros(len(part), np.int8)
+        for value in values[1:]:
+            found += part >= value
+        place[here] = found
+        np.not_equal(values[found], part, out=is_odd[here])
+
+    in_pieces(len(column), look_up, rows_at_once=ROWS_AT_ONCE)
+    return None if is_odd.any() else (place, len(values))
 
 
 def _slots(column: Array) -> Array:

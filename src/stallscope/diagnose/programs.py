@@ -76,7 +76,7 @@ def programs(line: Timeline, told: Array | None = None) -> Programs:
         member=member,
         key=key,
         n_calls=n_calls,
-        calls=Tables.of(called_with, member[line.process], key),
+        calls=Tables.of(called_with, member[line.process], key, is_laid_out=False),
         step=_carried_forward(step_of_key[key], line.is_first),
         has_steps=has_steps,
     )

@@ -59,11 +59,12 @@ class Tables:
     sampled: Sampled | None = None
 
     @staticmethod
-    def of(of_set: Array, member: Array, group: Array) -> "Tables":
-        """The layout of some rows.
+    def of(of_set: Array, member: Array, group: Array, *, is_laid_out: bool = True) -> "Tables":
+        """The layout of some rows, which stand in order of the process.
 
         of_set: int64 (n,), number of the set of processes that call together. member: int64 (n,), the process's place
-        in it. group: int64 (n,), number of the round, from 0, in order of the sets.
+        in it. group: int64 (n,), number of the round, from 0, in order of the sets. is_laid_out: False where only
+        medians are asked for: then cell is empty where all sets are sampled.
         """
         n = len(group)
         if not n:
@@ -73,12 +74,18 @@ class Tables:
         set_of_group = np.zeros(n_groups, np.int64)
         set_of_group[group] = of_set
         n_columns = np.bincount(set_of_group, minlength=n_sets)
-        n_members = np.zeros(n_sets, np.int64)
-        np.maximum.at(n_members, of_set, member + 1)
+        last_row = np.zeros(n_sets, np.int64)
+        last_row[of_set] = np.arange(n)  # the last to be written stays: of the last member
+        n_members = member[last_row] + 1
         blocks, start, stride, is_sparse = _blocks(
             n_columns, n_members, np.bincount(of_set, minlength=n_sets)
         )
         first_group = np.cumsum(n_columns) - n_columns  # groups are numbered through all sets
+        n_members[is_sparse] = 0
+        sampled = Sampled.of(of_set, member, group, n_members=n_members, n_columns=n_columns)
+        if sampled and sampled.is_of.all() and not is_laid_out:
+            none = np.zeros(0, np.int64)
+            return Tables(group, none, (), none, none, none, first_group, sampled)
         first_cell, start = start, start - first_group
         cell = np.empty(n, np.int64)
 
@@ -90,8 +97,6 @@ class Tables:
         in_pieces(n, place, rows_at_once=ROWS_AT_ONCE)
         is_odd = is_sparse[of_set] if is_sparse.any() else None
         irregular = _irregular(group, cell, blocks, is_odd)
-        n_members[is_sparse] = 0
-        sampled = Sampled.of(of_set, member, group, n_members=n_members, n_columns=n_columns)
         return Tables(group, cell, blocks, irregular, first_cell, stride, first_group, sampled)
 
     @property
@@ -142,7 +147,7 @@ class Tables:
         rows = np.flatnonzero((is_few | ~self.sampled.is_of)[self.group])
         if is_in is not None:
             rows = rows[is_in[rows]]
-        if len(rows) <= len(out) // _SPARSE:
+        if len(rows) <= len(out) // _SPARSE or not len(self.cell):
             out[rows] = median_of_others(self.group[rows], value[rows])
         else:
             out[rows] = self._by_row(value, is_in)[rows]

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
+from stallscope.diagnose.cores import ROWS_AT_ONCE, both, in_pieces
 from stallscope.diagnose.groups import numbered, order_of, places
 from stallscope.diagnose.in_order import RowsInOrder, flagged, in_order, taken
 from stallscope.diagnose.sequences import matched
@@ -147,21 +147,28 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
     is_first = np.zeros(len(rows), bool)
     is_first[first[:-1]] = True
-    wait_ns, host_ns = _spent(rows["ts_ns"], waited, may_wait, first)
-    del waited, may_wait
     comm, is_p2p, comm_hash, whole = _communicators(rows)
+    (wait_ns, host_ns), (number, n_rounds) = both(
+        lambda: _spent(rows["ts_ns"], waited, may_wait, first),
+        lambda: numbered(comm, rows["seq"]),
+        n=len(rows),
+    )
     calls = Membership.of(process, comm)
     members = Membership.of(process, whole) if whole is not comm else calls
-    number, n_rounds = numbered(comm, rows["seq"])
     sizes = rows["nranks"][members.first_row]
     one_each = rows.table[rows.at(members.first_row)]
     node, pid = (rows.table[name][rows.at(first[:-1])].astype(np.int64) for name in ("node", "pid"))
+    meetings, is_whole = both(
+        lambda: Tables.of(comm, calls.place[calls.pair], number),
+        lambda: ~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
+        n=len(rows),
+    )
     return Timeline(
         rows=rows,
         ts_ns=rows["ts_ns"],
         process=process,
         is_first=is_first,
-        is_whole=~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
+        is_whole=is_whole,
         wait_ns=wait_ns,
         host_ns=host_ns,
         comm=comm,
@@ -169,7 +176,7 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
         role=_roles(members, sizes, rows["seq"][members.first_row]),
         round=number,
         n_rounds=n_rounds,
-        meetings=Tables.of(comm, calls.place[calls.pair], number),
+        meetings=meetings,
         calls=calls,
         node=node,
         pid=pid,
