@@ -63,6 +63,7 @@ class Cells:
     held_row: Array
     held_ns: Array
     self_ns: Array
+    wait_ns: Array
 
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
@@ -77,7 +78,7 @@ def cells(
     excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
     host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
     held_ns: float64 (n,), what the process held the others up for while they were waiting already (see excess).
-    self_ns: the process's self time in the step.
+    self_ns, wait_ns: the process's self time in the step, and its waits.
 
     rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
     is what the rank was late at the step's first call beyond its own excess there.
@@ -86,7 +87,7 @@ def cells(
     if not n:
         none = np.zeros(0, np.int64)
         real = none.astype(np.float64)
-        return Cells(none, none, none, none, none, real, real, real, none, real, real)
+        return Cells(none, none, none, none, none, real, real, real, none, real, real, none)
     begins = line.is_first.copy()
     begins[1:] |= plan.step[1:] != plan.step[:-1]
     first = np.flatnonzero(begins)
@@ -95,6 +96,7 @@ def cells(
     peak, held_row = _last_largest(late, first, end), _largest_of_few(held_ns, first, end)
     is_start = line.is_first[first]
     before = np.where(is_start, 0.0, late[np.maximum(first - 1, 0)])
+    waited = _sums(line.wait_ns, first, end)
     length = line.ts_ns[end - 1] - line.ts_ns[np.where(is_start, first, first - 1)]
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
@@ -112,7 +114,8 @@ def cells(
         excess_ns=own[kept],
         held_row=held_row[kept],
         held_ns=held_ns[held_row][kept],
-        self_ns=(length - _sums(line.wait_ns, first, end))[kept].astype(np.float64),
+        self_ns=(length - waited)[kept].astype(np.float64),
+        wait_ns=waited[kept],
     )
 
 
@@ -192,7 +195,7 @@ def usual_step_ns(line: Timeline, table: Cells) -> float:
     """
     starts = line.ts_ns[table.first_row]
     n_steps = len(np.unique(table.step))
-    runs_ahead = n_steps > 0 and not np.median(table.sums(line.wait_ns))
+    runs_ahead = n_steps > 0 and not np.median(table.wait_ns)
     apart = min(max(n_steps // 4, 1), _STEPS_AHEAD) if runs_ahead else 1
     n_between = table.step[apart:] - table.step[:-apart]
     same = (table.process[apart:] == table.process[:-apart]) & (n_between == apart)
