@@ -1,5 +1,7 @@
 """Mismatches: ranks that enter one round with different calls."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,19 @@ def test_the_odd_rank_is_named(column, value):
     told = {call["rank"]: call for call in verdict.evidence["calls"]}
     said = value.name.lower() if column == "op" else value
     assert told[2][column] == said != told[0][column]
+
+
+def test_a_rank_that_is_off_from_then_on_is_told_once_with_what_the_standstill_costs():
+    trace = changed("count", 17, seq=50)
+    rows = trace.collectives
+    rows["op"][(rows["pid"] == 1002) & (rows["seq"] == 51)] = Op.BROADCAST
+    last_ns = int(rows["ts_ns"][rows["seq"] <= 51].max())
+    stands = replace(trace, collectives=rows[rows["seq"] <= 51], ends_ns=(last_ns + 20 * 10**9,))
+    verdict = only(report_of(stands))
+    assert (verdict.ranks, verdict.first_round, verdict.last_round) == ([2], 50, 51)
+    assert verdict.cost.gpu_seconds == pytest.approx(3 * 20)
+    assert "stood still for 20.0 s" in verdict.summary
+    assert only(report_of(trace)).cost is None  # it went on
 
 
 def test_without_a_majority_all_are_named():

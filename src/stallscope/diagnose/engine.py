@@ -15,7 +15,7 @@ from stallscope.diagnose.delays import delays_by_process, delays_in_all, device_
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
-from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, stuck
+from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, patience_ns, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
 from stallscope.diagnose.late_verdicts import Seen, cost_said
 from stallscope.diagnose.on_device import on_device
@@ -135,8 +135,19 @@ def report(found: Findings) -> Report:
 
 
 def mismatch_verdicts(case: Case) -> list[Verdict]:
+    """One for each set of ranks that differ in a communicator: after a first time they are often off for good."""
     found = mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)
-    return [_mismatch(case, one) for one in found]
+    alike: dict[tuple[int, tuple[int, ...]], list[Mismatch]] = {}
+    for one in sorted(found, key=lambda one: one.at_ns):
+        alike.setdefault((one.comm, tuple(sorted(set(one.odd.tolist())))), []).append(one)
+    stands_ns = _stands_still_ns(case) if found else 0
+    return [_mismatch(case, some, stands_ns=stands_ns) for some in alike.values()]
+
+
+def _stands_still_ns(case: Case) -> int:
+    """For how long nobody has made a call at the end, where that is longer than is usual; else 0."""
+    for_ns = case.now_ns - int(case.arrival_ns.max())
+    return for_ns if for_ns >= patience_ns(case.line, case.arrival_ns, case.limits) else 0
 
 
 def standstill(case: Case) -> list[Verdict]:
@@ -404,8 +415,9 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
     )
 
 
-def _mismatch(case: Case, found: Mismatch) -> Verdict:
-    line = case.line
+def _mismatch(case: Case, alike: list[Mismatch], *, stands_ns: int) -> Verdict:
+    """alike: in order of time. stands_ns: for how long the job has stood still since."""
+    line, found = case.line, alike[0]
     ranks = sorted(int(line.rank[process]) for process in found.odd)
     return Verdict(
         kind="mismatch",
@@ -414,16 +426,19 @@ def _mismatch(case: Case, found: Mismatch) -> Verdict:
         nodes=sorted({case.trace.nodes[int(line.node[process])] for process in found.odd}),
         comm_hash=f"{int(line.comm_hash[found.comm]):016x}",
         first_round=found.seq,
-        last_round=found.seq,
+        last_round=max(one.seq for one in alike),
+        n_late_rounds=len(alike),
         n_rounds=case.met.n_rounds,
         since_ns=wall_ns(case.trace, case.first_node, found.at_ns),
         n_incidents=1,
         confidence=0.9,
         victims=sorted({int(line.rank[process]) for process in found.present} - set(ranks)),
+        cost=_cost(case, stands_ns * (line.n_processes - len(ranks)) / 1e9) if stands_ns else None,
         advice=[
             "Compare the code path of these ranks in that step: a branch, a shape or a batch differs between ranks."
         ],
-        evidence={"calls": list(found.calls)},
+        evidence={"calls": list(found.calls)}
+        | ({"waited_s": round(stands_ns / 1e9, 1)} if stands_ns else {}),
     )
 
 

@@ -221,8 +221,13 @@ def stack(frames: list[str]) -> str:
 def _mismatch(verdict: Verdict) -> str:
     return (
         f"{_ranks(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
-        f"{verdict.comm_hash} with another operation, size or type than the others."
+        f"{verdict.comm_hash} with another operation, size or type than the others{_since_then(verdict)}."
     )
+
+
+def _since_then(verdict: Verdict) -> str:
+    waited = verdict.evidence.get("waited_s")
+    return f"; the job has stood still for {waited} s since" if waited is not None else ""
 
 
 def _imbalance(verdict: Verdict) -> str:
