@@ -30,6 +30,17 @@ def test_union_of_large_times_is_exact():
     assert union_ns(np.zeros(3, np.int64), begin, begin + 10, n_groups=1).tolist() == [25]
 
 
+@pytest.mark.parametrize(("second_ms", "together_ms"), [(50, 50), (20, 50), (80, 80)])
+def test_what_two_ranks_that_are_late_together_cost_is_counted_once(second_ms, together_ms):
+    delays = (*every(1, 5, 50 * MS), *every(2, 5, second_ms * MS))
+    first, second = report_of(dp_trace(delays, n_ranks=6)).verdicts
+    n_delays = len(range(5, 40, 5))
+    said_s = first.cost.gpu_seconds + second.cost.gpu_seconds
+    waits_itself_ms = abs(50 - second_ms)  # the one that is less late waits for the other
+    assert said_s == pytest.approx(n_delays * (4 * together_ms + waits_itself_ms) / 1e3, rel=0.1)
+    assert second.cost.gpu_seconds >= n_delays * 4 * min(second_ms, 50) / 2e3 * 0.9
+
+
 def test_a_late_step_of_many_rounds_costs_one_delay_for_each_victim():
     """Six rounds show each delay, 2 ms apart; from the first one's begin to the last one's end is the union."""
     program = data_parallel(n_buckets=6)

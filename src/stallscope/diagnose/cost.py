@@ -4,6 +4,7 @@ A late step shows in every round of the step; the sum over the rounds would coun
 that the victims did not wait for was absorbed and costs nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -113,13 +114,14 @@ def cost(
     by_round: RowsByRound,
     late: list[LateStep],
     among: list[LateStep],
+    share: Mapping[tuple[int, int], float],
     step_ns: float,
     limits: Thresholds,
 ) -> Cost:
     """What these late steps of one process cost every other one.
 
-    among: all late steps, of whatever process. step_ns: the usual step, as far as a delay is looked for behind its
-    peak.
+    among: all late steps, of whatever process. share: see shares(). step_ns: the usual step, as far as a delay is
+    looked for behind its peak.
     """
     lost = np.zeros(line.n_processes)
     place, job_waits = waits.place, waits.in_each_step
@@ -142,8 +144,24 @@ def cost(
         if not job_waits:
             each = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns)
         each[one.process] = 0
-        lost += each
+        lost += each * share.get((one.process, one.step), 1.0)
     return Cost(lost, is_lower_bound=waits.has_p2p or not job_waits)
+
+
+def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], float]:
+    """By process and step of some late steps, its part in what the others waited meanwhile: 1 where it alone was late;
+    while several are, the others wait for all of them, and each is to blame for an equal part.
+    """
+    if not among:
+        return {}
+    end = np.array([arrival_ns[one.peak_row] for one in among], np.float64)
+    begin = end - np.array([max(one.excess_ns, 1.0) for one in among])
+    edges = np.unique(np.concatenate([begin, end]))
+    starts, ends = np.searchsorted(edges, begin), np.searchsorted(edges, end)
+    n_late = np.cumsum(np.bincount(starts, minlength=len(edges)) - np.bincount(ends, minlength=len(edges)))
+    parts = np.append(0.0, np.cumsum(np.diff(edges) / np.maximum(n_late[:-1], 1)))
+    whole = (parts[ends] - parts[starts]) / (end - begin)
+    return {(one.process, one.step): float(part) for one, part in zip(among, whole, strict=True)}
 
 
 def _waited_for(

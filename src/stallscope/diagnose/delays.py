@@ -4,7 +4,7 @@ Sums of two stretches of time add up to that of both; a stream of events keeps t
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cost import Cost, RowsByRound, cost
+from stallscope.diagnose.cost import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.excess import ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
@@ -114,6 +114,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
 def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int, Cost]:
     """What the late steps of each process cost the others. among: all that share in what the others waited."""
     by_round = RowsByRound.of(case.met, late)
+    share = shares(case.arrival_ns, among)
     return {
         process: cost(
             case.line,
@@ -123,11 +124,44 @@ def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int,
             by_round=by_round,
             late=mine,
             among=among,
+            share=share,
             step_ns=case.step_ns,
             limits=case.limits,
         )
         for process, mine in _by_process(case, late).items()
     }
+
+
+def at_most_longer(case: Case, delays: Mapping[int, Delays]) -> dict[int, Delays]:
+    """The delays of all processes to name in a whole trace, costing nobody more than the steps lasted longer.
+
+    A GPU that has work enqueued hides a delay of its host, from others, too, that wait for their own GPUs meanwhile.
+    """
+    among = [one for each in delays.values() for one in each.late]
+    out = {}
+    for process, each in delays.items():
+        most_ns = float("inf") if each.n_late > len(each.late) else _longer_at_most_ns(case, each.late, among)
+        out[process] = replace(each, lost_ns={who: min(ns, most_ns) for who, ns in each.lost_ns.items()})
+    return out
+
+
+def _longer_at_most_ns(case: Case, mine: Sequence[LateStep], among: Sequence[LateStep]) -> float:
+    """How much longer the late steps of a process and those after them lasted than steps in which nobody was late, by
+    two standard errors at most: nobody can have lost more. Infinite where too few such steps are there to tell, and
+    where hosts run ahead, which steps of the host say nothing of.
+    """
+    table, line = case.judged, case.line
+    here = slice(*np.searchsorted(table.process, [mine[0].process, mine[0].process + 1]))
+    step, first = table.step[here], table.first_row[here]
+    length = (line.ts_ns[table.end_row[here] - 1] - line.ts_ns[np.maximum(first - 1, 0)]).astype(np.float64)
+    own, all_late = (np.array([one.step for one in late]) for late in (mine, among))
+    quiet = ~np.isin(step, all_late) & ~np.isin(step - 1, all_late) & ~line.is_first[first]
+    if quiet.sum() < case.limits.steady_steps or len(case.waits.released_ns):
+        return float("inf")
+    usual = float(np.median(length[quiet]))
+    spread = 1.4826 * float(np.median(np.abs(length[quiet] - usual)))
+    affected = length[np.isin(step, own) | np.isin(step - 1, own)]
+    return max(float((affected - usual).sum()) + 2 * spread * len(affected) ** 0.5, 0.0)
 
 
 def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:

@@ -11,7 +11,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cores import both, keep_freed_memory
-from stallscope.diagnose.delays import delays_by_process, delays_in_all, device_delays, total
+from stallscope.diagnose.delays import at_most_longer, delays_by_process, delays_in_all, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
@@ -245,7 +245,7 @@ def counted(case: Case) -> dict[str, object]:
 
 def _stragglers(case: Case, named: dict[int, list[LateStep]], looked_at: Seen) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
-    delays = delays_by_process(case, [late for mine in named.values() for late in mine])
+    delays = at_most_longer(case, delays_by_process(case, [late for mine in named.values() for late in mine]))
     groups = by_node(case, sorted(named))
     alone = [group[0] for group in groups if len(group) == 1]
     more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)

@@ -45,11 +45,12 @@ def seen(case: Case) -> Seen:
 def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *, looked_at: Seen) -> Verdict:
     """The verdict on ranks that are late by their own doing, together where there are several.
 
-    delays: by process, of these at least. What they cost is told of the first: they hold up the same steps.
+    delays: by process, of these at least; each has its share in what they cost together.
     """
     own, whole = delays[processes[0]], total(delays[process] for process in processes)
     parts = explained(whole.excess, case.limits.cause_share)
-    lost = {who: ns for who, ns in own.lost_ns.items() if who not in {case.who(p) for p in processes}}
+    named = {case.who(process) for process in processes}
+    lost = {who: ns for who, ns in whole.lost_ns.items() if who not in named}
     place = _place_said(case, processes[0], parts)
     return replace(
         _where(case, processes, whole, looked_at=looked_at),
@@ -62,7 +63,7 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
         cost=cost_said(
             case,
             sum(lost.values()) / 1e9,
-            is_lower_bound=own.is_lower_bound,
+            is_lower_bound=whole.is_lower_bound,
             observed_ns=looked_at.observed_ns,
         ),
         advice=parts[0].cause.advice(parts[0].evidence | place) if parts else [],
