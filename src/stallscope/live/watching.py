@@ -169,7 +169,7 @@ class _Screen:
         n = sum(line.is_alive for line in ranks)
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
         rounds = max(seen.n_rounds.values(), default=0)
-        still = self._standstill.line(has_rounds=rounds > 0)
+        still = self._standstill.verdict(has_rounds=rounds > 0)
         return Page(
             title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C ends it)",
             job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
@@ -179,11 +179,10 @@ class _Screen:
             operations=seen.operations(),
             host_lines=[
                 *([_LATE] if seen.was_late else []),
-                *([still] if still else []),
                 *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
                 *seen.machine(),
             ],
-            verdicts=list(self._verdicts.values()),
+            verdicts=[*([still] if still else []), *self._verdicts.values()],
             n_lost=seen.n_lost,
             lost=seen.lost,
             notes=list(self._notes.lines),
