@@ -1,12 +1,14 @@
 """Ranks that stood still before the capture began: who is likely waited for, and when nobody is named."""
 
+from dataclasses import replace
+
 import pytest
 
 from stallscope.diagnose import text
 from stallscope.diagnose.engine import diagnose
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category
+from stallscope.events.names import Category, HostKind
 from stallscope.events.trace import Trace
 
 S = 10**9
@@ -78,6 +80,17 @@ def test_nobody_is_named_where_the_places_do_not_say_it(stands, because):
     assert because in str(verdict.abstained_because)
     assert because in verdict.summary
     assert len(verdict.evidence["doing"]) == len(stands)
+
+
+@pytest.mark.parametrize(("status", "is_told"), [(128 + 9, True), (0, False)])
+def test_a_job_that_was_killed_because_it_stood_still_is_told_of(status, is_told):
+    given = trace(WAITS, SLEEPS, WAITS)
+    given.processes["ended_ns"] = 14 * S
+    exits = layout.empty(layout.HOST_EVENTS, 3)
+    exits["pid"], exits["ts_ns"], exits["kind"] = given.processes["pid"], 14 * S, HostKind.EXIT
+    exits["value"] = status
+    verdicts = diagnose(replace(given, host_events=exits)).verdicts
+    assert [verdict.ranks for verdict in verdicts] == ([[1]] if is_told else [])
 
 
 def test_with_two_ranks_it_is_less_sure():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,9 +22,11 @@ from stallscope.commands.fleet import (
 from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.commands.report import print_report
+from stallscope.errors import BadInput
 
 
 def explain(
+    file: Annotated[Path | None, typer.Argument(help="The node trace: the same as --db.")] = None,
     db: Db = None,
     since: Since = None,
     begin: From = None,
@@ -62,6 +65,9 @@ def explain(
     """Say which rank drags the job, since when, why, at what cost."""
     from stallscope.store import node
 
+    if file and db and file != db:
+        raise BadInput(f"two traces are given, {file} and --db {db}: explain one, or merge them first")
+    db = db or file
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
     flags |= {"gpu": gpu, "provider": provider, "rates": rates}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from stallscope.diagnose import text, where
+from stallscope.diagnose import ends, text, where
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
@@ -88,8 +88,13 @@ def _looked_at(trace: Trace, ranks: list[_Rank], still_ns: int) -> dict[str, obj
 
 
 def _ranks(trace: Trace) -> list[_Rank]:
-    """The ranks that were alive at the end and have been looked at."""
-    alive = trace.processes[(trace.processes["ended_ns"] == UNKNOWN) & (trace.processes["rank"] != UNKNOWN)]
+    """The ranks that were alive at the end and have been looked at; where somebody has ended the whole job by signals,
+    those that were alive before.
+    """
+    known = trace.processes[trace.processes["rank"] != UNKNOWN]
+    alive = known[known["ended_ns"] == UNKNOWN]
+    if not len(alive) and all(_was_killed(trace, int(one["node"]), int(one["pid"])) for one in known):
+        alive = known
     found = [
         _rank(trace, int(one["node"]), int(one["pid"]), int(one["rank"]))
         for one in alive
@@ -108,6 +113,10 @@ def _rank(trace: Trace, node: int, pid: int, rank: int) -> _Rank:
     newest = [trace.stacks.get(int(one["stack"]), ()) for one in rows[rows["ts_ns"] == looks[-1]]]
     frames = trace.stacks.get(stacks[-1], ())
     return _Rank(rank, node, pid, looks[since], looks[-1], _stands(frames, newest), frames)
+
+
+def _was_killed(trace: Trace, node: int, pid: int) -> bool:
+    return "ended_by" in ends.end(trace.host_events, node, pid)
 
 
 def _main(rows: Array, pid: int) -> int:
