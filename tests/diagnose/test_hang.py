@@ -42,6 +42,24 @@ def test_a_dead_process_is_told_at_once():
     assert "exit code" in verdict.advice[0]
 
 
+def test_of_a_job_that_was_killed_because_it_hung_it_is_told_what_the_missing_rank_did():
+    trace = hung(Gone(2, 30, 1, Category.IO), quiet_ns=LONG_NS)
+    end_ns = int(trace.collectives["ts_ns"].max()) + LONG_NS - 1000 * MS
+    trace.processes["ended_ns"] = end_ns
+    exits = empty(HOST_EVENTS, len(trace.processes))
+    exits["pid"], exits["node"] = trace.processes["pid"], trace.processes["node"]
+    exits["ts_ns"], exits["kind"], exits["value"] = end_ns, HostKind.EXIT, 143
+    verdict = only(report_of(replace(trace, host_events=exits)))
+    assert (verdict.ranks, verdict.victims) == ([2], [0, 1, 3])
+    assert (
+        "it was in state io instead, until its process was ended by SIGTERM (exit status 143)"
+        in verdict.summary
+    )
+    assert "exit code" not in verdict.advice[0]
+    assert verdict.cost is not None  # nobody waits after the end
+    assert verdict.cost.gpu_seconds == pytest.approx(3 * (LONG_NS - 1000 * MS) / 1e9, rel=0.02)
+
+
 def test_nothing_is_said_before_the_patience_is_over():
     just_before = hung(Gone(2, 30, 1), quiet_ns=LIMITS.hang_after_ns - 100 * MS)
     assert report_of(just_before).healthy

@@ -387,7 +387,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
     if hang.is_circle:
         evidence["is_circle"] = True
     why = cause("missing_rank")
-    gone = all(not told["is_alive"] for told in doing)
+    gone = all(not told["is_alive"] and "has_hung" not in told for told in doing)
     return Verdict(
         kind="hang",
         summary="",

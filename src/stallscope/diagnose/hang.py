@@ -111,9 +111,12 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         missing=chosen,
         waiting=np.array(waiting, np.int64),
         since_ns=first.since_ns,
-        for_ns=now_ns - first.since_ns,
+        for_ns=_over_ns(first, ended, now_ns) - first.since_ns,
         is_circle=is_circle,
-        doing=tuple(doing(line, trace, int(process), int(ended[process])) for process in chosen),
+        doing=tuple(
+            doing(line, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
+            for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
+        ),
     )
 
 
@@ -247,18 +250,19 @@ def ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
 
 
 def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds) -> bool:
-    """Whether those present have waited long enough: for a rank that has ended a moment, else the patience.
-
-    When the job is over, what counts is how long they had waited when the first of them ended.
-    """
-    left = ended[one.present] != UNKNOWN
-    if left.all():
-        now_ns = min(now_ns, int(ended[one.present].min()))
+    """Whether those present have waited long enough: for a rank that has ended a moment, else the patience."""
+    now_ns = _over_ns(one, ended, now_ns)
     if now_ns - one.since_ns >= patience_ns:
         return True
     gone = ended[one.missing]
     gone = gone[(gone != UNKNOWN) & (gone < now_ns)]
     return len(gone) > 0 and now_ns - max(one.since_ns, int(gone.max())) >= limits.dead_after_ns
+
+
+def _over_ns(one: _Open, ended: Array, now_ns: int) -> int:
+    """Until when those present have waited: when the job is over, until the first of them ended."""
+    ends_ns = ended[one.present]
+    return now_ns if (ends_ns == UNKNOWN).any() else min(now_ns, int(ends_ns.min()))
 
 
 def _may_have_entered(line: Timeline, trace: Trace, process: int) -> bool:
@@ -305,19 +309,25 @@ def _in_gpu_waits(line: Timeline, trace: Trace) -> set[int]:
     return {process for process, one in who if one in waiting}
 
 
-def _last_state(line: Timeline, trace: Trace, process: int) -> Array | None:
+def _last_state(line: Timeline, trace: Trace, process: int, *, alive: bool = False) -> Array | None:
+    """The newest snapshot of a process; alive: while it lived."""
     mine = (trace.snapshots["pid"] == line.pid[process]) & (trace.snapshots["node"] == line.node[process])
-    rows = trace.snapshots[mine]
+    rows = trace.snapshots[mine & (trace.snapshots["alive"] > 0) if alive else mine]
     return rows[np.argmax(rows["ts_ns"])] if len(rows) else None
 
 
-def doing(line: Timeline, trace: Trace, process: int, end_ns: int) -> dict[str, object]:
-    """What a missing rank does instead, as far as it is known."""
+def doing(
+    line: Timeline, trace: Trace, process: int, end_ns: int, *, has_hung: bool = False
+) -> dict[str, object]:
+    """What a missing rank does instead, as far as it is known; has_hung: or what it did long before it ended."""
     told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
-    state = _last_state(line, trace, process)
+    state = _last_state(line, trace, process, alive=True)
     node, pid = int(line.node[process]), int(line.pid[process])
     if end_ns != UNKNOWN:
-        return told | ends.end(trace.host_events, node, pid)
+        told |= ends.end(trace.host_events, node, pid)
+        if not has_hung or state is None:
+            return told
+        told["has_hung"] = True
     if state is None:
         return told
     if state["category"]:

@@ -178,17 +178,22 @@ def _lacking(doing: object) -> str:
 
 
 def _doing(told: dict[str, object]) -> str:
-    if told.get("is_alive") is False:
-        status = told.get("exit_status")
-        how = f" (exit status {status})" if status is not None else ""
-        by = told.get("ended_by")
-        return f"; its process was ended by {by}{how}" if by else f"; its process has ended{how}"
+    has_hung = bool(told.get("has_hung"))
+    if told.get("is_alive") is False and not has_hung:
+        return f"; its process {_ended(told)}"
     state, stopped_by = told.get("state"), told.get("stopped_by")
     by = f" ({stopped_by})" if stopped_by else ""
+    verb, later = ("was", f", until its process {_ended(told)}") if has_hung else ("is", "")
     if told.get("at"):
         known = f" (state {_words(str(state))})" if state else ""
-        return f"; it is at {_short(str(told['at']))} instead{known}{by}"
-    return f"; it is in state {_words(str(state))} instead{by}" if state else ""
+        return f"; it {verb} at {_short(str(told['at']))} instead{known}{by}{later}"
+    return f"; it {verb} in state {_words(str(state))} instead{by}{later}" if state else later
+
+
+def _ended(told: dict[str, object]) -> str:
+    status, by = told.get("exit_status"), told.get("ended_by")
+    how = f" (exit status {status})" if status is not None else ""
+    return f"was ended by {by}{how}" if by else f"has ended{how}"
 
 
 def _short(frame: str) -> str:
