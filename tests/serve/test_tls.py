@@ -273,6 +273,20 @@ def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
             one.close()
 
 
+def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 12)
+    monkeypatch.setattr(listening, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
+    with house_in(tmp_path) as house:
+        server = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
+        silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(60)]
+        until(lambda: httpx.get(f"http://127.0.0.1:{server.port}/api/versions").status_code == 200)
+        for one in silent:
+            one.close()
+        server.stop()
+
+
 def has_ended(connection: socket.socket) -> bool:
     """Whether the other side has cut it off."""
     connection.settimeout(0.05)

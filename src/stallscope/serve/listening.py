@@ -5,12 +5,14 @@ once, and before that those that have sent nothing for longest are: uvicorn alon
 needs 256 KB for each with TLS. Requests in work are left alone.
 """
 
+import asyncio
 import ipaddress
 import socket
 import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +83,9 @@ def is_loopback(host: str) -> bool:
 class _Gate:
     """A listening socket for asyncio that takes only so many connections; more are closed at once."""
 
-    def __init__(self, listener: socket.socket):
-        self._listener = listener
+    def __init__(self, listener: socket.socket, *, make_room: Callable[[], None]):
+        """make_room: called in the server's loop when many connections are there."""
+        self._listener, self._make_room = listener, make_room
         self._since_s: weakref.WeakKeyDictionary[socket.socket, float] = weakref.WeakKeyDictionary()
 
     def __getattr__(self, name: str) -> Any:
@@ -91,9 +94,13 @@ class _Gate:
     def accept(self) -> tuple[socket.socket, Any]:
         """As of a socket. Raises ConnectionAbortedError, which asyncio takes for a client that has gone again."""
         taken, peer = self._listener.accept()
-        if len(self._since_s) >= MAX_CONNECTIONS and len(self._still_open()) >= MAX_CONNECTIONS:
-            taken.close()
-            raise ConnectionAbortedError
+        if len(self._since_s) >= _ROOM * MAX_CONNECTIONS:
+            n_open = len(self._still_open())
+            if n_open >= _ROOM * MAX_CONNECTIONS:
+                self._make_room()
+            if n_open >= MAX_CONNECTIONS:
+                taken.close()
+                raise ConnectionAbortedError
         self._since_s[taken] = time.monotonic()
         return taken, peer
 
@@ -120,7 +127,8 @@ class Listening:
 
         self.port = int(listener.getsockname()[1])
         self._listener = listener
-        self._gate = _Gate(listener)
+        self._gate = _Gate(listener, make_room=self._look_soon)
+        self._is_look_due = False
         config = uvicorn.Config(
             app,
             ssl_context_factory=(lambda config, default: context) if context else None,
@@ -150,7 +158,18 @@ class Listening:
         self._listener.close()
 
     async def _look(self) -> None:
-        """Cut off who reads or says nothing; called once a second in the server's loop."""
+        """Called once a second in the server's loop."""
+        self._cut_off()
+
+    def _look_soon(self) -> None:
+        """Not only in a second: until then whoever comes would be closed at once, and who says nothing kept."""
+        if not self._is_look_due:
+            self._is_look_due = True
+            asyncio.get_running_loop().call_soon(self._cut_off)
+
+    def _cut_off(self) -> None:
+        """Cut off who reads or says nothing for too long, and beyond the room those that do for longest."""
+        self._is_look_due = False
         now_s = time.monotonic()
         connections = self._server.server_state.connections
         # A connection that has just been lost has no socket any more.
