@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, Overloaded
 from stallscope.events import layout
 from stallscope.exporters import hub_arrow
 from stallscope.receive import arrow, arrow_together
@@ -132,6 +134,45 @@ def test_tenants_are_never_decoded_together():
         tenant = "ab"[number % 2]
         assert decoded.batch.tenant == tenant
         assert decoded.batch.tables["events"]["value_text"].to_pylist() == [tenant]
+
+
+def test_no_tenant_waits_for_anothers_requests():
+    begun, may_end = threading.Event(), threading.Event()
+
+    def alone(request: str, tenant: str) -> str:
+        if tenant == "slow":
+            begun.set()
+            assert may_end.wait(20)
+        return request
+
+    gathering: Gathering[str, str] = Gathering(alone, lambda requests, tenant: None)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(gathering.decode, "x", "slow", n_bytes=1)
+        assert begun.wait(20)
+        assert gathering.decode("y", "quick", n_bytes=1) == "y" and not slow.done()
+        may_end.set()
+        assert slow.result(20) == "x"
+
+
+def test_who_finds_no_place_is_told_so_and_those_beside_it_are_decoded():
+    places = [Overloaded("no place", 1.0), None]
+
+    @contextmanager
+    def at_work() -> Iterator[None]:
+        if place := places.pop(0):
+            raise place
+        yield
+
+    seen: list[str] = []
+    gathering: Gathering[str, str] = Gathering(
+        lambda request, tenant: seen.append(request) or request,
+        lambda requests, tenant: None,
+        at_work=at_work,
+    )
+    with pytest.raises(Overloaded, match="no place"):
+        gathering.decode("first", "a", n_bytes=1)
+    assert gathering.decode("second", "a", n_bytes=1) == "second"
+    assert seen == ["second"], "what was refused is not decoded later"
 
 
 def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: int) -> bytes:

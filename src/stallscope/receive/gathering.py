@@ -2,6 +2,7 @@
 
 Most of what decoding a small request takes does not depend on its size. Whoever comes first decodes what waits; what
 arrives meanwhile waits for the next. So one sender alone never waits for others, and the groups grow with the load.
+Each tenant has a line of its own: none waits for another's requests to gather.
 """
 
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -24,55 +26,73 @@ Request = TypeVar("Request")
 Decoded = TypeVar("Decoded")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting(Generic[Request, Decoded]):
     request: Request
     n_bytes: int
     decoded: "Future[Decoded]" = field(default_factory=Future)
 
 
+@dataclass
+class _Line(Generic[Request, Decoded]):
+    """A tenant's requests. n_last: how many were decoded together the last time."""
+
+    waiting: deque[_Waiting[Request, Decoded]] = field(default_factory=deque)
+    decoding: threading.Lock = field(default_factory=threading.Lock)
+    n_last: int = 0
+
+
 class Gathering(Generic[Request, Decoded]):
-    """For any number of threads."""
+    """For any number of threads; the tenants are those that have tokens, so there are few."""
 
     def __init__(
         self,
         alone: Callable[[Request, str], Decoded],
         together: Callable[[list[Request], str], list[Decoded] | None],
+        *,
+        at_work: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         """alone: from a request and its tenant to what it holds; together: the same of several of one tenant, None
-        where each must be looked at by itself.
+        where each must be looked at by itself. at_work: a place among those that decode; may raise.
         """
-        self._alone, self._together = alone, together
-        self._changing, self._decoding = threading.Lock(), threading.Lock()
-        self._n_last = 0
-        self._waiting: dict[str, deque[_Waiting[Request, Decoded]]] = {}
+        self._alone, self._together, self._at_work = alone, together, at_work
+        self._changing = threading.Lock()
+        self._lines: dict[str, _Line[Request, Decoded]] = {}
 
     def decode(self, request: Request, tenant: str, *, n_bytes: int) -> Decoded:
-        """What the request holds. Raises what decoding it alone raises."""
+        """What the request holds. Raises what decoding it alone raises, and what at_work() raises."""
         mine: _Waiting[Request, Decoded] = _Waiting(request, n_bytes)
         with self._changing:
-            self._waiting.setdefault(tenant, deque()).append(mine)
-        while not mine.decoded.done():
-            with self._decoding:
-                if not mine.decoded.done():
-                    if self._n_last > 1:
-                        time.sleep(_GATHER_S)
-                    group = self._taken(tenant)
-                    self._n_last = len(group)
-                    self._settle(group, tenant)
+            line = self._lines.setdefault(tenant, _Line())
+            line.waiting.append(mine)
+        try:
+            while not mine.decoded.done():
+                with line.decoding:
+                    if not mine.decoded.done():
+                        self._decode_some(line, tenant)
+        except BaseException:
+            with self._changing, suppress(ValueError):
+                line.waiting.remove(mine)
+            raise
         return mine.decoded.result()
 
-    def _taken(self, tenant: str) -> list[_Waiting[Request, Decoded]]:
+    def _decode_some(self, line: _Line[Request, Decoded], tenant: str) -> None:
+        if line.n_last > 1:
+            time.sleep(_GATHER_S)
+        with self._at_work():
+            group = self._taken(line)
+            line.n_last = len(group)
+            self._settle(group, tenant)
+
+    def _taken(self, line: _Line[Request, Decoded]) -> list[_Waiting[Request, Decoded]]:
         """Those that are decoded next, at least one."""
         with self._changing:
-            waiting = self._waiting[tenant]
+            waiting = line.waiting
             taken = [waiting.popleft()]
             n_bytes = taken[0].n_bytes
             while waiting and len(taken) < _MOST_REQUESTS and n_bytes + waiting[0].n_bytes <= _MOST_BYTES:
                 taken.append(waiting.popleft())
                 n_bytes += taken[-1].n_bytes
-            if not waiting:
-                del self._waiting[tenant]
         return taken
 
     def _settle(self, group: list[_Waiting[Request, Decoded]], tenant: str) -> None:

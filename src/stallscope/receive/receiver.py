@@ -67,11 +67,13 @@ class Receiver:
         self.counters = Counters()
         self._store, self._authenticate = store, authenticate
         self._decoder = otlp.Decoder()
-        self._small_logs = Gathering(
-            lambda body, tenant: self._decoder.decode("logs", body, tenant), self._decoder.logs_together
-        )
-        self._small_arrow = Gathering(arrow.batch, arrow_together.batches)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
+        self._small_logs = Gathering(
+            lambda body, tenant: self._decoder.decode("logs", body, tenant),
+            self._decoder.logs_together,
+            at_work=self._at_work,
+        )
+        self._small_arrow = Gathering(arrow.batch, arrow_together.batches, at_work=self._at_work)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
         """Who sends; looked at before the body is. Raises NotAuthenticated, NotAllowed."""

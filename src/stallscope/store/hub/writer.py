@@ -27,8 +27,8 @@ from stallscope.store.hub.nodes import Nodes
 
 Listener = Callable[[Batch], None]
 _IDLE_S = 0.25
-_GATHER_S = 0.02
-_FEW_ROWS = 20_000
+_GATHER_S = 0.04
+_FEW_ROWS = 40_000
 """A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
 
 
