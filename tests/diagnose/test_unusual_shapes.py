@@ -70,3 +70,12 @@ def test_a_rank_whose_last_record_was_lost_is_not_missing():
     kept = rows[~((rows["node"] == 8) & (rows["ts_ns"] == last))]
     report = report_of(replace(trace, collectives=kept, lost={"records": 1}))
     assert report.healthy
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_little_in_each_step_is_seen_through_hosts_that_scatter(rank: int):
+    """Single steps differ by as much; over 150 of them the other ranks do not."""
+    slow = HostStall(cause="host_sleep", ranks=(rank,), delay_ns=3_000_000)
+    trace, _ = simulate(Job(dp=4, steps=150), [slow], seed=rank, timing=Timing().scaled(3.0), has_twin=False)
+    (verdict,) = report_of(trace).verdicts
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([rank], "host_sleep")

@@ -25,6 +25,7 @@ _STEPS_AHEAD = 64
 
 _FEW = 0.05  # share of the rows up to which they are looked at one by one
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
+_WANDERING = 2.5  # 1.25 for a median, twice as much where six tenths of what is off stay off in the next step
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
 
@@ -252,14 +253,27 @@ class Pace:
 def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
     """The pace of a job, from its judged steps."""
     step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
+    steady = limits.steady_noise_factor * min(noise, _steady_noise_ns(line, table, noise, limits))
     return Pace(
         step_ns=step_ns,
         noise_ns=noise,
         least_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
-        steady_ns=max(
-            limits.min_late_ns, limits.steady_step_share * step_ns, limits.steady_noise_factor * noise
-        ),
+        steady_ns=max(limits.min_late_ns, limits.steady_step_share * step_ns, steady),
     )
+
+
+def _steady_noise_ns(line: Timeline, table: Cells, noise: float, limits: Thresholds) -> float:
+    """How much ranks differ from each other over all steps: the largest median lateness of all but the one that is
+    latest (or earliest); and no less than what is left of the noise of single steps in a median over so many, which
+    follow each other as hosts wander.
+    """
+    n_cells = np.bincount(table.process, minlength=line.n_processes)
+    known = n_cells >= limits.steady_steps
+    if known.sum() < 3:
+        return noise
+    each = np.abs(by_group(table.process, table.rise_ns, line.n_processes, medians))[known]
+    left = _WANDERING * noise / float(np.median(n_cells[known])) ** 0.5
+    return max(float(np.sort(each)[-2]), left)
 
 
 def late_steps(
