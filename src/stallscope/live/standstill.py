@@ -4,11 +4,14 @@ import time
 from pathlib import Path
 
 from stallscope.diagnose import already_still
+from stallscope.diagnose.stream import Change
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.verdict import Verdict
 from stallscope.live.page import VerdictLine
 from stallscope.store import node
 
 _EVERY_S = 5.0
+_INCIDENT = "still-before-the-trace"
 
 
 class Standstill:
@@ -16,19 +19,37 @@ class Standstill:
 
     def __init__(self, db: Path, limits: Thresholds):
         self._db, self._limits = db, limits
-        self._told: VerdictLine | None = None
+        self._told: Verdict | None = None
+        self._since_ns = 0
         self._next_s = 0.0
+        self._opened: Verdict | None = None
 
     def verdict(self, *, has_rounds: bool) -> VerdictLine | None:
         """What there is to say, with the time at which it was first said; None where there is nothing. Raises
         StallscopeError.
         """
+        told = self._looked(has_rounds=has_rounds)
+        first = time.strftime("%H:%M:%S", time.gmtime(self._since_ns / 1e9))
+        return VerdictLine(first, False, told.summary) if told else None
+
+    def changes(self, *, has_rounds: bool) -> list[Change]:
+        """The same as an incident: opened when first said, closed when the job goes on. Raises StallscopeError."""
+        told, opened = self._looked(has_rounds=has_rounds), self._opened
+        self._opened = told and (opened or told)
+        if told and not opened:
+            return [Change("opened", _INCIDENT, told, self._since_ns)]
+        if opened and not told:
+            return [Change("closed", _INCIDENT, opened, time.time_ns(), "the job goes on")]
+        return []
+
+    def _looked(self, *, has_rounds: bool) -> Verdict | None:
         if has_rounds:
             return None
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
             trace = node.read(self._db)
             found = already_still.report(trace, limits=self._limits) if already_still.is_for(trace) else None
-            first = self._told.time if self._told else time.strftime("%H:%M:%S", time.gmtime())
-            self._told = VerdictLine(first, False, found.verdicts[0].summary) if found else None
+            if found and not self._told:
+                self._since_ns = time.time_ns()
+            self._told = found.verdicts[0] if found else None
         return self._told

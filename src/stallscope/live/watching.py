@@ -84,7 +84,7 @@ def watch(task: Task, notes: Notes) -> None:
         db = stack.enter_context(node.reading(task.db))
         following = Following(db, task.since_ns)
         stream = Stream(limits=Thresholds(**task.thresholds), usd_per_gpu_hour=task.usd_per_gpu_hour)
-        show = _Records() if task.is_json else stack.enter_context(_Screen(task, notes))
+        show = _Records(task) if task.is_json else stack.enter_context(_Screen(task, notes))
         while True:
             is_last = notes.is_over.wait(_EVERY_S)
             batch = following.batch()
@@ -109,13 +109,17 @@ def _has_begun(db: Path, notes: Notes) -> bool:
 class _Records:
     """Prints a record a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
         self._clock: Clock | None = None
+        self._standstill = Standstill(task.db, Thresholds(**task.thresholds))
+        self._has_rounds = False
 
     def show(self, batch: Trace, changes: list[Change]) -> None:
         """Print new rows and changes."""
         self._clock = batch.clocks[-1] if batch.clocks else self._clock
-        for record in (*records(batch, self._clock), *map(changed, changes)):
+        self._has_rounds |= len(batch.collectives) > 0
+        still = self._standstill.changes(has_rounds=self._has_rounds)
+        for record in (*records(batch, self._clock), *map(changed, [*still, *changes])):
             sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
