@@ -100,6 +100,43 @@ def lookup(table: RateTable, *, gpu: str | None, provider: str | None = None) ->
     return None
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A price from the table of rates."""
+
+    usd_per_hour: float
+    gpu: str
+    provider: str
+    as_of: str
+    origin: str
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"{self.usd_per_hour:.2f} USD per GPU hour, the list price of {self.gpu} ({self.provider}) "
+            f"as of {self.as_of}; yours: --usd-per-gpu-hour or --rates."
+        )
+
+
+def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: str = "") -> Listed | None:
+    """The price of a GPU by the table of a file, or the shipped one; None where the GPU is not known.
+
+    named_gpu: a user's own name for it, which holds before what was seen. Raises NotFound for a GPU that was named
+    and has no price, BadInput for a broken table.
+    """
+    gpu = named_gpu or seen_gpu
+    if not gpu:
+        return None
+    table = load(path)
+    found = lookup(table, gpu=gpu, provider=provider or None)
+    if found is None and named_gpu:
+        raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists what there is")
+    if found is None:
+        return None
+    return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
+
+
 def known_provider(table: RateTable, name: str | None) -> str | None:
     """The provider's name in the table, from any of its names; None where the table does not know it."""
     return table.aliases.get(_normal(name)) if name else None

@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from stallscope import rates
 from stallscope.assistant import serving
 from stallscope.assistant.asking import Node
 from stallscope.events import layout
@@ -133,6 +134,24 @@ def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
             assert (rows["columns"], rows["rows"]) == (["n"], [[len(store.read(db).collectives)]])
 
     anyio.run(investigate)
+
+
+def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path):
+    db = tmp_path / "trace.db"
+    store.write(db, replace(job_trace(), facts={"gpu": "NVIDIA H100 80GB HBM3"}))
+
+    async def cost(**settings: Any) -> tuple[float, float | None]:
+        async with Client(serving.made(Node(Settings(db=db, **settings)))) as client:
+            (verdict,) = (await called(client, "explain_rank"))["verdicts"]
+            return verdict["lost_gpu_seconds"], verdict["lost_usd"]
+
+    async def ask() -> None:
+        seconds, usd = await cost()
+        by_hour = rates.lookup(rates.load(), gpu="NVIDIA H100 80GB HBM3").rate.usd_per_hour
+        assert usd == pytest.approx(seconds / 3600 * by_hour, rel=0.01)
+        assert (await cost(usd_per_gpu_hour=360.0))[1] == pytest.approx(seconds / 10, rel=0.01)
+
+    anyio.run(ask)
 
 
 def test_every_other_tool_answers(db: Path):

@@ -47,11 +47,17 @@ class Node:
         return store.read(self.db, None if since_s is None else since_s * 10**9)
 
     def diagnosed(self, trace: Trace) -> Report:
-        """The report on a trace, with the thresholds and the price of the settings."""
+        """The report on a trace, with the thresholds and the price of the settings, or the listed one of its GPU."""
+        from stallscope import rates
         from stallscope.diagnose.engine import diagnose
         from stallscope.diagnose.thresholds import thresholds
 
-        return diagnose(trace, thresholds(self.settings), usd_per_gpu_hour=self.settings.usd_per_gpu_hour)
+        told, price = self.settings, self.settings.usd_per_gpu_hour
+        if price is None:
+            seen = trace.facts.get("gpu", "")
+            found = rates.listed(seen, told.rates, named_gpu=told.gpu, provider=told.provider)
+            price = found.usd_per_hour if found else None
+        return diagnose(trace, thresholds(told), usd_per_gpu_hour=price)
 
 
 def short_text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
     from stallscope.diagnose.verdict import Report
     from stallscope.events.trace import Trace
+    from stallscope.rates import Listed
     from stallscope.settings import Settings
 
 
@@ -53,39 +54,15 @@ def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) ->
     return diagnose(trace, thresholds(settings), usd_per_gpu_hour=price)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A price from the table of rates."""
-
-    usd_per_hour: float
-    gpu: str
-    provider: str
-    as_of: str
-    origin: str
-
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        return (
-            f"{self.usd_per_hour:.2f} USD per GPU hour, the list price of {self.gpu} ({self.provider}) "
-            f"as of {self.as_of}; yours: --usd-per-gpu-hour or --rates."
-        )
-
-
 def listed_price(trace: Trace, settings: Settings) -> Listed | None:
     """The price of the trace's GPU by the table of rates; None where one is given, or the GPU is not known.
 
     Raises NotFound for a GPU that was named and has no price, BadInput for a broken table.
     """
-    gpu = settings.gpu or trace.facts.get("gpu", "")
-    if settings.usd_per_gpu_hour is not None or not gpu:
+    if settings.usd_per_gpu_hour is not None:
         return None
     from stallscope import rates
 
-    table = rates.load(settings.rates)
-    found = rates.lookup(table, gpu=gpu, provider=settings.provider or None)
-    if found is None and settings.gpu:
-        raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists what there is")
-    if found is None:
-        return None
-    return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
+    return rates.listed(
+        trace.facts.get("gpu", ""), settings.rates, named_gpu=settings.gpu, provider=settings.provider
+    )

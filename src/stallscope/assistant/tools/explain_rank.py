@@ -34,6 +34,7 @@ class Found(Row):
     causes: list[Why]
     waiting_ranks: list[int]
     lost_gpu_seconds: float | None
+    lost_usd: float | None = Field(description="null where no price is known: it is not 0.")
     confidence: float
     advice: list[str]
     full: dict[str, Any] | None = Field(description="Everything, with detail=full.")
@@ -81,6 +82,7 @@ def _found(told: dict[str, Any], *, is_full: bool) -> Found:
         causes=[Why(cause=part["cause"], share=part["share"]) for part in told["causes"][:3]],
         waiting_ranks=told["victims"][:32],
         lost_gpu_seconds=cost["gpu_seconds"] if cost else None,
+        lost_usd=cost["usd"] if cost else None,
         confidence=told["confidence"],
         advice=told["advice"],
         full=told if is_full else None,

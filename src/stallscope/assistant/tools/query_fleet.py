@@ -70,13 +70,23 @@ def _chains(asker: Node, since_ns: int | None) -> Fleet:
     found = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
     report = asker.diagnosed(found.trace)
     rows: list[list[Any]] = [
-        [v.kind, v.summary, v.ranks, v.nodes, v.causes[0].cause.name if v.causes else None, v.confidence]
+        [
+            *(
+                v.kind,
+                v.summary,
+                v.ranks,
+                v.nodes,
+                v.causes[0].cause.name if v.causes else None,
+                v.confidence,
+            ),
+            *((v.cost.gpu_seconds, v.cost.usd) if v.cost else (None, None)),
+        ]
         for v in report.verdicts
     ]
     said = report.verdicts[0].summary if report.verdicts else "Healthy: no rank drags the others."
     return Fleet(
         summary=_said(len(found.replies), found.failures, said),
-        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence"],
+        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence", "lost_gpu_seconds", "lost_usd"],
         rows=rows,
         is_cut=False,
         missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
