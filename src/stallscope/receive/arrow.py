@@ -8,7 +8,7 @@ names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from stallscope.errors import BadInput, TooLarge
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
 from stallscope.receive import words
-from stallscope.receive.unpacking import unpacked
+from stallscope.receive.unpacking import inflated_to, unpacked
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch
 
@@ -54,7 +54,7 @@ class Request:
     about: dict[str, Any] | None
     tables: dict[str, pa.Table]
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         """Of all rows."""
         return sum(rows.nbytes for rows in self.tables.values())
@@ -69,12 +69,10 @@ def read(body: bytes, *, limit: int) -> Request:
     """The request that these bytes are. limit: bytes after decompression. Raises BadInput, TooLarge."""
     head, packed = _split(body)
     tables = _checked_tables(head.get("tables"))
-    rest = unpacked(packed, _text(head, "compression"), limit=limit)
-    if sum(n for _, n in tables) != len(rest):
-        raise BadInput(f"the head tells of {sum(n for _, n in tables):,} bytes, the body holds {len(rest):,}")
+    buffer = _rest(packed, _text(head, "compression"), n_told=sum(n for _, n in tables), limit=limit)
     node, cluster = _text(head, "node"), _text(head, "cluster")
     out: dict[str, pa.Table] = {}
-    at, buffer, n_unpacked = 0, pa.py_buffer(rest), 0
+    at, n_unpacked = 0, 0
     for name, n_bytes in tables:
         out[name] = _stream(buffer.slice(at, n_bytes), name, limit - n_unpacked)
         n_unpacked += out[name].nbytes
@@ -82,6 +80,16 @@ def read(body: bytes, *, limit: int) -> Request:
     return Request(
         _text(head, "batch_id")[:200], node, cluster, _about(head.get("about"), node, cluster), out
     )
+
+
+def _rest(packed: memoryview, compression: str, *, n_told: int, limit: int) -> pa.Buffer:
+    """The bytes of all streams. Raises BadInput where they are not as many as the head tells of, TooLarge."""
+    if compression == "gzip" and n_told <= limit and (found := inflated_to(packed, n_told)) is not None:
+        return found
+    rest = unpacked(packed, compression, limit=limit)
+    if n_told != len(rest):
+        raise BadInput(f"the head tells of {n_told:,} bytes, the body holds {len(rest):,}")
+    return pa.py_buffer(rest)
 
 
 def batch(request: Request, tenant: str) -> Batch:
@@ -96,6 +104,7 @@ def batch(request: Request, tenant: str) -> Batch:
                 for name, raw in request.tables.items()
             },
         ),
+        request.n_bytes,
     )
 
 

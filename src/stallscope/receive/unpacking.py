@@ -1,11 +1,16 @@
 """Compressed bodies, with a limit on what comes out: a bomb is refused before it has gone off."""
 
 import zlib
+from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, TooLarge
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _CHUNK = 1 << 20
+_SLICE = 1 << 16
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
@@ -24,6 +29,30 @@ def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
     if len(out) > limit:
         raise TooLarge(f"a request may hold {limit:,} bytes: send smaller ones")
     return out
+
+
+def inflated_to(body: memoryview, n_bytes: int) -> "pa.Buffer | None":
+    """What gzip unpacks to so many bytes; None where it does not, or is not in one piece.
+
+    In memory that is used again and again: zlib's own output is put together anew each time, and bringing in fresh
+    pages for it costs the kernel half as long as unpacking.
+    """
+    import pyarrow as pa
+
+    out = pa.allocate_buffer(n_bytes)
+    unpacker, room, at = zlib.decompressobj(_GZIP_OR_ZLIB), memoryview(out).cast("B"), 0
+    try:
+        for begin in range(0, len(body), _SLICE):
+            part = unpacker.decompress(body[begin : begin + _SLICE], n_bytes - at + 1)
+            if unpacker.unused_data or at + len(part) > n_bytes:
+                return None
+            room[at : at + len(part)] = part
+            at += len(part)
+            if unpacker.eof and begin + _SLICE < len(body):
+                return None
+    except zlib.error:
+        return None
+    return out if unpacker.eof and at == n_bytes else None
 
 
 def _inflated(body: bytes | memoryview, limit: int) -> bytes:

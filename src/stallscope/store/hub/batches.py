@@ -43,7 +43,7 @@ class Receipt:
     received_us: int
 
 
-def packed_early(batch: Batch) -> dict[str, bytes]:
+def packed_early(batch: Batch) -> dict[str, memoryview]:
     """The rows of its large tables, packed for the journal."""
     return {
         name: packed(rows)
@@ -73,7 +73,7 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 
-def entries_of(fresh: list[tuple[Batch, Mapping[str, bytes]]], received_us: int) -> list[Entry]:
+def entries_of(fresh: list[tuple[Batch, Mapping[str, memoryview]]], received_us: int) -> list[Entry]:
     """The rows that senders fill: many rows of one table by themselves, few by tenant and table together.
 
     fresh: batches, each with what packed_early() gave for it.

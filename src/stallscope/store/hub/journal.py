@@ -53,7 +53,7 @@ class Entry:
     tenant: str
     table: str
     rows: pa.Table
-    ipc: bytes = b""
+    ipc: bytes | memoryview = b""
 
 
 class Journal:

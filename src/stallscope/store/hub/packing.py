@@ -17,7 +17,7 @@ _TIME = pa.timestamp("us", "UTC")
 _OPTIONS = {"compression": "lz4", "use_threads": False}
 
 
-def packed(rows: pa.Table) -> bytes:
+def packed(rows: pa.Table) -> memoryview:
     """Rows as one IPC stream. The columns' types are those of the hub's tables."""
     fields, arrays = [], []
     for number, field in enumerate(rows.schema):
@@ -31,10 +31,10 @@ def packed(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**_OPTIONS)) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return memoryview(sink.getvalue())
 
 
-def unpacked(ipc: bytes) -> pa.Table:
+def unpacked(ipc: bytes | memoryview) -> pa.Table:
     """The rows of a stream; columns may be missing."""
     with pa.ipc.open_stream(ipc) as reader:
         rows = reader.read_all()

@@ -51,7 +51,7 @@ class Counters:
 class _Waiting:
     batch: Batch
     n_bytes: int
-    packed: Mapping[str, bytes]
+    packed: Mapping[str, memoryview]
     future: "Future[Receipt]"
 
 

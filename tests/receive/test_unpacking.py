@@ -1,0 +1,65 @@
+"""Compressed bodies: what comes out is bounded, and known to be all there."""
+
+import gzip
+import zlib
+
+import pytest
+
+from stallscope.errors import BadInput, TooLarge
+from stallscope.receive import arrow
+from stallscope.receive.unpacking import inflated_to, unpacked
+
+PLAIN = b"".join(b"%d," % (i * i) for i in range(60_000))
+PACKED = memoryview(gzip.compress(PLAIN, 1))
+
+
+def test_what_unpacks_to_as_many_bytes_as_told_is_that():
+    assert len(PACKED) > 2 << 16, "more than is unpacked at a time"
+    found = inflated_to(PACKED, len(PLAIN))
+    assert found is not None and found.to_pybytes() == PLAIN
+    assert inflated_to(memoryview(gzip.compress(b"")), 0) is not None
+
+
+@pytest.mark.parametrize(
+    ("packed", "n_told"),
+    [
+        (PACKED, len(PLAIN) - 1),
+        (PACKED, len(PLAIN) + 1),
+        (PACKED, 0),
+        (PACKED[:-1], len(PLAIN)),
+        (PACKED[:70_000], len(PLAIN)),
+        (memoryview(bytes(PACKED) + b"x"), len(PLAIN)),
+        (memoryview(gzip.compress(PLAIN) * 2), 2 * len(PLAIN)),
+        (memoryview(gzip.compress(PLAIN) * 2), len(PLAIN)),
+        (memoryview(b"hello, world"), 12),
+        (memoryview(b""), 0),
+        (memoryview(gzip.compress(bytes(1 << 24))), 1 << 10),
+    ],
+)
+def test_anything_else_is_left_to_who_says_what_is_wrong(packed, n_told):
+    assert inflated_to(packed, n_told) is None
+
+
+def request(body: bytes, *, n_bytes: int) -> bytes:
+    """A request of the Arrow lane that tells of so many bytes."""
+    head = b'{"compression": "gzip", "tables": [{"name": "calls", "n_bytes": %d}]}\n' % n_bytes
+    return head + body
+
+
+def test_what_is_wrong_with_a_request_is_said_as_before():
+    bomb = gzip.compress(bytes(1 << 22))
+    with pytest.raises(TooLarge):
+        arrow.read(request(bomb, n_bytes=1 << 22), limit=1 << 20)
+    with pytest.raises(TooLarge):
+        arrow.read(request(bomb, n_bytes=10), limit=1 << 20)
+    with pytest.raises(BadInput, match="tells of 10 bytes, the body holds 4,194,304"):
+        arrow.read(request(bomb, n_bytes=10), limit=1 << 23)
+    with pytest.raises(BadInput, match="not the gzip it claims to be"):
+        arrow.read(request(b"hello", n_bytes=10), limit=1 << 20)
+    with pytest.raises(BadInput, match="no Arrow stream"):
+        arrow.read(request(gzip.compress(b"x" * 10), n_bytes=10), limit=1 << 20)
+
+
+def test_members_of_gzip_and_plain_zlib_are_unpacked():
+    assert unpacked(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", limit=9) == b"ab"
+    assert unpacked(zlib.compress(b"ab"), "deflate", limit=9) == b"ab"
