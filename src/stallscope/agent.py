@@ -31,7 +31,6 @@ from stallscope.capture.discovery import Discovery
 from stallscope.capture.governor import Governor
 from stallscope.capture.gpus import Gpus, watched
 from stallscope.capture.host import HostEvents
-from stallscope.capture.identity import environment
 from stallscope.capture.labels import Label, Labels
 from stallscope.capture.losses import Losses
 from stallscope.capture.machine import boot_id, facts
@@ -436,7 +435,7 @@ class _Scribe:
         first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
         new = self._processes.first_seen(first_ns)
         self._append(layout.PROCESSES, new)
-        self._keep_labels(_belongings(new))
+        self._keep_labels(_belongings(new, self._processes))
         self._keep_places()
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         if self._stacks:
@@ -542,12 +541,12 @@ def _cloud_facts(cloud: str) -> dict[str, str]:
     return machine(cloud)
 
 
-def _belongings(processes: Array) -> list[Label]:
-    """What each of these processes belongs to (container, pod, job), as labels of it."""
+def _belongings(new: Array, processes: Processes) -> list[Label]:
+    """What each of these new processes belongs to (container, pod, job), as labels of it."""
     return [
         Label(int(row["ts_ns"]), int(row["pid"]), name, value)
-        for row in processes
-        for name, value in workload(int(row["pid"]), environment(Path(f"/proc/{row['pid']}"))).items()
+        for row in new
+        for name, value in workload(int(row["pid"]), processes.started_with(int(row["pid"]))).items()
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stallscope.capture.identity import environment
 from stallscope.capture.processes import Processes, Snapshots
 from stallscope.events import layout
 from stallscope.events.layout import Array
@@ -32,6 +33,24 @@ def test_a_process_is_told_once_with_its_rank():
     assert row["comm"].startswith(b"python")
     assert len(processes.first_seen(dict.fromkeys([child.pid], 2000))) == 0
     assert len(processes) == 1
+    end(child)
+
+
+def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch):
+    child, read = sleeper(RANK="3", SLURM_JOB_ID="77"), []
+
+    def reading(home: Path) -> dict[str, str]:
+        read.append(home.name)
+        return environment(home)
+
+    for module in ("processes", "identity"):
+        monkeypatch.setattr(f"stallscope.capture.{module}.environment", reading)
+    processes = Processes(node=0)
+    (row,) = processes.first_seen({child.pid: 0})
+    told = processes.started_with(child.pid)
+    assert (row["rank"], told["SLURM_JOB_ID"], read) == (3, "77", [str(child.pid)])
+    processes.first_seen({child.pid: 1})
+    assert processes.started_with(child.pid) == {}
     end(child)
 
 

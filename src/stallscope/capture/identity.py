@@ -54,10 +54,13 @@ class Identity:
     is_from_nccl: bool = False  # rank and nranks are those of a communicator
 
 
-def identity(pid: int, proc: Path = Path("/proc")) -> Identity:
-    """Who `pid` is. A process that has gone, or may not be looked at, is unknown in all but its pid."""
+def identity(pid: int, proc: Path = Path("/proc"), *, variables: Mapping[str, str] | None = None) -> Identity:
+    """Who `pid` is. A process that has gone, or may not be looked at, is unknown in all but its pid.
+
+    variables: its environment; read where it is not given.
+    """
     home = proc / str(pid)
-    variables = environment(home)
+    variables = environment(home) if variables is None else variables
     rank, local_rank, nranks = place(variables)
     comm, started = _comm_and_start(home)
     return Identity(pid, rank, local_rank, nranks, _device(home, variables), comm, started)

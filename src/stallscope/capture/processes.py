@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.identity import Identity, identity, small_file
+from stallscope.capture.identity import Identity, environment, identity, small_file
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -32,6 +32,7 @@ class Processes:
     proc: Path = Path("/proc")
     _running: dict[int, Identity] = field(default_factory=dict)
     _member: dict[int, Member] = field(default_factory=dict)
+    _started_with: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -45,7 +46,10 @@ class Processes:
 
         first_ns: when each process was first seen, by its number.
         """
-        new = [identity(pid, self.proc) for pid in first_ns if pid not in self._running]
+        self._started_with = {
+            pid: environment(self.proc / str(pid)) for pid in first_ns if pid not in self._running
+        }
+        new = [identity(pid, self.proc, variables=told) for pid, told in self._started_with.items()]
         self._running.update((each.pid, each) for each in new)
         rows = layout.empty(layout.PROCESSES, len(new))
         rows["node"], rows["ts_ns"] = self.node, [first_ns[each.pid] for each in new]
@@ -53,6 +57,10 @@ class Processes:
             rows[name] = [getattr(each, name) for each in new]
         rows["comm"] = [each.comm.encode()[:16] for each in new]
         return rows
+
+    def started_with(self, pid: int) -> Mapping[str, str]:
+        """The environment of a process of the last first_seen(), told once; empty for others."""
+        return self._started_with.pop(pid, {})
 
     def joined(self, communicators: Array) -> None:
         """Remember rows of COMMUNICATORS: the largest one that a process makes anew is, as a rule, its whole job."""
