@@ -19,6 +19,8 @@ import pytest
 from stallscope.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+_SERVERS = {"deploy", "demo", "exporters", "hub", "query", "receive", "serve", "standing", "stress"}
+"""Folders of tests that start servers or whole jobs."""
 
 
 def data_folder() -> Path:
@@ -59,9 +61,11 @@ _MISSING_FOR = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that trace watch a live machine: one repeat is allowed where it was busy, and is told as such."""
+    """Those that trace watch a live machine, and those that start servers need it to answer: one repeat is allowed
+    where it was busy, and is told as such.
+    """
     for item in items:
-        if item.get_closest_marker("bpf"):
+        if item.get_closest_marker("bpf") or _SERVERS & set(item.path.relative_to(ROOT).parts):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
