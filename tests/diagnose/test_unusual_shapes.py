@@ -79,3 +79,11 @@ def test_a_little_in_each_step_is_seen_through_hosts_that_scatter(rank: int):
     trace, _ = simulate(Job(dp=4, steps=150), [slow], seed=rank, timing=Timing().scaled(3.0), has_twin=False)
     (verdict,) = report_of(trace).verdicts
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([rank], "host_sleep")
+
+
+def test_records_lost_from_another_communicator_are_no_work_of_the_gpu():
+    """A gap is seen in the communicator of the lost record only, while the GPU's time there seems to be work."""
+    job = Job(dp=5, tp=3, pp=2, ranks_per_node=16, buckets=1, microbatches=1, sync_every=5, steps=90)
+    capture = Capture(has_gpu_times=True, lost=0.01)
+    trace, _ = simulate(job, seed=60, timing=with_long_kernels(300, 2.0), capture=capture)
+    assert report_of(trace).healthy

@@ -46,7 +46,7 @@ def gpu_time(line: Timeline) -> GpuTime | None:
     told = (start_ns != UNKNOWN) & (end_ns != UNKNOWN)
     if not told.any():
         return None
-    known = line.is_whole & told
+    known = line.is_whole & told & ~_near_gaps(line)
     known[1:] &= told[:-1]
     enqueued = _enqueued(line, told)
     at, held = np.flatnonzero(known), np.zeros(len(told))
@@ -65,6 +65,25 @@ def gpu_time(line: Timeline) -> GpuTime | None:
         held_ns=held,
         error_ns=enqueued.error_ns,
     )
+
+
+def _near_gaps(line: Timeline) -> Array:
+    """Rows between which a record of their process may have been lost: bool (n,). A gap is seen in the next row of the
+    same communicator only, and what was lost may have come right after any row since the one before it there.
+    """
+    near = np.zeros(len(line.rows) + 1, np.int64)
+    gaps = np.flatnonzero(~line.is_whole & ~line.is_first)
+    if len(gaps):
+        pair = line.calls.pair
+        order = np.argsort(pair, kind="stable")
+        before = np.full(len(pair), UNKNOWN)
+        same = np.diff(pair[order]) == 0
+        before[order[1:][same]] = order[:-1][same]
+        begin = np.where(before[gaps] != UNKNOWN, before[gaps] + 1, gaps)
+        np.add.at(near, begin, 1)
+        np.add.at(near, gaps + 1, -1)
+    is_near: Array = np.cumsum(near)[:-1] > 0
+    return is_near
 
 
 @dataclass(frozen=True)
