@@ -103,15 +103,27 @@ class Nodes:
 
 def _senders(rows: pa.Table) -> list[tuple[str, str]]:
     """The different (cluster, node) of some rows; rows that name no node count for none."""
-    clusters, nodes = (_coded(rows[name]) for name in ("cluster_id", "node_id"))
-    both = np.unique(clusters[1] * len(nodes[0]) + nodes[1])
-    pairs = [(clusters[0][one // len(nodes[0])], nodes[0][one % len(nodes[0])]) for one in both.tolist()]
+    clusters, nodes = (_only(rows[name]) for name in ("cluster_id", "node_id"))
+    if clusters and nodes:
+        pairs = [(clusters[0], nodes[0])]
+    else:
+        (clusters, of_cluster), (nodes, of_node) = (_coded(rows[name]) for name in ("cluster_id", "node_id"))
+        both = np.unique(of_cluster * len(nodes) + of_node)
+        pairs = [(clusters[one // len(nodes)], nodes[one % len(nodes)]) for one in both.tolist()]
     return [(cluster or "", node) for cluster, node in pairs if node]
+
+
+def _only(texts: pa.ChunkedArray) -> list[str | None]:
+    """What stands in all rows, as one does for what one machine has sent; empty where it is not one text."""
+    if texts.null_count == len(texts):
+        return [None]
+    if texts.num_chunks > 1 or texts.null_count:
+        return []
+    one = the_one(texts.chunk(0))
+    return [] if one is None else one.to_pylist()
 
 
 def _coded(texts: pa.ChunkedArray) -> tuple[list[str | None], Array]:
     """The different texts, and which of them stands in each row."""
-    if texts.num_chunks == 1 and len(texts) and not texts.null_count and (one := the_one(texts.chunk(0))):
-        return one.to_pylist(), np.zeros(len(texts), np.int64)
     coded = texts.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)

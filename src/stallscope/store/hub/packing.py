@@ -49,7 +49,7 @@ def _narrow(values: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
         coded = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(values), np.int8)), text)
         return coded, field.with_type(coded.type)
     if field.type in (pa.int64(), _TIME):
-        numbers = np.asarray(values.view(pa.int64()))
+        numbers = np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
         if numbers[0] == numbers[-1]:  # the same in all rows, mostly: LZ4 alone makes it as small
             return values, field
         differences = np.zeros(len(numbers), np.int64)
