@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from stallscope.diagnose.case import case_of
+from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import Report
 from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, simulate
 
@@ -87,3 +90,26 @@ def test_records_lost_from_another_communicator_are_no_work_of_the_gpu():
     capture = Capture(has_gpu_times=True, lost=0.01)
     trace, _ = simulate(job, seed=60, timing=with_long_kernels(300, 2.0), capture=capture)
     assert report_of(trace).healthy
+
+
+def test_a_rank_whose_very_first_record_was_lost_has_the_same_steps_as_its_peers():
+    """Two communicators of one size are told apart by which is used first."""
+    job = Job(dp=6, ranks_per_node=3, layers=1, buckets=1, grad_norm=True, steps=16)
+    trace, _ = simulate(job, seed=133, timing=with_long_kernels(300), capture=GPU_TIMES)
+    rows = trace.collectives
+    mine = (rows["node"] == rows["node"][0]) & (rows["pid"] == rows["pid"][0])
+    first = mine & (rows["ts_ns"] == rows["ts_ns"][mine].min())
+    assert report_of(replace(trace, collectives=rows[~first], lost={"records": 1})).healthy
+
+
+def test_a_rank_that_lost_a_few_records_of_a_rare_call_still_has_peers():
+    """Alone it would be compared with its own other steps, in which it does not save."""
+    job = Job(
+        dp=6, pp=2, ranks_per_node=1, layers=3, buckets=2, microbatches=1, checkpoint_every=7, steps=160
+    )
+    trace, _ = simulate(job, seed=53, timing=with_long_kernels(10))
+    rows = trace.collectives
+    whole = np.flatnonzero((rows["node"] == 9) & (rows["nranks"] == job.nranks))
+    kept = replace(trace, collectives=np.delete(rows, whole[[3, 11]]), lost={"records": 2})
+    assert case_of(kept, Thresholds(), None).plan.program.tolist() == [0] * 6 + [1] * 6
+    assert report_of(kept).healthy

@@ -19,6 +19,7 @@ from stallscope.events.layout import Array
 
 _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of one program have in common
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
+_FEW = 3  # so many calls may be missing by chance, as records that were lost
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
@@ -118,8 +119,9 @@ def _same_program(line: Timeline, signature: Array) -> Array:
         left = np.flatnonzero(program < 0)
         model = left[np.argmax(n_rows[left])]
         common = np.minimum(pairs[left], pairs[model]).sum(axis=1)
-        expected = calls[model] * np.minimum(n_rows[left], n_rows[model])[:, None]
-        differs = np.abs(calls[left] - calls[model]) > _SAME_COUNTS * calls[model]
+        compared = np.minimum(n_rows[left], n_rows[model])[:, None]
+        expected = calls[model] * compared
+        differs = np.abs(calls[left] - calls[model]) * compared > np.maximum(_SAME_COUNTS * expected, _FEW)
         alike = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
         alike[left == model] = True
         program[left[alike]] = number

@@ -355,7 +355,11 @@ def _roles(members: Membership, nranks: Array, first_seq: Array) -> Array:
     order = np.lexsort((members.first_row, nranks, members.process))
     ordinal = np.zeros(len(order), np.int64)
     ordinal[order] = places(members.process[order], nranks[order])
-    earliest = np.lexsort((ordinal, first_seq, members.comm))
+    first_of_all = np.full(int(members.comm.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_of_all, members.comm, first_seq)
+    # The order of first uses is wrong in all communicators of a process that lacks its first call in one of them.
+    lacks = np.bincount(members.process, weights=first_seq > first_of_all[members.comm])
+    earliest = np.lexsort((ordinal, lacks[members.process], first_seq, members.comm))
     model = earliest[places(members.comm[earliest]) == 0]
     by_model, first_of_model = np.zeros((2, int(members.comm.max(initial=-1)) + 1), np.int64)
     by_model[members.comm[model]], first_of_model[members.comm[model]] = ordinal[model], first_seq[model]
