@@ -18,8 +18,11 @@ from stallscope.receive.values import as_dict
 
 _REMEMBERED_BYTES = 4096
 _WORD = 8
-_FEWEST = 32
-"""Records of a shape on average: finding a shape takes as long as decoding so many in another way."""
+_FEW_SHAPES, _FEWEST = 3, 256
+"""So many shapes, and one more for so many records: finding one takes as long as decoding many in another way."""
+
+_FIRST, _SHAPES_AT_FIRST, _LOOK_BYTES = 64, 8, 1 << 17
+"""A look at the first records spares finding out of thousands that they are of too many shapes."""
 
 _RUN = 4
 """Records of one length, after which the next are looked at many at once."""
@@ -58,7 +61,7 @@ def records(body: bytes) -> Records:
     group = np.repeat(np.arange(len(groups)), [len(found) for found, _ in places])
     at = np.array(starts, np.int64)
     ends = np.array([end for _, found in places for end in found], np.int64)
-    kin = _split(body, at, ends - at)
+    kin = _split(body, at, ends - at, most=_FEW_SHAPES + len(at) // _FEWEST)
     order = None if len(kin) == 1 else np.argsort(np.concatenate([one.which for one in kin]))
     first = kin[0].shape
     fields = {
@@ -118,12 +121,12 @@ def _add_resource(
     """The groups of a ResourceLogs, and begins and ends of the records of each."""
     resource: dict[str, Any] | None = None
     url = ""
-    scopes = []
+    scopes: list[tuple[bytes, str, tuple[list[int], list[int]]]] = []
     for tag, begin, stop in _parts(body, at, end):
         if tag == _tag(1) and resource is None:
             resource = _attributes_of(body[begin:stop])
         elif tag == _tag(2):
-            scopes.append(_scope(body, begin, stop))
+            scopes.append(_scope(body, begin, stop, look=not (number or scopes)))
         elif tag == _tag(3):
             url = as_text(body[begin:stop])
         else:
@@ -134,8 +137,11 @@ def _add_resource(
         places.append(found)
 
 
-def _scope(body: bytes, at: int, end: int) -> tuple[bytes, str, tuple[list[int], list[int]]]:
-    """The bytes of a ScopeLogs' scope, its schema URL, and begins and ends of its records."""
+def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, tuple[list[int], list[int]]]:
+    """The bytes of a ScopeLogs' scope, its schema URL, and begins and ends of its records.
+
+    look: at the shapes of the first, where many follow.
+    """
     scope, url = None, ""
     starts: list[int] = []
     ends: list[int] = []
@@ -146,6 +152,8 @@ def _scope(body: bytes, at: int, end: int) -> tuple[bytes, str, tuple[list[int],
         if size >= 0x80 or begin + size > end:
             size, begin = _length(body, at + 1, end)
         if tag == record:
+            if look and len(starts) == _FIRST and end - at > _LOOK_BYTES:
+                _look_at_first(body, starts, ends)
             starts.append(begin)
             ends.append(begin + size)
             n_alike = n_alike + 1 if begin + size - at == before else 0
@@ -163,6 +171,12 @@ def _scope(body: bytes, at: int, end: int) -> tuple[bytes, str, tuple[list[int],
             raise Unlike
         at = begin + size
     return scope or b"", url, (starts, ends)
+
+
+def _look_at_first(body: bytes, starts: list[int], ends: list[int]) -> None:
+    """Raises Unlike where these records already are of more shapes than are worth it."""
+    at = np.array(starts, np.int64)
+    _split(body, at, np.array(ends, np.int64) - at, most=_SHAPES_AT_FIRST)
 
 
 def _n_same(body: bytes, at: int, end: int, n_head: int, n_bytes: int) -> int:
@@ -205,10 +219,11 @@ def _scope_told(raw: bytes) -> tuple[str, str, dict[str, Any]]:
     return scope.name, scope.version, as_dict(scope.attributes)
 
 
-def _split(body: bytes, at: Array, lengths: Array) -> list[_Kin]:
+def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
     """The records, shape by shape. Raises Unlike where these are too many, or not alike."""
     padded = body + bytes(_WORD)
-    most = 2 + len(at) // _FEWEST
+    if len(np.unique(lengths)) > most:
+        raise Unlike
     found: list[_Kin] = []
     rest = np.arange(len(at))
     while len(rest):
