@@ -241,24 +241,28 @@ def _spread(values: Array) -> Array:
 @dataclass(frozen=True)
 class Pace:
     """What is usual in a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: from which lateness on a single
-    step counts as late; steady_ns: the same for a rank that is late in most steps.
+    step counts as late; steady_ns: the same for a rank that is late in most steps; even_ns: for
+    one that is late by about as much in nearly all.
     """
 
     step_ns: float
     noise_ns: float
     least_ns: float
     steady_ns: float
+    even_ns: float
 
 
 def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
     """The pace of a job, from its judged steps."""
     step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
-    steady = limits.steady_noise_factor * min(noise, _steady_noise_ns(line, table, noise, limits))
+    in_all = min(noise, _steady_noise_ns(line, table, noise, limits))
+    steady = max(limits.min_late_ns, limits.steady_step_share * step_ns)
     return Pace(
         step_ns=step_ns,
         noise_ns=noise,
         least_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
-        steady_ns=max(limits.min_late_ns, limits.steady_step_share * step_ns, steady),
+        steady_ns=max(steady, limits.steady_noise_factor * noise),
+        even_ns=max(steady, limits.steady_noise_factor * in_all),
     )
 
 
@@ -282,8 +286,8 @@ def late_steps(
     """The steps in which a rank was late by its own doing. program: int64 (p,), see Programs."""
     if not len(table.step):
         return []
-    least, steady = usual.least_ns, usual.steady_ns
-    needed = np.where(_is_steady(table, steady, limits)[table.process], steady, least)
+    least = usual.least_ns
+    needed = _needed_ns(table, usual, limits)[table.process]
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
     is_held = ~is_late & (table.held_ns >= least)
@@ -380,6 +384,22 @@ def _held(table: Cells, i: int) -> LateStep:
         n_rounds=1,
         is_held=True,
     )
+
+
+def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
+    """By process: from which lateness on a step of it is late."""
+    even = _is_steady(table, usual.even_ns, limits)
+    even &= _is_even(table, limits)
+    steady = np.where(_is_steady(table, usual.steady_ns, limits), usual.steady_ns, usual.least_ns)
+    return np.where(even, usual.even_ns, steady)
+
+
+def _is_even(table: Cells, limits: Thresholds) -> Array:
+    """By process: late by about as much in nearly all steps. A host that wanders is late by turns."""
+    n = int(table.process.max()) + 1
+    usual = by_group(table.process, table.rise_ns, n, medians)
+    n_near = np.bincount(table.process[table.rise_ns >= 0.5 * usual[table.process]], minlength=n)
+    return (usual > 0) & (n_near >= limits.even_share * np.bincount(table.process, minlength=n))
 
 
 def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:

@@ -21,7 +21,10 @@ class Thresholds:
     """A rank that is slow in most steps is late for less: the median over the steps is much surer than one step."""
 
     steady_noise_factor: float = 3.0
-    """... but stands out by so many robust standard deviations of one step, or of what ranks differ by in all."""
+    """... but stands out by so many robust standard deviations of one step."""
+
+    even_share: float = 0.85
+    """... or, where it is late by half the usual or more in this share of the steps, of what ranks differ by in all."""
 
     steady_share: float = 0.6
     """... in at least this share of the steps."""
