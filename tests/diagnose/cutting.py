@@ -39,6 +39,10 @@ class Told:
     def opened(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(change.verdict.kind, tuple(change.verdict.ranks)) for change in self.of("opened")]
 
+    @property
+    def updated(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(change.verdict.kind, tuple(change.verdict.ranks)) for change in self.of("updated")]
+
 
 @dataclass(frozen=True)
 class Cut:
