@@ -5,7 +5,6 @@ Columns are the arrays as they are: numbers of enumerations, -1 for unknown, the
 
 import io
 import json
-import zlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -18,14 +17,16 @@ from stallscope.exporters.hub_batches import TABLES
 METHOD = "/stallscope.v1.Ingest/Append"
 _TEXTS = frozenset({"symbol", "kind"})
 """Texts that the hub wants as text; the others it takes as bytes of fixed length."""
-_GZIP = 16 + zlib.MAX_WBITS
+_GZIP = 31  # window bits: a gzip header around the deflate stream (zlib.h, deflateInit2)
 _FAST = 1
 
 
 def request(
     tables: Mapping[str, Array], *, batch_id: str, node: str, cluster: str, about: Mapping[str, str]
 ) -> bytes:
-    """One line of JSON, then an Arrow stream for each table, all of them gzipped."""
+    """One line of JSON, then an Arrow stream for each table, all of them gzipped (by ISA-L: a fifth of zlib's time)."""
+    from isal import isal_zlib
+
     streams = {name: _stream(name, rows) for name, rows in tables.items() if len(rows)}
     head = {
         "batch_id": batch_id,
@@ -35,7 +36,7 @@ def request(
         "tables": [{"name": name, "n_bytes": len(stream)} for name, stream in streams.items()],
         "about": dict(about),
     }
-    packer = zlib.compressobj(_FAST, zlib.DEFLATED, _GZIP)
+    packer = isal_zlib.compressobj(_FAST, isal_zlib.DEFLATED, _GZIP)
     body = [packer.compress(stream) for stream in streams.values()]
     return b"".join([json.dumps(head).encode(), b"\n", *body, packer.flush()])
 

@@ -1,11 +1,13 @@
 """Compressed bodies, with a limit on what comes out: a bomb is refused before it has gone off."""
 
-import zlib
 from typing import TYPE_CHECKING
+
+from isal import isal_zlib
 
 from stallscope.errors import BadInput, TooLarge
 
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_GZIP_OR_ZLIB = 32 + isal_zlib.MAX_WBITS
+_NotSo: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stubs take the class for an instance
 _CHUNK = 1 << 20
 _SLICE = 1 << 16
 
@@ -34,13 +36,13 @@ def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
 def inflated_to(body: memoryview, n_bytes: int) -> "pa.Buffer | None":
     """What gzip unpacks to so many bytes; None where it does not, or is not in one piece.
 
-    In memory that is used again and again: zlib's own output is put together anew each time, and bringing in fresh
-    pages for it costs the kernel half as long as unpacking.
+    In memory that is used again and again: the unpacker's own output is put together anew each time, and bringing in
+    fresh pages for it costs the kernel half as long as unpacking.
     """
     import pyarrow as pa
 
     out = pa.allocate_buffer(n_bytes)
-    unpacker, room, at = zlib.decompressobj(_GZIP_OR_ZLIB), memoryview(out).cast("B"), 0
+    unpacker, room, at = isal_zlib.decompressobj(_GZIP_OR_ZLIB), memoryview(out).cast("B"), 0
     try:
         for begin in range(0, len(body), _SLICE):
             part = unpacker.decompress(body[begin : begin + _SLICE], n_bytes - at + 1)
@@ -50,20 +52,20 @@ def inflated_to(body: memoryview, n_bytes: int) -> "pa.Buffer | None":
             at += len(part)
             if unpacker.eof and begin + _SLICE < len(body):
                 return None
-    except zlib.error:
+    except _NotSo:
         return None
     return out if unpacker.eof and at == n_bytes else None
 
 
 def _inflated(body: bytes | memoryview, limit: int) -> bytes:
-    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         out = unpacker.decompress(body, limit + 1)
         while unpacker.eof and unpacker.unused_data and len(out) <= limit:  # gzip files may follow each other
             rest = unpacker.unused_data
-            unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+            unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
             out += unpacker.decompress(rest, limit + 1 - len(out))
-    except zlib.error as error:
+    except _NotSo as error:
         raise BadInput(f"the body is not the gzip it claims to be ({error})") from error
     if len(out) <= limit and not unpacker.eof:
         raise BadInput("the body's gzip ends too early")
