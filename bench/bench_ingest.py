@@ -33,7 +33,15 @@ from stallscope.exporters import hub_arrow
 
 SIZES = (100, 1_000, 5_000)
 SENDERS = (1, 16)
-TARGETS = {("otlp", 5_000): 100_000, ("otlp", 100): 20_000, ("arrow", 5_000): 300_000}
+LARGE = "arrow:20000:16"
+"""A request of 20,000 rows, what an agent sends that was away from its hub for a while."""
+
+TARGETS = {
+    ("otlp", 5_000): 100_000,
+    ("otlp", 100): 20_000,
+    ("arrow", 5_000): 300_000,
+    ("arrow", 20_000): 300_000,
+}
 
 HUB = """
 import __main__, json, sys
@@ -229,6 +237,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", metavar="FORM:ROWS:SENDERS")
     asked = parser.parse_args()
     every = [f"{form}:{n_rows}:{n_senders}" for form in FORMS for n_rows in SIZES for n_senders in SENDERS]
+    every.append(LARGE)
     loads = []
     for load in asked.only or every:
         form, n_rows, n_senders = load.split(":")
