@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from stallscope.diagnose.blame import Cells, Pace, cells, judged, pace
+from stallscope.diagnose.blame import Pace, pace
+from stallscope.diagnose.cells import Cells, cells, judged
 from stallscope.diagnose.clocks import Clocks, aligned
 from stallscope.diagnose.cores import both
 from stallscope.diagnose.cost import Waits

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep, Pace, beyond_chance
+from stallscope.diagnose.blame import LateStep, Pace
+from stallscope.diagnose.cells import Cells
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
 from stallscope.diagnose.in_order import flagged
 from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.recurrence import beyond_chance
 from stallscope.diagnose.rounds import Rounds, clock_error_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline

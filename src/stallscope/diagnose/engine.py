@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose import already_still, late_verdicts, single, text, told
-from stallscope.diagnose.blame import LateStep, late_steps, one_offs, recurring, unsure
+from stallscope.diagnose.blame import LateStep, late_steps
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
@@ -15,10 +15,12 @@ from stallscope.diagnose.delays import at_most_longer, delays_by_process, delays
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
-from stallscope.diagnose.hang import Mismatch, Stuck, mismatches, patience_ns, stuck
+from stallscope.diagnose.hang import Stuck, patience_ns, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
 from stallscope.diagnose.late_verdicts import Seen, cost_said
+from stallscope.diagnose.mismatch import Mismatch, mismatches
 from stallscope.diagnose.on_device import on_device
+from stallscope.diagnose.recurrence import one_offs, recurring, unsure
 from stallscope.diagnose.slowdown import slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells, LateStep
+from stallscope.diagnose.blame import LateStep
+from stallscope.diagnose.cells import Cells
 from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.thresholds import Thresholds

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from stallscope.diagnose.blame import LateStep, recurring
+from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
+from stallscope.diagnose.recurrence import recurring
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Verdict
 from stallscope.diagnose.work import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.blame import Cells
+from stallscope.diagnose.cells import Cells
 from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose import engine, late_verdicts
-from stallscope.diagnose.blame import LateStep, one_offs, recurring
+from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.delays import Delays, delays_by_process, device_delays, total
 from stallscope.diagnose.imbalance import moving
 from stallscope.diagnose.late_verdicts import Seen
+from stallscope.diagnose.recurrence import one_offs, recurring
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.thresholds import Thresholds

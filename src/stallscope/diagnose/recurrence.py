@@ -1,0 +1,157 @@
+"""Whether late steps recur on the same rank more often than chance gives: then it is named."""
+
+from math import exp, lgamma, log, log1p
+
+import numpy as np
+
+from stallscope.diagnose.blame import LateStep
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.layout import Array
+
+_NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
+_AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
+
+
+def recurring(
+    found: list[LateStep], n_processes: int, *, least_ns: float, limits: Thresholds
+) -> dict[int, list[LateStep]]:
+    """The processes to name, each with its late steps; one-off delays are left out (see one_offs()).
+
+    least_ns: the threshold of a late step, see Pace.
+    """
+    once = {id(late) for late in one_offs(found, limits)}
+    left = [late for late in found if id(late) not in once]
+    process = np.array([one.process for one in left], np.int64)
+    step = np.array([one.step for one in left], np.int64)
+    size = np.array([one.excess_ns for one in left])
+    n_mine = np.bincount(process, minlength=n_processes)
+    named = {}
+    for candidate in np.flatnonzero(n_mine >= limits.min_late_steps).tolist():
+        median = float(np.median(size[process == candidate]))
+        comparable = size >= 0.5 * median
+        is_clear = median >= limits.clear_factor * least_ns
+        counts = n_events(
+            process[comparable], step[comparable], one_by_one=is_clear, n_processes=n_processes, limits=limits
+        )
+        n_own = int(counts[candidate])
+        enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
+        if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate), limits.chance):
+            named[candidate] = [late for late in left if late.process == candidate]
+    return named
+
+
+def unsure(
+    found: list[LateStep], named: dict[int, list[LateStep]], *, least_ns: float, limits: Thresholds
+) -> dict[int, list[LateStep]]:
+    """Processes that are not named though they have several clear late steps: the others' make that no surprise."""
+    mine: dict[int, list[LateStep]] = {}
+    for late in found:
+        if late.process not in named and late.excess_ns >= limits.clear_factor * least_ns:
+            mine.setdefault(late.process, []).append(late)
+    return {process: late for process, late in mine.items() if len(late) >= limits.min_late_steps}
+
+
+def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int, limits: Thresholds) -> Array:
+    """How many independent delays each process's late steps are: int64 (n_processes,).
+
+    Clear ones count one by one. Hosts wander by themselves and stay slow for some steps: small ones in a row count
+    once, and more for every further `steady_steps` of them.
+    """
+    if one_by_one or not len(process):
+        return np.bincount(process, minlength=n_processes)
+    order = np.lexsort((step, process))
+    process, step = process[order], step[order]
+    begins = np.ones(len(process), bool)
+    begins[1:] = (np.diff(process) != 0) | (np.diff(step) > 2)
+    first = np.flatnonzero(begins)
+    lengths = np.diff(np.append(first, len(process)))
+    weight = 1 + lengths // limits.steady_steps * limits.min_unclear_steps
+    return np.bincount(process[first], weights=weight, minlength=n_processes).astype(np.int64)
+
+
+def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
+    """Long delays that happened once: far longer than what else the same rank shows."""
+    long = [late for late in found if late.excess_ns >= limits.one_off_ns]
+    of_process: dict[int, list[float]] = {late.process: [] for late in long}
+    for late in found:
+        if late.process in of_process:
+            of_process[late.process].append(late.excess_ns)
+    sizes = {process: np.array(mine) for process, mine in of_process.items()}
+    return [
+        late
+        for late in long
+        if np.count_nonzero(sizes[late.process] >= 0.2 * late.excess_ns) < limits.min_late_steps
+    ]
+
+
+def beyond_chance(n_own: int, others: Array | list[int], chance: float) -> bool:
+    """Whether so many late steps of one rank among the others' are more than chance, if all ranks were alike.
+
+    Against all the others (binomial), or against the quieter three quarters of them (Poisson), which lets several
+    culprits be named. Where others are late too, delays that move around are likely, and the proof must be stricter.
+    Corrected for the number of ranks that could have come out first.
+    """
+    counts = np.asarray(others)
+    n_ranks = len(counts) + 1
+    if n_ranks == 1:
+        return True
+    allowed = 4.2 * chance / n_ranks
+    total = int(counts.sum())
+    tail = _binomial_tail(n_own, n_own + total, 1 / n_ranks)
+    if tail <= (allowed / _AMONG_OTHERS if total else allowed):
+        return True
+    quiet = np.sort(counts)[: len(counts) - -(-len(counts) // 4)]
+    if not len(quiet):
+        return False
+    mean = float(quiet.sum()) / len(quiet)
+    rate = max(mean + 2 / n_ranks, _rate_of_quiet(mean))
+    return _poisson_tail(n_own, rate) <= allowed / _AMONG_OTHERS
+
+
+def _rate_of_quiet(mean: float) -> float:
+    """The rate at which the quieter three quarters of many Poisson counts have this mean: those chosen for being
+    low say too little of the rest.
+    """
+    if mean > 500:
+        return mean  # the difference is small against what chance adds
+    low, high = mean, 2 * mean + 1
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean_of_quiet(middle) <= mean else (low, middle)
+    return low
+
+
+def _mean_of_quiet(rate: float) -> float:
+    left, total, k, share = 0.75, 0.0, 0, exp(-rate)
+    while left > 1e-9 and k < 10 * rate + 50:
+        taken = min(share, left)
+        left, total = left - taken, total + k * taken
+        k += 1
+        share *= rate / k
+    return total / 0.75
+
+
+def _binomial_tail(least: int, n: int, p: float) -> float:
+    """The chance of at least so many of n; 1 for no more than are to be expected.
+
+    Exact far out in the tail, too, whatever n is: a normal distribution has next to nothing there where p is small,
+    as it is in large jobs.
+    """
+    if least <= n * p:
+        return 1.0
+    log_first = lgamma(n + 1) - lgamma(least + 1) - lgamma(n - least + 1)
+    term = exp(log_first + least * log(p) + (n - least) * log1p(-p))
+    tail = 0.0
+    for k in range(least, n + 1):
+        tail += term
+        term *= (n - k) / (k + 1) * p / (1 - p)
+        if term <= _NEGLIGIBLE * tail:
+            break
+    return tail
+
+
+def _poisson_tail(least: int, rate: float) -> float:
+    if rate <= 0:
+        return float(least <= 0)
+    below = sum(exp(k * log(rate) - rate - lgamma(k + 1)) for k in range(least))
+    return max(1.0 - below, 0.0)
