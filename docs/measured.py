@@ -64,6 +64,20 @@ SHOWN = (
         "{:.1f} s",
     ),
     Number("scale", "sizes.3.peak_rss_mib", "its memory at most, the trace included", "{:,.0f} MiB"),
+    Number("verdict_latency", "median_s", "from a third late round to the hub's verdict, median", "{:.1f} s"),
+    Number(
+        "ingest",
+        "loads.5.rows_per_s",
+        "OTLP log records of one shape that a hub stores, on disk before it answers, in requests of "
+        "{loads[5][rows_a_request]:,} on the machine of their senders",
+        "{:,.0f} a second",
+    ),
+    Number(
+        "ingest",
+        "loads.12.rows_per_s",
+        "rows of agents in requests of {loads[12][rows_a_request]:,}, the same way",
+        "{:,.0f} a second",
+    ),
 )
 
 
