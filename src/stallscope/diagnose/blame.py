@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.cells import Cells, usual_step_ns
+from stallscope.diagnose.cells import Cells, lengths_ns, touched, usual_step_ns
 from stallscope.diagnose.groups import by_group, medians, numbered
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -153,13 +153,9 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     Nothing is said where there are too few such steps to compare with.
     """
     out = np.zeros(len(is_late), bool)
-    before = np.maximum(table.first_row - 1, 0)
-    length = line.ts_ns[table.end_row - 1] - line.ts_ns[before]
-    has_late = np.zeros(int(table.step.max()) + 2, bool)
-    has_late[table.step[is_late]] = True
-    # What a late step makes others wait for shows in the interval that leads into the next one.
-    has_late[1:] |= has_late[:-1].copy()
-    late, quiet = np.flatnonzero(is_late), np.flatnonzero(~has_late[table.step])
+    length = lengths_ns(line, table)
+    late = np.flatnonzero(is_late)
+    quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])))
     if not len(late) or not len(quiet):
         return out
 
@@ -203,26 +199,22 @@ def _held(table: Cells, i: int) -> LateStep:
 
 
 def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
-    """By process: from which lateness on a step of it is late."""
-    even = _is_steady(table, usual.even_ns, limits)
-    even &= _is_even(table, limits)
-    steady = np.where(_is_steady(table, usual.steady_ns, limits), usual.steady_ns, usual.least_ns)
-    return np.where(even, usual.even_ns, steady)
+    """By process: from which lateness on a step of it is late.
 
-
-def _is_even(table: Cells, limits: Thresholds) -> Array:
-    """By process: late by about as much in nearly all steps. A host that wanders is late by turns."""
-    n = int(table.process.max()) + 1
-    usual = by_group(table.process, table.rise_ns, n, medians)
-    n_near = np.bincount(table.process[table.rise_ns >= 0.5 * usual[table.process]], minlength=n)
-    return (usual > 0) & (n_near >= limits.even_share * np.bincount(table.process, minlength=n))
-
-
-def _is_steady(table: Cells, least_ns: float, limits: Thresholds) -> Array:
-    """By process: late in most steps, with an excess of its own that explains it."""
+    Less is needed of one that is late in most steps, with an excess of its own that explains it; still less where it is
+    so by about as much in nearly all. A host that wanders is late by turns.
+    """
     n = int(table.process.max()) + 1
     n_cells = np.bincount(table.process, minlength=n)
-    n_late = np.bincount(table.process[table.rise_ns >= least_ns], minlength=n)
-    often = (n_late >= limits.steady_share * n_cells) & (n_cells >= limits.steady_steps)
     late, own = (by_group(table.process, each, n, medians) for each in (table.rise_ns, table.excess_ns))
-    return often & (own >= limits.source_share * late)
+
+    def is_late(least_ns: float | Array, share: float) -> Array:
+        n_late = np.bincount(table.process[table.rise_ns >= least_ns], minlength=n)
+        return np.asarray(n_late >= share * n_cells)
+
+    is_own = (n_cells >= limits.steady_steps) & (own >= limits.source_share * late)
+    is_steady, is_even = (
+        is_own & is_late(least, limits.steady_share) for least in (usual.steady_ns, usual.even_ns)
+    )
+    is_even &= (late > 0) & is_late(0.5 * late[table.process], limits.even_share)
+    return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.least_ns))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.cores import MUCH, in_pieces
-from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.programs import Programs, first_of_steps
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -57,9 +57,7 @@ def cells(
         none = np.zeros(0, np.int64)
         real = none.astype(np.float64)
         return Cells(none, none, none, none, none, real, real, real, none, real, real, none)
-    begins = line.is_first.copy()
-    begins[1:] |= plan.step[1:] != plan.step[:-1]
-    first = np.flatnonzero(begins)
+    first = first_of_steps(line, plan)
     end = np.append(first[1:], n)
     late = _known(met.late_ns)
     peak, held_row = _last_largest(late, first, end), _largest_of_few(held_ns, first, end)
@@ -169,6 +167,19 @@ def usual_step_ns(line: Timeline, table: Cells) -> float:
     n_between = table.step[apart:] - table.step[:-apart]
     same = (table.process[apart:] == table.process[:-apart]) & (n_between == apart)
     return float(np.median((starts[apart:] - starts[:-apart])[same])) / apart if same.any() else 0.0
+
+
+def lengths_ns(line: Timeline, table: Cells, here: slice = slice(None)) -> Array:
+    """From the arrival before each of some cells to its last: int64 (k,)."""
+    before = np.maximum(table.first_row[here] - 1, 0)
+    return np.asarray(line.ts_ns[table.end_row[here] - 1] - line.ts_ns[before])
+
+
+def touched(step: Array, late: Array) -> Array:
+    """Whether each step is one of the late ones, or follows one: what a late step makes others wait for shows in the
+    interval that leads into the next.
+    """
+    return np.asarray(np.isin(step, late) | np.isin(step - 1, late))
 
 
 def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:

@@ -13,6 +13,7 @@ import numpy as np
 from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
+from stallscope.diagnose.cells import lengths_ns, touched
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.excess import ledger_excess_ns
@@ -152,15 +153,14 @@ def _longer_at_most_ns(case: Case, mine: Sequence[LateStep], among: Sequence[Lat
     """
     table, line = case.judged, case.line
     here = slice(*np.searchsorted(table.process, [mine[0].process, mine[0].process + 1]))
-    step, first = table.step[here], table.first_row[here]
-    length = (line.ts_ns[table.end_row[here] - 1] - line.ts_ns[np.maximum(first - 1, 0)]).astype(np.float64)
+    step, length = table.step[here], lengths_ns(line, table, here).astype(np.float64)
     own, all_late = (np.array([one.step for one in late]) for late in (mine, among))
-    quiet = ~np.isin(step, all_late) & ~np.isin(step - 1, all_late) & ~line.is_first[first]
+    quiet = ~touched(step, all_late) & ~line.is_first[table.first_row[here]]
     if quiet.sum() < case.limits.steady_steps or len(case.waits.released_ns):
         return float("inf")
     usual = float(np.median(length[quiet]))
     spread = 1.4826 * float(np.median(np.abs(length[quiet] - usual)))
-    affected = length[np.isin(step, own) | np.isin(step - 1, own)]
+    affected = length[touched(step, own)]
     return max(float((affected - usual).sum()) + 2 * spread * len(affected) ** 0.5, 0.0)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from stallscope.diagnose.groups import by_group, median_of_others, medians, numbered, order_of, places
-from stallscope.diagnose.programs import Programs
+from stallscope.diagnose.programs import Programs, first_of_steps
 from stallscope.diagnose.sampled import spread_out
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -71,9 +71,7 @@ def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> A
     """For some rows the median over processes and steps of a value in that place of the program's step: all steps of
     up to _MOST_PEERS processes; NaN where none of these has it.
     """
-    begins = line.is_first.copy()
-    begins[1:] |= plan.step[1:] != plan.step[:-1]
-    first = np.flatnonzero(begins)
+    first = first_of_steps(line, plan)
     some = _some_rows(line, plan)
 
     def place_of(these: Array) -> tuple[Array, ...]:

@@ -30,10 +30,10 @@ class Seen:
 
 def seen(case: Case) -> Seen:
     """What a case shows."""
-    comm_of_round = np.zeros(case.met.n_rounds, np.int64)
-    comm_of_round[case.met.round] = case.line.comm
     n_rounds: dict[int, int] = {}
-    for comm, n in zip(case.line.comm_hash.tolist(), np.bincount(comm_of_round).tolist(), strict=False):
+    for comm, n in zip(
+        case.line.comm_hash.tolist(), np.bincount(case.line.comm_of_round).tolist(), strict=False
+    ):
         n_rounds[comm] = max(n_rounds.get(comm, 0), n)  # point-to-point pairs share their communicator
     return Seen(
         n_steps=len(np.unique(case.judged.step)),

@@ -51,7 +51,7 @@ def meetings(line: Timeline) -> Meetings:
     waits_for_all[list(SYNCHRONISING_OPS)] = True
     usable = waits_for_all[line.rows["op"]]
     usable |= line.is_p2p
-    spans = _spans_nodes(line)
+    spans = spans_nodes(line)
     if not spans.all():
         usable &= spans[line.comm]
     rows = np.flatnonzero(usable)
@@ -189,7 +189,7 @@ def _by_row(line: Timeline, rows: Array, release: Array, is_last: Array) -> Meet
     )
 
 
-def _spans_nodes(line: Timeline) -> Array:
+def spans_nodes(line: Timeline) -> Array:
     """By communicator: whether ranks of several nodes are in it."""
     n_comms = len(line.comm_hash)
     low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)

@@ -46,8 +46,7 @@ def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array
         return []
     call, _ = numbered(*(rows[name] for name in _CALL))
     told = []
-    comm_of_round = np.zeros(met.n_rounds, np.int64)
-    comm_of_round[met.round] = line.comm
+    comm_of_round = line.comm_of_round
     n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
     for number in odd_rounds.tolist():
         members = np.flatnonzero((met.round == number) & counted)

@@ -83,6 +83,13 @@ def programs(line: Timeline, told: Array | None = None) -> Programs:
     )
 
 
+def first_of_steps(line: Timeline, plan: Programs) -> Array:
+    """The first row of each step of each process: int64, sorted."""
+    begins = line.is_first.copy()
+    begins[1:] |= plan.step[1:] != plan.step[:-1]
+    return np.flatnonzero(begins)
+
+
 def _teller(line: Timeline, members: Array, told: Array | None) -> int:
     """The process of a program that has told the step of most of its rows; -1 where none told enough of them."""
     if told is None:

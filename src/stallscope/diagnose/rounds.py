@@ -8,6 +8,7 @@ import numpy as np
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.cores import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.in_order import flagged
+from stallscope.diagnose.meetings import spans_nodes
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
@@ -68,16 +69,9 @@ def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
     """
     if line.n_processes == 0 or line.node.min() == line.node.max():
         return None
-    calls, n_comms = line.calls, len(line.comm_hash)
-    node = line.node[calls.process]
-    low, high = np.full(n_comms, np.iinfo(np.int64).max), np.full(n_comms, -1)
-    np.minimum.at(low, calls.comm, node)
-    np.maximum.at(high, calls.comm, node)
-    worst = np.zeros(n_comms)
-    np.maximum.at(worst, calls.comm, clocks.error_ns[node])
-    comm_of_round = np.zeros(line.n_rounds, np.int64)
-    comm_of_round[line.round] = line.comm
-    return np.where(low < high, worst, 0.0)[comm_of_round]
+    worst = np.zeros(len(line.comm_hash))
+    np.maximum.at(worst, line.calls.comm, clocks.error_ns[line.node[line.calls.process]])
+    return np.where(spans_nodes(line), worst, 0.0)[line.comm_of_round]
 
 
 def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:

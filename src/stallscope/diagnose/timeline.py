@@ -118,6 +118,13 @@ class Timeline:
         return self.interval_ns - self.wait_ns
 
     @cached_property
+    def comm_of_round(self) -> Array:
+        """Number of the communicator of each round: int64 (n_rounds,)."""
+        out = np.zeros(self.n_rounds, np.int64)
+        out[self.round] = self.comm
+        return out
+
+    @cached_property
     def releases(self) -> tuple[Array, Array]:
         """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was
         not seen; and whether that was before its next arrival, bool (n,).
