@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from stallscope.receive.flat import Aligned, Array, Group
-from stallscope.receive.shape import BODY, Place, Shape, Unlike, as_text, shape_of, values
+from stallscope.receive.shape import BODY, Place, Shape, Unlike, as_text, shape_of, tag_of, values
 from stallscope.receive.values import as_dict
+from stallscope.store.hub.joining import repeated
 
 _REMEMBERED_BYTES = 4096
 _WORD = 8
@@ -52,7 +53,7 @@ def records(body: bytes) -> Records:
     groups: list[Group] = []
     places: list[tuple[list[int], list[int]]] = []
     for number, (tag, begin, end) in enumerate(_parts(body, 0, len(body))):
-        if tag != _tag(1):
+        if tag != tag_of(1, 2):
             raise Unlike
         _add_resource(body, begin, end, number, groups, places)
     starts = [start for found, _ in places for start in found]
@@ -79,11 +80,6 @@ def records(body: bytes) -> Records:
 
 def _as_arrow(found: Any) -> pa.Array:
     return pa.array(found) if isinstance(found, np.ndarray) else found
-
-
-def _tag(field: int, kind: int = 2) -> int:
-    """What a field begins with. kind: 0 varint, 1 eight bytes, 2 of a length that is told, 5 four bytes."""
-    return field << 3 | kind
 
 
 def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -123,11 +119,11 @@ def _add_resource(
     url = ""
     scopes: list[tuple[bytes, str, tuple[list[int], list[int]]]] = []
     for tag, begin, stop in _parts(body, at, end):
-        if tag == _tag(1) and resource is None:
+        if tag == tag_of(1, 2) and resource is None:
             resource = _attributes_of(body[begin:stop])
-        elif tag == _tag(2):
+        elif tag == tag_of(2, 2):
             scopes.append(_scope(body, begin, stop, look=not (number or scopes)))
-        elif tag == _tag(3):
+        elif tag == tag_of(3, 2):
             url = as_text(body[begin:stop])
         else:
             raise Unlike
@@ -145,7 +141,7 @@ def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, t
     scope, url = None, ""
     starts: list[int] = []
     ends: list[int] = []
-    record, n_alike, before = _tag(2), 0, 0
+    record, n_alike, before = tag_of(2, 2), 0, 0
     while at < end:
         tag = body[at]
         begin, size = at + 2, body[at + 1] if at + 1 < end else 0
@@ -163,9 +159,9 @@ def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, t
                 starts += range(begin + before, begin + before * (n_more + 1), before)
                 ends += range(begin + size + before, begin + size + before * (n_more + 1), before)
                 n_alike, begin = 0, begin + before * n_more
-        elif tag == _tag(1) and scope is None:
+        elif tag == tag_of(1, 2) and scope is None:
             scope = body[begin : begin + size]
-        elif tag == _tag(3):
+        elif tag == tag_of(3, 2):
             url = as_text(body[begin : begin + size])
         else:
             raise Unlike
@@ -260,9 +256,9 @@ def _column(kind: str, places: list[tuple[Place, Array]], order: Array | None) -
         numbers = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return numbers if order is None else numbers[order]
     if all(isinstance(part, str) and part == parts[0] for part in parts):
-        return pa.repeat(pa.scalar(parts[0], pa.string()), sum(len(found) for _, found in places))
+        return repeated(parts[0], sum(len(found) for _, found in places))
     arrays = [
-        pa.repeat(pa.scalar(part, pa.string()), len(found)) if isinstance(part, str) else part
+        repeated(part, len(found)) if isinstance(part, str) else part
         for part, (_, found) in zip(parts, places, strict=True)
     ]
     texts = pa.concat_arrays(arrays)

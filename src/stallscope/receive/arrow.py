@@ -22,6 +22,7 @@ from stallscope.receive import words
 from stallscope.receive.unpacking import inflated_to, unpacked
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.joining import repeated
 
 METHOD = "/stallscope.v1.Ingest/Append"
 VERSION = 1
@@ -238,7 +239,7 @@ def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
     plain = np.asarray(numbers.fill_null(0) if numbers.null_count else numbers).astype(np.int64)
     if len(plain) and (plain == plain[0]).all():
         word = known[plain[0]] if 0 <= plain[0] < len(known) else ""
-        return _repeated(word or None, len(plain))
+        return repeated(word or None, len(plain))
     plain[(plain < 0) | (plain >= len(known))] = len(known)
     return _as_array(known).take(pa.array(plain))
 
@@ -252,7 +253,7 @@ def _as_array(known: tuple[str, ...]) -> pa.Array:
 def _hex(numbers: pa.Array) -> pa.Array:
     """16 hexadecimal digits; NULL for 0."""
     if len(numbers) and not numbers.null_count and ((plain := np.asarray(numbers)) == plain[0]).all():
-        return _repeated(_digits(int(plain[0])), len(numbers))
+        return repeated(_digits(int(plain[0])), len(numbers))
     coded = numbers.dictionary_encode()
     texts = [_digits(number) for number in coded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(coded.indices)
@@ -260,10 +261,6 @@ def _hex(numbers: pa.Array) -> pa.Array:
 
 def _digits(number: int | None) -> str | None:
     return f"{number & (1 << 64) - 1:016x}" if number else None
-
-
-def _repeated(text: str | None, n: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), n)
 
 
 def _padded(values: pa.Array) -> pa.Array:
@@ -285,7 +282,7 @@ def _located(rows: pa.Table, node: str, cluster: str) -> pa.Table:
     """The rows, with the batch's node and cluster where they have none of their own."""
     for name, value in (("node_id", node), ("cluster_id", cluster)):
         if name not in rows.column_names and value:
-            rows = rows.append_column(name, _repeated(value, len(rows)))
+            rows = rows.append_column(name, repeated(value, len(rows)))
     return rows
 
 

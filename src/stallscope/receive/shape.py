@@ -60,7 +60,7 @@ def shape_of(record: bytes) -> Shape:
     at = 0
     while at < len(record):
         tag = record[at]
-        if tag == _tag(6, 2):
+        if tag == tag_of(6, 2):
             begin, at = reading.told(at + 1, len(record))
             key, place = reading.attribute(begin, at)
             if key in attributes:
@@ -74,7 +74,7 @@ def shape_of(record: bytes) -> Shape:
     return Shape(fields, attributes, bytes(reading.mask))
 
 
-def _tag(field: int, kind: int) -> int:
+def tag_of(field: int, kind: int) -> int:
     """What a field begins with. kind: 0 varint, 1 eight bytes, 2 of a length that is told, 5 four bytes."""
     return field << 3 | kind
 
@@ -109,10 +109,10 @@ class _Reading:
 
     def attribute(self, at: int, end: int) -> tuple[str, Place]:
         """A KeyValue: field 1 the key, field 2 the value."""
-        if self.record[at : at + 1] != bytes([_tag(1, 2)]):
+        if self.record[at : at + 1] != bytes([tag_of(1, 2)]):
             raise Unlike
         begin, stop = self.told(at + 1, end)
-        if self.record[stop : min(stop + 1, end)] != bytes([_tag(2, 2)]):
+        if self.record[stop : min(stop + 1, end)] != bytes([tag_of(2, 2)]):
             raise Unlike
         value, value_end = self.told(stop + 1, end)
         if value_end != end:
@@ -122,13 +122,13 @@ class _Reading:
     def any_value(self, at: int, end: int) -> Place:
         """An AnyValue that is a text, a truth, an integer or a number."""
         tag = self.record[at] if at < end else None
-        if tag == _tag(1, 2):
+        if tag == tag_of(1, 2):
             place = self.bytes_(at + 1, end, "text")
-        elif tag == _tag(3, 0):
+        elif tag == tag_of(3, 0):
             place = self.varint(at + 1, end)
-        elif tag == _tag(4, 1):
+        elif tag == tag_of(4, 1):
             place = self.fixed(at + 1, end, _WORD, "number")
-        elif tag == _tag(2, 0):
+        elif tag == tag_of(2, 0):
             place = self.varint(at + 1, end, "truth")
         else:
             raise Unlike
@@ -151,16 +151,16 @@ class _Reading:
 
 
 _READ = {
-    _tag(1, 1): lambda reading, at: reading.fixed(at, len(reading.record), _WORD, "fixed64"),
-    _tag(11, 1): lambda reading, at: reading.fixed(at, len(reading.record), _WORD, "fixed64"),
-    _tag(8, 5): lambda reading, at: reading.fixed(at, len(reading.record), _WORD // 2, "fixed32"),
-    _tag(2, 0): lambda reading, at: reading.varint(at, len(reading.record), "severity"),
-    _tag(7, 0): lambda reading, at: reading.varint(at, len(reading.record), "uint32"),
-    _tag(3, 2): lambda reading, at: reading.bytes_(at, len(reading.record), "text"),
-    _tag(12, 2): lambda reading, at: reading.bytes_(at, len(reading.record), "text"),
-    _tag(9, 2): lambda reading, at: reading.bytes_(at, len(reading.record)),
-    _tag(10, 2): lambda reading, at: reading.bytes_(at, len(reading.record)),
-    _tag(BODY, 2): lambda reading, at: reading.body(at),
+    tag_of(1, 1): lambda reading, at: reading.fixed(at, len(reading.record), _WORD, "fixed64"),
+    tag_of(11, 1): lambda reading, at: reading.fixed(at, len(reading.record), _WORD, "fixed64"),
+    tag_of(8, 5): lambda reading, at: reading.fixed(at, len(reading.record), _WORD // 2, "fixed32"),
+    tag_of(2, 0): lambda reading, at: reading.varint(at, len(reading.record), "severity"),
+    tag_of(7, 0): lambda reading, at: reading.varint(at, len(reading.record), "uint32"),
+    tag_of(3, 2): lambda reading, at: reading.bytes_(at, len(reading.record), "text"),
+    tag_of(12, 2): lambda reading, at: reading.bytes_(at, len(reading.record), "text"),
+    tag_of(9, 2): lambda reading, at: reading.bytes_(at, len(reading.record)),
+    tag_of(10, 2): lambda reading, at: reading.bytes_(at, len(reading.record)),
+    tag_of(BODY, 2): lambda reading, at: reading.body(at),
 }
 """LogRecord's fields by their first byte: times, flags, severity, dropped attributes, texts, ids, the body."""
 

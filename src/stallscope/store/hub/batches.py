@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stallscope.store.hub import schema
-from stallscope.store.hub.joining import joined, nulls
+from stallscope.store.hub.joining import joined, nulls, repeated
 from stallscope.store.hub.journal import Entry
 from stallscope.store.hub.packing import packed
 
@@ -56,7 +56,7 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
     """The rows with all columns of the table: those the hub gives itself, too."""
     wanted = schema.arrow_schema(schema.TABLES[table])
     given = {
-        "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(rows)),
+        "tenant": repeated(tenant, len(rows)),
         "received_at": pa.repeat(pa.scalar(received_us, pa.int64()), len(rows)).cast(
             pa.timestamp("us", "UTC")
         ),

@@ -14,6 +14,11 @@ def nulls(n: int, kind: pa.DataType) -> pa.Array:
     return found.slice(0, n) if found is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
 
 
+def repeated(text: str | None, n: int) -> pa.Array:
+    """A text n times."""
+    return pa.repeat(pa.scalar(text, pa.string()), n)
+
+
 @cache
 def _nulls() -> dict[int, pa.Array]:
     """NULLs of the types that tables are made of, by the number of the type: a type itself is slow as a key."""
