@@ -64,6 +64,13 @@ def test_real_dumps_read_the_same_as_with_the_unpickler_of_python(shared: Path, 
             assert plain(file.read_bytes(), file.name) == Refusing(stream).load()
 
 
+def copy_without(lost: set[int], dumps: Path, to: Path) -> None:
+    """Copy the dumps of all ranks but these."""
+    for file in dumps.iterdir():
+        if int(file.name.removeprefix("_dump_")) not in lost:
+            (to / file.name).write_bytes(file.read_bytes())
+
+
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "lost", "ranks"),
@@ -76,9 +83,7 @@ def test_real_dumps_read_the_same_as_with_the_unpickler_of_python(shared: Path, 
 def test_a_rank_that_was_killed_is_named_by_its_missing_dump(
     shared: Path, tmp_path: Path, name: str, lost: set[int], ranks: set[int]
 ):
-    for file in (shared / "public" / "flight-recorder" / name).iterdir():
-        if int(file.name.removeprefix("_dump_")) not in lost:
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
     (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
     assert set(verdict.ranks) == ranks
     assert verdict.confidence == 0.7
@@ -96,9 +101,7 @@ def test_a_rank_that_was_killed_is_named_by_its_missing_dump(
 def test_a_lost_dump_accuses_nobody_where_others_explain_the_waits(
     shared: Path, tmp_path: Path, name: str, lost: set[int], ranks: set[int]
 ):
-    for file in (shared / "public" / "flight-recorder" / name).iterdir():
-        if int(file.name.removeprefix("_dump_")) not in lost:
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
     (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
     assert set(verdict.ranks) == ranks
     assert verdict.evidence["left_no_dump"] == sorted(lost)
