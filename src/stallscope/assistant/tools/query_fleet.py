@@ -71,14 +71,12 @@ def _chains(asker: Node, since_ns: int | None) -> Fleet:
     report = asker.diagnosed(found.trace)
     rows: list[list[Any]] = [
         [
-            *(
-                v.kind,
-                v.summary,
-                v.ranks,
-                v.nodes,
-                v.causes[0].cause.name if v.causes else None,
-                v.confidence,
-            ),
+            v.kind,
+            v.summary,
+            v.ranks,
+            v.nodes,
+            v.causes[0].cause.name if v.causes else None,
+            v.confidence,
             *((v.cost.gpu_seconds, v.cost.usd) if v.cost else (None, None)),
         ]
         for v in report.verdicts
