@@ -61,12 +61,12 @@ _MISSING_FOR = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that trace watch a live machine, and those that start servers need it to answer: one repeat is allowed
-    where it was busy, and is told as such.
+    """Those that trace watch a live machine, and those that start servers need it to answer: two repeats are
+    allowed where it was busy, and are told as such.
     """
     for item in items:
         if item.get_closest_marker("bpf") or _SERVERS & set(item.path.relative_to(ROOT).parts):
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

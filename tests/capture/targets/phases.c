@@ -237,11 +237,13 @@ static void leave_a_sync_without_return(void)
 		cudaStreamSynchronize(1000000, 0);
 }
 
-static void *brief(void *unused)
+/* Gives in *argument when its call began: until then a busy core may have kept it waiting, and it is nobody known. */
+static void *brief(void *argument)
 {
 	pin(1);
+	*(long *)argument = now();
 	cudaStreamSynchronize(15000, 0);
-	return unused;
+	return NULL;
 }
 
 int main(int n_args, char **args)
@@ -251,6 +253,7 @@ int main(int n_args, char **args)
 	struct uffdio_api api = {.api = UFFD_API};
 	pthread_t threads[3];
 	pid_t child;
+	long called_ns;
 	char byte;
 
 	pin(0);
@@ -343,9 +346,9 @@ int main(int n_args, char **args)
 		cudaFree(0); /* the next call shows that it was left */
 		sleep_ms(20);
 		end("jump", "wait_gpu", 10 * MS, "sleep", 20 * MS, NULL);
-		pthread_create(&threads[2], NULL, brief, NULL);
+		pthread_create(&threads[2], NULL, brief, &called_ns);
 		pthread_join(threads[2], NULL);
-		end("brief_thread", "wait_gpu", 15 * MS, NULL);
+		end("brief_thread", "wait_gpu", 15 * MS, "lock", called_ns - begin_ns, NULL);
 		if (plain.uffd < 0)
 			continue;
 		page = plain.page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
