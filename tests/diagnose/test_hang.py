@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.layout import HOST_EVENTS, empty
+from stallscope.events.layout import HOST_EVENTS, POSITIONS, empty
 from stallscope.events.names import Category, CollectiveFlag, HostKind, Op
 
 from .builders import MS, Call, Gone, Job, data_parallel, dp_trace, trace_of
@@ -27,6 +27,36 @@ def test_the_missing_rank_is_named_with_what_it_does_instead():
     assert verdict.causes[0].cause.name == "missing_rank"
     assert verdict.evidence["doing"] == [{"rank": 2, "is_alive": True, "state": "io"}]
     assert "state io" in verdict.summary
+
+
+IN_PYTHON = ("clock_nanosleep+0xbf (libc.so.6)", "/job/train.py:88 wait_for_ever", "/job/train.py:120 main")
+FOR_WORK = (
+    "0x98e51 (libc.so.6)",
+    "pthread_cond_wait+0x20c (libc.so.6)",
+    "ReadyQueue::pop+0x4a (libtorch_cpu.so)",
+)
+IN_NCCL = ("poll+0x4f (libc.so.6)", "ncclCommInit+0x20 (libnccl.so.2)")
+
+
+@pytest.mark.parametrize(
+    ("of_caller", "told"),
+    [
+        (FOR_WORK, IN_PYTHON),
+        (IN_NCCL, IN_NCCL),
+        (("/job/model.py:7 backward",), ("/job/model.py:7 backward",)),
+    ],
+)
+def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_work(of_caller, told):
+    """PyTorch's backward pass runs in a thread of its own, which waits between two passes."""
+    trace = hung(Gone(2, 30, 1, Category.SLEEP))
+    pid, caller = int(trace.processes["pid"][2]), 77777
+    trace.collectives["tid"][trace.collectives["pid"] == pid] = caller
+    positions = empty(POSITIONS, 2)
+    positions["ts_ns"], positions["pid"] = int(trace.snapshots["ts_ns"].max()), pid
+    positions["tid"], positions["stack"] = (caller, pid), (1, 2)
+    looked = replace(trace, positions=positions, stacks={1: of_caller, 2: IN_PYTHON})
+    (doing,) = only(report_of(looked)).evidence["doing"]
+    assert doing["stack"] == list(told)
 
 
 def test_several_missing_ranks_are_named_not_the_one_that_is_ahead():

@@ -22,6 +22,10 @@ _OF_THE_SYSTEM = re.compile(
     r"^(lib(c|pthread|dl|m|rt|gcc_s|stdc\+\+|ffi|cuda|cudart|nccl|nvidia)\b|ld-linux|_ctypes\.)"
 )
 _IDLE = re.compile(r"/threading\.py:\d+ (\w+\.)?(wait|_bootstrap|_bootstrap_inner|run)$")
+_WAITS_FOR_WORK = re.compile(r"^(_*pthread_cond_(timed|clock)?wait|_ZNSt18condition_variable)")
+"""Of a thread without Python frames, such as the one in which PyTorch runs the backward pass: it stands here between
+two passes, and it is the one that makes the collectives.
+"""
 
 
 def in_own_code(frames: Sequence[str]) -> str:
@@ -69,8 +73,8 @@ def _place(trace: Trace, stack: int) -> tuple[str, ...]:
 
 
 def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]:
-    """The stack of a process when it was last looked at: of the thread that makes its collectives, if that runs
-    Python code, else of its main thread. Empty where there is none since its last arrival.
+    """The stack of a process when it was last looked at: of the thread that makes its collectives, unless that waits
+    for work, else of its main thread. Empty where there is none since its last arrival.
     """
     rows = trace.positions
     rows = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
@@ -84,6 +88,13 @@ def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]
     caller = int(arrivals["tid"][np.argmax(arrivals["ts_ns"])]) if len(arrivals) else -1
     for tid in (caller, int(line.pid[process]), *by_tid):
         frames = by_tid.get(tid, ())
-        if frames and not _IDLE.search((in_python(frames) or frames)[0]):
+        if frames and not _is_idle(frames):
             return frames
     return ()
+
+
+def _is_idle(frames: Sequence[str]) -> bool:
+    """Whether a thread that stands here has nothing to do."""
+    if python := in_python(frames):
+        return bool(_IDLE.search(python[0]))
+    return any(_WAITS_FOR_WORK.match(frame) for frame in frames)
