@@ -2,7 +2,7 @@
 
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause, whatever they cost (docs/decisions/hot-hooks.md).
+cause and hooks are little beside it (docs/decisions/hot-hooks.md).
 
 A period begins when a group is switched on. What it has cost its busiest thread since then is hits times the cost of
 one; once that is the budget of a whole period, the group is off until the budget has paid for it. The first period is
@@ -32,7 +32,9 @@ _FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
 _LOOK_EVERY_S = 0.2
 _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
-"""Share of a thread's time in asynchronous copies from which on they could be a cause."""
+"""Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
+_DEAR = 0.05
+"""... if hooks add no more than this share to them. Many short ones are copies on the device: those block nobody."""
 _LEAST_SHARE = 0.2
 """Of the budget, which hot hooks have in any case, however much of it the copies take."""
 _QUIET = 0.5
@@ -57,30 +59,27 @@ class Group:
     length_ns: int = _FIRST_PERIOD_NS
     next_on_ns: int = 0
     spent: float = 0.0  # ns that its busiest thread has lost to it in this period
-    inside_share: float = 0.0
+    inside_share: float = 0.0  # of this period so far, of the thread that is longest inside
+    added_share: float = 0.0  # what hooks add to its time inside
     on_ns: int = 0  # how long it was on, up to on_since_ns
     on_since_ns: int = 0
     _before: Counted = field(default_factory=dict)
-    _looked_ns: int = 0
-    _spent_by: dict[tuple[int, int], float] = field(default_factory=dict)
+    _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
+    """By thread: ns lost to hooks, ns inside."""
 
     def look(self, now: Counted, now_ns: int, *, cost_ns: float) -> None:
         """Take in what has been counted since the last look."""
-        elapsed_ns = max(now_ns - self._looked_ns, 1)
-        most_inside = 0
         for thread, (hits, inside_ns) in now.items():
             hits_before, inside_before = self._before.get(thread, (0, 0))
             n = hits - hits_before if hits >= hits_before else hits
-            self._spent_by[thread] = self._spent_by.get(thread, 0.0) + n / 2 * cost_ns
-            most_inside = max(most_inside, inside_ns - inside_before)
+            spent, inside = self._spent_by.get(thread, (0.0, 0))
+            self._spent_by[thread] = spent + n / 2 * cost_ns, inside + max(inside_ns - inside_before, 0)
         self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
-        self._before, self._looked_ns = now, now_ns
-        self.spent = max(self._spent_by.values(), default=0.0)
-        self.inside_share = most_inside / elapsed_ns
-
-    def passed(self, now_ns: int) -> None:
-        """Time in which next to nothing was counted: what has come since will be of the time from now on."""
-        self._looked_ns = now_ns
+        self._before = now
+        self.spent = max((spent for spent, _ in self._spent_by.values()), default=0.0)
+        added, inside = max(self._spent_by.values(), key=lambda one: one[1], default=(0.0, 0))
+        self.inside_share = inside / max(now_ns - self.period_ns, 1)
+        self.added_share = added / max(inside, 1)
 
     def load(self, now_ns: int) -> float:
         """Share of its busiest thread's time that it has cost in this period so far, a whole second at least."""
@@ -97,7 +96,7 @@ class Group:
         if self.is_on and not is_on:
             self.on_ns += now_ns - self.on_since_ns
         if is_on and not self.is_on:
-            self.on_since_ns = self._looked_ns = now_ns
+            self.on_since_ns = now_ns
         self.is_on = is_on
 
     def on_so_far_ns(self, now_ns: int) -> int:
@@ -107,7 +106,7 @@ class Group:
 
 def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
     """Whether a group has spent what a whole period may cost. budget: share of a thread's time."""
-    if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING:
+    if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING and state.added_share <= _DEAR:
         return False
     return state.spent > budget * state.length_ns
 
@@ -148,7 +147,7 @@ class Governor:
     def __post_init__(self) -> None:
         now_ns = self._quiet_ns = self.clock_ns()
         for group in GOVERNED:
-            self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns, _looked_ns=now_ns)
+            self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
             self._told[group] = (now_ns, 0)
         self._told[HookGroup.ALWAYS] = (now_ns, 0)
         if not self.has_hot_hooks:
@@ -268,10 +267,7 @@ class Governor:
         hits = int(self.program.hits()[list(self.groups)].sum())
         n, self._n_hits = hits - self._n_hits, hits
         elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
-        is_quiet = n >= 0 and n / 2 * self.cost_ns < _QUIET * self.budget * elapsed_ns
-        for one in self.groups.values() if is_quiet else ():
-            one.passed(now_ns)
-        return is_quiet
+        return n >= 0 and n / 2 * self.cost_ns < _QUIET * self.budget * elapsed_ns
 
     def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
         state = self.groups[group]
