@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "ddp": Shape(8, 4096, 8192),
-    "fsdp": Shape(8, 4096, 8192),
+    "fsdp": Shape(8, 4096, 32768),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
     "inference": Shape(24, 4096, 256),
@@ -68,6 +68,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--steps", type=int, default=0, help="ends after so many, if not 0")
     parser.add_argument("--rows", type=int, default=0, help="of a batch, if not that of the kind")
+    parser.add_argument("--pin", action="store_true", help="each rank, once it is warm, to a CPU of its own")
     parser.add_argument("--gate", action="store_true")
     return parser.parse_args()
 
@@ -408,6 +409,8 @@ def train(chosen: argparse.Namespace, me: Rank) -> None:
             print(f"{step},{start_ns},{begin_ns},{forward_ns},{end_ns},{int(is_disturbed)}", file=clock)
             step += 1
             if step == WARM_STEPS:
+                if chosen.pin:
+                    pin(me)
                 say_ready(chosen, me, ending)
     synchronize(me.device)
 
@@ -418,6 +421,15 @@ def is_late_by_loader(chosen: argparse.Namespace, rank: int, step: int) -> bool:
         fault.name == "input" and fault.rank == rank and fault.is_due(rank, step, n_ranks=1)
         for fault in chosen.fault
     )
+
+
+def pin(me: Rank) -> None:
+    """All threads of this rank stay on one CPU, those of the ranks far apart."""
+    cpus = sorted(os.sched_getaffinity(0))
+    own = cpus[me.rank * len(cpus) // me.n_ranks]
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), {own})
 
 
 def say_ready(chosen: argparse.Namespace, me: Rank, ending: Ending) -> None:

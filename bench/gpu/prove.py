@@ -149,7 +149,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of scenarios and workloads")
     parser.add_argument("--skip", nargs="*", default=[], help="likewise")
     parser.add_argument("--from", dest="first", default="", help="begin with this one, in the usual order")
-    parser.add_argument("--window", type=float, default=3.0, help="seconds of a window of the slowdown")
     parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
     return parser.parse_args()
 
@@ -248,7 +247,6 @@ def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part])
         job,
         disk=proof.disk,
         seconds=min(seconds, proof.left_s),
-        window_s=proof.chosen.window,
         hook_ns=proof.hook_ns,
         agent_words=proof.agent_words(job),
     )

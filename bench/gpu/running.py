@@ -117,7 +117,7 @@ def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> I
     """
     agent = start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
     try:
-        _await_said(agent, awaits)
+        wait_until_said(agent, awaits)
         yield agent
         if agent.process.poll() is not None:
             raise Failed(f"the agent ended by itself: {agent.last_words()}")
@@ -132,8 +132,8 @@ def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> I
         end(agent)
 
 
-def _await_said(agent: Program, awaited: str) -> None:
-    """Goes on without after a while: NCCL may be linked into a library of another name."""
+def wait_until_said(agent: Program, awaited: str = ATTACHED) -> None:
+    """Goes on without after a while: NCCL may be linked into a library of another name. Raises Failed."""
     end_s = time.monotonic() + ATTACH_S
     while not re.search(awaited, agent.said.read_text(errors="replace")):
         if agent.process.poll() is not None:

@@ -1,9 +1,9 @@
-"""What tracing costs a step: it is switched on and off in alternating windows of one running job.
+"""What tracing costs a step: hooks are taken off and set again in alternating windows of one running job.
 
 Each window in which the agent traced is compared with the mean of the windows before and after it, so that
-a drift of the machine cancels out. The mean of these comparisons and its 95 % interval come from Student's t;
-neighbours share a window, which widens the interval by sqrt(4/3). Beside it stands what the hooks should cost:
-hits x the measured cost of one (see bench_hook_cost.py).
+a drift of the machine cancels out; the agent goes on meanwhile (switching.py), so that windows are short. The mean of
+these comparisons and its 95 % interval come from Student's t; neighbours share a window, which widens the interval by
+sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
 """
 
 import math
@@ -19,17 +19,19 @@ import judging
 import numpy as np
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
-from running import Failed, Job, end, tracing
+from running import Failed, Job, end
+from switching import Agent, switched
 
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
 LEAST_RUNS = 6
-MOST_RUNS = 60
-SETTLE_S = 0.4
-GOVERNED_S = 2.5
+MOST_RUNS = 200
+SETTLE_S = 0.15
+GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
+LOOK_EVERY = 8
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
 HOOK_NS = {"entry_only": 560.0, "collective": 1150.0}
@@ -53,7 +55,7 @@ class Window(NamedTuple):
         return (self.end_ns - self.begin_ns) / 1e9
 
 
-class Agent(NamedTuple):
+class Use(NamedTuple):
     """What the agent's process uses."""
 
     cpu_s: float
@@ -88,28 +90,31 @@ class Counts(NamedTuple):
     window: Window
     runs: Runs
     n_collectives: int
-    agent: Agent
+    agent: Use
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A job to slow down. words: of job.py. seconds: at most so long."""
+    """A job to slow down. words: of job.py. seconds: at most so long. window_s: of each window."""
 
     name: str
     words: tuple[str, ...]
     seconds: float
+    window_s: float = 1.0
 
 
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", "--sync"), 95),
-    Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85),
+    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin"), 95),
+    Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
     Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
-    Workload("slowdown graph", ("--kind", "graph", "--sync"), 70),
-    Workload("slowdown inference", ("--kind", "inference", "--sync"), 70),
+    Workload("slowdown graph", ("--kind", "graph", "--sync"), 70, window_s=0.5),
+    Workload("slowdown inference", ("--kind", "inference", "--sync", "--pin"), 70, window_s=0.5),
 )
 """GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
-a step; requests without collectives."""
+a step; requests without collectives. Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a
+virtual machine is slower or faster by 10 % for seconds.
+"""
 
 
 def measured(
@@ -118,30 +123,36 @@ def measured(
     *,
     disk: Path,
     seconds: float,
-    window_s: float,
     hook_ns: dict[str, float],
     agent_words: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Switches tracing on and off beside a job at its gate until the interval is narrow or the time is over.
 
-    disk: a folder for the traces. seconds: for the whole. Raises Failed. The job is ended.
+    disk: a folder for the trace. seconds: for the whole. Raises Failed. The job is ended.
     """
     end_s = time.monotonic() + seconds
     every = 1 if "--no-sync" not in workload.words else STEPS_BETWEEN_READS
+    db = disk / "slowdown.db"
     try:
         job.await_loaded()
         job.go()
         job.await_ready()
-        time.sleep(2 * SETTLE_S)
-        counts = counted(disk, agent_words)
-        windows = switched(job, disk, window_s=window_s, end_s=end_s, agent_words=agent_words, every=every)
+        with switched(db, words=agent_words) as agent:
+            time.sleep(GOVERNED_S)
+            runs, use, counting = counted(agent)
+            windows = alternating(job, agent, window_s=workload.window_s, end_s=end_s, every=every)
         steps = read_clock(job.folder, every)
+        ts_ns = node.read(db).collectives["ts_ns"]
+        db.unlink()
+        check_switched(ts_ns, windows)
+        counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
             **slowdown(windows, steps),
             **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
             "gpus": job.n_ranks,
-            "window_s": window_s,
+            "window_s": workload.window_s,
+            "is_pinned": "--pin" in workload.words,
         }
     finally:
         job.stop()
@@ -150,24 +161,21 @@ def measured(
         end(job.launcher)
 
 
-def switched(
-    job: Job, disk: Path, *, window_s: float, end_s: float, agent_words: tuple[str, ...], every: int
-) -> list[Window]:
+def alternating(job: Job, agent: Agent, *, window_s: float, end_s: float, every: int) -> list[Window]:
     """Windows off, on, off, on, ..., off."""
+    agent.switch(is_on=False)
     windows = [window(window_s, is_on=False)]
     cycle_s = 0.0
     while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MOST_RUNS:
         begin_s = time.monotonic()
-        db = disk / f"on{len(windows)}.db"
-        with tracing(db, words=agent_words):
-            time.sleep(GOVERNED_S)
-            windows.append(window(window_s, is_on=True))
-        windows.append(window(window_s, is_on=False))
-        db.unlink()
+        for is_on in (True, False):
+            agent.switch(is_on=is_on)
+            windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
-        found = estimates(windows, read_clock(job.folder, every))
-        if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
-            break
+        if len(windows) % (2 * LOOK_EVERY) == 1:
+            found = estimates(windows, read_clock(job.folder, every))
+            if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
+                break
         if job.launcher.process.poll() is not None:
             raise Failed(f"the job ended: {job.launcher.last_words()}")
     return windows
@@ -234,37 +242,30 @@ def slowdown(windows: list[Window], steps: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def counted(disk: Path, agent_words: tuple[str, ...]) -> Counts:
+def counted(agent: Agent) -> tuple[Runs, Use, Window]:
     """A window in which the kernel counts runs of BPF programs.
 
     Counting makes a run dearer, so no slowdown is taken from it.
     """
-    db = disk / "counting.db"
     before = STATISTICS.read_text()
     STATISTICS.write_text("1")
     try:
-        with tracing(db, words=agent_words) as agent:
-            time.sleep(SETTLE_S + GOVERNED_S)
-            pid = agent.process.pid
-            first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
-            time.sleep(COUNT_S)
-            runs, use, end_ns = program_runs(pid).since(first), agent_use(pid), time.monotonic_ns()
+        time.sleep(SETTLE_S)
+        pid = agent.program.process.pid
+        first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
+        time.sleep(COUNT_S)
+        runs, use, end_ns = program_runs(pid).since(first), agent_use(pid), time.monotonic_ns()
     finally:
         STATISTICS.write_text(before)
-    return Counts(
-        Window(begin_ns, end_ns, is_on=True),
-        runs,
-        n_collectives(db, begin_ns, end_ns),
-        use._replace(cpu_s=use.cpu_s - cpu_s),
-    )
+    return runs, use._replace(cpu_s=use.cpu_s - cpu_s), Window(begin_ns, end_ns, is_on=True)
 
 
-def agent_use(pid: int) -> Agent:
+def agent_use(pid: int) -> Use:
     """CPU time and peak of memory so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    return Agent((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024)
+    return Use((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024)
 
 
 def program_runs(pid: int) -> Runs:
@@ -282,10 +283,16 @@ def program_runs(pid: int) -> Runs:
     return Runs(uprobe, other, run_ns)
 
 
-def n_collectives(db: Path, begin_ns: int, end_ns: int) -> int:
-    """Collectives in a trace between two moments, over all ranks."""
-    ts_ns = node.read(db).collectives["ts_ns"]
-    return int(((ts_ns >= begin_ns) & (ts_ns <= end_ns)).sum())
+def n_collectives(ts_ns: NDArray[np.int64], window: Window) -> int:
+    """How many came within a window, over all ranks."""
+    return int(((ts_ns >= window.begin_ns) & (ts_ns <= window.end_ns)).sum())
+
+
+def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
+    """Raises Failed where a job's collectives came in windows without hooks, or did not in those with."""
+    for one in windows if len(ts_ns) else ():
+        if bool(n_collectives(ts_ns, one)) != one.is_on:
+            raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
 
 
 def hits(

@@ -1,0 +1,195 @@
+"""The agent as a user starts it, whose hooks can be taken off all at once and set again, for a comparison in pairs.
+
+    python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done
+
+The agent itself goes on: a new start would take ten seconds, in which a machine drifts by more than hooks cost. While
+the hooks are off the governor's clock stands still, so that what it pays for is the time with hooks. It is the agent's
+own code; only the program and the governor that it makes are these.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from running import CTRL_C_S, Failed, Program, end, wait_until_said
+
+from stallscope import agent, cli
+from stallscope.capture import program as kernel_side
+from stallscope.capture.governor import Governor
+from stallscope.capture.libbpf import Refused
+from stallscope.capture.operations import Hook
+from stallscope.capture.optional import ASKED, Optional
+from stallscope.capture.program import Link
+
+ANSWER_S = 20.0
+_AT_ONCE = 32
+"""Links closed side by side: each waits for the kernel, some 30 ms."""
+
+
+class Switched(kernel_side.Program):
+    """A program that remembers what it has hooked."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._lock = threading.RLock()
+        self._places: dict[Link, tuple[int, Sequence[Hook], int]] = {}
+        self._told: list[str] = []
+        self._off_since_ns = 0
+        self._off_ns = 0
+
+    def clock_ns(self) -> int:
+        """Time with hooks; monotonic as long as they were never off."""
+        with self._lock:
+            return (self._off_since_ns or time.monotonic_ns()) - self._off_ns
+
+    def attach(self, path: str, hooks: Sequence[Hook], *, pid: int = 0) -> Link:
+        """As the program does; while the hooks are off, for later."""
+        with self._lock:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            is_off = bool(self._off_since_ns)
+            link = Link(self._object) if is_off else super().attach(path, hooks, pid=pid)
+            if is_off:
+                self._links.append(link)
+            self._places[link] = fd, hooks, pid
+            return link
+
+    def release(self, link: Link) -> None:
+        """As the program does."""
+        with self._lock:
+            if place := self._places.pop(link, None):
+                os.close(place[0])
+            super().release(link)
+
+    def detach(self) -> None:
+        """As the program does."""
+        with self._lock:
+            super().detach()
+
+    def switch(self, *, is_on: bool) -> None:
+        """All hooks and tracepoints on, or off; returns when they are."""
+        with self._lock, ThreadPoolExecutor(_AT_ONCE) as at_once:
+            if is_on == (not self._off_since_ns):
+                return
+            if is_on:
+                for name in self._told:
+                    self._tracepoints.append(self._object.attach(name))
+                list(at_once.map(self._hook_again, self._places))
+                self._off_ns += time.monotonic_ns() - self._off_since_ns
+                self._off_since_ns = 0
+            else:
+                self._off_since_ns = time.monotonic_ns()
+                closing = [at_once.submit(link.close) for link in self._links]
+                closing += [at_once.submit(self._object.detach, one) for one in self._tracepoints]
+                self._tracepoints = []
+                for one in closing:
+                    one.result()
+
+    def _hook_again(self, link: Link) -> None:
+        fd, hooks, pid = self._places[link]
+        for part in kernel_side._PARTS:
+            if chosen := [hook for hook in hooks if hook.part == part]:
+                self._hook(link, part, f"/proc/self/fd/{fd}", chosen, pid)
+
+    def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
+        super()._start(switch, optional, pids)
+        names = [name for name in optional.programs() if name not in ASKED]
+        self._told = [*names, switch, *kernel_side._TRACEPOINTS]
+
+
+def main() -> None:
+    """Be the agent."""
+    agent.Program = Loading  # type: ignore[misc, assignment]
+    agent.Governor = governed  # type: ignore[misc, assignment]
+    cli.main()
+
+
+class Loading:
+    """Stands for the program's class in the agent."""
+
+    @staticmethod
+    def load(options: kernel_side.Options) -> Switched:
+        """The program, and a thread that switches it."""
+        loaded = Switched.load(options)
+        threading.Thread(target=_obey, args=(loaded,), daemon=True).start()
+        return loaded
+
+
+def governed(program: Switched, budget: float, cost_ns: float) -> Governor:
+    """A governor whose clock is that of the program."""
+    return Governor(program, budget, cost_ns, clock_ns=program.clock_ns)
+
+
+def _obey(loaded: Switched) -> None:
+    for word in map(str.strip, sys.stdin):
+        try:
+            loaded.switch(is_on=word == "on")
+        except Refused as refusal:
+            word = str(refusal)
+        print(word, flush=True)
+
+
+# The other side
+
+
+@dataclass
+class Agent:
+    """An agent that can be switched; its hooks are on at first."""
+
+    program: Program
+
+    def switch(self, *, is_on: bool) -> None:
+        """Returns when it is done. Raises Failed."""
+        process, word = self.program.process, "on" if is_on else "off"
+        if process.stdin is None or process.stdout is None:
+            raise Failed("the agent has no pipes")
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{word}\n".encode())
+            process.stdin.flush()
+        answer = self._answered()
+        if answer != word:
+            raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
+
+    def _answered(self) -> str:
+        """A line, or nothing after a while."""
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.append(self.program.process.stdout.readline()))  # type: ignore[union-attr]
+        reading.daemon = True
+        reading.start()
+        reading.join(ANSWER_S)
+        return found[0].decode().strip() if found else ""
+
+
+@contextmanager
+def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
+    """The agent, attached; ended as by Ctrl-C. Raises Failed."""
+    said = db.with_suffix(".log")
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "trace", "--db", str(db), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            start_new_session=True,
+        )
+    program = Program(process, said)
+    try:
+        wait_until_said(program)
+        yield Agent(program)
+        process.terminate()
+        process.wait(CTRL_C_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"the agent did not end: {program.last_words()}") from None
+    finally:
+        end(program)
+
+
+if __name__ == "__main__":
+    main()
