@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.layout import HOST_EVENTS, POSITIONS, empty
+from stallscope.events.layout import CALLS, HOST_EVENTS, POSITIONS, empty
 from stallscope.events.names import Category, CollectiveFlag, HostKind, Op
 
 from .builders import MS, Call, Gone, Job, data_parallel, dp_trace, trace_of
@@ -70,6 +70,40 @@ def test_a_dead_process_is_told_at_once():
     assert (verdict.kind, verdict.ranks) == ("hang", [2])
     assert "has ended" in verdict.summary
     assert "exit code" in verdict.advice[0]
+
+
+def test_no_more_is_lost_in_an_hour_than_those_who_wait_cost():
+    cost = only(report_of(hung(Gone(2, 30, 1)), usd_per_gpu_hour=2.0)).cost
+    assert cost is not None and cost.usd_per_hour is not None
+    assert 0.9 * 3 * 2.0 < cost.usd_per_hour < 3 * 2.0
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_the_call_that_failed_before_a_rank_went_missing_is_told(is_alive):
+    """Whatever the error: an invalid argument is no fault of the device, and yet the end of a program."""
+    trace = hung(Gone(2, 30, 1, Category.SLEEP if is_alive else Category.NONE))
+    last_ns = trace.collectives["ts_ns"][trace.collectives["pid"] == 1002].max()
+    calls = empty(CALLS, 2)
+    calls["pid"], calls["node"], calls["op"], calls["symbol"] = 1002, 0, Op.COPY, (1, 2)
+    calls["ts_ns"], calls["duration_ns"], calls["result"] = (last_ns - MS, last_ns + MS), 10_000, 1
+    symbols = ("", "cudaFree", "cudaMemcpy")
+    verdict = only(report_of(replace(trace, calls=calls, symbols=symbols)))
+    assert (verdict.kind, verdict.ranks) == ("hang", [2])
+    assert "; its cudaMemcpy failed with error 1; it" in verdict.summary
+    assert "cudaMemcpy failed" in verdict.advice[0]
+    recovered = replace(trace, calls=calls[:1], symbols=symbols)
+    assert "cudaFree" not in only(report_of(recovered)).summary  # it went on after that
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(1, "its log"), (137, "who kills"), (139, "core file"), (134, "core file")]
+)
+def test_the_advice_fits_how_a_process_ended(status, advice):
+    trace = hung(Gone(2, 30, 1, Category.NONE), quiet_ns=LIMITS.dead_after_ns + 10 * MS)
+    exits = empty(HOST_EVENTS, 1)
+    exits["pid"], exits["ts_ns"] = 1002, trace.collectives["ts_ns"].max()
+    exits["kind"], exits["value"] = HostKind.EXIT, status
+    assert advice in only(report_of(replace(trace, host_events=exits))).advice[0]
 
 
 def test_of_a_job_that_was_killed_because_it_hung_it_is_told_what_the_missing_rank_did():
@@ -219,7 +253,7 @@ def test_a_rank_that_died_within_a_round_is_named():
     verdict = only(report_of(killed_within_a_round(137)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
     assert "has not got through round" in verdict.summary and "SIGKILL" in verdict.summary
-    assert verdict.advice and "exit code" in verdict.advice[0]
+    assert verdict.advice and "who kills" in verdict.advice[0]
 
 
 @pytest.mark.parametrize("status", [0, None])

@@ -176,10 +176,10 @@ KILL = {"kind": HostKind.SIGNAL, "value": signal.SIGKILL}
         (
             [KILL | {"by_pid": 66, "by_comm": b"slurmstepd"}, EXIT_9],
             "ended by SIGKILL from slurmstepd (pid 66) (exit status 137)",
-            "exit code",
+            "who kills",
         ),
-        ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "exit code"),
-        ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "exit code"),
+        ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "its log"),
+        ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "core file"),
         ([EXIT_9 | {"pid": 4242}, KILL | {"pid": 4242, "by_pid": 3}], "its process has ended.", "exit code"),
     ],
     ids=["out of memory", "killed", "exited", "crashed", "of another process"],

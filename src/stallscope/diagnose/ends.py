@@ -1,4 +1,4 @@
-"""How a process ended, or who has stopped it, by what its machine told."""
+"""How a process ended, or who has stopped it, by what its machine told; and the call that failed before."""
 
 import signal
 
@@ -7,9 +7,11 @@ import numpy as np
 from stallscope.diagnose.causes.on_host import STOPS, sender
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import HostKind
+from stallscope.events.trace import Trace
 
 _BY_SIGNAL = 128
 _JUST_BEFORE_NS = 5_000_000_000
+_NOT_READY = 600  # cudaErrorNotReady, CUDA_ERROR_NOT_READY: an answer, no error
 
 
 def end(events: Array, node: int, pid: int) -> dict[str, object]:
@@ -51,6 +53,20 @@ def stopped(events: Array, node: int, pid: int) -> dict[str, object]:
     if not len(mine) or mine["value"][-1] == signal.SIGCONT:
         return {}
     return {"stopped_by": f"{name(int(mine['value'][-1]))} from {sender(mine[-1])}"}
+
+
+def failed_call(trace: Trace, node: int, pid: int, *, after_ns: int) -> dict[str, object]:
+    """failed_call, error: the last call that a process made in vain, if it returned after some time on its clock."""
+    calls = trace.calls
+    mine = calls[(calls["node"] == node) & (calls["pid"] == pid) & (calls["duration_ns"] != UNKNOWN)]
+    mine = mine[(mine["result"] > 0) & (mine["result"] != _NOT_READY)]
+    mine = mine[mine["ts_ns"] + mine["duration_ns"] >= after_ns]
+    if not len(mine):
+        return {}
+    last = mine[np.argmax(mine["ts_ns"])]
+    number = int(last["symbol"])
+    function = trace.symbols[number] if number < len(trace.symbols) else ""
+    return {"failed_call": function or "a call", "error": int(last["result"])}
 
 
 def name(number: int) -> str:

@@ -222,7 +222,7 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
         n_incidents=1,
         confidence=0.85 if ranks else 0.6,
         victims=sorted(int(line.rank[process]) for process in found.waiting),
-        cost=_cost(case, found.for_ns * len(found.waiting) / 1e9),
+        cost=_cost(case, found.for_ns, len(found.waiting)),
         advice=[
             "That rank issues its collectives on two communicators in another order than the others: make it the same."
             if ranks
@@ -377,8 +377,10 @@ def once_remark(case: Case, late: LateStep) -> dict[str, object]:
     }
 
 
-def _cost(case: Case, gpu_seconds: float) -> CostSaid:
-    return cost_said(case, gpu_seconds, is_lower_bound=True, observed_ns=case.observed_ns)
+def _cost(case: Case, still_ns: int, n_waiting: int) -> CostSaid:
+    """What a standstill cost that began with the last arrivals."""
+    gpu_seconds, observed_ns = still_ns * n_waiting / 1e9, case.observed_ns + still_ns
+    return cost_said(case, gpu_seconds, is_lower_bound=True, observed_ns=observed_ns)
 
 
 def _hang(case: Case, hang: Stuck) -> Verdict:
@@ -405,12 +407,15 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         causes=[Explained(why, 1.0, float(hang.for_ns), evidence)],
         confidence=0.95 if not hang.is_circle else 0.7,
         victims=sorted(int(line.rank[process]) for process in hang.waiting),
-        cost=_cost(case, hang.for_ns * len(hang.waiting) / 1e9),
+        cost=_cost(case, hang.for_ns, len(hang.waiting)),
         advice=why.advice(
             {
                 "is_alive": not gone,
                 "is_out_of_memory": any(told.get("oom_killed") for told in doing),
-                "at": next((told["at"] for told in doing if "at" in told), None),
+                **{
+                    name: next((told[name] for told in doing if name in told), None)
+                    for name in ("at", "exit_status", "failed_call")
+                },
             }
         ),
         evidence=evidence,
@@ -435,7 +440,7 @@ def _mismatch(case: Case, alike: list[Mismatch], *, stands_ns: int) -> Verdict:
         n_incidents=1,
         confidence=0.9,
         victims=sorted({int(line.rank[process]) for process in found.present} - set(ranks)),
-        cost=_cost(case, stands_ns * (line.n_processes - len(ranks)) / 1e9) if stands_ns else None,
+        cost=_cost(case, stands_ns, line.n_processes - len(ranks)) if stands_ns else None,
         advice=[
             "Compare the code path of these ranks in that step: a branch, a shape or a batch differs between ranks."
         ],

@@ -235,6 +235,8 @@ def doing(
     told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
     state = _last_state(line, trace, process, alive=True)
     node, pid = int(line.node[process]), int(line.pid[process])
+    last_arrival_ns = int(line.ts_ns[line.first[process + 1] - 1])
+    told |= ends.failed_call(trace, node, pid, after_ns=last_arrival_ns)
     if end_ns != UNKNOWN:
         told |= ends.end(trace.host_events, node, pid)
         if not has_hung or state is None:

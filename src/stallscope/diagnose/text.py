@@ -180,14 +180,20 @@ def _lacking(doing: object) -> str:
 def _doing(told: dict[str, object]) -> str:
     has_hung = bool(told.get("has_hung"))
     if told.get("is_alive") is False and not has_hung:
-        return f"; its process {_ended(told)}"
+        return f"{_in_vain(told)}; its process {_ended(told)}"
     state, stopped_by = told.get("state"), told.get("stopped_by")
     by = f" ({stopped_by})" if stopped_by else ""
     verb, later = ("was", f", until its process {_ended(told)}") if has_hung else ("is", "")
     if told.get("at"):
         known = f" (state {_words(str(state))})" if state else ""
-        return f"; it {verb} at {_short(str(told['at']))} instead{known}{by}{later}"
-    return f"; it {verb} in state {_words(str(state))} instead{by}{later}" if state else later
+        return f"{_in_vain(told)}; it {verb} at {_short(str(told['at']))} instead{known}{by}{later}"
+    doing = f"; it {verb} in state {_words(str(state))} instead{by}" if state else ""
+    return f"{_in_vain(told)}{doing}{later}"
+
+
+def _in_vain(told: dict[str, object]) -> str:
+    """The call after which the rank did something else."""
+    return f"; its {told['failed_call']} failed with error {told['error']}" if "failed_call" in told else ""
 
 
 def _ended(told: dict[str, object]) -> str:
