@@ -257,3 +257,34 @@ def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is
 def test_two_late_steps_are_no_reason_to_say_anything():
     delays = [Delay(1, 8, 60 * MS), Delay(1, 17, 60 * MS), Delay(2, 22, 60 * MS)]
     assert report_of(dp_trace(delays)).healthy
+
+
+def test_long_delays_that_two_ranks_have_once_each_accuse_neither():
+    delays = [Delay(rank, step, 3000 * MS, Category.ON_CPU) for rank, step in ((1, 12), (2, 25))]
+    verdict = only(report_of(dp_trace(delays)))
+    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert verdict.evidence["suspects"] == [1, 2]
+
+
+def test_long_delays_that_go_around_do_not_name_who_has_most_of_them():
+    """Garbage is collected by turns: that one rank came thrice, the others once or twice, is chance."""
+    turns = [(1, 6), (0, 10), (1, 14), (2, 18), (3, 22), (0, 26), (1, 30), (3, 34)]
+    delays = [Delay(rank, step, 1500 * MS, Category.ON_CPU) for rank, step in turns]
+    report = report_of(dp_trace(delays))
+    assert not [verdict for verdict in report.verdicts if verdict.ranks]
+    assert [verdict.kind for verdict in report.verdicts] == ["imbalance"]
+
+
+def test_a_single_delay_among_those_of_a_rank_that_is_named_is_told_for_itself():
+    delays = [*every(1, 5, 1500 * MS), Delay(3, 33, 6000 * MS)]
+    assert [verdict.ranks for verdict in report_of(dp_trace(delays)).verdicts] == [[1], [3]]
+
+
+def test_a_single_delay_of_all_ranks_of_a_node_is_theirs():
+    delays = [Delay(rank, 20, 3000 * MS, Category.IO) for rank in (2, 3)]
+    two_hosts = {"node": (0, 0, 1, 1), "offset_ns": (0, 0)}
+    assert {
+        rank for verdict in report_of(dp_trace(delays, **two_hosts)).verdicts for rank in verdict.ranks
+    } == {2, 3}
+    four_hosts = {"node": (0, 0, 0, 0, 1, 1, 1, 1), "offset_ns": (0, 0), "n_ranks": 8}
+    assert not [verdict for verdict in report_of(dp_trace(delays, **four_hosts)).verdicts if verdict.ranks]

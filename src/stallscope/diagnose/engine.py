@@ -20,7 +20,7 @@ from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage,
 from stallscope.diagnose.late_verdicts import Seen, cost_said
 from stallscope.diagnose.mismatch import Mismatch, mismatches
 from stallscope.diagnose.on_device import on_device
-from stallscope.diagnose.recurrence import one_offs, recurring, unsure
+from stallscope.diagnose.recurrence import alone, one_offs, recurring, unsure
 from stallscope.diagnose.slowdown import slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
@@ -124,7 +124,7 @@ def report(found: Findings) -> Report:
         *([stage_verdict(case, found.stage)] if found.stage else []),
         *on_the_move,
     ]
-    once, benign = _once(case, one_offs(found.late, case.limits), looked_at)
+    once, benign = _once(found, looked_at)
     verdicts += once
     if not verdicts:
         verdicts = alike(case) or unsure_verdicts(found, looked_at)
@@ -321,7 +321,13 @@ def stage_verdict(case: Case, stage: SlowStage) -> Verdict:
 def unsure_verdicts(found: Findings, looked_at: Seen) -> list[Verdict]:
     """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
     case = found.case
-    doubtful = unsure(found.late, found.named, least_ns=case.pace.least_ns, limits=case.limits)
+    doubtful = unsure(
+        found.late,
+        found.named,
+        least_ns=case.pace.least_ns,
+        long_ns=case.limits.one_off_share * looked_at.observed_ns,
+        limits=case.limits,
+    )
     if not doubtful:
         return []
     delays = delays_in_all(case, [late for mine in doubtful.values() for late in mine])
@@ -353,13 +359,15 @@ def moving_verdict(found: Findings, uneven: Moving, looked_at: Seen) -> Verdict:
     return late_verdicts.moving_on_devices(case, total(parts), looked_at=looked_at)
 
 
-def _once(
-    case: Case, found: list[LateStep], looked_at: Seen
-) -> tuple[list[Verdict], list[dict[str, object]]]:
-    """Delays seen once: a verdict when they took much of the time looked at, else a remark."""
-    verdicts, remarks = [], []
-    for late in found:
-        if late.excess_ns < case.limits.one_off_share * looked_at.observed_ns:
+def _once(found: Findings, looked_at: Seen) -> tuple[list[Verdict], list[dict[str, object]]]:
+    """Delays seen once: a verdict when they took much of the time looked at and no other rank had the like; else a
+    remark.
+    """
+    case, verdicts, remarks = found.case, [], []
+    once = one_offs(found.late, case.limits)
+    told = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
+    for late in once:
+        if id(late) not in told or late.excess_ns < case.limits.one_off_share * looked_at.observed_ns:
             remarks.append(once_remark(case, late))
             continue
         delays = delays_by_process(case, [late])[late.process]

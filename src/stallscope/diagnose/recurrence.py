@@ -1,5 +1,6 @@
 """Whether late steps recur on the same rank more often than chance gives: then it is named."""
 
+from collections.abc import Container
 from math import exp, lgamma, log, log1p
 
 import numpy as np
@@ -9,26 +10,30 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import Array
 
 _NEGLIGIBLE = 1e-12  # a term so small against its sum ends it
+_LIKE = 0.2  # a delay is like another one from this share of its length on
 _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks are late, too
 
 
 def recurring(
     found: list[LateStep], n_processes: int, *, least_ns: float, limits: Thresholds
 ) -> dict[int, list[LateStep]]:
-    """The processes to name, each with its late steps; one-off delays are left out (see one_offs()).
+    """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
+    One-off delays of the others count where they are not far longer: they may be what this one happened to have thrice.
     least_ns: the threshold of a late step, see Pace.
     """
     once = {id(late) for late in one_offs(found, limits)}
-    left = [late for late in found if id(late) not in once]
-    process = np.array([one.process for one in left], np.int64)
-    step = np.array([one.step for one in left], np.int64)
-    size = np.array([one.excess_ns for one in left])
-    n_mine = np.bincount(process, minlength=n_processes)
+    is_once = np.array([id(late) in once for late in found], bool)
+    process = np.array([late.process for late in found], np.int64)
+    step = np.array([late.step for late in found], np.int64)
+    size = np.array([late.excess_ns for late in found])
+    n_mine = np.bincount(process[~is_once], minlength=n_processes)
     named = {}
     for candidate in np.flatnonzero(n_mine >= limits.min_late_steps).tolist():
-        median = float(np.median(size[process == candidate]))
-        comparable = size >= 0.5 * median
+        own = np.flatnonzero((process == candidate) & ~is_once)
+        median = float(np.median(size[own]))
+        comparable = (size >= 0.5 * median) & (~is_once | (_LIKE * size <= median))
+        comparable[(process == candidate) & is_once] = False
         is_clear = median >= limits.clear_factor * least_ns
         counts = n_events(
             process[comparable], step[comparable], one_by_one=is_clear, n_processes=n_processes, limits=limits
@@ -36,19 +41,31 @@ def recurring(
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
         if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate), limits.chance):
-            named[candidate] = [late for late in left if late.process == candidate]
+            named[candidate] = [found[i] for i in own.tolist()]
     return named
 
 
 def unsure(
-    found: list[LateStep], named: dict[int, list[LateStep]], *, least_ns: float, limits: Thresholds
+    found: list[LateStep],
+    named: dict[int, list[LateStep]],
+    *,
+    least_ns: float,
+    long_ns: float,
+    limits: Thresholds,
 ) -> dict[int, list[LateStep]]:
-    """Processes that are not named though they have several clear late steps: the others' make that no surprise."""
+    """Processes that are not named though they have several clear late steps, or one from long_ns on: the others' make
+    that no surprise.
+    """
     mine: dict[int, list[LateStep]] = {}
     for late in found:
         if late.process not in named and late.excess_ns >= limits.clear_factor * least_ns:
             mine.setdefault(late.process, []).append(late)
-    return {process: late for process, late in mine.items() if len(late) >= limits.min_late_steps}
+    long_ns = max(long_ns, limits.one_off_ns)
+    return {
+        process: late
+        for process, late in mine.items()
+        if len(late) >= limits.min_late_steps or max(one.excess_ns for one in late) >= long_ns
+    }
 
 
 def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int, limits: Thresholds) -> Array:
@@ -80,8 +97,33 @@ def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
     return [
         late
         for late in long
-        if np.count_nonzero(sizes[late.process] >= 0.2 * late.excess_ns) < limits.min_late_steps
+        if np.count_nonzero(sizes[late.process] >= _LIKE * late.excess_ns) < limits.min_late_steps
     ]
+
+
+def alone(
+    once: list[LateStep], found: list[LateStep], *, named: Container[int], node: Array
+) -> list[LateStep]:
+    """Of single long delays, those of which no other rank has had the like.
+
+    Where ranks have such delays by turns, as those in which garbage is collected, who had the longest is chance.
+    found: all late steps. named: processes that are late for reasons of their own, which tell nothing of others.
+    node: int64 (p,), by process: all ranks of a node, late in one step, were held up together.
+    """
+    others = [late for late in found if late.process not in named]
+    process = np.array([late.process for late in others], np.int64)
+    step = np.array([late.step for late in others], np.int64)
+    size = np.array([late.excess_ns for late in others])
+
+    n_on_node = np.bincount(node[node >= 0])
+
+    def is_alone(late: LateStep) -> bool:
+        is_like = (size >= _LIKE * late.excess_ns) & (process != late.process)
+        beside = is_like & (step == late.step) & (node[process] == node[late.process])
+        is_whole = len(n_on_node) > 1 and np.count_nonzero(beside) + 1 == n_on_node[node[late.process]]
+        return not (is_like & ~beside if is_whole else is_like).any()
+
+    return [late for late in once if is_alone(late)]
 
 
 def beyond_chance(n_own: int, others: Array | list[int], chance: float) -> bool:

@@ -12,7 +12,7 @@ from stallscope.diagnose.case import Case
 from stallscope.diagnose.delays import Delays, delays_by_process, device_delays, total
 from stallscope.diagnose.imbalance import moving
 from stallscope.diagnose.late_verdicts import Seen
-from stallscope.diagnose.recurrence import one_offs, recurring
+from stallscope.diagnose.recurrence import alone, one_offs, recurring
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.members import Who
 from stallscope.diagnose.thresholds import Thresholds
@@ -26,7 +26,8 @@ _LOOKS = 10
 class Look:
     """found: steps are the stream's; what is named takes the past into account. step_of_row: the stream's, by row.
     live: late steps that are not in the history yet, by process; device: the same of slow GPUs. once: (process, step)
-    of long delays that happened once. step: the newest.
+    of long delays that happened once; alone: of those, the ones of which no other rank has had the like. step: the
+    newest.
 
     Of the processes named: large are those whose late steps are far above what makes a step late; firm those with so
     many more than the others that many looks do not make it chance, or with large ones while nobody else has such.
@@ -37,6 +38,7 @@ class Look:
     live: dict[int, list[LateStep]]
     device: dict[int, list[LateStep]]
     once: frozenset[tuple[int, int]]
+    alone: frozenset[tuple[int, int]]
     large: frozenset[int]
     firm: frozenset[int]
     step: int
@@ -88,6 +90,8 @@ def look(case: Case, known: Array, history: History) -> Look:
         found = replace(found, uneven=uneven, is_on_device=False)
     least = limits.clear_factor * case.pace.least_ns
     large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
+    once = one_offs(everything, limits)
+    unlike = alone(once, everything, named=found.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
     steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
     return Look(
@@ -95,7 +99,8 @@ def look(case: Case, known: Array, history: History) -> Look:
         step_of_row=steps,
         live=_grouped(live),
         device={p: _unsettled(case, one.late, history) for p, one in found.device.items()},
-        once=frozenset((one.process, one.step) for one in one_offs(everything, limits)),
+        once=frozenset((one.process, one.step) for one in once),
+        alone=frozenset((one.process, one.step) for one in unlike),
         large=large,
         firm=firm | {process for process in large if is_alone(found.named[process], everything)},
         step=int(steps.max(initial=0)),
@@ -200,6 +205,14 @@ def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[i
     n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
     named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits)
     return {process: late for process, late in named.items() if process < case.line.n_processes}
+
+
+def _nodes(case: Case, everything: list[LateStep]) -> Array:
+    """The node of each process, UNKNOWN for those that are gone."""
+    n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
+    node = np.full(n_processes, UNKNOWN)
+    node[: case.line.n_processes] = case.line.node
+    return node
 
 
 def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:

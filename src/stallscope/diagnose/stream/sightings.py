@@ -166,15 +166,15 @@ def _unsure(seen: Look) -> list[Sighted]:
 
 
 def _once(seen: Look, history: History) -> list[Sighted]:
-    """Single delays that took much of the time looked at."""
+    """Single delays that took much of the time looked at, and of which no other rank had the like."""
     least = seen.case.limits.one_off_share * seen.looked_at.observed_ns
     found: list[tuple[int, Delays]] = []
     for process in range(seen.case.line.n_processes):
         track = history.late.of.get(seen.case.who(process))
         kept = [part for part in track.once if part.max_late_ns >= least] if track else []
         here = [one for one in seen.live.get(process, []) if one.excess_ns >= least]
-        here = [one for one in here if (process, one.step) in seen.once]
-        found += [(process, part) for part in kept if (process, part.late[0].step) in seen.once]
+        here = [one for one in here if (process, one.step) in seen.alone]
+        found += [(process, part) for part in kept if (process, part.late[0].step) in seen.alone]
         found += [(process, delays_by_process(seen.case, [one])[process]) for one in here]
     out = []
     for process, delays in found:
@@ -225,4 +225,7 @@ def _matters(seen: Look, verdict: Verdict) -> bool:
     """Whether a verdict on something that is over is still worth a word beside all that was seen since."""
     if not verdict.evidence.get("is_one_off") or verdict.late_ms is None:
         return True
+    rank = seen.case.line.rank
+    if {int(rank[process]) for process, _ in seen.once - seen.alone}.issuperset(verdict.ranks):
+        return False  # others have had the like since
     return verdict.late_ms["max"] * 1e6 >= seen.case.limits.one_off_share * seen.looked_at.observed_ns
