@@ -33,6 +33,7 @@ STEPS_BETWEEN_READS = 50  # of the loss, in a job that does not synchronise each
 WARM_STEPS = 5
 POLL_S = 0.01
 RUNNING_S = 1.2
+N_TURNS, TURN = 5, 1500  # some 30 us each
 
 
 class Shape(NamedTuple):
@@ -69,6 +70,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="ends after so many, if not 0")
     parser.add_argument("--rows", type=int, default=0, help="of a batch, if not that of the kind")
     parser.add_argument("--pin", action="store_true", help="each rank, once it is warm, to a CPU of its own")
+    parser.add_argument(
+        "--speed", action="store_true", help="measure the CPU's between two steps: speed<R>.csv"
+    )
     parser.add_argument("--gate", action="store_true")
     return parser.parse_args()
 
@@ -387,7 +391,10 @@ def train(chosen: argparse.Namespace, me: Rank) -> None:
     """Steps until the ranks agree to end; writes the rank's clock."""
     disturbs, batches, ending = disturbances(chosen, me), loader(chosen, me.rank), Ending(chosen, me.rank)
     step = 0
-    with (chosen.folder / f"rank{me.rank}.csv").open("w", buffering=1) as clock:
+    with (
+        (chosen.folder / f"rank{me.rank}.csv").open("w", buffering=1) as clock,
+        (chosen.folder / f"speed{me.rank}.csv").open("w", buffering=1) as speeds,
+    ):
         print(COLUMNS, file=clock)
         while not ending.is_over(step):
             start_ns = time.monotonic_ns()
@@ -407,6 +414,8 @@ def train(chosen: argparse.Namespace, me: Rank) -> None:
                 synchronize(me.device)
             end_ns = time.monotonic_ns()
             print(f"{step},{start_ns},{begin_ns},{forward_ns},{end_ns},{int(is_disturbed)}", file=clock)
+            if chosen.speed:
+                print(f"{step},{turn_ns()}", file=speeds)
             step += 1
             if step == WARM_STEPS:
                 if chosen.pin:
@@ -421,6 +430,17 @@ def is_late_by_loader(chosen: argparse.Namespace, rank: int, step: int) -> bool:
         fault.name == "input" and fault.rank == rank and fault.is_due(rank, step, n_ranks=1)
         for fault in chosen.fault
     )
+
+
+def turn_ns() -> int:
+    """How long a short loop takes on this CPU now: the median of a few, so that no interrupt is in it."""
+    took_ns = []
+    for _ in range(N_TURNS):
+        begin_ns = time.perf_counter_ns()
+        for _ in range(TURN):
+            pass
+        took_ns.append(time.perf_counter_ns() - begin_ns)
+    return sorted(took_ns)[N_TURNS // 2]
 
 
 def pin(me: Rank) -> None:

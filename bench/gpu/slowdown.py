@@ -4,6 +4,10 @@ Each window in which the agent traced is compared with the mean of the windows b
 a drift of the machine cancels out; the agent goes on meanwhile (switching.py), so that windows are short. The mean of
 these comparisons and its 95 % interval come from Student's t; neighbours share a window, which widens the interval by
 sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
+
+A virtual CPU is faster or slower by half from one moment to the next. A job that it bounds measures its speed between
+two steps, by a loop that no hook is in; how long a step takes at which speed is learned from the steps without hooks,
+and each step is told as what it would have taken at the usual speed.
 """
 
 import math
@@ -105,11 +109,11 @@ class Workload:
 
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin"), 95),
+    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin", "--speed"), 95),
     Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
     Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
-    Workload("slowdown graph", ("--kind", "graph", "--sync"), 70, window_s=0.5),
-    Workload("slowdown inference", ("--kind", "inference", "--sync", "--pin"), 70, window_s=0.5),
+    Workload("slowdown graph", ("--kind", "graph", "--sync", "--pin", "--speed"), 70, window_s=0.5),
+    Workload("slowdown inference", ("--kind", "inference", "--sync", "--pin", "--speed"), 70, window_s=0.5),
 )
 """GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
 a step; requests without collectives. Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a
@@ -141,7 +145,9 @@ def measured(
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
             windows = alternating(job, agent, window_s=workload.window_s, end_s=end_s, every=every)
-        steps = read_clock(job.folder, every)
+        steps = read_steps(job.folder, every)
+        if (speeds := read_speeds(job.folder)) is not None:
+            steps = at_one_speed(steps, speeds, windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
         check_switched(ts_ns, windows)
@@ -173,7 +179,7 @@ def alternating(job: Job, agent: Agent, *, window_s: float, end_s: float, every:
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            found = estimates(windows, read_clock(job.folder, every))
+            found = estimates(windows, read_steps(job.folder, every))
             if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -189,22 +195,58 @@ def window(seconds: float, *, is_on: bool) -> Window:
     return Window(begin_ns, time.monotonic_ns(), is_on)
 
 
-def read_clock(folder: Path, every: int) -> NDArray[np.int64]:
-    """(step, end_ns) of each `every`-th step of rank 0, at whose end it had waited for the GPU, and so for all."""
+class Steps(NamedTuple):
+    """Steps of rank 0, at whose ends it had waited for the GPU, and so for all: int64, int64, float64 (n,).
+
+    length_ns: of one step, of those up to this end.
+    """
+
+    number: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    length_ns: NDArray[np.float64]
+
+
+def read_steps(folder: Path, every: int) -> Steps:
+    """Each `every`-th step. A step ends where the next begins, unless something was measured between."""
     rows = judging.clock(folder, 0)
-    is_one = (rows[:, 0] + 1) % every == 0
-    return np.stack((rows[is_one, 0], rows[is_one, 4]), axis=1)
+    if read_speeds(folder) is not None:
+        return Steps(rows[:, 0], rows[:, 4], (rows[:, 4] - rows[:, 1]).astype(np.float64))
+    rows = rows[(rows[:, 0] + 1) % every == 0]
+    length_ns = np.diff(rows[:, 4]) / np.diff(rows[:, 0])
+    return Steps(rows[1:, 0], rows[1:, 4], length_ns)
 
 
-def step_ns(window: Window, steps: NDArray[np.int64]) -> float:
+def read_speeds(folder: Path) -> NDArray[np.float64] | None:
+    """ns of a loop after each step of rank 0, by the step's number; None where that was not measured."""
+    told = folder / "speed0.csv"
+    lines = told.read_text().splitlines()[:-1] if told.exists() else []
+    return np.array([line.split(",")[1] for line in lines], np.float64) if lines else None
+
+
+def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
+    """The steps as if the CPU had been as fast as usual before and after each. turn_ns: of a loop after each step.
+
+    Learned from steps without hooks: a parabola in the logarithms.
+    """
+    n = min(len(turn_ns), len(steps.number))
+    number, end_ns, length_ns = (one[1:n] for one in steps)
+    slow = np.log((turn_ns[number - 1] + turn_ns[number]) / 2)
+    slow -= np.median(slow)
+    is_off = np.zeros(len(number), bool)
+    for one in windows:
+        is_off |= (not one.is_on) & (end_ns >= one.begin_ns) & (end_ns <= one.end_ns)
+    usual = np.polyfit(slow[is_off], np.log(length_ns[is_off]), 2)
+    expected = np.polyval(usual, slow) - np.polyval(usual, 0.0)
+    return Steps(number, end_ns, length_ns / np.exp(expected))
+
+
+def step_ns(window: Window, steps: Steps) -> float:
     """Mean ns of a step inside the window; nan with fewer than two ends of steps."""
-    inside = steps[(steps[:, 1] >= window.begin_ns) & (steps[:, 1] <= window.end_ns)]
-    if len(inside) < 2:
-        return math.nan
-    return float((inside[-1, 1] - inside[0, 1]) / (inside[-1, 0] - inside[0, 0]))
+    inside = steps.length_ns[(steps.end_ns >= window.begin_ns) & (steps.end_ns <= window.end_ns)]
+    return float(inside[1:].mean()) if len(inside) > 1 else math.nan
 
 
-def estimates(windows: list[Window], steps: NDArray[np.int64]) -> list[float]:
+def estimates(windows: list[Window], steps: Steps) -> list[float]:
     """Per cent by which the step of each window with tracing is longer than that of its two neighbours."""
     each_ns = [step_ns(one, steps) for one in windows]
     found = [
@@ -223,7 +265,7 @@ def interval(values: list[float]) -> Interval:
     return Interval(fmean(values), _SHARED * t * stdev(values) / math.sqrt(n))
 
 
-def slowdown(windows: list[Window], steps: NDArray[np.int64]) -> dict[str, Any]:
+def slowdown(windows: list[Window], steps: Steps) -> dict[str, Any]:
     """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
     found = estimates(windows, steps)
     if len(found) < 2:
@@ -295,9 +337,7 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
             raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
 
 
-def hits(
-    counts: Counts, steps: NDArray[np.int64], *, n_ranks: int, hook_ns: dict[str, float]
-) -> dict[str, Any]:
+def hits(counts: Counts, steps: Steps, *, n_ranks: int, hook_ns: dict[str, float]) -> dict[str, Any]:
     """Hits per step and rank, and what they should cost: an upper bound, as if nothing went on meanwhile.
 
     A hit of a collective is two runs. Any other run is taken for one at the entry, the dearer half of a call.

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import slowdown
-from numpy.typing import NDArray
-from slowdown import Window
+from slowdown import Steps, Window
 
 STEP_NS = 10_000_000
 WINDOW_NS = 3_000_000_000
@@ -12,8 +11,8 @@ WINDOW_NS = 3_000_000_000
 
 def job(
     percent: float, *, noise: float, drift: float, n_on: int, seed: int = 0
-) -> tuple[list[Window], NDArray[np.int64]]:
-    """Windows off, on, ..., off and (step, end_ns), slower by `percent` while on and by `drift` over all.
+) -> tuple[list[Window], Steps]:
+    """Windows off, on, ..., off and steps, slower by `percent` while on and by `drift` over all.
 
     noise: standard deviation of a window's step, relative.
     """
@@ -26,8 +25,9 @@ def job(
         windows.append(Window(now, now + WINDOW_NS, bool(i % 2)))
         ends.append(times)
         now += WINDOW_NS + 1_000_000_000
-    all_ends = np.concatenate(ends).astype(np.int64)
-    return windows, np.stack((np.arange(len(all_ends)), all_ends), axis=1)
+    end_ns = np.concatenate(ends).astype(np.int64)
+    length_ns = np.diff(end_ns, prepend=end_ns[0] - STEP_NS).astype(np.float64)
+    return windows, Steps(np.arange(len(end_ns)), end_ns, length_ns)
 
 
 def test_the_slowdown_is_found_under_a_drift():
@@ -47,4 +47,18 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 def test_windows_without_whole_steps_are_no_measurement():
     windows, steps = job(0.3, noise=0, drift=0, n_on=3)
     with pytest.raises(slowdown.Failed):
-        slowdown.slowdown(windows, steps[::1000])
+        slowdown.slowdown(windows, Steps(*(one[::1000] for one in steps)))
+
+
+def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
+    windows, steps = job(0.5, noise=0, drift=0, n_on=12)
+    rng = np.random.default_rng(1)
+    slower = np.where(
+        np.repeat(rng.random(len(steps.number) // 40 + 1), 40)[: len(steps.number)] < 0.5, 1.5, 1.0
+    )
+    turn_ns = 30_000 * slower * rng.normal(1, 0.01, len(slower))
+    wandering = steps._replace(length_ns=steps.length_ns * slower**0.8)
+    found = slowdown.slowdown(windows, slowdown.at_one_speed(wandering, turn_ns, windows))
+    assert slowdown.slowdown(windows, wandering)["spread_percent"] > 2
+    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.3)
+    assert found["spread_percent"] < 0.7
