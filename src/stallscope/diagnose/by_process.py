@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stallscope.diagnose import jobs
 from stallscope.diagnose.clocks import aligned
 from stallscope.diagnose.rounds import rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -21,7 +22,8 @@ _LEAST_SHARE = 0.01
 @dataclass(frozen=True)
 class ProcessRow:
     """late_ms, worst_ms: median and largest lateness over its rounds, None without peers. shares: of its time by
-    category, the largest first, those below 1 % left out. part: culprit, victim, or empty.
+    category, the largest first, those below 1 % left out. part: culprit, victim, or empty. job: its number, where the
+    trace holds several; else 1.
     """
 
     node: str
@@ -34,6 +36,7 @@ class ProcessRow:
     worst_ms: float | None
     shares: Mapping[str, float]
     part: str
+    job: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class ContainerRow:
 
 
 def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
-    """A row for each process of the trace, by node, rank and pid."""
+    """A row for each process of the trace, by node, job, rank and pid."""
     line = timeline(trace)
     met = rounds(line, aligned(line, trace.probed), Thresholds())
     places = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
@@ -61,6 +64,7 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
         for row in trace.annotations
         if row["label"] == b"container"
     }
+    job_of = jobs.job_of(trace)
     found = []
     for node, pid in {*places, *told}:
         place = places.get((node, pid), UNKNOWN)
@@ -78,10 +82,11 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
                 late_ms=round(float(np.median(late_ms)), 3) if len(late_ms) else None,
                 worst_ms=round(float(late_ms.max()), 3) if len(late_ms) else None,
                 shares=_shares(_ledger(trace, line.rows[mine], node=node, pid=pid)),
-                part=_part(report, rank),
+                part=_part(report, rank, job=job_of.get((node, pid), 0) + 1),
+                job=job_of.get((node, pid), 0) + 1,
             )
         )
-    return sorted(found, key=lambda row: (row.node, row.rank is None, row.rank or 0, row.pid))
+    return sorted(found, key=lambda row: (row.node, row.job, row.rank is None, row.rank or 0, row.pid))
 
 
 def container_rows(rows: Sequence[ProcessRow]) -> list[ContainerRow]:
@@ -130,7 +135,9 @@ def _mean(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return dict(sorted(mean.items(), key=lambda one: (-one[1], one[0])))
 
 
-def _part(report: Report, rank: int) -> str:
-    if any(rank in verdict.ranks for verdict in report.verdicts):
+def _part(report: Report, rank: int, *, job: int) -> str:
+    """job: its number, where the verdicts tell of which one they are."""
+    mine = [one for one in report.verdicts if jobs.number_of(one) in (None, job)]
+    if any(rank in verdict.ranks for verdict in mine):
         return "culprit"
-    return "victim" if any(rank in verdict.victims for verdict in report.verdicts) else ""
+    return "victim" if any(rank in verdict.victims for verdict in mine) else ""

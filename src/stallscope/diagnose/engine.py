@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import already_still, late_verdicts, single, text, told
+from stallscope.diagnose import already_still, jobs, late_verdicts, single, text, told
 from stallscope.diagnose.blame import LateStep, late_steps
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cores import both, keep_freed_memory
+from stallscope.diagnose.deaths import with_deaths
 from stallscope.diagnose.delays import at_most_longer, delays_by_process, delays_in_all, device_delays, total
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
@@ -59,7 +60,15 @@ def diagnose(
     limits = limits or Thresholds()
     if len(trace.collectives) >= _MANY_ROWS:
         keep_freed_memory()
-    return with_gpu_states(trace, with_failures(trace, _report(trace, limits, usd_per_gpu_hour)))
+    parts = jobs.parts(trace)
+    reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
+    return jobs.told_apart(reports, parts) if len(parts) > 1 else reports[0]
+
+
+def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
+    """The report on one job, with what broke and what its GPUs told."""
+    found = with_failures(trace, _report(trace, limits, usd_per_gpu_hour))
+    return with_gpu_states(trace, with_deaths(trace, found))
 
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:

@@ -38,9 +38,10 @@ def report(found: Report) -> str:
 def _looked_at(found: Report) -> str:
     seen = found.looked_at
     lost = seen["n_lost_records"]
+    apart = f" of {counted(seen['n_jobs'], 'job')}" if "n_jobs" in seen else ""
     tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
     return (
-        f"Looked at {counted(seen['n_ranks'], 'rank')} on {counted(seen['n_nodes'], 'node')}, "
+        f"Looked at {counted(seen['n_ranks'], 'rank')}{apart} on {counted(seen['n_nodes'], 'node')}, "
         f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
         f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
     )
@@ -50,6 +51,10 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     head = f"[{number}/{total}] " if total > 1 else ""
     lines = [f"{head}{verdict.summary}"]
     rows: list[tuple[str, str]] = []
+    job = verdict.evidence.get("job")
+    if isinstance(job, dict):
+        times = f", {job['since']} until {job['until']}" if "since" in job else ""
+        rows.append(("job", f"{job['number']} of {job['of']}{times}"))
     if verdict.since_ns is not None:
         until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
         rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
@@ -118,6 +123,9 @@ def _failure(verdict: Verdict) -> str:
     said = verdict.evidence
     who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    if "exit_status" in said:
+        how = f"{_in_vain(said)}; its process {_ended(said)}"
+        return f"{who}{where} ended before the others and took the job with it{how}."
     first = " first" if verdict.victims or said.get("also_failed_later") else ""
     what = verdict.causes[0].title if verdict.causes else "made a call that failed"
     return (

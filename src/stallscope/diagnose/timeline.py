@@ -395,12 +395,20 @@ def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     ranks = np.array([told.get(one, UNKNOWN) for one in who], np.int64)
     is_known = ranks != UNKNOWN
     has_twins = len(np.unique(ranks[is_known])) < is_known.sum()
-    if is_known.all() and not has_twins:
+    if is_known.all() and not (has_twins and _meet_a_twin(who, ranks, memberships)):
         return ranks
     numbered_in = _ranks_in_largest(trace, who, memberships)
     if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
         return numbered_in
     return np.arange(len(ranks))
+
+
+def _meet_a_twin(who: list[tuple[int, int]], ranks: Array, memberships: Array) -> bool:
+    """Whether a communicator has two processes that were told the same rank: else they are of several jobs."""
+    rank_of = dict(zip(who, ranks.tolist(), strict=True))
+    rows = memberships[memberships["comm_hash"] != 0][["comm_hash", "node", "pid"]]
+    found = [(comm_hash, rank_of[node, pid]) for comm_hash, node, pid in np.unique(rows).tolist()]
+    return len(set(found)) < len(found)
 
 
 def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]], memberships: Array) -> Array | None:

@@ -22,7 +22,7 @@ class Verdict:
     """One thing that is wrong, or looks wrong and cannot be told.
 
     kind: straggler, hang, mismatch, imbalance, device, process (alone: it has no peers),
-    failure (of a CUDA call), inconclusive.
+    failure (of a CUDA call, of a process), inconclusive.
     ranks: those to look at, none for imbalance.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
     """

@@ -8,6 +8,7 @@ import numpy as np
 
 from stallscope.diagnose import engine, single, told
 from stallscope.diagnose.case import Case, case_of
+from stallscope.diagnose.deaths import with_deaths
 from stallscope.diagnose.delays import delays_by_process, device_delays
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
@@ -198,6 +199,8 @@ class Job:
         failing = self.failing
         is_due = failing.is_due(lambda node: nodes.now_ns(node, at_ns), self._ended(nodes), is_last=is_last)
         went_on = bool(failing.told) and failing.went_on(self.watch.last_ns())
+        if is_last:
+            return self._broke(nodes, at_ns)
         if not (is_due or went_on):
             return []
         self.rows.fold()
@@ -207,6 +210,16 @@ class Job:
         if went_on and not found:
             return self.incidents.end(at_ns, "the process went on", self._close, sort=sightings.FAILED)
         shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in found]
+        return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
+
+    def _broke(self, nodes: Nodes, at_ns: int) -> list[Change]:
+        """Tell what broke of a job that is over: calls that failed, or the rank that took it with it."""
+        self.rows.fold()
+        trace = self.trace(nodes, at_ns)
+        known = [one.sighted.verdict for one in self.incidents.open if one.sighted.sort == sightings.HANG]
+        found = with_deaths(trace, with_failures(trace, Report("", {}, known))).verdicts
+        broke = [verdict for verdict in found if verdict.kind == "failure"]
+        shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in broke]
         return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
 
     def _resumed(self, at_ns: int) -> list[Change]:
@@ -275,7 +288,7 @@ class Job:
             "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
         }
         found = Report(source=self.source, looked_at=looked_at, verdicts=verdicts)
-        return with_gpu_states(trace, with_failures(trace, found))
+        return with_gpu_states(trace, with_deaths(trace, with_failures(trace, found)))
 
     def has_ended(self, nodes: Nodes) -> bool:
         """Whether all its processes have ended, as far as their nodes were heard."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.diagnose.jobs import together
 from stallscope.diagnose.stream.drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.job import Job
@@ -167,33 +168,14 @@ class Stream:
         changes: list[Change] = []
         if job.rows.n:
             changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
-            changes += job.failed(self._nodes, at_ns, is_last=True)
             changes += job.standstill(self._nodes, at_ns, is_last=True)
+            changes += job.failed(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
         if job.rows.n_all:
             self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MOST_ENDED:]
         self._members.forget(job.members)
         del self._jobs[group]
         return changes
-
-
-def together(reports: list[Report]) -> Report:
-    """One report on several jobs."""
-    if len(reports) == 1:
-        return reports[0]
-    looked_at: dict[str, float] = dict.fromkeys(
-        ("n_ranks", "n_nodes", "n_communicators", "n_rounds", "n_steps", "n_lost_records", "seconds"), 0
-    )
-    for one in reports:
-        for name in looked_at:
-            more = one.looked_at[name]
-            looked_at[name] = max(looked_at[name], more) if name == "seconds" else looked_at[name] + more
-    return Report(
-        source=next((one.source for one in reports if one.source), ""),
-        looked_at=dict(looked_at),
-        verdicts=[verdict for one in reports for verdict in one.verdicts],
-        benign=[remark for one in reports for remark in one.benign],
-    )
 
 
 def _of(rows: Array, mine: Array) -> Array:

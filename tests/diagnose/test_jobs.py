@@ -1,0 +1,193 @@
+"""Several jobs in one trace: one that was started anew, and others beside it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.by_process import process_rows
+from stallscope.diagnose.jobs import job_of, parts
+from stallscope.diagnose.stream import Stream
+from stallscope.events import layout
+from stallscope.events.layout import HOST_EVENTS, UNKNOWN, Array, empty
+from stallscope.events.names import HostKind
+from stallscope.events.trace import Trace
+
+from .builders import MS, dp_trace, every
+from .cutting import Hand
+from .reports import report_of
+
+DELAY_NS = 40 * MS
+KILL, TERM = 9, 15
+
+
+def another(trace: Trace, *, pids_from: int, later_ns: int) -> Trace:
+    """The same job under other process numbers, later."""
+    moved = {}
+    for table in ("collectives", "processes", "snapshots"):
+        rows = getattr(trace, table).copy()
+        rows["pid"] += pids_from
+        rows["ts_ns"] += later_ns
+        moved[table] = rows
+    moved["collectives"]["tid"] += pids_from
+    moved["collectives"]["comm_hash"] ^= np.uint64(pids_from)
+    for name in ("wait_enter_ns", "wait_leave_ns"):
+        known = moved["collectives"][name] != UNKNOWN
+        moved["collectives"][name][known] += later_ns
+    return replace(trace, **moved, ends_ns=tuple(end_ns + later_ns for end_ns in trace.ends_ns))
+
+
+def side_by_side(one: Trace, *others: Trace) -> Trace:
+    tables = ("collectives", "processes", "snapshots")
+    joined = {name: np.concatenate([getattr(trace, name) for trace in (one, *others)]) for name in tables}
+    joined["collectives"] = joined["collectives"][np.argsort(joined["collectives"]["ts_ns"], kind="stable")]
+    return replace(one, **joined, ends_ns=others[-1].ends_ns if others else one.ends_ns)
+
+
+def length_ns(trace: Trace) -> int:
+    return int(trace.collectives["ts_ns"].max() - trace.collectives["ts_ns"].min())
+
+
+def ended(trace: Trace, *, status: int = 128 + KILL) -> Trace:
+    """All its processes have ended after their last calls, killed by one launcher."""
+    rows = trace.processes.copy()
+    rows["ended_ns"] = trace.collectives["ts_ns"].max() + MS
+    events = np.concatenate(
+        [trace.host_events]
+        + [exited(int(row["pid"]), int(row["ended_ns"]), status, killer=77) for row in rows]
+    )
+    return replace(trace, processes=rows, host_events=events)
+
+
+def exited(pid: int, at_ns: int, status: int, *, killer: int = UNKNOWN) -> Array:
+    """Rows of HOST_EVENTS: the end of a process, and the signal that ended it."""
+    rows = empty(HOST_EVENTS, 2)
+    rows["pid"], rows["ts_ns"] = pid, at_ns
+    rows["kind"], rows["value"] = (HostKind.SIGNAL, HostKind.EXIT), (max(status - 128, 0), status)
+    rows["by_pid"] = killer
+    return rows if status > 128 else rows[1:]
+
+
+def restarted(gap_ns: int = 300 * MS) -> Trace:
+    """A healthy job, killed; then the same anew, with rank 1 late at times."""
+    first = ended(dp_trace())
+    again = another(dp_trace(every(1, 4, DELAY_NS)), pids_from=100, later_ns=length_ns(first) + gap_ns)
+    return replace(side_by_side(first, again), host_events=first.host_events)
+
+
+def test_each_run_of_a_job_that_was_started_anew_is_judged_on_its_own():
+    report = report_of(restarted())
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [1], [0, 2, 3])
+    assert verdict.evidence["job"]["number"] == 2
+    assert verdict.evidence["n_steps"] <= 40
+    assert (report.looked_at["n_jobs"], report.looked_at["n_nodes"]) == (2, 1)
+
+
+def test_two_jobs_at_the_same_time_are_two():
+    first = dp_trace(every(2, 5, DELAY_NS))
+    both = side_by_side(first, another(dp_trace(), pids_from=100, later_ns=5 * MS))
+    (verdict,) = report_of(both).verdicts
+    assert (verdict.ranks, verdict.evidence["job"]["number"]) == ([2], 1)
+
+
+def test_replicas_that_share_no_communicator_stay_together():
+    """Their ranks differ, and they run at the same time."""
+    first = dp_trace()
+    second = another(dp_trace(), pids_from=100, later_ns=5 * MS)
+    second.processes["rank"] += 4
+    both = side_by_side(first, second)
+    assert parts(both) == [both]
+    assert report_of(both).looked_at["n_ranks"] == 8
+
+
+def test_ranks_that_were_all_told_one_number_and_share_a_communicator_are_one_job():
+    """As workers are that inherit the environment of the process that forked them."""
+    trace = dp_trace(every(2, 5, DELAY_NS))
+    trace.processes["rank"] = 0
+    assert job_of(trace) == {}
+    assert len(report_of(trace).verdicts) == 1
+
+
+def test_what_a_process_did_is_told_under_its_own_rank():
+    trace = restarted()
+    rows = process_rows(trace, report_of(trace))
+    assert [(row.job, row.rank, row.pid) for row in rows] == [
+        *((1, rank, 1000 + rank) for rank in range(4)),
+        *((2, rank, 1100 + rank) for rank in range(4)),
+    ]
+    assert [row.pid for row in rows if row.part == "culprit"] == [1101]
+    assert {row.part for row in rows if row.job == 1} == {""}
+
+
+# ---- the rank that broke first ----
+
+
+def broken(*ends: tuple[int, int, int, int]) -> Trace:
+    """A job whose processes have ended: (rank, ms after the last call, exit status, who sent the signal)."""
+    trace = dp_trace()
+    last_ns = int(trace.collectives["ts_ns"].max())
+    rows = [exited(1000 + rank, last_ns + ms * MS, status, killer=by) for rank, ms, status, by in ends]
+    for rank, ms, _, _ in ends:
+        trace.processes["ended_ns"][rank] = last_ns + ms * MS
+    trace.snapshots["alive"] = 0
+    return replace(trace, host_events=np.concatenate([trace.host_events, *rows]))
+
+
+LAUNCHER = 77
+THE_OTHERS = [(rank, 300, 128 + TERM, LAUNCHER) for rank in (0, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("status", "by", "said"),
+    [
+        (1, UNKNOWN, "its process has ended (exit status 1)"),
+        (139, UNKNOWN, "its process was ended by SIGSEGV"),
+        (137, 66, "its process was ended by SIGKILL from"),
+    ],
+)
+def test_the_rank_that_broke_and_took_the_job_with_it_is_named(status, by, said):
+    (verdict,) = report_of(broken((2, 0, status, by), *THE_OTHERS)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("failure", [2], [0, 1, 3])
+    assert said in verdict.summary
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [(rank, 10 * rank, 128 + KILL, LAUNCHER) for rank in range(4)],
+        [(rank, 10 * rank, 128 + TERM, LAUNCHER) for rank in range(4)],
+        [(rank, 200 * rank, 0, UNKNOWN) for rank in range(4)],
+        [(rank, 100 * rank, 1, UNKNOWN) for rank in range(4)],
+        [(0, 0, 1, UNKNOWN), *((rank, 900, 0, UNKNOWN) for rank in (1, 2, 3))],
+        [(0, 0, 1, UNKNOWN)],
+    ],
+    ids=["killed by one", "told to end", "ended well", "broke alike", "the others ended well", "others live"],
+)
+def test_nobody_is_named_for_the_end_of_a_job_that_was_ended_or_had_ended(ends):
+    trace = broken(*ends)
+    if len(ends) < 4:  # and they go on for less than a hang needs
+        trace = replace(trace, ends_ns=(int(trace.collectives["ts_ns"].max()) + 500 * MS,))
+    assert report_of(trace).healthy
+
+
+def test_a_run_that_broke_is_told_with_the_run_after_it():
+    first = broken((2, 0, 139, UNKNOWN), *THE_OTHERS)
+    again = another(dp_trace(), pids_from=100, later_ns=length_ns(first) + 600 * MS)
+    report = report_of(replace(side_by_side(first, again), host_events=first.host_events))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks, verdict.evidence["job"]["number"]) == ("failure", [2], 1)
+
+
+def test_a_stream_tells_the_rank_that_broke_once_the_job_is_over():
+    trace = broken((2, 0, 139, UNKNOWN), *THE_OTHERS)
+    stream = Stream(clock=Hand())
+    changes = [*stream.feed(trace), *stream.finish()]
+    (opened,) = [one for one in changes if one.kind == "opened"]
+    assert (opened.verdict.kind, opened.verdict.ranks) == ("failure", [2])
+    (verdict,) = stream.report().verdicts
+    assert (verdict.kind, verdict.ranks) == ("failure", [2])
+
+
+def test_a_trace_without_processes_is_one_job():
+    assert job_of(replace(dp_trace(), processes=layout.empty(layout.PROCESSES))) == {}
