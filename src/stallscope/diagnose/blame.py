@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.cells import Cells, lengths_ns, touched, usual_step_ns
-from stallscope.diagnose.groups import by_group, medians, numbered
+from stallscope.diagnose.groups import by_group, medians
+from stallscope.diagnose.pauses import is_usual_in_pauses, shared_pause_ns
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import Array
 
-_LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
 _WANDERING = 2.5  # 1.25 for a median, twice as much where six tenths of what is off stay off in the next step
 
 
@@ -27,7 +27,7 @@ class LateStep:
     first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the peak,
     against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
     time beyond its peers'. n_rounds: rounds of the step it was late in. is_held: it was not late to arrive, but
-    kept the others waiting in a round under way.
+    kept the others waiting in a round under way. is_usual: all ranks paused, and in pauses they differ by as much.
     """
 
     process: int
@@ -38,6 +38,7 @@ class LateStep:
     excess_ns: float
     n_rounds: int
     is_held: bool = False
+    is_usual: bool = False
 
 
 def noise_ns(line: Timeline, table: Cells) -> float:
@@ -106,45 +107,17 @@ def late_steps(
     needed = _needed_ns(table, usual, limits)[table.process]
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
-    is_held = ~is_late & (table.held_ns >= least)
-    is_late &= table.rise_ns >= limits.shared_factor * shared_pause_ns(table, least, program)
+    pause = shared_pause_ns(table, least, program)
+    is_held = ~is_late & (table.held_ns >= np.maximum(least, limits.shared_factor * pause))
+    is_late &= table.rise_ns >= limits.shared_factor * pause
     is_late &= ~_absorbed(line, table, is_late, limits)
-    found = [_late(table, met, i, needed_ns=float(needed[i])) for i in np.flatnonzero(is_late).tolist()]
+    late = np.flatnonzero(is_late)
+    is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
+    found = [
+        _late(table, met, i, needed_ns=float(needed[i]), is_usual=usual_there)
+        for i, usual_there in zip(late.tolist(), is_usual.tolist(), strict=True)
+    ]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
-
-
-def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
-    """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
-
-    Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and those of
-    each program, as the steps of two programs may have different numbers. program: int64 (p,), see Programs.
-    """
-    everybody = _pause_ns(table, np.zeros_like(program))
-    is_large = np.bincount(program) >= _LARGE_PROGRAM
-    if len(is_large) > 1 and is_large.any():
-        alone = _pause_ns(table, program) * is_large[program[table.process]]
-        everybody = np.maximum(everybody, alone)
-    return np.where(everybody >= least_ns, everybody, 0.0)
-
-
-def _pause_ns(table: Cells, group: Array) -> Array:
-    """By cell: how much longer than usual the processes of its group took in that step, if twice as long or more.
-
-    group: int64 (p,). The lower quartile of the ranks is looked at, which a slow rank does
-    not raise.
-    """
-    place, n_places = numbered(group[table.process], table.step)
-    typical = by_group(place, table.self_ns, n_places, _lower_quartiles)
-    of_group = np.zeros(n_places, np.int64)
-    of_group[place] = group[table.process]
-    usual = by_group(of_group, typical, int(group.max(initial=0)) + 1, medians)[of_group]
-    return np.where(typical >= 2 * usual, typical - usual, 0.0)[place]
-
-
-def _lower_quartiles(values: Array) -> Array:
-    """Of each row, as one of its values."""
-    place = (values.shape[1] - 1) // 4
-    return np.asarray(np.partition(values, place, axis=1)[:, place])
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
@@ -170,7 +143,7 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     return out
 
 
-def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float) -> LateStep:
+def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float, is_usual: bool) -> LateStep:
     rows = slice(int(table.first_row[i]), int(table.end_row[i]))
     return LateStep(
         process=int(table.process[i]),
@@ -180,6 +153,7 @@ def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float) -> LateStep:
         late_ns=float(table.rise_ns[i]),
         excess_ns=float(table.excess_ns[i]),
         n_rounds=int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns).sum()),
+        is_usual=is_usual,
     )
 
 

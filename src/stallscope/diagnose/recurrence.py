@@ -27,6 +27,7 @@ def recurring(
     process = np.array([late.process for late in found], np.int64)
     step = np.array([late.step for late in found], np.int64)
     size = np.array([late.excess_ns for late in found])
+    is_usual = np.array([late.is_usual for late in found], bool)
     n_mine = np.bincount(process[~is_once], minlength=n_processes)
     named = {}
     for candidate in np.flatnonzero(n_mine >= limits.min_late_steps).tolist():
@@ -34,7 +35,7 @@ def recurring(
         median = float(np.median(size[own]))
         comparable = (size >= 0.5 * median) & (~is_once | (_LIKE * size <= median))
         comparable[(process == candidate) & is_once] = False
-        is_clear = median >= limits.clear_factor * least_ns
+        is_clear = median >= limits.clear_factor * least_ns and 2 * is_usual[own].sum() <= len(own)
         counts = n_events(
             process[comparable], step[comparable], one_by_one=is_clear, n_processes=n_processes, limits=limits
         )
@@ -58,7 +59,8 @@ def unsure(
     """
     mine: dict[int, list[LateStep]] = {}
     for late in found:
-        if late.process not in named and late.excess_ns >= limits.clear_factor * least_ns:
+        is_clear = late.excess_ns >= limits.clear_factor * least_ns and not late.is_usual
+        if is_clear and late.process not in named:
             mine.setdefault(late.process, []).append(late)
     long_ns = max(long_ns, limits.one_off_ns)
     return {
@@ -104,7 +106,7 @@ def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
 def alone(
     once: list[LateStep], found: list[LateStep], *, named: Container[int], node: Array
 ) -> list[LateStep]:
-    """Of single long delays, those of which no other rank has had the like.
+    """Of single long delays, those of which no other rank has had the like, and that are not usual where they came.
 
     Where ranks have such delays by turns, as those in which garbage is collected, who had the longest is chance.
     found: all late steps. named: processes that are late for reasons of their own, which tell nothing of others.
@@ -123,7 +125,7 @@ def alone(
         is_whole = len(n_on_node) > 1 and np.count_nonzero(beside) + 1 == n_on_node[node[late.process]]
         return not (is_like & ~beside if is_whole else is_like).any()
 
-    return [late for late in once if is_alone(late)]
+    return [late for late in once if not late.is_usual and is_alone(late)]
 
 
 def beyond_chance(n_own: int, others: Array | list[int], chance: float) -> bool:

@@ -1,7 +1,7 @@
 """What is kept of a job whose rows are gone: late steps in sums, how much was looked at, incidents that are over."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -123,4 +123,4 @@ def is_far(before: int, steps: np.ndarray) -> bool:
 
 
 def _of(one: LateStep, process: int) -> LateStep:
-    return LateStep(process, one.step, -1, -1, one.late_ns, one.excess_ns, one.n_rounds, one.is_held)
+    return replace(one, process=process, first_row=-1, peak_row=-1)
