@@ -76,6 +76,7 @@ enum op {
 	OP_GRAPH = 43,
 	OP_MEMSET = 44,
 	OP_CONTEXT = 45,
+	OP_IOCTL = 46,
 };
 
 enum collective_flag {
@@ -111,6 +112,7 @@ enum host_kind {
 	HOST_SIGNAL,
 	HOST_RETRANSMIT,	/* from the map of sockets */
 	HOST_MIGRATION,		/* from the map of processes */
+	HOST_DRIVER_CALL,	/* a slow ioctl of the GPU driver */
 };
 
 /* What a hook does, told by its cookie: bits 0-7 op, 8-15 category inside the call, 16-31 symbol,
@@ -250,7 +252,7 @@ struct host_event {
 	u32 device;
 	s32 by_pid;
 	char by_comm[16];
-	u32 request;	/* what a disk is asked for: REQ_OP_* */
+	u32 request;	/* what a disk is asked for: REQ_OP_*; what a GPU driver is: its symbol */
 	u32 spare[3];
 	char name[32];	/* of the process, or of the program that it becomes */
 };
@@ -590,6 +592,19 @@ struct balance { /* memory of a kind that a process holds */
 	u64 allocated_bytes;
 	u64 n_frees;
 	u64 n_unknown_frees;
+};
+
+/* The GPU driver's ioctls are symbols, too, from cfg_first_ioctl on: IOCTL_NUMBERS for each driver. */
+#define IOCTL_NUMBERS 256
+#define IOCTL_OTHER 255 /* a number that the driver is not known to have */
+
+enum driver { /* by the major number of a device */
+	DRIVER_NONE,
+	DRIVER_NVIDIA,
+	DRIVER_UVM,
+	DRIVER_NVSWITCH,
+	DRIVER_NVLINK,
+	DRIVER_ANOTHER,
 };
 
 /* Counted per CPU, never silently lost. */

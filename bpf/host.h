@@ -34,6 +34,7 @@ struct super_block {
 
 struct inode {
 	unsigned short i_mode;
+	u32 i_rdev;
 	unsigned long i_ino;
 	struct super_block *i_sb;
 } CORE;

@@ -53,7 +53,7 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path):
 
 @pytest.mark.parametrize("setting", TABLE, ids=lambda s: s.name)
 def test_every_setting_can_be_given_in_all_three_ways(setting, tmp_path):
-    number = 2_000_000 if setting.about.maximum is None else 0  # a switch, 1 by default
+    number = 2_000_000 if setting.about.maximum is None else 1 - setting.default  # a switch
     value = {int: number, float: setting.about.maximum or 7, str: "a", Path: "/tmp/a"}[setting.kind]
     wanted = setting.kind(value)
     assert wanted != setting.default

@@ -28,6 +28,8 @@ from stallscope.capture.attaching import Attaching
 from stallscope.capture.calibration import hook_cost_ns
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
+from stallscope.capture.driver_calls import DriverCalls
+from stallscope.capture.drivers import Driver, majors
 from stallscope.capture.governor import Governor
 from stallscope.capture.gpus import Gpus, watched
 from stallscope.capture.host import HostEvents
@@ -35,6 +37,7 @@ from stallscope.capture.labels import Label, Labels
 from stallscope.capture.losses import Losses
 from stallscope.capture.machine import boot_id, facts
 from stallscope.capture.operations import SYMBOLS
+from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.processes import Processes, Snapshots
 from stallscope.capture.program import Program
 from stallscope.capture.snapshots import snapshots
@@ -91,6 +94,7 @@ class Options:
     serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
     wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
     stacks: keep where in the code threads are held.
+    gpu_ioctls: count calls into the GPU driver; gpu_majors: finds its devices.
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
     cloud: whose metadata service to ask what this machine is (aws, gcp, azure); empty: none.
     confined: give up all privileges but those that are needed to go on; for a process that only traces.
@@ -106,6 +110,8 @@ class Options:
     record_all: bool = False
     notes_only: bool = False
     stacks: bool = True
+    gpu_ioctls: bool = False
+    gpu_majors: Callable[[], Mapping[int, Driver]] = majors
     annotate_socket: Path | None = None
     annotate_group: str = ""
     cloud: str = ""
@@ -141,7 +147,12 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
     chosen = frozenset(options.pids) if options.pids else None
     with ExitStack() as stack:
         stack.enter_context(set_by_signals(stop, _SIGNALS))
-        kernel_side = program.Options(record_all=options.record_all, pids=chosen, own_pid=os.getpid())
+        kernel_side = program.Options(
+            record_all=options.record_all,
+            pids=chosen,
+            own_pid=os.getpid(),
+            ioctl_ways=tuple(IOCTL_WAYS) if options.gpu_ioctls else (),
+        )
         probes = stack.enter_context(Program.load(kernel_side))
         status = stack.enter_context(closing(StatusLine(out, notes_only=options.notes_only)))
         if aside := set_aside_if_of_another_boot(options.db, boot_id(), time.time_ns()):
@@ -169,6 +180,9 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
         if probes.missing:
             status.note(f"this kernel does not tell: {', '.join(probes.missing)}")
+        driver_calls = DriverCalls(probes.know_drivers, options.gpu_majors) if probes.ioctl_way else None
+        if driver_calls and (remark := driver_calls.look()):
+            status.note(remark)
         to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
         labels = _labels(options, status)
         if labels:
@@ -184,6 +198,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             told=told,
             labels=labels,
             gpus=gpus,
+            driver_calls=driver_calls,
             status=status,
             stop=stop,
             waking=stack.enter_context(told_by_descriptor()),
@@ -231,6 +246,7 @@ def _run(
     told: Outputs | None,
     labels: Labels | None,
     gpus: Gpus | None,
+    driver_calls: DriverCalls | None,
     status: StatusLine,
     stop: threading.Event,
     waking: int,
@@ -250,6 +266,7 @@ def _run(
         told=told,
         labels=labels,
         gpus=gpus,
+        driver_calls=driver_calls,
         say=status.note,
     )
     begin_ns = time.monotonic_ns()
@@ -308,6 +325,7 @@ class _Scribe:
         labels: Labels | None = None,
         say: Callable[[str], None] = lambda _: None,
         gpus: Gpus | None = None,
+        driver_calls: DriverCalls | None = None,
     ):
         self.tally = Tally()
         self.next_ns = 0
@@ -317,17 +335,21 @@ class _Scribe:
         self._events: list[Array] = []
         self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
         self._options, self._probes, self._store, self._told = options, probes, store, told
-        self._labels, self._gpus = labels, gpus
+        self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
         self._node = store.node(options.node)
         self._session = store.session(
             self._node,
             _SOURCE,
             started_ns=time.monotonic_ns(),
-            facts=facts(probes.mode, not_told=probes.missing) | _cloud_facts(options.cloud),
+            facts=facts(probes.mode, not_told=probes.missing)
+            | ({"gpu_ioctls": probes.ioctl_way or "not on this kernel"} if options.gpu_ioctls else {})
+            | _cloud_facts(options.cloud),
         )
         self._processes = Processes(self._node)
         self._last = Snapshots()
-        self._host = HostEvents(self._node, probes.entries)
+        self._host = HostEvents(
+            self._node, probes.entries, drivers=lambda: driver_calls.known if driver_calls else {}
+        )
         self._splits = Splits()
         self._losses = Losses()
         self._tallies = Tallies(
@@ -364,9 +386,15 @@ class _Scribe:
         self.next_ns = now_ns + _SECOND_NS
         self._take_records(now_ns)
         events, self._events = layout.joined(self._events), []
-        for table, rows in self._tallies.rows(now_ns):
+        counted = self._tallies.rows(now_ns)
+        callers = {
+            pid for table, rows in counted if table is layout.OPERATIONS for pid in rows["pid"].tolist()
+        }
+        for table, rows in counted:
             self._append(table, rows)
         self._keep_states(events, now_ns)
+        if self._driver_calls:
+            self._keep_callers(self._driver_calls, callers, now_ns)
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
         for table, rows in self._gpus.taken() if self._gpus else ():
@@ -463,6 +491,16 @@ class _Scribe:
         self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(seen.pids, now_ns)))
         self._store.append(layout.SNAPSHOTS, seen.snapshots)
         self._store.append(layout.POSITIONS, seen.positions)
+
+    def _keep_callers(self, calls: DriverCalls, callers: Iterable[int], now_ns: int) -> None:
+        """Who calls into the GPU driver without being traced: what it is called, and its end."""
+        calls.look()
+        traced = frozenset(self._processes.pids())
+        self._keep_labels(calls.named(callers, traced, now_ns))
+        if ended := self._tallies.strays(traced):
+            self._append(layout.MEMORY, self._tallies.ended(ended, now_ns))
+            self._probes.forget(ended)
+            calls.forget(ended)
 
     def _keep_places(self) -> None:
         """Ranks that no launcher has told, but a communicator."""

@@ -65,6 +65,15 @@ class Settings:
             maximum=1,
         ),
     ] = 1
+    gpu_ioctls: Annotated[
+        int,
+        About(
+            "1: count calls into the GPU's driver (ioctl) by process and number; experimental",
+            "--gpu-ioctls",
+            minimum=0,
+            maximum=1,
+        ),
+    ] = 0
     annotate_socket: Annotated[
         Path, About("where the agent takes labels (step, epoch, phase) from jobs", "--annotate-socket")
     ] = Path("/run/stallscope/annotate.sock")

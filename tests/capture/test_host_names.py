@@ -10,7 +10,7 @@ import pytest
 from stallscope.capture.control_groups import ControlGroups
 from stallscope.capture.devices import Devices
 from stallscope.capture.host import exit_status
-from stallscope.capture.optional import FEATURES, Optional
+from stallscope.capture.optional import FEATURES, IOCTL_WAYS, Optional, driver_calls
 from stallscope.capture.sockets import Owners, other_end
 from stallscope.events import kernel
 
@@ -113,3 +113,14 @@ def test_what_a_kernel_refuses_makes_way_for_the_next_way():
     assert len({name for feature in FEATURES for way in feature.ways for name in way}) == sum(
         len(way) for feature in FEATURES for way in feature.ways
     )
+
+
+def test_calls_into_the_driver_are_told_only_where_that_is_asked():
+    assert not set(IOCTL_WAYS["function"]) & set(Optional().programs())
+    asked = driver_calls(IOCTL_WAYS)
+    optional = Optional((*FEATURES, asked))
+    assert optional.way(asked) == IOCTL_WAYS["function"]
+    assert optional.give_up(["ioctl_leave"]) and optional.way(asked) == IOCTL_WAYS["tracepoint"]
+    assert not optional.missing()
+    assert optional.give_up(["ioctl_enter_any"]) and optional.way(asked) == ()
+    assert optional.missing() == ("calls into the GPU driver",)

@@ -103,6 +103,23 @@ def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, said)
     assert said in found.found
 
 
+@pytest.mark.parametrize(
+    ("way", "devices", "said"),
+    [
+        ("function", "195 nvidia\n", "by a hook on ioctl alone"),
+        ("tracepoint", "195 nvidia\n", "by the tracepoints of all system calls"),
+        ("function", "  1 mem\n", "no NVIDIA driver in /proc/devices"),
+        ("", "195 nvidia\n", "cannot be counted on this kernel"),
+    ],
+)
+def test_whether_calls_into_the_driver_can_be_counted_is_said(tmp_path, way, devices, said):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/devices").write_text(f"Character devices:\n{devices}")
+    found = kernel_says(tmp_path, lambda: Loaded("session", ioctl_way=way))["driver calls"]
+    assert found.state is State.PASS
+    assert said in found.found
+
+
 def test_the_driver_is_told_by_its_version(tmp_path):
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"

@@ -101,6 +101,20 @@ def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes(
     assert [(one.values[1], one.number) for one in found["gpu.cuda.copied"]] == [("host_to_device", 1000)]
 
 
+def test_calls_into_the_driver_have_metrics_of_their_own():
+    counting = Counting(Meter(0))
+    rows = layout.empty(layout.OPERATIONS, 1)
+    rows["op"], rows["n"], rows["n_seen"], rows["total_ns"], rows["n_failed"] = Op.IOCTL, 7, 7, 9000, 2
+    rows["histogram"] = [b'{"2048":7}']
+    counting.take(layout.OPERATIONS, rows)
+    found = {metric.name: series for metric, series in counting.meter.read()}
+    (durations,) = found["gpu.driver.ioctl.duration"]
+    assert (durations.values, durations.histogram.n) == (("unknown",), 7)
+    assert durations.histogram.total == pytest.approx(9e-6)
+    assert [one.number for one in found["gpu.driver.ioctl.errors"]] == [2]
+    assert not found.get("gpu.cuda.call.duration") and not found.get("gpu.cuda.errors")
+
+
 def test_memory_is_told_as_it_is_now():
     counting = Counting(Meter(0))
     rows = layout.empty(layout.MEMORY, 1)

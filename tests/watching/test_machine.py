@@ -25,6 +25,7 @@ KILLED = {"kind": HostKind.OOM_KILL}, {"kind": HostKind.EXIT, "value": 137}
 QUOTA = {"kind": HostKind.THROTTLED, "value": 9, "file": b"/pod", "detail": b"cpu.max 50000/100000"}
 WAIT = {"kind": HostKind.FILE_WAIT, "duration_ns": 80 * MS, "device": b"sda1", "file": b"/ckpt"}
 RESENT = {"kind": HostKind.RETRANSMIT, "value": 4, "file": b"10.0.0.9:22"}
+DRIVER = {"kind": HostKind.DRIVER_CALL, "duration_ns": 120 * MS, "detail": b"ioctl:NV_ESC_RM_CONTROL"}
 RECLAIM = {"kind": HostKind.RECLAIM, "duration_ns": 70 * MS}
 
 
@@ -34,11 +35,17 @@ def test_each_is_a_line():
     assert lines(rows(QUOTA), PROCESSES) == ["CPU quota of /pod used up 9 times (cpu.max 50000/100000)"]
     assert lines(rows(WAIT | {"pid": 8}), PROCESSES) == ["server 8 waited 80 ms for sda1 (/ckpt)"]
     assert lines(rows(RESENT, RESENT), PROCESSES) == ["8 TCP retransmits, most of rank 2 to 10.0.0.9:22"]
+    assert lines(rows(DRIVER), PROCESSES) == ["rank 2 was in the GPU's driver for 120 ms (NV_ESC_RM_CONTROL)"]
     assert lines(rows(RECLAIM), PROCESSES) == ["rank 2 spent 70 ms looking for memory"]
 
 
 def test_little_delays_strangers_and_usual_ends_are_none():
-    small = WAIT | {"duration_ns": 3 * MS}, RECLAIM | {"duration_ns": MS}, {"kind": HostKind.EXIT, "value": 0}
+    small = (
+        WAIT | {"duration_ns": 3 * MS},
+        DRIVER | {"duration_ns": 9 * MS},
+        RECLAIM | {"duration_ns": MS},
+        {"kind": HostKind.EXIT, "value": 0},
+    )
     assert not lines(rows(*small, STOP | {"pid": 4242}), PROCESSES)
     assert not lines(rows(), PROCESSES)
 

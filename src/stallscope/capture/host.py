@@ -7,16 +7,18 @@ Most comes as events. What is frequent is summed up in the kernel and read here:
 memory, requests to disks, retransmits. Quotas are read from the control groups' own files.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stallscope.capture import records
+from stallscope.capture import drivers, records
 from stallscope.capture.control_groups import ControlGroups
 from stallscope.capture.devices import Devices
+from stallscope.capture.drivers import Driver
+from stallscope.capture.operations import SYMBOLS
 from stallscope.capture.sockets import Owners, other_end
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
@@ -38,12 +40,16 @@ _CORE_DUMPED = 0x80
 
 @dataclass
 class HostEvents:
-    """node: its number in the trace. entries: reads the kernel's maps. proc: where /proc is mounted."""
+    """node: its number in the trace. entries: reads the kernel's maps. proc: where /proc is mounted.
+
+    drivers: whose devices the major numbers are.
+    """
 
     node: int
     entries: Entries
     proc: Path = Path("/proc")
     devices: Devices = field(default_factory=Devices)
+    drivers: Callable[[], Mapping[int, Driver]] = drivers.majors
     _groups: ControlGroups = field(init=False)
     _owners: Owners = field(init=False)
     _descendants: set[int] = field(default_factory=set)
@@ -112,6 +118,9 @@ class HostEvents:
             rows["device"][i] = self.devices.name(int(told["device"][i]), pid).encode()
             rows["detail"][i] = _request(int(told["request"][i]))
             rows["comm"][i] = told["by_comm"][i]
+        for i in np.flatnonzero(rows["kind"] == HostKind.DRIVER_CALL).tolist():
+            rows["device"][i] = drivers.device_name(int(told["device"][i]), self.drivers()).encode()
+            rows["detail"][i] = SYMBOLS[int(told["request"][i])].encode()
         return rows
 
     def _for_others(self, told: Array, waits: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture import cuda_table
+from stallscope.capture import cuda_table, drivers
 from stallscope.capture.operation import Operation
 from stallscope.events.kernel import FUNCTION, Action, HookGroup, Shape
 from stallscope.events.layout import Array
@@ -153,13 +153,19 @@ ENTRIES = tuple(
 )
 """Every exported name with its flavours."""
 
-SYMBOLS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES))
-"""Names by the number in `calls.symbol`; 0 is none."""
+_FUNCTIONS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES))
 
-_NUMBER = {name: number for number, name in enumerate(SYMBOLS)}
+FIRST_IOCTL = len(_FUNCTIONS)
+"""The number of the first of drivers.SYMBOLS."""
+
+SYMBOLS: tuple[str, ...] = (*_FUNCTIONS, *drivers.SYMBOLS)
+"""Names by the number in `calls.symbol`; 0 is none. Functions, then the GPU driver's ioctls."""
+
+_NUMBER = {name: number for number, name in enumerate(_FUNCTIONS)}
 
 
-OPS = np.array([0, *({entry.symbol: entry.operation.op for entry in ENTRIES}.values())], np.uint16)
+OPS = np.full(len(SYMBOLS), Op.IOCTL, np.uint16)
+OPS[:FIRST_IOCTL] = [0, *({entry.symbol: entry.operation.op for entry in ENTRIES}.values())]
 """The operation of each symbol, by its number."""
 
 GROUPS = np.zeros(len(SYMBOLS), np.uint8)
@@ -179,8 +185,8 @@ def cookie(entry: Entry) -> int:
 
 
 def functions() -> Array:
-    """How the arguments of each CUDA function are read: kernel.FUNCTION (len(SYMBOLS),), by number of the symbol."""
-    found = np.zeros(len(SYMBOLS), FUNCTION)
+    """How the arguments of each CUDA function are read: kernel.FUNCTION (FIRST_IOCTL,), by number of the symbol."""
+    found = np.zeros(FIRST_IOCTL, FUNCTION)
     for entry in ENTRIES:
         operation, row = entry.operation, found[_NUMBER[entry.symbol]]
         if entry.part not in ("cuda", "counted"):

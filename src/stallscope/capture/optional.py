@@ -33,31 +33,50 @@ FEATURES = (
     Feature("TCP retransmits", (("tcp_resent",),)),
     Feature("native frames of threads that hang", (("peek",),)),
 )
+IOCTL_WAYS = {
+    "function": ("ioctl_enter", "ioctl_leave"),  # hooks the system call's own function: others pay nothing
+    "tracepoint": ("ioctl_enter_any", "ioctl_leave_any"),
+}
+"""Ways to see calls into the GPU driver, best first."""
+
 ASKED = ("peek",)
 """Programs that run when they are asked, and are attached to nothing."""
 
 
+def driver_calls(ways: Iterable[str]) -> Feature:
+    """Calls into the GPU driver: told only where that is asked for. ways: of IOCTL_WAYS, to be tried in order."""
+    return Feature("calls into the GPU driver", tuple(IOCTL_WAYS[way] for way in ways))
+
+
 @dataclass
 class Optional:
-    """Which way of each feature is tried now; all its ways gone, it is missing."""
+    """Which way of each feature is tried now; all its ways gone, it is missing. features: those that are wanted."""
 
-    _way: dict[Feature, int] = field(default_factory=lambda: dict.fromkeys(FEATURES, 0))
+    features: tuple[Feature, ...] = FEATURES
+    _way: dict[Feature, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._way = dict.fromkeys(self.features, 0)
 
     def programs(self) -> list[str]:
         """The programs to load."""
-        return [name for feature in FEATURES for way in self._ways(feature)[:1] for name in way]
+        return [name for feature in self.features for way in self._ways(feature)[:1] for name in way]
 
     def give_up(self, refused: Iterable[str]) -> bool:
         """Try the next way of each feature that one of these programs is for. False: none of them is for any."""
         names = set(refused)
-        hit = [feature for feature in FEATURES if names & set(*self._ways(feature)[:1])]
+        hit = [feature for feature in self.features if names & set(*self._ways(feature)[:1])]
         for feature in hit:
             self._way[feature] += 1
         return bool(hit)
 
     def missing(self) -> tuple[str, ...]:
         """What cannot be told."""
-        return tuple(feature.meaning for feature in FEATURES if not self._ways(feature))
+        return tuple(feature.meaning for feature in self.features if not self._ways(feature))
+
+    def way(self, feature: Feature) -> tuple[str, ...]:
+        """The programs that tell it; empty: it is missing, or not wanted."""
+        return next(iter(self._ways(feature)), ()) if feature in self._way else ()
 
     def _ways(self, feature: Feature) -> tuple[tuple[str, ...], ...]:
         return feature.ways[self._way[feature] :]

@@ -17,7 +17,7 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from stallscope.capture.libbpf import (
 )
 from stallscope.capture.maps import Entries, Reader
 from stallscope.capture.operations import Hook
-from stallscope.capture.optional import ASKED, Optional
+from stallscope.capture.optional import ASKED, FEATURES, IOCTL_WAYS, Optional, driver_calls
 from stallscope.capture.ring import Ring
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel
@@ -65,6 +65,7 @@ class Options(NamedTuple):
     slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
     pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
     modes: the ways of hooking to try, best first.
+    ioctl_ways: of optional.IOCTL_WAYS, to see calls into the GPU driver by; empty: they are not told.
     """
 
     record_all: bool = False
@@ -75,6 +76,7 @@ class Options(NamedTuple):
     own_pid: int = os.getpid()
     ring_bytes: int = RING_BYTES
     modes: tuple[str, ...] = MODES
+    ioctl_ways: tuple[str, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -112,13 +114,15 @@ class Link:
 class Program:
     """The loaded programs, attached to the scheduler; functions are hooked by attach().
 
-    mode: "session", "multi" or "perf". missing: what this kernel cannot tell, in words.
+    mode: "session", "multi" or "perf". missing: what this kernel cannot tell, in words. ioctl_way: how calls into the
+    GPU driver are seen, of optional.IOCTL_WAYS; empty: they are not.
     """
 
     def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
         """Not to be called: see load()."""
         self.mode = mode
         self.missing: tuple[str, ...] = ()
+        self.ioctl_way = ""
         self._library, self._object = library, loaded
         self._tracepoints: list[int] = []
         self._links: list[Link] = []
@@ -140,7 +144,8 @@ class Program:
         library = Library()
         attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
         refusals = []
-        optional = Optional()
+        ioctls = (driver_calls(options.ioctl_ways),) if options.ioctl_ways else ()
+        optional = Optional((*FEATURES, *ioctls))
         for mode, switch in attempts:
             loaded = None
             while loaded is None:
@@ -154,6 +159,8 @@ class Program:
                 continue
             program = cls(library, loaded, mode, options)
             program._start(switch, optional, options.pids)
+            chosen = [optional.way(feature) for feature in ioctls]
+            program.ioctl_way = next((way for way, names in IOCTL_WAYS.items() if names in chosen), "")
             return program
         raise refusals[-1]
 
@@ -189,6 +196,11 @@ class Program:
     def walk_python(self, pid: int, python: Array) -> None:
         """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
         self._put("pythons", pid, python)
+
+    def know_drivers(self, majors: Mapping[int, int]) -> None:
+        """Devices of these major numbers are the GPU driver's. majors: drivers.Driver by number."""
+        for major, driver in majors.items():
+            self._put("driver_majors", major, np.array([driver], np.uint8))
 
     def know_native(self, stack: int, shape: Array | None) -> None:
         """Give events this stack again, by its hash, where it has this shape (kernel.NATIVE_SHAPE); None: forget it."""
@@ -459,6 +471,8 @@ def _loaded(
         opened.load()
         if mode != "perf":
             _try_link(opened, hooked[0], path, is_session=mode == "session")
+        for name in set(optional) & set(IOCTL_WAYS["function"]):  # some kernels load what they cannot attach
+            opened.detach(opened.attach(name))
     except Refused:
         opened.close()
         raise
@@ -478,6 +492,7 @@ def _constants(options: Options) -> dict[str, int]:
         "cfg_slow_call_ns": options.slow_call_ns,
         "cfg_slow_off_ns": options.slow_off_ns,
         "cfg_slow_io_ns": options.slow_io_ns,
+        "cfg_first_ioctl": operations.FIRST_IOCTL,
     }
 
 

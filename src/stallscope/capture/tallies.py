@@ -4,8 +4,9 @@ The sums only grow; a row tells the growth since the last row of its kind. Calls
 on and off are told once a period, scaled up to it: an estimate, which is marked.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -90,6 +91,11 @@ class Tallies:
         values = np.array(list(last.values()), kernel.BALANCE)
         values["live_bytes"] = values["n_live"] = 0
         return self._balance_rows(Entries(keys, values), ended_ns)
+
+    def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
+        """Processes that were counted and have ended, but are not among the traced ones, whose end is told."""
+        pids = {int(_keys(key, kernel.OPERATION_KEY)["tgid"]) for key in self._told}
+        return [pid for pid in pids if pid not in known and not (proc / str(pid)).exists()]
 
     def _calls(self, found: Entries, now_ns: int) -> Array:
         is_known = (found.keys["symbol"] > 0) & (found.keys["tgid"] != self.own_pid)

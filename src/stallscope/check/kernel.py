@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.capture import requirements
+from stallscope.capture.drivers import majors
+from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.program import Options, Program
 from stallscope.capture.stacks.memory import forbidden
 from stallscope.check.finding import Finding, failed, passed, warned
@@ -17,14 +19,22 @@ _HOOKS = {
     "multi": "uprobe multi links (6.6 and later)",
     "perf": "single uprobes through perf events",
 }
+_IOCTLS = {
+    "function": "by a hook on ioctl alone",
+    "tracepoint": "by the tracepoints of all system calls, which makes each a little slower",
+}
 _OLDEST_GOOD = (6, 6)
 
 
 class Loaded(NamedTuple):
-    """mode: the way of hooking. peeks: whether threads and memory can be looked at by BPF."""
+    """mode: the way of hooking. peeks: whether threads and memory can be looked at by BPF.
+
+    ioctl_way: how calls into the GPU driver can be counted; empty: not.
+    """
 
     mode: str
     peeks: bool = True
+    ioctl_way: str = "function"
     is_x86: bool = platform.machine() == "x86_64"
 
 
@@ -45,7 +55,8 @@ def findings(
     yield capabilities
     yield from _confinement(proc, sys)
     if has_btf and capabilities.state != "fail":
-        yield from _programs(load or _loaded, forbidden(proc / "sys/kernel/yama/ptrace_scope"))
+        why_no_memory = forbidden(proc / "sys/kernel/yama/ptrace_scope")
+        yield from _programs(load or _loaded, why_no_memory, bool(majors(proc)))
 
 
 def _release(release: str, machine: str) -> Finding:
@@ -92,7 +103,7 @@ def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
         )
 
 
-def _programs(load: Callable[[], Loaded], why_no_memory: str) -> Iterator[Finding]:
+def _programs(load: Callable[[], Loaded], why_no_memory: str, has_driver: bool) -> Iterator[Finding]:
     try:
         found = load()
     except CannotTrace as error:
@@ -104,6 +115,7 @@ def _programs(load: Callable[[], Loaded], why_no_memory: str) -> Iterator[Findin
     else:
         yield passed("BPF programs", said)
     yield _stacks(found, why_no_memory)
+    yield _driver_calls(found.ioctl_way, has_driver)
 
 
 def _stacks(found: Loaded, why_no_memory: str) -> Finding:
@@ -119,9 +131,17 @@ def _stacks(found: Loaded, why_no_memory: str) -> Finding:
     return warned("stacks", "Python only", "native frames need Linux 5.18 or newer")
 
 
+def _driver_calls(way: str, has_driver: bool) -> Finding:
+    """Whether `trace --gpu-ioctls` can count; it is off by default, so that nothing is missing without."""
+    if not way:
+        return passed("driver calls", "cannot be counted on this kernel: --gpu-ioctls tells nothing")
+    said = f"can be counted (--gpu-ioctls): {_IOCTLS.get(way, way)}"
+    return passed("driver calls", said if has_driver else f"{said}; no NVIDIA driver in /proc/devices")
+
+
 def _loaded() -> Loaded:
-    with Program.load(Options(own_pid=os.getpid())) as program:
-        return Loaded(program.mode, program.peeks)
+    with Program.load(Options(own_pid=os.getpid(), ioctl_ways=tuple(IOCTL_WAYS))) as program:
+        return Loaded(program.mode, program.peeks, program.ioctl_way)
 
 
 def _text(path: Path) -> str:

@@ -81,6 +81,12 @@ def trace(
     no_stacks: Annotated[
         bool, typer.Option("--no-stacks", help="Do not look where in the code threads are held.")
     ] = False,
+    gpu_ioctls: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-ioctls", help="Count calls into the GPU's driver, whoever makes them (experimental)."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON, instead of the page.")
     ] = False,
@@ -110,6 +116,7 @@ def trace(
         "annotate_socket": annotate_socket,
         "annotate_group": annotate_group,
         "stacks": 0 if no_stacks else None,
+        "gpu_ioctls": 1 if gpu_ioctls else None,
     }
     chosen = settings_from(flags, settings)
     options = agent.Options(
@@ -124,6 +131,7 @@ def trace(
         annotate_socket=chosen.annotate_socket,
         annotate_group=chosen.annotate_group,
         stacks=bool(chosen.stacks),
+        gpu_ioctls=bool(chosen.gpu_ioctls),
         cloud=_cloud(chosen.cloud),
         prometheus=prometheus,
         otlp=otlp,

@@ -74,6 +74,7 @@ class Op(IntEnum):
     GRAPH = 43  # captured, instantiated, updated or destroyed
     MEMSET = 44
     CONTEXT = 45  # the driver, a device or a context set up or torn down
+    IOCTL = 46  # a call into the GPU's driver, made by whatever library
     COMPUTE = 48  # a span of device work told by an importer
 
 
@@ -188,6 +189,7 @@ class HostKind(IntEnum):
     SIGNAL = 12  # it was sent a signal that stops, continues or ends it; value: number
     RETRANSMIT = 13  # its connection sent segments again; value: how many
     MIGRATION = 14  # its GPU threads were moved to other CPUs; value: how often
+    DRIVER_CALL = 15  # a call into the GPU's driver took long; value: what it returned, detail: which ioctl
 
 
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)

@@ -141,17 +141,24 @@ class Counting:
         """A bucket's calls count as three quarters of its upper edge long, its middle."""
         for row in rows:
             told = json.loads(row["histogram"] or b"{}")
-            who = (self.rank_of(int(row["pid"])), word(Op, int(row["op"])))
+            rank = self.rank_of(int(row["pid"]))
+            is_ioctl = row["op"] == Op.IOCTL
+            who = (rank,) if is_ioctl else (rank, word(Op, int(row["op"])))
             middle_s = np.array([int(edge) for edge in told], np.float64) * 0.75 / 1e9
             seen_s = float(row["total_ns"]) / 1e9 * float(row["n_seen"]) / max(float(row["n"]), 1.0)
             self.meter.observe_counted(
-                table_of.CUDA_CALL, middle_s, np.array(list(told.values())), seen_s, *who
+                table_of.DRIVER_CALL if is_ioctl else table_of.CUDA_CALL,
+                middle_s,
+                np.array(list(told.values())),
+                seen_s,
+                *who,
             )
             if row["n_failed"]:
-                self.meter.add(table_of.CUDA_ERRORS, int(row["n_failed"]), *who)
+                errors = table_of.DRIVER_ERRORS if is_ioctl else table_of.CUDA_ERRORS
+                self.meter.add(errors, int(row["n_failed"]), *who)
             if row["op"] == Op.COPY and row["count_bytes"]:
                 direction = Direction(row["direction"]).name.lower()
-                self.meter.add(table_of.CUDA_COPIED, int(row["count_bytes"]), who[0], direction)
+                self.meter.add(table_of.CUDA_COPIED, int(row["count_bytes"]), rank, direction)
 
     def _memory(self, rows: Array) -> None:
         """As it is now."""

@@ -112,6 +112,21 @@ CUDA_ERRORS = Metric(
     ("nccl.rank", "gpu.cuda.class"),
     "CUDA calls that returned an error",
 )
+DRIVER_CALL = Metric(
+    "gpu.driver.ioctl.duration",
+    Kind.HISTOGRAM,
+    "s",
+    ("nccl.rank",),
+    "duration of calls into the GPU's driver (with --gpu-ioctls), also those made inside CUDA calls",
+    (1e-6, 3e-6, *SECONDS),
+)
+DRIVER_ERRORS = Metric(
+    "gpu.driver.ioctl.errors",
+    Kind.COUNTER,
+    "{call}",
+    ("nccl.rank",),
+    "calls into the GPU's driver that the kernel refused (with --gpu-ioctls)",
+)
 CUDA_COPIED = Metric(
     "gpu.cuda.copied",
     Kind.COUNTER,
@@ -201,6 +216,8 @@ METRICS = (
     CUDA_SLOW_CALL,
     CUDA_CALL,
     CUDA_ERRORS,
+    DRIVER_CALL,
+    DRIVER_ERRORS,
     CUDA_COPIED,
     CUDA_MEMORY,
     LEDGER_TIME,

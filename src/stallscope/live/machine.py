@@ -20,7 +20,7 @@ def lines(rows: Array, processes: Mapping[Who, tuple[int, str]]) -> list[str]:
     """rows: of HOST_EVENTS in the window, of any processes. processes: rank (-1 unknown) and name by node and pid."""
     is_own = np.array([who in processes for who in rows[["node", "pid"]].tolist()], bool)
     own, found = rows[is_own], []
-    for say in (_ends, _stops, _throttled, _disks, _memory, _network):
+    for say in (_ends, _stops, _throttled, _disks, _memory, _driver, _network):
         found += say(own, lambda row: _title(processes, row))
     return found[:MOST_LINES]
 
@@ -71,6 +71,15 @@ def _memory(rows: Array, title: Titled) -> list[str]:
     rows = rows[np.isin(rows["kind"], (HostKind.RECLAIM, HostKind.COMPACTION))]
     ns = int(np.maximum(rows["duration_ns"], 0).sum())
     return [f"{title(rows[-1])} spent {ns / 1e6:,.0f} ms looking for memory"] if ns >= _SLOW_NS else []
+
+
+def _driver(rows: Array, title: Titled) -> list[str]:
+    calls = rows[(rows["kind"] == HostKind.DRIVER_CALL) & (rows["duration_ns"] >= _SLOW_NS)]
+    if not len(calls):
+        return []
+    worst = calls[np.argmax(calls["duration_ns"])]
+    call = _text(worst["detail"]).removeprefix("ioctl:")
+    return [f"{title(worst)} was in the GPU's driver for {worst['duration_ns'] / 1e6:,.0f} ms ({call})"]
 
 
 def _network(rows: Array, title: Titled) -> list[str]:

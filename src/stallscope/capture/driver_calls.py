@@ -1,0 +1,53 @@
+"""Calls into the GPU driver, where they are counted: which devices are its own now, and who calls beside the job.
+
+    calls = DriverCalls(tell=program.know_drivers)
+    calls.look()                                     # once a second: UVM gets its number when it is first loaded
+    labels = calls.named(pids, traced, now_ns)       # what processes are called that are no traced ones
+
+Whoever calls into the driver is counted: a monitor that asks it every second is worth to be seen.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.capture.drivers import Driver, majors
+from stallscope.capture.labels import Label
+
+_NONE_YET = "no NVIDIA driver in /proc/devices: calls into it are counted once it is loaded"
+
+
+@dataclass
+class DriverCalls:
+    """tell: takes drivers by the major number of their devices. majors: finds them. known: those told last."""
+
+    tell: Callable[[Mapping[int, int]], None]
+    majors: Callable[[], Mapping[int, Driver]] = majors
+    proc: Path = Path("/proc")
+    known: Mapping[int, Driver] = field(default_factory=dict)
+    _named: set[int] = field(default_factory=set)
+
+    def look(self) -> str:
+        """Tell what has changed. Returns a remark for the user; empty where there is a driver."""
+        now = self.majors()
+        if now != self.known:
+            self.tell(dict.fromkeys(self.known, Driver.NONE) | dict(now))
+            self.known = now
+        return "" if now else _NONE_YET
+
+    def named(self, pids: Iterable[int], traced: Collection[int], now_ns: int) -> list[Label]:
+        """The programs of those processes that are not traced, each told once, as labels; nothing of who has gone."""
+        new = [pid for pid in dict.fromkeys(pids) if pid not in self._named and pid not in traced]
+        self._named.update(new)
+        self._named.difference_update(traced)
+        return [Label(now_ns, pid, "program", name) for pid in new if (name := self._name(pid))]
+
+    def forget(self, pids: Iterable[int]) -> None:
+        """These have ended; their numbers may be given again."""
+        self._named.difference_update(pids)
+
+    def _name(self, pid: int) -> str:
+        try:
+            return (self.proc / str(pid) / "comm").read_text(errors="replace").rstrip("\n")
+        except OSError:
+            return ""

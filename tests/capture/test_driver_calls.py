@@ -1,0 +1,293 @@
+"""Calls into the GPU driver: real ioctls of processes, on devices whose major numbers the test calls the driver's."""
+
+import errno
+import fcntl
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stallscope import agent
+from stallscope.capture.driver_calls import DriverCalls
+from stallscope.capture.drivers import Driver, device_name, majors
+from stallscope.capture.host import HostEvents
+from stallscope.capture.operations import SYMBOLS
+from stallscope.capture.optional import IOCTL_WAYS
+from stallscope.capture.program import Program
+from stallscope.events.names import HostKind, Op
+from stallscope.store import node
+
+MEMORY, MISC = 1, 10
+"""Major numbers of /dev/null, /dev/random and of /dev/loop-control on any Linux (Documentation/admin-guide/devices)."""
+
+NULL, RANDOM = os.makedev(MEMORY, 3), os.makedev(MEMORY, 8)
+RM_CONTROL = 0xC020462A
+ENTROPY = 0x80045200
+"""RNDGETENTCNT of linux/random.h: the one of these that succeeds."""
+
+_CALLER = """
+import fcntl, os, sys
+def calls(path, command, n):
+    fd = os.open(path, os.O_RDONLY)
+    for i in range(n):
+        try: fcntl.ioctl(fd, command, bytes(64))
+        except OSError: pass
+    os.close(fd)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Caller:
+    """A process that makes ioctls when it is told to."""
+
+    def __init__(self, process: "subprocess.Popen[str]"):
+        self.process, self.pid = process, process.pid
+
+    def calls(self, path: Path, command: int, n: int) -> None:
+        """Returns when they have been made."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"calls({str(path)!r}, {command}, {n})\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+
+@pytest.fixture
+def caller() -> Iterator[Caller]:
+    with subprocess.Popen([sys.executable, "-c", _CALLER], stdin=-1, stdout=-1, text=True) as process:
+        yield Caller(process)
+        process.kill()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Callable[..., Path]:
+    """device(number): a character device file of that device."""
+
+    def made(number: int) -> Path:
+        path = tmp_path / f"{os.major(number)}-{os.minor(number)}"
+        os.mknod(path, 0o600 | stat.S_IFCHR, number)
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError as error:
+            pytest.skip(f"devices of {tmp_path} cannot be opened: {error.strerror}")
+        return path
+
+    return made
+
+
+def counted(program: Program, pid: int) -> dict[str, tuple[int, int]]:
+    """Calls and failures of a process, by name."""
+    found = program.operations()
+    return {
+        SYMBOLS[key["symbol"]]: (int(value["n"]), int(value["n_failed"]))
+        for key, value in zip(found.keys, found.values, strict=True)
+        if key["tgid"] == pid
+    }
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+@pytest.mark.parametrize("way", IOCTL_WAYS)
+def test_calls_into_the_driver_are_counted_and_no_others(
+    way: str, tracing: Callable[..., Program], caller: Caller, device: Callable[..., Path], tmp_path: Path
+):
+    program = tracing(ioctl_ways=(way,), slow_call_ns=1)
+    if way == "function" and not program.ioctl_way:
+        assert program.missing == ("calls into the GPU driver",)
+        pytest.skip("this kernel hooks no functions")
+    assert (program.ioctl_way, program.missing) == (way, ())
+    null, random = device(NULL), device(RANDOM)
+    caller.calls(null, RM_CONTROL, 5)
+    assert counted(program, caller.pid) == {}  # not yet known as the driver's
+    program.know_drivers({MEMORY: Driver.NVSWITCH})
+    caller.calls(null, RM_CONTROL, 150)
+    caller.calls(random, ENTROPY, 70)
+    caller.calls(Path("/dev/ptmx"), RM_CONTROL, 20)
+    (tmp_path / "file").touch()
+    caller.calls(tmp_path / "file", RM_CONTROL, 20)
+    ours = os.open(null, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.ioctl(ours, RM_CONTROL, bytes(64))
+    os.close(ours)
+    names = "ioctl:nvidia-nvswitch:0x2a", "ioctl:nvidia-nvswitch:0x0"
+    assert counted(program, caller.pid) == {names[0]: (150, 150), names[1]: (70, 0)}
+    assert counted(program, os.getpid()) == {}
+    found = program.operations()
+    of_caller = found.values[found.keys["tgid"] == caller.pid]
+    assert (of_caller["histogram"].sum(axis=1) == of_caller["n"]).all()
+    assert (of_caller["total_ns"] >= of_caller["max_ns"]).all() and (of_caller["max_ns"] > 0).all()
+    rows = HostEvents(0, program.entries, drivers=lambda: {MEMORY: Driver.NVSWITCH}).rows(
+        program.events.drain(), [], time.monotonic_ns()
+    )
+    rows = rows[(rows["pid"] == caller.pid) & (rows["kind"] == HostKind.DRIVER_CALL)]
+    assert (
+        len(rows) == 220 and (rows["duration_ns"] > 0).all() and set(rows["device"]) == {b"nvidia-nvswitch"}
+    )
+    assert set(rows["value"][rows["detail"] == names[0].encode()].tolist()) == {-errno.ENOTTY}
+    assert set(rows["value"][rows["detail"] == names[1].encode()].tolist()) == {0}
+    assert set(rows["comm"]) == {Path(sys.executable).name.encode()}
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_numbers_have_the_names_of_the_drivers_headers(
+    tracing: Callable[..., Program], caller: Caller, device: Callable[..., Path]
+):
+    program, null = tracing(ioctl_ways=tuple(IOCTL_WAYS)), device(NULL)
+    expected = {
+        Driver.NVIDIA: {RM_CONTROL: "NV_ESC_RM_CONTROL", 0xC04846D2: "NV_ESC_CHECK_VERSION_STR"}
+        | {0xC008465F: "nvidia:0x5f", 0x4C82: "nvidia:other"},
+        Driver.UVM: {51: "UVM_MIGRATE", 0x30000001: "UVM_INITIALIZE", 239: "nvidia-uvm:0xef"}
+        | {240: "nvidia-uvm:other", 2047: "nvidia-uvm:other", 0x4000002A: "nvidia-uvm:other"},
+        Driver.NVLINK: {0xC0104E03: "nvidia-nvlink:0x3"},
+    }
+    n_by_name: dict[str, tuple[int, int]] = {}
+    for driver, commands in expected.items():
+        program.know_drivers({MEMORY: driver})
+        for command, name in commands.items():
+            caller.calls(null, command, 3)
+            n = n_by_name.get(f"ioctl:{name}", (0, 0))[0] + 3
+            n_by_name[f"ioctl:{name}"] = n, n
+    program.know_drivers({MEMORY: Driver.NONE})
+    caller.calls(null, RM_CONTROL, 3)
+    assert counted(program, caller.pid) == n_by_name
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_nothing_is_loaded_where_nobody_asked(tracing: Callable[..., Program]):
+    program = tracing()
+    assert not {name for way in IOCTL_WAYS.values() for name in way} & program.costs().keys()
+    assert (program.ioctl_way, program.missing) == ("", ())
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_others_than_the_chosen_processes_are_left_out(
+    tracing: Callable[..., Program], caller: Caller, device: Callable[..., Path]
+):
+    program, null = tracing(ioctl_ways=tuple(IOCTL_WAYS), pids=frozenset({os.getppid()})), device(NULL)
+    program.know_drivers({MEMORY: Driver.NVIDIA})
+    caller.calls(null, RM_CONTROL, 4)
+    program.follow([caller.pid])
+    caller.calls(null, RM_CONTROL, 6)
+    assert counted(program, caller.pid) == {"ioctl:NV_ESC_RM_CONTROL": (6, 6)}
+
+
+@pytest.mark.bpf
+def test_a_trace_tells_who_called_the_driver(
+    bpf_object: Path, caller: Caller, device: Callable[..., Path], tmp_path: Path
+):
+    null, db, out, stop = device(NULL), tmp_path / "trace.db", io.StringIO(), threading.Event()
+
+    def call() -> None:
+        try:
+            while "tracing into" not in out.getvalue():
+                time.sleep(0.02)
+            time.sleep(0.5)
+            caller.calls(null, RM_CONTROL, 40)
+            with node.reading(db) as reader:
+                while not reader.execute("SELECT COUNT(*) FROM annotations WHERE label='program'").fetchone()[
+                    0
+                ]:
+                    time.sleep(0.1)
+        finally:
+            stop.set()
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    agent.trace(
+        agent.Options(
+            db=db, node="here", gpu_ioctls=True, gpu_majors=lambda: {MEMORY: Driver.NVIDIA}, duration_s=30
+        ),
+        out=out,
+        stop=stop,
+    )
+    calling.join()
+    with node.reading(db) as reader:
+        facts = json.loads(reader.execute("SELECT facts FROM sessions").fetchone()[0])
+        calls = reader.execute(
+            "SELECT s.name, o.op, SUM(o.n), SUM(o.n_failed), MIN(o.is_estimate) FROM operations o "
+            "JOIN symbols s ON s.symbol = o.symbol WHERE o.pid = ? GROUP BY 1, 2",
+            (caller.pid,),
+        ).fetchall()
+        named = reader.execute("SELECT value FROM annotations WHERE label='program' AND pid=?", (caller.pid,))
+        assert named.fetchone()[0] in (Path(sys.executable).name, Path(sys.executable).name.encode())
+        assert not reader.execute("SELECT COUNT(*) FROM operations WHERE pid=?", (os.getpid(),)).fetchone()[0]
+    assert facts["gpu_ioctls"] in IOCTL_WAYS
+    assert calls == [("ioctl:NV_ESC_RM_CONTROL", Op.IOCTL, 40, 40, 0)]
+
+
+DEVICES = """Character devices:
+  1 mem
+195 nvidia
+195 nvidiactl
+195 nvidia-modeset
+234 nvidia-nvswitch
+235 nvidia-caps
+236 nvidia-nvlink
+510 nvidia-uvm
+
+Block devices:
+  7 loop
+511 nvidia
+"""
+
+
+def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
+    (tmp_path / "devices").write_text(DEVICES)
+    found = majors(tmp_path)
+    assert found == {
+        195: Driver.NVIDIA,
+        234: Driver.NVSWITCH,
+        235: Driver.ANOTHER,
+        236: Driver.NVLINK,
+        510: Driver.UVM,
+    }
+    (tmp_path / "devices").write_text(DEVICES.replace("195 nvidia\n", "195 nvidia-frontend\n"))
+    assert majors(tmp_path) == found
+    assert majors(tmp_path / "nowhere") == {}
+    numbers = {"nvidia3": (195, 3), "nvidiactl": (195, 255), "nvidia-modeset": (195, 254)}
+    numbers |= {
+        "nvidia-uvm": (510, 0),
+        "nvidia-uvm-tools": (510, 1),
+        "nvidia-nvlink": (236, 0),
+        "7:2": (7, 2),
+    }
+    for name, (major, minor) in numbers.items():
+        assert device_name(major << 20 | minor, found) == name
+
+
+def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
+    told, now = [], {}
+    calls = DriverCalls(told.append, lambda: dict(now), tmp_path)
+    assert "no NVIDIA driver" in calls.look() and told == []
+    now[195] = Driver.NVIDIA
+    assert calls.look() == "" and calls.look() == ""
+    now = {510: Driver.UVM}
+    calls.look()
+    assert told == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
+
+
+def test_who_calls_without_being_traced_is_named_once(tmp_path: Path):
+    for pid, name in ((7, "nvidia-smi"), (8, "dcgm-exporter"), (9, "python")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(name + "\n")
+    calls = DriverCalls(lambda _: None, proc=tmp_path)
+    assert [(one.pid, one.label, one.value) for one in calls.named([7, 8, 9, 10], {9}, 5)] == [
+        (7, "program", "nvidia-smi"),
+        (8, "program", "dcgm-exporter"),
+    ]
+    assert calls.named([7, 8, 9], {9}, 6) == []
+    calls.forget([7])
+    assert [one.pid for one in calls.named([7, 8], set(), 7)] == [7]
