@@ -5,9 +5,9 @@ a drift of the machine cancels out; the agent goes on meanwhile (switching.py), 
 these comparisons and its 95 % interval come from Student's t; neighbours share a window, which widens the interval by
 sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
 
-A virtual CPU is faster or slower by half from one moment to the next. A job that it bounds measures its speed between
-two steps, by a loop that no hook is in; how long a step takes at which speed is learned from the steps without hooks,
-and each step is told as what it would have taken at the usual speed.
+A virtual CPU is slower by half for a while, over and over. A job that it bounds measures its speed between two steps,
+by operations that no hook is in: only steps at full speed are compared. How long they take at which speed is learned
+from those without hooks, and each is told as what it would have taken at one speed.
 """
 
 import math
@@ -36,6 +36,8 @@ GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
 LOOK_EVERY = 8
+FULL_SPEED = 0.15
+"""A CPU that takes no longer than this beyond what it took in its fastest tenth, in the logarithm."""
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
 HOOK_NS = {"entry_only": 560.0, "collective": 1150.0}
@@ -224,20 +226,21 @@ def read_speeds(folder: Path) -> NDArray[np.float64] | None:
 
 
 def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
-    """The steps as if the CPU had been as fast as usual before and after each. turn_ns: of a loop after each step.
+    """The steps before and after which the CPU was fast, as if it had been equally so. turn_ns: measured after each.
 
-    Learned from steps without hooks: a parabola in the logarithms.
+    The fit is a line in the logarithms, of steps without hooks.
     """
     n = min(len(turn_ns), len(steps.number))
     number, end_ns, length_ns = (one[1:n] for one in steps)
-    slow = np.log((turn_ns[number - 1] + turn_ns[number]) / 2)
-    slow -= np.median(slow)
+    slow = np.log(np.maximum(turn_ns[number - 1], turn_ns[number]))
+    slow -= np.log(np.percentile(turn_ns, 10))
+    is_fast = slow < FULL_SPEED
+    number, end_ns, length_ns, slow = number[is_fast], end_ns[is_fast], length_ns[is_fast], slow[is_fast]
     is_off = np.zeros(len(number), bool)
     for one in windows:
         is_off |= (not one.is_on) & (end_ns >= one.begin_ns) & (end_ns <= one.end_ns)
-    usual = np.polyfit(slow[is_off], np.log(length_ns[is_off]), 2)
-    expected = np.polyval(usual, slow) - np.polyval(usual, 0.0)
-    return Steps(number, end_ns, length_ns / np.exp(expected))
+    slope, _ = np.polyfit(slow[is_off], np.log(length_ns[is_off]), 1)
+    return Steps(number, end_ns, length_ns / np.exp(slope * slow))
 
 
 def step_ns(window: Window, steps: Steps) -> float:

@@ -56,8 +56,9 @@ def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
     slower = np.where(
         np.repeat(rng.random(len(steps.number) // 40 + 1), 40)[: len(steps.number)] < 0.5, 1.5, 1.0
     )
-    turn_ns = 30_000 * slower * rng.normal(1, 0.01, len(slower))
-    wandering = steps._replace(length_ns=steps.length_ns * slower**0.8)
+    faster = rng.uniform(1, 1.1, len(slower))
+    turn_ns = 30_000 * slower * faster * rng.normal(1, 0.01, len(slower))
+    wandering = steps._replace(length_ns=steps.length_ns * slower**0.7 * faster)
     found = slowdown.slowdown(windows, slowdown.at_one_speed(wandering, turn_ns, windows))
     assert slowdown.slowdown(windows, wandering)["spread_percent"] > 2
     assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.3)
