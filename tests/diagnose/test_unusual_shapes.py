@@ -113,3 +113,20 @@ def test_a_rank_that_lost_a_few_records_of_a_rare_call_still_has_peers():
     kept = replace(trace, collectives=np.delete(rows, whole[[3, 11]]), lost={"records": 2})
     assert case_of(kept, Thresholds(), None).plan.program.tolist() == [0] * 6 + [1] * 6
     assert report_of(kept).healthy
+
+
+@pytest.mark.parametrize("seed", [0, 15])
+def test_a_rank_that_lost_some_records_is_not_alone_in_its_program(seed: int):
+    """Alone it would have no peers, and be late by the evaluation that all ranks make every sixth step."""
+    job = Job(dp=8, pp=3, layers=1, buckets=2, microbatches=1, grad_norm=True, steps=40)
+    ranks = tuple(range(job.nranks))
+    evaluation = HostStall(
+        cause="host_compute",
+        ranks=ranks,
+        delay_ns=500_000_000,
+        spread=0.1,
+        schedule=Schedule(first=6, every=6),
+    )
+    trace, _ = simulate(job, [evaluation], seed=seed, capture=Capture(lost=0.02), has_twin=False)
+    assert not named(report_of(trace))
+    assert len(set(case_of(trace, Thresholds(), None).plan.program.tolist())) == job.pp

@@ -20,6 +20,7 @@ from stallscope.events.layout import Array
 _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of one program have in common
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
 _FEW = 3  # so many calls may be missing by chance, as records that were lost
+_LOST, _BY_CHANCE = 0.02, 4  # or those of which this share was lost differ by: so many standard deviations
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
@@ -128,12 +129,31 @@ def _same_program(line: Timeline, signature: Array) -> Array:
         common = np.minimum(pairs[left], pairs[model]).sum(axis=1)
         compared = np.minimum(n_rows[left], n_rows[model])[:, None]
         expected = calls[model] * compared
-        differs = np.abs(calls[left] - calls[model]) * compared > np.maximum(_SAME_COUNTS * expected, _FEW)
+        lost = _BY_CHANCE * np.sqrt(2 * _LOST * expected)
+        allowed = np.maximum(np.maximum(_SAME_COUNTS * expected, _FEW), lost)
+        differs = np.abs(calls[left] - calls[model]) * compared > allowed
         alike = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
         alike[left == model] = True
         program[left[alike]] = number
         number += 1
-    return program
+    return numbered(_with_companions(program, pairs))[0]
+
+
+def _with_companions(program: Array, pairs: Array) -> Array:
+    """The programs, with processes that are alone in theirs put to the one of several that calls most like them.
+
+    That it makes some call more or less often, as records were lost, leaves it without peers otherwise.
+    """
+    size, out = np.bincount(program), program.copy()
+    if not (size > 1).any():
+        return out
+    for process in np.flatnonzero(size[program] == 1).tolist():
+        common = np.minimum(pairs, pairs[process]).sum(axis=1)
+        common[size[program] == 1] = 0.0
+        best = int(np.argmax(common))
+        if common[best] >= _SAME_PAIRS:
+            out[process] = program[best]
+    return out
 
 
 def _shares(line: Timeline, code: Array) -> Array:
