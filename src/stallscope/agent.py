@@ -468,7 +468,8 @@ class _Scribe:
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
         if self._stacks:
             self._stacks.follow(state.pids.tolist())
-            self._store.append(layout.POSITIONS, self._stacks.of_silent(state, now_ns))
+            positions = self._stacks.of_silent(state, now_ns, members=self._processes.members())
+            self._store.append(layout.POSITIONS, positions)
         if self._unseen:
             self._keep_unseen(self._unseen.look(frozenset(state.pids.tolist()), now_ns), now_ns)
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)

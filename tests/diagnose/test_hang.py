@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.layout import CALLS, HOST_EVENTS, POSITIONS, empty
+from stallscope.events.layout import CALLS, COMMUNICATORS, HOST_EVENTS, POSITIONS, empty
 from stallscope.events.names import Category, CollectiveFlag, HostKind, Op
+from stallscope.events.trace import Trace
 
-from .builders import MS, Call, Gone, Job, data_parallel, dp_trace, trace_of
+from .builders import MS, Call, Gone, Job, comm_hash, data_parallel, dp_trace, trace_of
+from .cutting import Hand
 from .reports import only, report_of
 
 LIMITS = Thresholds()
@@ -57,6 +60,59 @@ def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_wo
     looked = replace(trace, positions=positions, stacks={1: of_caller, 2: IN_PYTHON})
     (doing,) = only(report_of(looked)).evidence["doing"]
     assert doing["stack"] == list(told)
+
+
+def joined(trace: Trace, *, nranks: int = 4) -> Trace:
+    """The communicator as its members made it."""
+    rows = empty(COMMUNICATORS, len(trace.processes))
+    for name in ("node", "pid", "ts_ns"):
+        rows[name] = trace.processes[name]
+    rows["comm_rank"], rows["nranks"] = trace.processes["rank"], nranks
+    rows["comm_hash"] = trace.collectives["comm_hash"][0]
+    return replace(trace, communicators=rows)
+
+
+@pytest.mark.parametrize(
+    ("doing", "said"), [(Category.ON_CPU, "state on cpu"), (Category.NONE, "its process has ended")]
+)
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_a_rank_that_has_never_made_a_call_is_named(doing, said, n_ranks):
+    """It joined the communicator, and then loads its data, compiles, or dies."""
+    program = data_parallel(n_ranks)
+    trace = joined(hung(Gone(1, 0, 0, doing), program=program, n_ranks=n_ranks), nranks=n_ranks)
+    verdict = only(report_of(trace))
+    others = [rank for rank in range(n_ranks) if rank != 1]
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [1], others)
+    assert (verdict.first_round, verdict.nodes) == (0, ["host-a"])
+    assert said in verdict.summary
+    stream = Stream(clock=Hand())
+    stream.feed(trace)
+    assert [one.ranks for one in stream.report().verdicts] == [[1]]
+
+
+def test_a_rank_that_has_made_no_call_on_one_of_its_communicators_is_named():
+    pairs = (Call(((0, 1), (2, 3)), count=7), *data_parallel())
+    trace = hung(Gone(2, 0, 0), program=pairs)
+    rows = empty(COMMUNICATORS, 8)
+    groups = ((0, 1), (2, 3), (0, 1, 2, 3))
+    for i, (rank, group) in enumerate((rank, members) for members in groups for rank in members):
+        rows[i]["pid"], rows[i]["comm_rank"] = 1000 + rank, group.index(rank)
+        rows[i]["comm_hash"], rows[i]["nranks"] = comm_hash(group), len(group)
+    verdict = only(report_of(replace(trace, communicators=rows)))
+    assert (verdict.kind, verdict.ranks) == ("hang", [2])
+
+
+def test_that_all_have_entered_is_not_said_of_ranks_that_were_not_traced():
+    """Of two nodes one was traced: who is missing on the other one cannot be seen."""
+    trace = joined(dp_trace(quiet_ns=LONG_NS), nranks=8)
+    trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, Op.SYNC
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks) == ("hang", [])
+    assert "4 more of the communicator are not in it" in str(verdict.abstained_because)
+
+
+def test_members_that_make_no_call_before_a_job_has_begun_are_quiet():
+    assert report_of(joined(dp_trace())).healthy
 
 
 def test_several_missing_ranks_are_named_not_the_one_that_is_ahead():

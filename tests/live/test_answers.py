@@ -106,6 +106,22 @@ def test_a_job_that_hung_before_the_trace_began_is_told_as_that(agent, job, only
     assert (doing["state"], doing["syscall_nr"]) == ("sleep", 230)
 
 
+def test_a_rank_that_never_makes_its_first_collective_is_named_and_where_it_is(agent, job, only, monkeypatch):
+    """It has joined the communicator: it loads data, or compiles, and the others wait in round 0."""
+    job = job("hang", ranks=2, first_step=0)
+    tracer = agent(*only(job))
+    tracer.says("attached", "libnccl")
+    job.go()
+    wait_for_look(tracer.db, job.pids[1], after_s=4.5)
+    assert tracer.ended(signal.SIGINT) == 0
+    monkeypatch.setenv("STALLSCOPE_HANG_AFTER_S", "4")
+    (verdict,) = explained(tracer.db)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["victims"]) == ("hang", [1], [0])
+    assert verdict["first_round"] == 0
+    (doing,) = verdict["evidence"]["doing"]
+    assert "disturb" in doing["at"]
+
+
 def wait_until_it_stands(job) -> None:
     """Returns once no rank has made a step for a second."""
     until, n_before, since = time.monotonic() + 60, -1, time.monotonic()
@@ -114,6 +130,20 @@ def wait_until_it_stands(job) -> None:
         n_before, since = n, since if n == n_before and n else time.monotonic()
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def wait_for_look(db: Path, pid: int, *, after_s: float) -> None:
+    """Until a process has been looked at so long after the last call of all."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if db.exists():
+            trace = node.read(db)
+            looks = trace.positions["ts_ns"][trace.positions["pid"] == pid]
+            arrivals = trace.collectives["ts_ns"]
+            if len(looks) and len(arrivals) and looks.max() - arrivals.max() >= after_s * 1e9:
+                return
+        time.sleep(0.3)
+    raise AssertionError("it was not looked at")
 
 
 def wait_for_looks(db: Path, n: int) -> None:

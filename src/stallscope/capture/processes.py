@@ -4,7 +4,7 @@ A process is known by its number and its start time, so a number given again is 
 is noticed within one look; a process whose main thread has ended while others run is still there.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +75,10 @@ class Processes:
                 self._member[pid] = old._replace(rank=UNKNOWN)
             elif not old or new.nranks > old.nranks:
                 self._member[pid] = new
+
+    def members(self) -> Collection[int]:
+        """Those that share a communicator with others."""
+        return self._member.keys()
 
     def placed(self) -> list[Identity]:
         """The processes whose rank is known now from what they joined: the launcher has told none."""

@@ -214,7 +214,7 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
     line = case.line
     ranks = sorted(int(line.rank[process]) for process in found.odd)
     row = line.rows[found.row]
-    because = None if ranks else "every rank has entered every round: the device or the fabric holds them"
+    because = None if ranks else _why_nobody(found)
     evidence: dict[str, object] = {"waited_s": round(found.for_ns / 1e9, 1)}
     if ranks:
         evidence["crossed_order"] = True
@@ -240,6 +240,12 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
         abstained_because=because,
         evidence=evidence,
     )
+
+
+def _why_nobody(found: Wedged) -> str:
+    if not found.n_unseen:
+        return "every rank has entered every round: the device or the fabric holds them"
+    return f"the ranks in this trace have entered every round; {found.n_unseen} more of the communicator are not in it"
 
 
 def counted(case: Case) -> dict[str, object]:
@@ -402,7 +408,7 @@ def _cost(case: Case, still_ns: int, n_waiting: int) -> CostSaid:
 
 def _hang(case: Case, hang: Stuck) -> Verdict:
     line = case.line
-    ranks = sorted(int(line.rank[process]) for process in hang.missing)
+    ranks = sorted(hang.ranks)
     doing = list(hang.doing)
     evidence: dict[str, object] = {"doing": doing, "waited_s": round(hang.for_ns / 1e9, 1)}
     if hang.is_circle:
@@ -413,7 +419,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         kind="hang",
         summary="",
         ranks=ranks,
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in hang.missing}),
+        nodes=sorted({case.trace.nodes[node] for node in hang.nodes}),
         comm_hash=f"{int(line.comm_hash[hang.comm]):016x}",
         first_round=hang.seq,
         last_round=hang.seq,

@@ -5,11 +5,13 @@ itself is a victim: the waits are followed to those who wait for nobody, or to a
 normal, so nothing is said before a limit has passed, unless a missing rank's process has ended.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from stallscope.diagnose import ends, where
+from stallscope.diagnose.absent import absent
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.groups import numbered, order_of
 from stallscope.diagnose.thresholds import Thresholds
@@ -17,6 +19,8 @@ from stallscope.diagnose.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Op, word
 from stallscope.events.trace import Trace
+
+_NOBODY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Stuck:
     missing: processes that have not entered it and wait for nobody else. waiting: those who wait for them, also
     through other rounds. since_ns: when the last of those present entered it. for_ns: how long ago that was.
     is_circle: the missing wait for each other, over several communicators. doing: what each missing one does.
+    ranks, nodes: of the missing: some may be none of the timeline's processes (see absent).
     """
 
     comm: int
@@ -36,6 +41,8 @@ class Stuck:
     for_ns: int
     is_circle: bool
     doing: tuple[dict[str, object], ...]
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,13 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     now_ns: the last moment the capture ran, on the common clock.
     """
     arrival_ns = clocks.arrival_ns
-    found = _open_rounds(line, arrival_ns)
+    never_came = absent(line, trace)
+    found = _open_rounds(line, arrival_ns, never_came.members)
     if not found:
         return None
-    ended = ended_ns(line, clocks, trace)
     patience = patience_ns(line, arrival_ns, limits)
+    line = never_came.line
+    ended = ended_ns(line, clocks, trace)
     late = [
         one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
     ]
@@ -96,22 +105,28 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
             doing(line, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
             for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
         ),
+        ranks=tuple(line.rank[chosen].tolist()),
+        nodes=tuple(line.node[chosen].tolist()),
     )
 
 
-def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
+def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array]) -> list[_Open]:
     """The earliest round of each communicator that not all its members have entered.
+
+    absent: members that have entered none, by communicator.
 
     It is open since one of those present has made no call any more: while all of them go on, the rank behind is
     only late, or numbered otherwise (the capture came late to it).
     """
     out = []
     last_call_ns = np.maximum.reduceat(arrival_ns, line.first[:-1]) if len(arrival_ns) else arrival_ns
-    for rows in _rows_of_unfinished(line):
+    for rows in _rows_of_unfinished(line, absent):
         seq_of, process = line.rows["seq"][rows], line.process[rows]
         order = np.lexsort((seq_of, process))
         is_last = np.append(np.diff(process[order]) != 0, True)
         members, reached = process[order[is_last]], np.maximum(seq_of[order[is_last]], -1)
+        never = absent.get(int(line.comm[rows[0]]), _NOBODY)
+        members, reached = np.append(members, never), np.append(reached, np.full(len(never), -1))
         if len(members) < 2 or reached.min() == reached.max():
             continue
         seq = int(reached.min()) + 1
@@ -123,7 +138,7 @@ def _open_rounds(line: Timeline, arrival_ns: Array) -> list[_Open]:
     return out
 
 
-def _rows_of_unfinished(line: Timeline) -> list[Array]:
+def _rows_of_unfinished(line: Timeline, absent: Mapping[int, Array]) -> list[Array]:
     """The rows of each communicator whose latest round not all its members have entered, perhaps of others too."""
     if not line.n_rounds:
         return []
@@ -132,6 +147,7 @@ def _rows_of_unfinished(line: Timeline) -> list[Array]:
     np.maximum.at(last_round, line.comm, line.round)
     n_arrived = np.bincount(line.round, minlength=line.n_rounds)[last_round]
     is_open = n_arrived != line.n_members
+    is_open[list(absent)] = True
     if len(line.meetings.irregular):  # somebody is in a round twice
         is_open[:] = True
     rows = np.flatnonzero(is_open[line.comm])
@@ -235,8 +251,8 @@ def doing(
     told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
     state = _last_state(line, trace, process, alive=True)
     node, pid = int(line.node[process]), int(line.pid[process])
-    last_arrival_ns = int(line.ts_ns[line.first[process + 1] - 1])
-    told |= ends.failed_call(trace, node, pid, after_ns=last_arrival_ns)
+    own_ns = line.ts_ns[line.first[process] : line.first[process + 1]]
+    told |= ends.failed_call(trace, node, pid, after_ns=int(own_ns.max(initial=0)))
     if end_ns != UNKNOWN:
         told |= ends.end(trace.host_events, node, pid)
         if not has_hung or state is None:

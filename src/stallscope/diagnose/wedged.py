@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.absent import absent
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.hang import Stuck, doing, ended_ns, patience_ns, waits_for_gpu
 from stallscope.diagnose.programs import Programs
@@ -24,6 +25,7 @@ from stallscope.events.trace import Trace
 class Wedged:
     """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
     since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
+    n_unseen: how many ranks of its communicator no record names.
     """
 
     odd: Array
@@ -31,6 +33,7 @@ class Wedged:
     since_ns: int
     for_ns: int
     row: int
+    n_unseen: int = 0
 
 
 def wedged(
@@ -44,12 +47,14 @@ def wedged(
     if now_ns - since < patience_ns(line, clocks.arrival_ns, limits):
         return None
     odd = _out_of_order(line, plan)
+    row = int(last_row[odd[0]] if len(odd) else last_row[0])
     return Wedged(
         odd=odd,
         waiting=np.setdiff1d(np.arange(line.n_processes), odd),
         since_ns=since,
         for_ns=now_ns - since,
-        row=int(last_row[odd[0]] if len(odd) else last_row[0]),
+        row=row,
+        n_unseen=absent(line, trace).n_unseen.get(int(line.comm[row]), 0),
     )
 
 
@@ -79,6 +84,8 @@ def left_by_the_dead(
         for_ns=now_ns - since,
         is_circle=False,
         doing=tuple(told[int(process)] | {"has": "not_completed"} for process in dead),
+        ranks=tuple(line.rank[dead].tolist()),
+        nodes=tuple(line.node[dead].tolist()),
     )
 
 

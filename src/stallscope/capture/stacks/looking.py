@@ -4,13 +4,13 @@
     stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
     stacks.take(probes.natives.drain(), probes.stacks.drain())   # what it told of them
     numbers = stacks.numbers(calls["stack"])          # of the events that name them
-    rows = stacks.of_silent(probes.processes(), now)  # once a second: rows of POSITIONS
+    rows = stacks.of_silent(probes.processes(), now, members=joined)  # once a second: rows of POSITIONS
 
-A process that has made no collective for some seconds is looked at, from outside: its main thread and its GPU
-threads. That costs a few ms a process each time, and nothing while the job goes on.
+A process that has made no collective for some seconds, or none since it joined others, is looked at, from outside:
+its main thread and its GPU threads. That costs a few ms a process each time, and nothing while the job goes on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,15 +117,19 @@ class Stacks:
         mask = (1 << 64) - 1
         return np.array([self._by_hash.get(one & mask, UNKNOWN) for one in hashes.tolist()], np.int64)
 
-    def of_silent(self, state: State, now_ns: int) -> Array:
-        """Rows of POSITIONS for the threads of processes that have long made no collective."""
+    def of_silent(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
+        """Rows of POSITIONS for the threads of processes that have long made no collective.
+
+        members: processes that share a communicator with others, who may wait for the first one.
+        """
         pids = state.pids.tolist()
         alive = set(pids)
         self._silent = {pid: seen for pid, seen in self._silent.items() if pid in alive}
         self._targets = {pid: known for pid, known in self._targets.items() if pid in alive}
         found: list[tuple[int, int, int, int, int]] = []
         for pid, row in zip(pids, state.rows, strict=True):
-            if self._is_due(pid, int(row["n_collectives"]), now_ns):
+            n_collectives = int(row["n_collectives"])
+            if self._is_due(pid, n_collectives, now_ns) and (n_collectives or pid in members):
                 tids = [pid, *(tid for tid in row["slots"]["tid"].tolist() if tid not in (0, pid))]
                 found += [
                     (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
@@ -190,7 +194,7 @@ class Stacks:
         if seen is None or seen.n_collectives != n_collectives:
             self._silent[pid] = _Silence(n_collectives, now_ns, now_ns + SILENT_NS)
             return False
-        if now_ns < seen.next_ns or not n_collectives:
+        if now_ns < seen.next_ns:
             return False
         apart = min(_AGAIN_FACTOR * (now_ns - seen.since_ns), _MOST_APART_NS)
         seen.next_ns = now_ns + apart
