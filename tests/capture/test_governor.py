@@ -33,10 +33,10 @@ def spending(hits: dict[tuple[int, int], int], *, cost_ns: float, inside_ns: int
     return group
 
 
-def test_the_busiest_thread_counts_and_a_hit_without_its_return_costs_half():
-    group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000}, cost_ns=1000)
-    assert group.spent == 3000 * 1000
-    assert group.load(SECOND_NS) == pytest.approx(0.003)
+def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_costs_half():
+    group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000, (9, 9): 2 * 3500}, cost_ns=1000)
+    assert group.spent == 4000 * 1000
+    assert group.load(SECOND_NS) == pytest.approx(0.004)
 
 
 def test_what_costs_less_than_the_budget_stays_on():

@@ -4,10 +4,11 @@ Two groups are governed. HOT: launches, events, stream waits, asynchronous sets 
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
 cause and hooks are little beside it (docs/decisions/hot-hooks.md).
 
-A period begins when a group is switched on. What it has cost its busiest thread since then is hits times the cost of
-one; once that is the budget of a whole period, the group is off until the budget has paid for it. The first period is
-a second long, so that a busy job is found out early, the later ones up to ten. Hooks that cost less
-are always on, and what they count is exact. The switching is done by a thread of its own: it takes 10 to 30 ms.
+A period begins when a group is switched on. What it has cost its busiest process since then is hits times the cost of
+one, of all threads together: they often work by turns (in PyTorch one goes forward, another backward). Once that is the
+budget of a whole period, the group is off until the budget has paid for it. The first period is a second long, so that
+a busy job is found out early, the later ones up to ten. Hooks that cost less are always on, and what they count is
+exact. The switching is done by a thread of its own: it takes 10 to 30 ms.
 
 When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
 """
@@ -15,6 +16,7 @@ When the ring of events fills, the thresholds of slow calls rise, then the hot h
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +60,7 @@ class Group:
     period_ns: int = 0  # when it began
     length_ns: int = _FIRST_PERIOD_NS
     next_on_ns: int = 0
-    spent: float = 0.0  # ns that its busiest thread has lost to it in this period
+    spent: float = 0.0  # ns that its busiest process has lost to it in this period
     inside_share: float = 0.0  # of this period so far, of the thread that is longest inside
     added_share: float = 0.0  # what hooks add to its time inside
     on_ns: int = 0  # how long it was on, up to on_since_ns
@@ -76,13 +78,16 @@ class Group:
             self._spent_by[thread] = spent + n / 2 * cost_ns, inside + max(inside_ns - inside_before, 0)
         self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
         self._before = now
-        self.spent = max((spent for spent, _ in self._spent_by.values()), default=0.0)
+        by_process: defaultdict[int, float] = defaultdict(float)
+        for (pid, _), (spent, _) in self._spent_by.items():
+            by_process[pid] += spent
+        self.spent = max(by_process.values(), default=0.0)
         added, inside = max(self._spent_by.values(), key=lambda one: one[1], default=(0.0, 0))
         self.inside_share = inside / max(now_ns - self.period_ns, 1)
         self.added_share = added / max(inside, 1)
 
     def load(self, now_ns: int) -> float:
-        """Share of its busiest thread's time that it has cost in this period so far, a whole second at least."""
+        """Share of a thread's time that its busiest process has lost to it in this period, a whole second at least."""
         return self.spent / max(now_ns - self.period_ns, 10**9)
 
     def begins(self, now_ns: int) -> None:
