@@ -111,7 +111,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin", "--speed"), 95),
+    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin", "--speed"), 95, window_s=1.5),
     Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
     Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
     Workload("slowdown graph", ("--kind", "graph", "--sync", "--pin", "--speed"), 70, window_s=0.5),
