@@ -22,8 +22,7 @@ SHOWN = (
     Number(
         "slowdown",
         "slowdown_percent",
-        "{workload}: how much longer a step takes while it is traced, give or take {spread_percent:.1f} (95 %); "
-        "hits x cost a hit: {hook_cost_percent:.1f} %",
+        "{workload}: how much longer a step takes while it is traced, give or take {spread_percent:.1f} (95 %)",
         "{:.1f} %",
     ),
     Number(
