@@ -60,7 +60,8 @@ def test_both_parts_of_a_split_trace_blame_the_same_rank(share):
 def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: int = 40 * MS) -> Trace:
     """The trace with the agents of some nodes away for a while: they count anew, and know addresses only."""
     rows = trace.collectives.copy()
-    rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
+    if not rows["comm_handle"].any():
+        rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
     keep = np.ones(len(rows), bool)
     for node in nodes:
         mine = rows["node"] == node
@@ -86,6 +87,18 @@ def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: in
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_an_agent_that_starts_anew_leaves_the_blame(nodes, program, share):
     assert blamed(report_of(restarted(two_hosts(10**12, program=program), nodes, share=share))) == CULPRIT
+
+
+@pytest.mark.parametrize("program", [(), NESTED], ids=["data", "nested"])
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_an_agent_that_came_late_and_starts_anew_leaves_the_blame(program, share):
+    """Neither capture knows the communicators, and both count from 0."""
+    late = restarted(two_hosts(10**12, program=program), (0, 1), share=0.0)
+    trace = restarted(late, (0, 1), share=share, away_ns=500 * MS)
+    report = report_of(trace)
+    assert blamed(report) == CULPRIT
+    n_rounds = len(trace.collectives) / 4 * (2 if program else 1) * (0.5 if program else 1)
+    assert report.looked_at["n_rounds"] > 0.9 * n_rounds
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])

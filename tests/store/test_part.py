@@ -3,10 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stallscope.diagnose.engine import diagnose
 from stallscope.errors import NotFound
 from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 from stallscope.store import node
 from stallscope.store.part import Part, narrow, windows
@@ -82,6 +85,23 @@ def test_wall_times_bound_it(db, trace):
     found = rounds_of(db, Part(from_wall_ns=begin + EPOCH_NS, to_wall_ns=end + EPOCH_NS))
     assert found == set(range(30, 60))
     assert rounds_of(db, Part(to_wall_ns=begin + EPOCH_NS)) == set(range(30))
+
+
+def test_what_comes_after_a_part_has_not_happened_in_it(trace, tmp_path):
+    """The capture ends with the part, and who has ended later runs: a job cut in the middle does not hang."""
+    rows = trace.processes.copy()
+    first_ns, last_ns = trace.collectives["ts_ns"].min(), int(trace.collectives["ts_ns"].max())
+    rows["ended_ns"] = (first_ns + MS, last_ns + MS, last_ns + MS, UNKNOWN)
+    db = tmp_path / "long.db"
+    node.write(db, replace(trace, processes=rows, ends_ns=(last_ns + 60_000 * MS,)))
+    middle_ns = int(np.median(trace.collectives["ts_ns"]))
+    part = node.read(db, part=Part(to_wall_ns=middle_ns + EPOCH_NS))
+    assert part.ends_ns == (middle_ns,)
+    assert part.processes["ended_ns"].tolist() == [first_ns + MS, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert diagnose(part).healthy
+    whole = node.read(db, part=Part(from_wall_ns=middle_ns + EPOCH_NS))
+    assert whole.ends_ns == (last_ns + 60_000 * MS,)
+    assert whole.processes["ended_ns"].tolist() == rows["ended_ns"].tolist()
 
 
 def test_who_is_who_stays_whole(db):

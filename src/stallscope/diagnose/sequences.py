@@ -6,7 +6,7 @@ older than the capture has no known identity; there the members are found the sa
 well by jobs that synchronise; the rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
 
 An agent that is started anew counts anew, and knows its processes' communicators by their addresses only: those the
-records from before tell.
+records from before tell; where there are none, what is called at the same addresses goes on.
 """
 
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from stallscope.events.trace import Clock
 _REACH = 128  # shifts tried around "both captures saw the last round"
 _COMPARED = 512  # arrivals compared
 _SAME_CALLS = 0.9
+_RESTART_NS = 100_000_000  # an agent needs longer to start; threads change places within far less
 _WALL_WEIGHT = 0.1  # of a difference by wall clocks beside a spread: decides between equal rhythms
 _CLOSE = (
     0.5  # spread of the differences, as a share of the usual gap between steps, for ranks of one communicator
@@ -65,9 +66,10 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
     _name_by_address(rows, process)
     unknown = rows["comm_hash"] == 0
     own = np.where(unknown, rows["comm_handle"], rows["comm_hash"])
-    unit_of, _ = numbered(
+    place, _ = numbered(
         process, own, is_late, np.where(is_p2p, rows["op"], 0), np.where(is_p2p, rows["peer_rank"], 0)
     )
+    unit_of, _ = numbered(place, _n_starts(rows, place, is_late))
     units = [
         _Unit(
             rows=where,
@@ -85,6 +87,19 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
     unnamed = [unit for unit in units if unknown[unit.rows[0]] and not is_p2p[unit.rows[0]]]
     _find_unknown(rows, unnamed, between=between)
     return {name: rows[name].copy() for name in ("seq", "comm_hash", "comm_rank", "nranks")}
+
+
+def _n_starts(rows: Array, place: Array, is_late: Array) -> Array:
+    """How often the agent had been started anew before each row, as far as its numbers show: int64 (n,).
+
+    place: int64 (n,), equal for rows that are numbered together.
+    """
+    order = np.argsort(place, kind="stable")
+    of_one, seq, ts_ns = place[order], rows["seq"][order], rows["ts_ns"][order]
+    is_back = (np.diff(of_one) == 0) & (np.diff(seq) < 0) & (np.diff(ts_ns) > _RESTART_NS)
+    n_starts = np.zeros(len(rows), np.int64)
+    n_starts[order[1:]] = np.cumsum(is_back & is_late[order[1:]])
+    return n_starts
 
 
 def _name_by_address(rows: Array, process: Array) -> None:
@@ -170,15 +185,19 @@ def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> No
 
 
 def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None:
-    """Give communicators of unknown identity one, shared by the ranks that call them in step."""
+    """Give communicators of unknown identity one, shared by the ranks that call them in step.
+
+    What the same processes call at the same addresses after the agent was started anew goes on with a gap.
+    """
     left = sorted(units, key=lambda unit: -len(unit.rows))
+    groups: list[list[_Unit]] = []
     while left:
         first, left = left[0], left[1:]
         comm_hash = np.uint64(mixed(mixed(1, int(rows["comm_handle"][first.rows[0]])), first.process))
         rows["comm_hash"][first.rows] = comm_hash
         together, usual_gap = [first], _step_ns(first)
         for unit in list(left):
-            if unit.process in {one.process for one in together}:
+            if unit.process in {one.process for one in together} or not between.may_overlap(unit, first):
                 continue
             reference = next((one for one in together if one.node == unit.node), first)
             shift, spread = _best_shift(reference, unit, between=between)
@@ -191,6 +210,21 @@ def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None
         members = np.concatenate([one.rows for one in together])
         sized = rows["nranks"][members]
         rows["nranks"][members] = np.where(sized == UNKNOWN, len(together), sized)
+        groups.append(together)
+    _go_on(rows, groups)
+
+
+def _go_on(rows: Array, groups: list[list[_Unit]]) -> None:
+    """Make one communicator of groups that are the same processes' calls at the same addresses, one after the other."""
+    newest: dict[tuple[int, int], Array] = {}
+    for group in sorted(groups, key=lambda one: min(int(unit.ts_ns[0]) for unit in one)):
+        members = np.concatenate([unit.rows for unit in group])
+        keys = [(unit.process, int(rows["comm_handle"][unit.rows[0]])) for unit in group]
+        before = next((newest[key] for key in keys if key in newest), None)
+        if before is not None:
+            rows["comm_hash"][members] = rows["comm_hash"][before[0]]
+            rows["seq"][members] += int(rows["seq"][before].max()) + 2 - int(rows["seq"][members].min())
+        newest |= dict.fromkeys(keys, members)
 
 
 def _step_ns(unit: _Unit) -> float:

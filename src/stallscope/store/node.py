@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -288,13 +288,19 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
     """
     part = part or Part(since_ns=since_ns)
     with reading(path) as db:
+        last_ns: dict[int, int] = {}
         if not part.is_whole:
-            narrow(db, windows(db, part))
+            chosen = windows(db, part)
+            narrow(db, chosen)
+            last_ns = {node: each[-1][1] for node, each in chosen.items() if each}
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
         tables = {table.name: _read_table(db, table) for table in ARRAYS}
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
+        _forget_ends(
+            tables["processes"], {numbers[node]: ns for node, ns in last_ns.items() if node in numbers}
+        )
         clocks = db.execute(
             "SELECT node, monotonic_ns, wall_ns, error_ns FROM clocks ORDER BY node, monotonic_ns"
         )
@@ -309,10 +315,18 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
             clocks=tuple(Clock(numbers[node], *rest) for node, *rest in clocks if node in numbers),
             lost=dict(db.execute(question("losses"))),
-            ends_ns=tuple(_or_unknown(ended.get(node)) for node in sorted(names)),
+            ends_ns=tuple(
+                min(_or_unknown(ended.get(node)), last_ns.get(node, 1 << 62)) for node in sorted(names)
+            ),
             source=first[0],
             facts=json.loads(first[1]),
         )
+
+
+def _forget_ends(processes: Array, last_ns: Mapping[int, int]) -> None:
+    """What has ended after the part of a trace that is read had not ended yet."""
+    for node, ns in last_ns.items():
+        processes["ended_ns"][(processes["node"] == node) & (processes["ended_ns"] >= ns)] = UNKNOWN
 
 
 @contextmanager
