@@ -1,16 +1,18 @@
 """Processes without peers: compared with their own better times, and quiet about what they wanted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from stallscope.diagnose import text
 from stallscope.diagnose.single import outermost, steps_of
 from stallscope.events import layout
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Clock, Trace
 
-from .builders import EPOCH_NS, MS, START_NS
+from .builders import EPOCH_NS, MS, START_NS, Delay, Job, data_parallel, trace_of
 from .reports import only, report_of
 
 PID = 7
@@ -132,3 +134,28 @@ def test_a_steps_account_fills_it():
     for steps in steps_of(trace, outermost(trace.calls)):
         assert np.allclose(steps.spent_ns.sum(axis=1), steps.length_ns)
         assert (steps.spent_ns >= 0).all()
+
+
+def alone_with_collectives(*delays: Delay, calls: int = 1) -> Trace:
+    """A data-parallel job of one rank: three collectives a step, with itself. calls: other calls in the trace."""
+    trace = trace_of(Job(data_parallel(1), n_ranks=1, delays=delays))
+    rows = layout.empty(layout.CALLS, calls)
+    rows["pid"] = rows["tid"] = trace.processes["pid"][0]
+    rows["ts_ns"], rows["duration_ns"], rows["op"] = START_NS, MS, Op.ALLOC
+    return replace(trace, calls=rows)
+
+
+def test_a_job_of_one_rank_has_the_steps_in_which_its_collectives_repeat():
+    delays = [Delay(0, step, 90 * MS, Category.IO) for step in (6, 14, 19, 30)]
+    verdict = only(report_of(alone_with_collectives(*delays)))
+    assert (verdict.kind, verdict.ranks, verdict.n_late_rounds) == ("process", [0], 4)
+    assert verdict.causes[0].cause.name == "block_io"
+    assert verdict.late_ms["max"] == pytest.approx(90, abs=1)
+    assert verdict.cost.gpu_seconds == pytest.approx(4 * 0.09, rel=0.02)
+
+
+def test_a_healthy_job_of_one_rank_is_told_as_such():
+    report = report_of(alone_with_collectives())
+    assert (report.verdicts, report.benign) == ([], [])
+    assert (report.looked_at["n_communicators"], report.looked_at["n_rounds"]) == (1, 120)
+    assert "Healthy: nothing keeps a GPU waiting." in text.report(report)

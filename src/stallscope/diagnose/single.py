@@ -1,9 +1,11 @@
-"""Processes that use a GPU alone: no collectives, no peers, so each is compared with its own better times.
+"""Processes that use a GPU alone: no peers, so each is compared with its own better times.
 
 A step is what lies between two synchronise calls (else copies, else graph launches). Where a step's time went follows
-from the thread's calls and off-CPU intervals; what is left was on the CPU. Steps that take several times the usual
-one are late, and their excess over the usual step is explained like that of a late rank. A process that waits because
-it wants to (sleep, socket) or for a reason the source does not tell is idle, which is no alarm.
+from the thread's calls and off-CPU intervals; what is left was on the CPU. A process that makes collectives with
+itself, such as a data-parallel job of one rank, has the steps that those repeat in, and their ledger. Steps that take
+several times the usual one are late, and their excess over the usual step is explained like that of a late rank. A
+process that waits because it wants to (sleep, socket) or for a reason the source does not tell is idle, which is no
+alarm.
 """
 
 from collections.abc import Iterable
@@ -14,7 +16,9 @@ import numpy as np
 from stallscope.diagnose import text
 from stallscope.diagnose.causes import Excess, explained
 from stallscope.diagnose.clocks import wall_ns
+from stallscope.diagnose.programs import first_of_steps, programs
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import timeline
 from stallscope.diagnose.verdict import CostSaid, Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CALL_CATEGORY, N_CATEGORIES, Category, Op
@@ -24,6 +28,7 @@ _MARKS = (Op.SYNC, Op.COPY, Op.GRAPH_LAUNCH)
 _CATEGORY_OF = CALL_CATEGORY | {Op.SYNC: Category.DEVICE, Op.STREAM_WAIT: Category.DEVICE}
 _NO_ALARM = ("host_sleep", "network_wait", "blocked", "unknown", "driver", "launch_bound")
 _NOTHING = 0.001  # of the time
+_LEAST_MARKS = 3  # between which there are steps enough to compare
 _LOADER = b"pt_data_worker"  # what torch.utils.data calls its worker processes
 
 
@@ -40,8 +45,9 @@ class Steps:
 
 
 def is_single(trace: Trace) -> bool:
-    """Whether a trace tells of calls only: nothing in it can be matched between ranks."""
-    return not len(trace.collectives) and not len(trace.spans) and len(trace.calls) > 0
+    """Whether nothing in a trace can be matched between ranks: calls only, or collectives of one rank with itself."""
+    is_alone = (trace.collectives["nranks"] == 1).all()
+    return bool(is_alone) and not len(trace.spans) and len(trace.calls) > 0
 
 
 def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
@@ -49,7 +55,10 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     verdicts: list[Verdict] = []
     benign: list[dict[str, object]] = []
     calls = outermost(trace.calls)
-    all_steps = list(steps_of(trace, calls))
+    by_rounds = _steps_of_rounds(trace)
+    has_rounds = {(steps.node, steps.pid) for steps in by_rounds}
+    by_calls = [one for one in steps_of(trace, calls) if (one.node, one.pid) not in has_rounds]
+    all_steps = by_rounds + by_calls
     for steps in all_steps:
         found, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
         verdicts += found
@@ -96,15 +105,32 @@ def steps_of(trace: Trace, calls: Array) -> Iterable[Steps]:
     for number in range(int(thread[-1]) + 1):
         mine = calls[thread == number]
         marks = _marks(mine)
-        if len(marks) > 3:
+        if len(marks) > _LEAST_MARKS:
             yield _steps(trace, mine, marks)
+
+
+def _steps_of_rounds(trace: Trace) -> list[Steps]:
+    """The steps of the processes that make collectives with themselves, where those repeat and have a ledger."""
+    if not len(trace.collectives):
+        return []
+    line = timeline(trace)
+    first = first_of_steps(line, programs(line))
+    found = []
+    for process in range(line.n_processes):
+        mine = first[(first >= line.first[process]) & (first < line.first[process + 1])]
+        ts_ns, ledger_ns = line.rows["ts_ns"][mine], line.rows["ledger_ns"][mine]
+        if len(mine) > _LEAST_MARKS and ledger_ns.any():
+            node, pid = int(line.node[process]), int(line.pid[process])
+            spent_ns = np.maximum(np.diff(ledger_ns, axis=0), 0).astype(np.float64)
+            found.append(Steps(node, pid, pid, ts_ns[:-1], np.diff(ts_ns), spent_ns))
+    return found
 
 
 def _marks(calls: Array) -> Array:
     """Where steps begin: entries of the first kind of call that there is often enough."""
     for op in _MARKS:
         at = calls["ts_ns"][calls["op"] == op]
-        if len(at) > 3:
+        if len(at) > _LEAST_MARKS:
             return at
     return np.array([], np.int64)
 
@@ -290,8 +316,8 @@ def _looked_at(trace: Trace, all_steps: list[Steps]) -> dict[str, object]:
     return {
         "n_ranks": len(np.unique(trace.calls[["node", "pid"]])),
         "n_nodes": len(trace.nodes),
-        "n_communicators": 0,
-        "n_rounds": 0,
+        "n_communicators": len(np.unique(trace.collectives["comm_hash"])),
+        "n_rounds": len(trace.collectives),
         "n_steps": sum(len(steps.length_ns) for steps in all_steps),
         "n_calls": len(trace.calls),
         "n_lost_records": sum(trace.lost.values()),

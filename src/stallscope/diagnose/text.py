@@ -26,7 +26,8 @@ def report(found: Report) -> str:
     """The whole report as plain text."""
     lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
     if found.healthy:
-        said = "no rank drags the others" if found.looked_at["n_rounds"] else "nothing keeps a GPU waiting"
+        has_others = found.looked_at["n_rounds"] and found.looked_at["n_ranks"] != 1
+        said = "no rank drags the others" if has_others else "nothing keeps a GPU waiting"
         lines += ["", f"Healthy: {said}."]
     for number, verdict in enumerate(found.verdicts, 1):
         lines += ["", *_block(verdict, number, len(found.verdicts))]
