@@ -41,14 +41,11 @@ struct {
 /* The device of a descriptor of the calling thread, as the kernel numbers devices; 0: it is no character device. */
 INLINE u32 device_of(struct task_struct *task, u64 fd)
 {
-	struct fdtable *table = BPF_CORE_READ((struct task_struct___host *)task, files, fdt);
-	struct file *file = NULL, **files;
+	struct fdtable *table = ((struct task_struct___host *)task)->files->fdt; /* 0 where one of them is: no fault */
+	struct file *file = NULL;
 	struct inode *inode;
 
-	if (!table || fd >= BPF_CORE_READ(table, max_fds))
-		return 0;
-	files = BPF_CORE_READ(table, fd);
-	if (bpf_probe_read_kernel(&file, sizeof(file), files + fd) || !file)
+	if (fd >= table->max_fds || bpf_probe_read_kernel(&file, sizeof(file), table->fd + fd) || !file)
 		return 0;
 	inode = BPF_CORE_READ(file, f_inode);
 	return (BPF_CORE_READ(inode, i_mode) & S_IFMT) == S_IFCHR ? BPF_CORE_READ(inode, i_rdev) : 0;

@@ -1,6 +1,7 @@
 """Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out."""
 
 import csv
+import fcntl
 import json
 import os
 import platform
@@ -8,8 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from stallscope.capture.drivers import Driver
+from stallscope.capture.operations import SYMBOLS
+from stallscope.capture.optional import IOCTL_WAYS
+from stallscope.capture.program import Options, Program
 from stallscope.demo import live
 from stallscope.demo.job import N_BUCKETS
 from stallscope.demo.plan import Plan
@@ -18,6 +24,7 @@ from stallscope.store import node
 RANKS, STEPS = 2, 100
 DB, SAID = Path("/tmp/trace.db"), Path("/tmp/said")
 PATIENCE_S = 240
+MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
 
 def main() -> None:
@@ -48,6 +55,7 @@ def main() -> None:
             "in_order": all(seqs == list(range(len(seqs))) for seqs in of_rank),
             "n_snapshots": len(trace.snapshots),
             "lost": trace.lost,
+            "driver_calls": {way: _driver_calls(way) for way in IOCTL_WAYS},
         }
         print("RESULT", json.dumps(result), flush=True)
 
@@ -61,6 +69,22 @@ def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> int:
     job.wait(PATIENCE_S)
     agent.send_signal(signal.SIGINT)
     return agent.wait(PATIENCE_S)
+
+
+def _driver_calls(way: str) -> int:
+    """Calls into a driver that were counted in this way, of N_IOCTLS; memory devices stand for the GPU's."""
+    with Program.load(Options(ioctl_ways=(way,))) as program:
+        program.know_drivers({MEMORY_MAJOR: Driver.NVIDIA})
+        if (child := os.fork()) == 0:
+            fd = os.open("/dev/null", os.O_RDONLY)
+            for _ in range(N_IOCTLS):
+                with suppress(OSError):
+                    fcntl.ioctl(fd, RM_CONTROL, bytes(32))
+            os._exit(0)
+        os.waitpid(child, 0)
+        found = program.operations()
+    of_control = [SYMBOLS[key["symbol"]] == "ioctl:NV_ESC_RM_CONTROL" for key in found.keys]
+    return int(found.values["n_failed"][of_control].sum())
 
 
 def _mode() -> str:

@@ -16,6 +16,7 @@ from stallscope.capture.program import OBJECT
 from stallscope.demo import build
 
 from . import machine
+from .inside import N_IOCTLS
 
 FOLDER = os.environ.get("STALLSCOPE_KERNELS", "")
 IMAGES = sorted(Path(FOLDER).glob("**/boot/vmlinuz-*")) if FOLDER else []
@@ -61,3 +62,4 @@ def test_every_round_is_traced_on_this_kernel(initramfs: Path, image: Path):
     assert found["in_order"]
     assert found["n_snapshots"] > 0
     assert found["lost"] == {}
+    assert set(found["driver_calls"].values()) == {N_IOCTLS}
