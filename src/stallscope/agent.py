@@ -184,7 +184,9 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         if driver_calls and (remark := driver_calls.look()):
             status.note(remark)
         if probes.ioctl_way == "tracepoint":
-            status.note("calls into the GPU driver are seen by a tracepoint that slows every system call a little")
+            status.note(
+                "calls into the GPU driver are seen by a tracepoint that slows every system call a little"
+            )
         to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
         labels = _labels(options, status)
         if labels:
