@@ -44,6 +44,17 @@ def slow(category: Category) -> Trace:
     return dp_trace(every(VICTIM, 7, 50 * MS, category=category))
 
 
+def test_a_wait_in_the_driver_is_told_with_its_call():
+    trace = slow(Category.DRIVER)
+    call = {"kind": HostKind.DRIVER_CALL, "duration_ns": 45 * MS, "detail": b"ioctl:UVM_MIGRATE"}
+    short = call | {"duration_ns": 2 * MS, "detail": b"ioctl:NV_ESC_RM_CONTROL"}
+    rows = [one | {"ts_ns": at} for at in late_begins(trace) for one in (short, call)]
+    verdict = only(report_of(told(trace, *rows)))
+    assert verdict.causes[0].evidence["ioctls"] == ["UVM_MIGRATE", "NV_ESC_RM_CONTROL"]
+    assert "because it was blocked in the GPU driver (UVM_MIGRATE)" in verdict.summary
+    assert "blocked in the GPU driver (ioctl)" in only(report_of(trace)).summary
+
+
 def test_io_is_told_with_disk_and_file():
     trace = slow(Category.IO)
     begins = late_begins(trace)

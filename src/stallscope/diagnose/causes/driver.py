@@ -1,11 +1,17 @@
 """The rank is blocked in the GPU driver outside the traced calls."""
 
+from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.DRIVER))
+    return intervals(excess.off(Category.DRIVER)) | on_host.driver(excess)
+
+
+def _because(evidence: Evidence) -> str:
+    ioctls = evidence.get("ioctls")
+    return f"was blocked in the GPU driver ({ioctls[0]})" if isinstance(ioctls, list) and ioctls else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -20,4 +26,5 @@ CAUSE = Cause(
     categories=(Category.DRIVER,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

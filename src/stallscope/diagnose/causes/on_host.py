@@ -64,6 +64,12 @@ def memory(excess: Excess) -> Evidence:
     return told
 
 
+def driver(excess: Excess) -> Evidence:
+    """Which calls into the GPU driver took longest; known where they were traced (trace --gpu-ioctls)."""
+    names = texts(most_of(excess.on_host(HostKind.DRIVER_CALL), "detail"))[:_MOST_NAMED]
+    return {"ioctls": [name.removeprefix("ioctl:") for name in names]} if names else {}
+
+
 def connections(excess: Excess) -> Evidence:
     """Whom the rank waited for on a socket, and what had to be sent again."""
     told: Evidence = {}
