@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stallscope.diagnose.in_order import RowsInOrder
 from stallscope.diagnose.sequences import matched
+from stallscope.diagnose.timeline import timeline
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
 from stallscope.events.trace import Trace
@@ -140,3 +141,21 @@ def test_saves_whose_steps_have_other_numbers_on_another_node_or_stage_are_share
 def test_small_delays_for_which_nobody_waits_accuse_none():
     trace, _ = scenarios.healthy(882)
     assert not any(verdict.ranks for verdict in report_of(trace).verdicts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_that_run_far_ahead_are_matched_by_what_they_cannot_have_waited_for(seed):
+    """All are captured late, at another call each, and are steps apart; released they are together."""
+    job = Job(dp=4, steps=72, layers=4, sync_every=10, grad_norm=True, checkpoint_every=20, buckets=3)
+    late_ns = 1_900_000_000 + 13_000_000 * seed
+    trace, _ = simulate(job, seed=seed, capture=Capture(late_nodes=(0,), late_ns=late_ns), has_twin=False)
+    whole, _ = simulate(job, seed=seed, has_twin=False)
+    number = {
+        (int(row["pid"]), int(row["comm_hash"]), int(row["ts_ns"])): int(row["seq"])
+        for row in whole.collectives
+    }
+    rows = timeline(trace).rows
+    columns = (rows[name].tolist() for name in ("pid", "comm_hash", "ts_ns", "seq"))
+    shifts = {(comm, number[pid, comm, ts] - seq) for pid, comm, ts, seq in zip(*columns, strict=True)}
+    assert len(shifts) == len({comm for comm, _ in shifts})
+    assert report_of(trace).healthy

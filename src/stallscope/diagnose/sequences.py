@@ -1,7 +1,9 @@
 """Rounds of ranks whose capture began late: their count of rounds does not start at the communicator's creation.
 
 Such a rank's calls are matched to another rank's by what they are (operation, count, data type) and by their
-rhythm: the right shift is the one at which the two ranks' arrivals stay closest together. A communicator that is
+rhythm: the right shift is the one at which the two ranks' arrivals stay closest together. Hosts that run ahead may be
+far apart; but none is released from a wait before the others have entered what it waits for: on one node's clock, few
+shifts allow for that. A communicator that is
 older than the capture has no known identity; there the members are found the same way. Both are guesses, made
 well by jobs that synchronise; the rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
 
@@ -9,20 +11,23 @@ An agent that is started anew counts anew, and knows its processes' communicator
 records from before tell; where there are none, what is called at the same addresses goes on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stallscope.diagnose.groups import numbered
 from stallscope.diagnose.in_order import RowsInOrder, flagged
+from stallscope.diagnose.releases import released
 from stallscope.events.identity import mixed
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import CollectiveFlag, Op
+from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Clock
 
 _REACH = 128  # shifts tried around "both captures saw the last round"
 _COMPARED = 512  # arrivals compared
 _SAME_CALLS = 0.9
+_MAY_DIFFER = 1  # calls: one of a rank may be a wrong one; shifted by a call at least two differ
 _RESTART_NS = 100_000_000  # an agent needs longer to start; threads change places within far less
 _WALL_WEIGHT = 0.1  # of a difference by wall clocks beside a spread: decides between equal rhythms
 _CLOSE = (
@@ -32,13 +37,15 @@ _CLOSE = (
 
 _NEEDED = (
     *("node", "ts_ns", "comm_hash", "comm_handle", "comm_rank", "nranks"),
-    *("seq", "op", "datatype", "count", "peer_rank"),
+    *("seq", "op", "datatype", "count", "peer_rank", "wait_leave_ns"),
 )
 
 
 @dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
 class _Unit:
-    """The calls of one process on one communicator. call: int64, equal for equal calls."""
+    """The calls of one process on one communicator. call: int64, equal for equal calls. released_ns: when it was
+    released from what it entered, UNKNOWN where that is not known or tells nothing of the others.
+    """
 
     rows: Array
     process: int
@@ -47,6 +54,7 @@ class _Unit:
     seq: Array
     ts_ns: Array
     call: Array
+    released_ns: Array
 
 
 def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
@@ -70,6 +78,9 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
         process, own, is_late, np.where(is_p2p, rows["op"], 0), np.where(is_p2p, rows["peer_rank"], 0)
     )
     unit_of, _ = numbered(place, _n_starts(rows, place, is_late))
+    first = np.append(np.flatnonzero(np.diff(process, prepend=-1)), len(process))
+    leaves_ns, _ = released(rows["ts_ns"], rows["wait_leave_ns"], first)
+    leaves_ns[~np.isin(rows["op"], list(SYNCHRONISING_OPS))] = UNKNOWN
     units = [
         _Unit(
             rows=where,
@@ -79,6 +90,7 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
             seq=rows["seq"][where],
             ts_ns=rows["ts_ns"][where],
             call=call[where],
+            released_ns=leaves_ns[where],
         )
         for where in _members(unit_of)
     ]
@@ -243,13 +255,59 @@ def _best_shift(
     found then tells the clocks. fixed: the shift is known, only the clocks are not. The distance is infinite where
     no shift makes the calls the same.
     """
+    found = _possible(reference, unit, fixed=fixed)
+    if not found:
+        return int(reference.seq.max()) - int(unit.seq.max()) if fixed is None else fixed, np.inf
+    known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
+    if reference.node == unit.node:
+        found = _least(found, lambda pair: pair.n_too_early(reference, unit))
+    best, best_distance, offset = found[0].shift, np.inf, 0.0
+    for pair in _least(found, lambda pair: pair.n_differ, within=_MAY_DIFFER):
+        difference = (unit.ts_ns[pair.mine] - reference.ts_ns[pair.partner]).astype(np.float64)
+        middle = float(np.median(difference))
+        if known is not None:
+            distance = float(np.median(np.abs(difference - known)))
+        else:
+            distance = float(np.median(np.abs(difference - middle)))
+            distance += 0.0 if by_wall is None else _WALL_WEIGHT * abs(middle - by_wall)
+        if distance < best_distance:
+            best, best_distance, offset = pair.shift, distance, middle
+    if known is None:
+        between.found_ns[reference.node, unit.node] = offset
+    return best, best_distance
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairing:
+    """Calls of a unit and of its reference that are of one round if the unit's numbers are shifted by so much.
+
+    mine, partner: int64 (k,), places in the unit and in the reference. n_differ: calls that are not the same.
+    """
+
+    shift: int
+    mine: Array
+    partner: Array
+    n_differ: int
+
+    def n_too_early(self, reference: _Unit, unit: _Unit) -> int:
+        """How often one was released before the other had entered: both on one clock."""
+        arrived = reference.ts_ns[self.partner], unit.ts_ns[self.mine]
+        leaves = reference.released_ns[self.partner], unit.released_ns[self.mine]
+        return sum(
+            int(np.count_nonzero((leave != UNKNOWN) & (arrival > leave)))
+            for arrival, leave in zip(arrived, leaves[::-1], strict=True)
+        )
+
+
+def _possible(reference: _Unit, unit: _Unit, *, fixed: int | None) -> list[_Pairing]:
+    """The shifts, near that at which both saw the last round, at which nearly all calls are the same."""
     first = int(reference.seq.min())
     at = np.full(int(reference.seq.max()) - first + 1, -1)
     at[reference.seq - first] = np.arange(len(reference.seq))
-    seq, ts_ns, call = unit.seq[-_COMPARED:], unit.ts_ns[-_COMPARED:], unit.call[-_COMPARED:]
+    compared = np.arange(len(unit.seq))[-_COMPARED:]
+    seq, call = unit.seq[compared], unit.call[compared]
     guess = int(reference.seq.max()) - int(unit.seq.max())
-    known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
-    best, best_distance, offset = guess, np.inf, 0.0
+    found = []
     for shift in range(guess - _REACH, guess + _REACH + 1) if fixed is None else (fixed,):
         place = seq + shift - first
         inside = (place >= 0) & (place < len(at))
@@ -258,17 +316,13 @@ def _best_shift(
         if seen.sum() < max(min(len(seq), 8), 0.5 * min(len(seq), len(at))):
             continue
         partner, mine = partner[seen], np.flatnonzero(inside)[seen]
-        if np.mean(reference.call[partner] == call[mine]) < _SAME_CALLS:
-            continue
-        difference = (ts_ns[mine] - reference.ts_ns[partner]).astype(np.float64)
-        middle = float(np.median(difference))
-        if known is not None:
-            distance = float(np.median(np.abs(difference - known)))
-        else:
-            distance = float(np.median(np.abs(difference - middle)))
-            distance += 0.0 if by_wall is None else _WALL_WEIGHT * abs(middle - by_wall)
-        if distance < best_distance:
-            best, best_distance, offset = shift, distance, middle
-    if known is None and np.isfinite(best_distance):
-        between.found_ns[reference.node, unit.node] = offset
-    return best, best_distance
+        n_differ = int(np.count_nonzero(reference.call[partner] != call[mine]))
+        if n_differ <= (1 - _SAME_CALLS) * len(mine):
+            found.append(_Pairing(shift, compared[mine], partner, n_differ))
+    return found
+
+
+def _least(found: list[_Pairing], count: Callable[[_Pairing], int], *, within: int = 0) -> list[_Pairing]:
+    """Those of which something is counted least, or within so many of that."""
+    counts = [count(pair) for pair in found]
+    return [pair for pair, n in zip(found, counts, strict=True) if n <= min(counts) + within]

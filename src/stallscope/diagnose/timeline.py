@@ -14,6 +14,7 @@ import numpy as np
 from stallscope.diagnose.cores import ROWS_AT_ONCE, both, in_pieces
 from stallscope.diagnose.groups import numbered, order_of, places
 from stallscope.diagnose.in_order import RowsInOrder, flagged, in_order, taken
+from stallscope.diagnose.releases import released
 from stallscope.diagnose.sequences import matched
 from stallscope.diagnose.tables import Tables
 from stallscope.events.columns import Columns, is_one_value
@@ -129,19 +130,7 @@ class Timeline:
         """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was
         not seen; and whether that was before its next arrival, bool (n,).
         """
-        n = len(self.rows)
-        is_last = np.zeros(n, bool)
-        if n < 2:
-            return np.full(n, UNKNOWN, np.int64), is_last
-        leave = self.rows["wait_leave_ns"]
-        np.greater(leave[1:], self.ts_ns[:-1], out=is_last[:-1])
-        ends_of_processes = self.first[1:] - 1
-        # A row that is not the last before a wait is released by the wait after a later row of its process.
-        is_last[ends_of_processes] = True
-        ends = np.flatnonzero(is_last)
-        is_last[ends_of_processes] = False
-        released = np.where(is_last[ends], leave[np.minimum(ends + 1, n - 1)], UNKNOWN)
-        return np.repeat(released, np.diff(ends, prepend=-1)), is_last
+        return released(self.ts_ns, self.rows["wait_leave_ns"], self.first)
 
 
 def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:

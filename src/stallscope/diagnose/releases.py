@@ -1,0 +1,26 @@
+"""When processes were released from their waits: no rank is, before every member of the round has entered it."""
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN, Array
+
+
+def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]:
+    """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was not
+    seen; and whether that was before its next arrival, bool (n,).
+
+    ts_ns, leave_ns: int64 (n,), of rows by process and time: the arrival, and the end of the last wait before it.
+    first: int64 (p + 1,), the first row of each process, and n.
+    """
+    n = len(ts_ns)
+    is_last = np.zeros(n, bool)
+    if n < 2:
+        return np.full(n, UNKNOWN, np.int64), is_last
+    np.greater(leave_ns[1:], ts_ns[:-1], out=is_last[:-1])
+    ends_of_processes = first[1:] - 1
+    # A row that is not the last before a wait is released by the wait after a later row of its process.
+    is_last[ends_of_processes] = True
+    ends = np.flatnonzero(is_last)
+    is_last[ends_of_processes] = False
+    when = np.where(is_last[ends], leave_ns[np.minimum(ends + 1, n - 1)], UNKNOWN)
+    return np.repeat(when, np.diff(ends, prepend=-1)), is_last
