@@ -1,11 +1,13 @@
 #!/bin/sh
 # Runs the proof on a machine that has GPUs and PyTorch but not our environment: what may be missing there comes
-# from .carry/ (see carry.sh). Arguments go to prove.py, or to classes.py and stacks.py after "classes", "stacks"; results to $OUT.
+# from .carry/ (see carry.sh). Arguments go to prove.py, or to classes.py, stacks.py and ioctls.py after "classes", "stacks",
+# "ioctls"; results to $OUT.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 script=prove.py
 [ "${1-}" = classes ] && script=classes.py && shift
 [ "${1-}" = stacks ] && script=stacks.py && shift
+[ "${1-}" = ioctls ] && script=ioctls.py && shift
 budget=560 previous=
 for word in "$@"; do
 	[ "$previous" = --budget ] && budget=$word

@@ -52,6 +52,7 @@ from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
+from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters.outputs import Outputs, outputs
 from stallscope.serve.beside import serving_beside
@@ -391,14 +392,11 @@ class _Scribe:
         self._take_records(now_ns)
         events, self._events = layout.joined(self._events), []
         counted = self._tallies.rows(now_ns)
-        callers = {
-            pid for table, rows in counted if table is layout.OPERATIONS for pid in rows["pid"].tolist()
-        }
         for table, rows in counted:
             self._append(table, rows)
         self._keep_states(events, now_ns)
         if self._driver_calls:
-            self._keep_callers(self._driver_calls, callers, now_ns)
+            self._keep_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
         for table, rows in self._gpus.taken() if self._gpus else ():
@@ -497,11 +495,11 @@ class _Scribe:
         self._store.append(layout.SNAPSHOTS, seen.snapshots)
         self._store.append(layout.POSITIONS, seen.positions)
 
-    def _keep_callers(self, calls: DriverCalls, callers: Iterable[int], now_ns: int) -> None:
+    def _keep_callers(self, calls: DriverCalls, counted: Array, now_ns: int) -> None:
         """Who calls into the GPU driver without being traced: what it is called, and its end."""
         calls.look()
         traced = frozenset(self._processes.pids())
-        self._keep_labels(calls.named(callers, traced, now_ns))
+        self._keep_labels(calls.named(counted["pid"][counted["op"] == Op.IOCTL].tolist(), traced, now_ns))
         if ended := self._tallies.strays(traced):
             self._append(layout.MEMORY, self._tallies.ended(ended, now_ns))
             self._probes.forget(ended)

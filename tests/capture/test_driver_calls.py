@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stallscope import agent
 from stallscope.capture.driver_calls import DriverCalls
 from stallscope.capture.drivers import Driver, device_name, majors
 from stallscope.capture.host import HostEvents
-from stallscope.capture.operations import SYMBOLS
+from stallscope.capture.maps import Entries
+from stallscope.capture.operations import FIRST_IOCTL, SYMBOLS
 from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.program import Program
+from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.events import kernel
 from stallscope.events.names import HostKind, Op
 from stallscope.store import node
 
@@ -30,6 +34,7 @@ MEMORY, MISC = 1, 10
 """Major numbers of /dev/null, /dev/random and of /dev/loop-control on any Linux (Documentation/admin-guide/devices)."""
 
 NULL, RANDOM = os.makedev(MEMORY, 3), os.makedev(MEMORY, 8)
+PATIENCE_S = 20
 RM_CONTROL = 0xC020462A
 ENTROPY = 0x80045200
 """RNDGETENTCNT of linux/random.h: the one of these that succeeds."""
@@ -184,6 +189,19 @@ def test_others_than_the_chosen_processes_are_left_out(
     assert counted(program, caller.pid) == {"ioctl:NV_ESC_RM_CONTROL": (6, 6)}
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for it, but not for ever: what comes after says what is missing."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.05)
+
+
+def n_named(db: Path) -> int:
+    """Programs in the trace that were not traced."""
+    with node.reading(db) as reader:
+        return int(reader.execute("SELECT COUNT(*) FROM annotations WHERE label='program'").fetchone()[0])
+
+
 @pytest.mark.bpf
 def test_a_trace_tells_who_called_the_driver(
     bpf_object: Path, caller: Caller, device: Callable[..., Path], tmp_path: Path
@@ -192,15 +210,9 @@ def test_a_trace_tells_who_called_the_driver(
 
     def call() -> None:
         try:
-            while "tracing into" not in out.getvalue():
-                time.sleep(0.02)
-            time.sleep(0.5)
+            until(lambda: " processes, " in out.getvalue())
             caller.calls(null, RM_CONTROL, 40)
-            with node.reading(db) as reader:
-                while not reader.execute("SELECT COUNT(*) FROM annotations WHERE label='program'").fetchone()[
-                    0
-                ]:
-                    time.sleep(0.1)
+            until(lambda: n_named(db) > 0)
         finally:
             stop.set()
 
@@ -208,7 +220,11 @@ def test_a_trace_tells_who_called_the_driver(
     calling.start()
     agent.trace(
         agent.Options(
-            db=db, node="here", gpu_ioctls=True, gpu_majors=lambda: {MEMORY: Driver.NVIDIA}, duration_s=30
+            db=db,
+            node="here",
+            gpu_ioctls=True,
+            gpu_majors=lambda: {MEMORY: Driver.NVIDIA},
+            duration_s=3 * PATIENCE_S,
         ),
         out=out,
         stop=stop,
@@ -291,3 +307,18 @@ def test_who_calls_without_being_traced_is_named_once(tmp_path: Path):
     assert calls.named([7, 8, 9], {9}, 6) == []
     calls.forget([7])
     assert [one.pid for one in calls.named([7, 8], set(), 7)] == [7]
+
+
+def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):
+    (tmp_path / "8").mkdir()
+    keys = np.zeros(3, kernel.OPERATION_KEY)
+    keys["tgid"], keys["symbol"] = (7, 8, 9), FIRST_IOCTL
+    values = np.zeros(3, kernel.OPERATION)
+    values["n"] = 1
+    nothing = Entries(np.zeros(0, kernel.BALANCE_KEY), np.zeros(0, kernel.BALANCE))
+    tallies = Tallies(0, lambda: Entries(keys, values), lambda: nothing, AlwaysOn(0))
+    assert tallies.strays(set(), tmp_path) == []
+    assert [len(rows) for _, rows in tallies.rows(5)] == [3, 0]
+    assert tallies.strays({9}, tmp_path) == [7]
+    tallies.ended([7], 6)
+    assert tallies.strays({9}, tmp_path) == []

@@ -65,11 +65,11 @@ class _UprobeOptions(c.Structure):
 
 
 class Refused(CannotTrace):
-    """The kernel refused a program or a link; `errno` tells why, as far as it does."""
+    """The kernel refused a program or a link; `errno` tells why, as far as it does. program: that was not attached."""
 
-    def __init__(self, message: str, errno: int = 0):
+    def __init__(self, message: str, errno: int = 0, program: str = ""):
         super().__init__(message)
-        self.errno = errno
+        self.errno, self.program = errno, program
 
 
 class MultiLink(NamedTuple):
@@ -183,7 +183,7 @@ class Object:
         link = self._library.bpf_program__attach(self.programs[program])
         if not link:
             error = c.get_errno()
-            raise Refused(f"cannot attach {program}: {self._reason(error)}", error)
+            raise Refused(f"cannot attach {program}: {self._reason(error)}", error, program)
         return int(link)
 
     def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, is_return: bool) -> int:

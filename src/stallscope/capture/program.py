@@ -48,6 +48,8 @@ OBJECT = Path(__file__).parent / f"stallscope.{platform.machine()}.bpf.o"
 RING_BYTES = 4 << 20
 STACKS_BYTES = 1 << 20
 MODES = ("session", "multi", "perf")
+N_OPERATIONS_WITH_IOCTLS = 16_384
+"""Functions and ioctls of all processes: a job that uses CUDA makes some 40 kinds of ioctl."""
 
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
 _PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
@@ -153,7 +155,7 @@ class Program:
                     loaded = _loaded(library, path, types, options, mode, switch, optional.programs())
                 except Refused as refusal:
                     refusals.append(refusal)
-                    if not optional.give_up(library.blamed()):
+                    if not optional.give_up([*library.blamed(), refusal.program]):
                         break
             if loaded is None:
                 continue
@@ -468,6 +470,8 @@ def _loaded(
             opened.set_constant(place.offset, value.to_bytes(place.n_bytes, "little"))
         for ring in ("arrivals", "events"):
             opened.resize(ring, options.ring_bytes)
+        if options.ioctl_ways:
+            opened.resize("operations", N_OPERATIONS_WITH_IOCTLS)
         opened.load()
         if mode != "perf":
             _try_link(opened, hooked[0], path, is_session=mode == "session")

@@ -94,8 +94,12 @@ class Tallies:
 
     def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
         """Processes that were counted and have ended, but are not among the traced ones, whose end is told."""
-        pids = {int(_keys(key, kernel.OPERATION_KEY)["tgid"]) for key in self._told}
-        return [pid for pid in pids if pid not in known and not (proc / str(pid)).exists()]
+        keys = np.fromiter(self._told, np.uint64, len(self._told)).view(kernel.OPERATION_KEY)
+        return [
+            pid
+            for pid in np.unique(keys["tgid"]).tolist()
+            if pid not in known and not (proc / str(pid)).exists()
+        ]
 
     def _calls(self, found: Entries, now_ns: int) -> Array:
         is_known = (found.keys["symbol"] > 0) & (found.keys["tgid"] != self.own_pid)
