@@ -241,7 +241,8 @@ struct off_event {
 struct ends { /* of a connection */
 	u16 family;
 	u16 peer_port; /* as in the packet */
-	u16 spare[2];
+	u16 own_port;
+	u16 spare;
 	u8 peer[16];
 };
 

@@ -81,6 +81,7 @@ struct in6_addr {
 struct sock_common {
 	u32 skc_daddr;
 	u16 skc_dport;
+	u16 skc_num;
 	unsigned short skc_family;
 	struct in6_addr skc_v6_daddr;
 } CORE;
@@ -194,6 +195,7 @@ INLINE void ends_of(struct ends *ends, struct sock *sk)
 
 	ends->family = family;
 	ends->peer_port = BPF_CORE_READ(sk, __sk_common.skc_dport);
+	ends->own_port = BPF_CORE_READ(sk, __sk_common.skc_num);
 	if (family == AF_INET)
 		BPF_CORE_READ_INTO((u32 *)ends->peer, sk, __sk_common.skc_daddr);
 	else if (family == AF_INET6 && bpf_core_field_exists(struct sock_common, skc_v6_daddr))

@@ -349,6 +349,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
         puppet.does("_ = link.send(b'x' * 9000)")
         rows = watch.until(HostKind.RETRANSMIT, puppet.pid)
         assert (rows["file"][0], rows["device"][0]) == (said % port, b"wire")
+        assert rows["detail"][0].startswith(b"from port ")
         assert rows["value"].sum() >= 1
         assert stranger.pid not in watch.look()["pid"]
 

@@ -83,6 +83,14 @@ def test_only_the_traced_own_sockets(tmp_path: Path):
     assert owners.of([100, 200], [7], 20 * SECOND_NS) == {100: 7, 200: 7}
 
 
+def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
+    """The traced processes are asked before those that descend from them, as data loaders do."""
+    for pid in (7, 8, 9):
+        (tmp_path / f"{pid}/fd").mkdir(parents=True)
+        (tmp_path / f"{pid}/fd/3").symlink_to("socket:[100]")
+    assert Owners(tmp_path).of([100], [7, 8, 9], 0) == {100: 7}
+
+
 @pytest.mark.parametrize(
     ("family", "address", "said"),
     [

@@ -164,6 +164,32 @@ def test_reclaim_and_compaction_are_told_with_their_time():
     assert (part.evidence["reclaim_ms"], part.evidence["compaction_ms"]) == (42.0, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("resent", "is_told"),
+    [
+        ({}, True),
+        ({"detail": b"from port 40001"}, False),
+        ({"file": b"10.0.0.2:29501"}, False),
+        ({"ts_ns": 0}, False),
+    ],
+    ids=["of this connection", "from another port", "to another port", "at another time"],
+)
+def test_what_the_other_end_sent_again_meanwhile_is_told(resent: dict[str, Any], is_told: bool):
+    """The packets to the late rank were lost: its peer counts them."""
+    trace = slow(Category.NET)
+    rows = []
+    for at in late_begins(trace):
+        mine = {"kind": HostKind.SOCKET_WAIT, "ts_ns": at, "duration_ns": 45 * MS}
+        rows.append(mine | {"file": b"10.0.0.1:40000", "detail": b"from port 29500"})
+        theirs = {"kind": HostKind.RETRANSMIT, "pid": 1001, "ts_ns": at, "value": 2, "device": b"eth0"}
+        rows.append(theirs | {"file": b"10.0.0.2:29500", "detail": b"from port 40000"} | resent)
+    (verdict,) = report_of(told(trace, *rows)).verdicts
+    part = verdict.causes[0]
+    assert (verdict.ranks, part.cause.name) == ([VICTIM], "network_wait")
+    assert part.evidence.get("n_retransmits") == (len(rows) if is_told else None)
+    assert ("loses packets" in verdict.summary) == is_told
+
+
 def dead(*rows: dict[str, Any]):
     limits = Thresholds()
     gone = (Gone(VICTIM, 30, 1, Category.NONE),)

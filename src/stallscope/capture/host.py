@@ -157,7 +157,7 @@ class HostEvents:
                 row["device"] = self.devices.name(int(one["device"]), int(one["pid"])).encode()
                 row["file"] = self._path(one).encode()[:128]
             elif row["kind"] == HostKind.SOCKET_WAIT:
-                row["file"] = other_end(_ends(one)).encode()
+                row["file"], row["detail"] = _both_ends(_ends(one))
         return rows
 
     def _path(self, one: Any) -> str:
@@ -206,7 +206,8 @@ class HostEvents:
                 row = self._summed(HostKind.RETRANSMIT, pid, int(new["n"]), now_ns)
                 row["ts_ns"] = max(int(new["first_ns"]), self._last_ns)
                 row["duration_ns"] = max(int(new["last_ns"]) - int(row["ts_ns"]), 0)
-                row["device"], row["file"] = new["interface"], other_end(new["ends"]).encode()
+                row["device"] = new["interface"]
+                row["file"], row["detail"] = _both_ends(new["ends"])
                 found.append(row)
         return _joined(found)
 
@@ -265,6 +266,12 @@ def _sums_of(value: "np.dtype[Any]") -> list[int]:
 def _words(values: Array) -> Array:
     """Structs (n,) as 64-bit words (n, size of one)."""
     return np.ndarray((len(values), values.dtype.itemsize // 8), "<u8", buffer=values)
+
+
+def _both_ends(ends: Array) -> tuple[bytes, bytes]:
+    """The other end of a connection, and which port is its own: as `file` and `detail` of a row."""
+    other = other_end(ends)
+    return other.encode(), b"from port %d" % ends["own_port"] if ":" in other else b""
 
 
 def _ends(one: Any) -> Array:

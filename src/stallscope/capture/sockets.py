@@ -25,7 +25,7 @@ class Owners:
     _known: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def of(self, inodes: Iterable[int], pids: Iterable[int], now_ns: int) -> dict[int, int]:
-        """The process that has each of these open, where one of `pids` has."""
+        """The process that has each of these open: the first of `pids` that has, as others may have inherited it."""
         wanted = set(inodes)
         self._known = {
             inode: (pid, at_ns)
@@ -33,7 +33,10 @@ class Owners:
             if now_ns - at_ns < _FORGET_AFTER_NS
         }
         if missing := wanted - self._known.keys():
-            found = {inode: pid for pid in pids for inode in self._opened(pid) & missing}
+            found: dict[int, int] = {}
+            for pid in pids:
+                for inode in self._opened(pid) & missing:
+                    found.setdefault(inode, pid)
             self._known |= {inode: (found.get(inode, 0), now_ns) for inode in missing}
         return {inode: pid for inode in wanted if (pid := self._known[inode][0])}
 

@@ -17,6 +17,7 @@ from stallscope.diagnose.cells import lengths_ns, touched
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.excess import ledger_excess_ns
+from stallscope.diagnose.sent_again import sent_again
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
 
@@ -296,6 +297,7 @@ def _excess(
     counts = np.concatenate([np.zeros((0, 4)), *(part for _, part in parts)]).sum(axis=0)
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
+    host = np.concatenate([host, sent_again(case.trace, host)])
     return Excess(
         total_ns=float(sum(one.excess_ns for one in late)),
         ledger_ns=ledger,

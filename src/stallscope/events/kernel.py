@@ -82,7 +82,12 @@ OFF_CPU = np.dtype(
 )
 """struct off_event: a long interval off the CPU. device, file: of the file that it was blocked on."""
 
-ENDS = np.dtype([("family", "<u2"), ("peer_port", "<u2"), ("spare", "<u2", (2,)), ("peer", "u1", (16,))])
+ENDS = np.dtype(
+    [
+        *((name, "<u2") for name in ("family", "peer_port", "own_port", "spare")),
+        ("peer", "u1", (16,)),
+    ]
+)
 """struct ends: of a connection; the peer's port is in network order."""
 
 HOST = np.dtype(

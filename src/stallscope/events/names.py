@@ -177,7 +177,7 @@ class HostKind(IntEnum):
     NONE = 0
     THROTTLED = 1  # its control group had used up its CPU quota; value: periods, detail: the quota
     FILE_WAIT = 2  # a GPU thread waited for a file
-    SOCKET_WAIT = 3  # a GPU thread waited on a socket; file: the other end
+    SOCKET_WAIT = 3  # a GPU thread waited on a socket; file: the other end; detail: its own port
     BLOCK_IO = 4  # a slow request to a disk; value: bytes, detail: what
     MAJOR_FAULT = 5  # a GPU thread touched memory that had to be read from a disk
     RECLAIM = 6  # it had to free memory before it got some; value: pages, or how many short ones
@@ -187,7 +187,7 @@ class HostKind(IntEnum):
     FORK = 10  # it was begun, by its parent
     EXIT = 11  # it ended; value: exit code, or 128 + the signal
     SIGNAL = 12  # it was sent a signal that stops, continues or ends it; value: number
-    RETRANSMIT = 13  # its connection sent segments again; value: how many
+    RETRANSMIT = 13  # its connection sent segments again; value: how many; file, detail: as of SOCKET_WAIT
     MIGRATION = 14  # its GPU threads were moved to other CPUs; value: how often
     DRIVER_CALL = 15  # a call into the GPU's driver took long; value: what it returned, detail: which ioctl
 
