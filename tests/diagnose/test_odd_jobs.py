@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose import text
+from stallscope.events.layout import COMMUNICATORS, empty
 from stallscope.events.names import Op
 from stallscope.events.trace import Trace
 
@@ -118,3 +120,17 @@ def test_records_that_make_no_sense_do_not_crash():
             hit = rng.random(len(rows)) < 0.05
             rows[name][hit] = rng.integers(0, 200, hit.sum())
         report_of(replace(SLOW, collectives=rows))
+
+
+def test_ranks_that_no_agent_saw_are_counted_and_healthy_is_said_of_the_others_only():
+    trace = dp_trace(n_ranks=6)
+    pids = trace.processes["pid"]
+    some = where(trace, np.isin(trace.collectives["pid"], pids[:4]))
+    one_is_known = empty(COMMUNICATORS, 1)
+    one_is_known["pid"], one_is_known["comm_hash"] = pids[4], trace.collectives["comm_hash"][0]
+    report = report_of(replace(some, communicators=one_is_known))
+    assert (report.looked_at["n_ranks"], report.looked_at["n_ranks_unseen"]) == (4, 1)
+    said = text.report(report)
+    assert "Looked at 4 ranks of 5 on" in said
+    assert "none of these ranks drags the others. 1 rank of the job is not in this trace" in said
+    assert report_of(trace).looked_at["n_ranks_unseen"] == 0

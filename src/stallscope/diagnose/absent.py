@@ -66,6 +66,29 @@ def absent(line: Timeline, trace: Trace) -> Absent:
     )
 
 
+def n_unseen(line: Timeline, trace: Trace) -> int:
+    """Ranks of the job that no record names, at least: those that the communicator which lacks most is short of."""
+    calls = line.calls
+    n_ranks = np.zeros(len(line.comm_hash), np.int64)
+    np.maximum.at(n_ranks, calls.comm, line.rows["nranks"][calls.first_row])
+    lacking = np.where(line.comm_hash != 0, n_ranks - line.n_members, 0)
+    if lacking.max(initial=0) <= 0:
+        return 0
+    comm_of = {int(line.comm_hash[comm]): comm for comm in np.flatnonzero(lacking > 0).tolist()}
+    who = list(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    named = {
+        (comm, who[process])
+        for comm, process in zip(calls.comm.tolist(), calls.process.tolist(), strict=True)
+    }
+    silent = {
+        (comm_of[comm_hash], (node, pid))
+        for node, pid, comm_hash in trace.communicators[["node", "pid", "comm_hash"]].tolist()
+        if comm_hash in comm_of
+    } - named
+    np.subtract.at(lacking, [comm for comm, _ in silent], 1)
+    return int(lacking.max(initial=0))
+
+
 class _Ranks:
     """Ranks for processes that are not on the timeline: as told, else as in the communicator; each once."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose import already_still, jobs, late_verdicts, single, text, told
+from stallscope.diagnose.absent import n_unseen
 from stallscope.diagnose.blame import LateStep, late_steps
 from stallscope.diagnose.case import Case, case_of
 from stallscope.diagnose.causes import Explained
@@ -184,6 +185,8 @@ def alike(case: Case) -> list[Verdict]:
         if on_host
         else "no rank is late on its host: device or fabric, rank unknown"
     )
+    if not on_host and n_unseen(case.line, case.trace):
+        why += ", or a rank that is not in this trace"
     return [
         Verdict(
             kind="inconclusive",
@@ -256,6 +259,7 @@ def counted(case: Case) -> dict[str, object]:
         "n_rounds": case.met.n_rounds,
         "n_steps": len(np.unique(case.judged.step)),
         "n_lost_records": sum(case.trace.lost.values()),
+        "n_ranks_unseen": n_unseen(case.line, case.trace),
         "seconds": round(case.observed_ns / 1e9, 3),
     }
 

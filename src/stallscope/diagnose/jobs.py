@@ -19,7 +19,16 @@ from stallscope.events.trace import Trace
 Who = tuple[int, int]
 """A process: node and pid."""
 
-_COUNTS = ("n_ranks", "n_nodes", "n_communicators", "n_rounds", "n_steps", "n_lost_records", "seconds")
+_COUNTS = (
+    "n_ranks",
+    "n_nodes",
+    "n_communicators",
+    "n_rounds",
+    "n_steps",
+    "n_lost_records",
+    "n_ranks_unseen",
+    "seconds",
+)
 
 
 @dataclass
@@ -66,7 +75,7 @@ def together(reports: list[Report]) -> Report:
     looked_at: dict[str, float] = dict.fromkeys(_COUNTS, 0)
     for one in reports:
         for name in looked_at:
-            more = one.looked_at[name]
+            more = one.looked_at.get(name, 0)
             looked_at[name] = max(looked_at[name], more) if name == "seconds" else looked_at[name] + more
     return Report(
         source=next((one.source for one in reports if one.source), ""),

@@ -28,7 +28,7 @@ def report(found: Report) -> str:
     if found.healthy:
         has_others = found.looked_at["n_rounds"] and found.looked_at["n_ranks"] != 1
         said = "no rank drags the others" if has_others else "nothing keeps a GPU waiting"
-        lines += ["", f"Healthy: {said}."]
+        lines += ["", f"Healthy: {said}." if not _n_unseen(found) else _healthy_here(found)]
     for number, verdict in enumerate(found.verdicts, 1):
         lines += ["", *_block(verdict, number, len(found.verdicts))]
     for remark in found.benign:
@@ -36,13 +36,27 @@ def report(found: Report) -> str:
     return "\n".join(lines)
 
 
+def _n_unseen(found: Report) -> int:
+    return int(str(found.looked_at.get("n_ranks_unseen", 0)))
+
+
+def _healthy_here(found: Report) -> str:
+    n = _n_unseen(found)
+    others, it = ("1 rank of the job is", "it") if n == 1 else (f"{n} ranks of the job are", "them")
+    return (
+        f"Healthy, as far as was looked: none of these ranks drags the others. {others} not in this trace: trace "
+        f"{it} too and merge the traces, or let all agents send to a hub, before you look elsewhere."
+    )
+
+
 def _looked_at(found: Report) -> str:
     seen = found.looked_at
     lost = seen["n_lost_records"]
     apart = f" of {counted(seen['n_jobs'], 'job')}" if "n_jobs" in seen else ""
+    of_all = f" of {seen['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
     tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
     return (
-        f"Looked at {counted(seen['n_ranks'], 'rank')}{apart} on {counted(seen['n_nodes'], 'node')}, "
+        f"Looked at {counted(seen['n_ranks'], 'rank')}{of_all}{apart} on {counted(seen['n_nodes'], 'node')}, "
         f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
         f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
     )
