@@ -26,7 +26,7 @@ from stallscope.errors import BadInput
 
 
 def explain(
-    file: Annotated[Path | None, typer.Argument(help="The node trace: the same as --db.")] = None,
+    file: Annotated[list[Path] | None, typer.Argument(help="The node trace: the same as --db.")] = None,
     db: Db = None,
     since: Since = None,
     begin: From = None,
@@ -65,9 +65,11 @@ def explain(
     """Say which rank drags the job, since when, why, at what cost."""
     from stallscope.store import node
 
-    if file and db and file != db:
-        raise BadInput(f"two traces are given, {file} and --db {db}: explain one, or merge them first")
-    db = db or file
+    traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
+    if len(traces) > 1:
+        given = " ".join(map(str, traces))
+        raise BadInput(f"explain reads one trace, not {len(traces)}: first `stallscope merge {given} -o ALL.db`")
+    db = traces[0] if traces else None
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
     flags |= {"gpu": gpu, "provider": provider, "rates": rates}
