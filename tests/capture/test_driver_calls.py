@@ -21,6 +21,7 @@ from stallscope import agent
 from stallscope.capture.driver_calls import DriverCalls
 from stallscope.capture.drivers import Driver, device_name, majors
 from stallscope.capture.host import HostEvents
+from stallscope.capture.libbpf import Refused
 from stallscope.capture.maps import Entries
 from stallscope.capture.operations import FIRST_IOCTL, SYMBOLS
 from stallscope.capture.optional import IOCTL_WAYS
@@ -174,6 +175,16 @@ def test_nothing_is_loaded_where_nobody_asked(tracing: Callable[..., Program]):
     program = tracing()
     assert not {name for way in IOCTL_WAYS.values() for name in way} & program.costs().keys()
     assert (program.ioctl_way, program.missing) == ("", ())
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_a_program_that_is_loaded_and_cannot_be_attached_is_named(tracing: Callable[..., Program]):
+    program = tracing()
+    hook = "nccl_session" if program.mode == "session" else "nccl_enter"
+    with pytest.raises(Refused) as refusal:
+        program._object.attach(hook)  # its section does not say where
+    assert refusal.value.program == hook
 
 
 @pytest.mark.bpf
