@@ -129,4 +129,6 @@ def test_rates_are_shown_filtered_and_checked(run, tmp_path):
 def test_two_traces_are_to_be_merged_first(run, words):
     code, _, told = run("explain", *words)
     assert code == 2
-    assert told == "stallscope: explain reads one trace, not 2: first `stallscope merge a.db b.db -o ALL.db`\n"
+    assert (
+        told == "stallscope: explain reads one trace, not 2: first `stallscope merge a.db b.db -o ALL.db`\n"
+    )

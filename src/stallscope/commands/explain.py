@@ -68,7 +68,9 @@ def explain(
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
     if len(traces) > 1:
         given = " ".join(map(str, traces))
-        raise BadInput(f"explain reads one trace, not {len(traces)}: first `stallscope merge {given} -o ALL.db`")
+        raise BadInput(
+            f"explain reads one trace, not {len(traces)}: first `stallscope merge {given} -o ALL.db`"
+        )
     db = traces[0] if traces else None
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
