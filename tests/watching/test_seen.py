@@ -1,5 +1,6 @@
 """What is seen of a running job: counts, lateness and percentiles of known values; and the rows as they come in."""
 
+import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from stallscope.diagnose.stream import Change
 from stallscope.diagnose.verdict import Verdict
 from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.following import Following
@@ -149,3 +151,22 @@ def test_rounds_that_cannot_be_matched_tell_no_lateness():
     assert seen.was_late
     assert {(line.late_ms, line.n_rounds) for line in seen.ranks()} == {(None, 120)}
     assert not fed(dp_trace()).was_late
+
+
+def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):
+    """The agent writes both into the row that is there."""
+    trace = dp_trace()
+    trace.processes["rank"][3] = UNKNOWN
+    path = tmp_path / "trace.db"
+    node.write(path, trace)
+    with node.reading(path) as db:
+        following = Following(db)
+        assert len(following.batch().processes) == 4
+        assert len(following.batch().processes) == 0
+        with sqlite3.connect(path) as writing:
+            writing.execute("UPDATE processes SET ended_ns = 77 WHERE pid = 1001")
+            writing.execute("UPDATE processes SET rank = 3 WHERE pid = 1003")
+        writing.close()
+        changed = following.batch().processes
+        assert changed[["pid", "rank", "ended_ns"]].tolist() == [(1001, 1, 77), (1003, 3, UNKNOWN)]
+        assert len(following.batch().processes) == 0

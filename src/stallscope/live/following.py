@@ -5,7 +5,9 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.events.layout import ARRAYS, NODE_TABLES, Table, empty
+import numpy as np
+
+from stallscope.events.layout import ARRAYS, NODE_TABLES, PROCESSES, UNKNOWN, Table, empty
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
 from stallscope.store.node import has_table
@@ -21,11 +23,13 @@ class Following:
     db: sqlite3.Connection
     since_ns: int = 0
     _last: dict[str, int] = field(default_factory=dict)
+    _running: dict[int, bytes] = field(default_factory=dict)
 
     def batch(self) -> Trace:
         """What has come since the last call; numbers of nodes as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
-        tables = {table.name: self._new(table) for table in ARRAYS}
+        tables = {table.name: self._new(table) for table in ARRAYS if table is not PROCESSES}
+        tables[PROCESSES.name] = self._processes()
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
         found = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
         symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))
@@ -56,6 +60,29 @@ class Following:
             newest = f"SELECT MAX(id) FROM (SELECT id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {len(rows)})"
             self._last[table.name] = self.db.execute(newest, (last,)).fetchone()[0]
         return rows
+
+    def _processes(self) -> Any:
+        """New rows of processes; and those told before, once more where an end or a rank is known now."""
+        wanted = (
+            f"SELECT {columns.select_list(PROCESSES)} FROM processes "
+            "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
+        )
+        again = columns.rows(PROCESSES, self.db.execute(wanted, (json.dumps(sorted(self._running)),)))
+        is_changed = [row.tobytes() != before for row, before in zip(again, self._in_order(), strict=True)]
+        before = self._last.get(PROCESSES.name, 0)
+        new = self._new(PROCESSES)
+        found = self.db.execute(
+            "SELECT id FROM processes WHERE id > ? ORDER BY id LIMIT ?", (before, len(new))
+        )
+        ids = [*sorted(self._running), *(number for (number,) in found)]
+        told = np.concatenate([again, new])
+        self._running = {
+            number: row.tobytes() for number, row in zip(ids, told, strict=True) if row["ended_ns"] == UNKNOWN
+        }
+        return np.concatenate([again[np.array(is_changed, bool)], new])
+
+    def _in_order(self) -> list[bytes]:
+        return [row for _, row in sorted(self._running.items())]
 
     def _before(self, table: str) -> int:
         """The last row that is too old. Processes and communicators never are: they tell who is who."""
