@@ -174,3 +174,15 @@ def test_every_cause_says_what_it_is_and_what_to_do():
         assert cause.title
         assert isinstance(cause.evidence(nothing), dict)
         assert 1 <= len(cause.advice({})) <= 3
+
+
+@pytest.mark.parametrize(("syscall_nr", "is_told"), [(61, True), (260, True), (7, False)])
+def test_a_program_that_the_rank_started_is_told_apart_from_its_data_loader(syscall_nr, is_told):
+    rows = layout.empty(layout.OFFCPU, 2)
+    rows["category"], rows["syscall_nr"], rows["duration_ns"] = Category.CHILD, syscall_nr, 50 * MS
+    ledger = np.zeros(N_CATEGORIES)
+    ledger[Category.CHILD - 1] = 100 * MS
+    (part,) = explained(Excess(total_ns=100.0 * MS, ledger_ns=ledger, n_steps=2, offcpu=rows))
+    assert part.cause.name == "input_starvation"
+    assert ("program that it had started" in part.title) == is_told
+    assert ("num_workers" in part.cause.advice(part.evidence)[0]) != is_told

@@ -162,6 +162,26 @@ def test_the_advice_fits_how_a_process_ended(status, advice):
     assert advice in only(report_of(replace(trace, host_events=exits))).advice[0]
 
 
+@pytest.mark.parametrize(
+    ("doing", "said", "advice"),
+    [
+        (Category.PREEMPTED, "state on cpu", "a loop without an end"),
+        (Category.STOPPED, "state stopped", "kill -CONT"),
+        (Category.OTHER_OFF, "state blocked", "what it waits for there"),
+        (Category.NET, "waiting for a socket or pipe", "what it waits for there"),
+    ],
+)
+def test_the_advice_fits_what_a_missing_rank_does(doing, said, advice):
+    trace = hung(Gone(2, 30, 1, doing))
+    looks = empty(POSITIONS, 1)
+    looks["pid"] = looks["tid"] = 1002
+    looks["ts_ns"], looks["stack"] = trace.ends_ns[0], 1
+    trace = replace(trace, positions=looks, stacks={1: ("/job/train.py:7 step",)})
+    verdict = only(report_of(trace))
+    assert said in verdict.summary
+    assert advice in verdict.advice[0]
+
+
 def test_of_a_job_that_was_killed_because_it_hung_it_is_told_what_the_missing_rank_did():
     trace = hung(Gone(2, 30, 1, Category.IO), quiet_ns=LONG_NS)
     end_ns = int(trace.collectives["ts_ns"].max()) + LONG_NS - 1000 * MS

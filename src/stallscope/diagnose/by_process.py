@@ -98,7 +98,7 @@ def container_rows(rows: Sequence[ProcessRow]) -> list[ContainerRow]:
         ContainerRow(
             node=node,
             container=container,
-            ranks=sorted(row.rank for row in own if row.rank is not None),
+            ranks=sorted({row.rank for row in own if row.rank is not None}),
             n_processes=len(own),
             n_rounds=sum(row.n_rounds for row in own),
             worst_ms=max((row.worst_ms for row in own if row.worst_ms is not None), default=None),

@@ -441,7 +441,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
                 "is_out_of_memory": any(told.get("oom_killed") for told in doing),
                 **{
                     name: next((told[name] for told in doing if name in told), None)
-                    for name in ("at", "exit_status", "failed_call")
+                    for name in ("at", "state", "exit_status", "failed_call")
                 },
             }
         ),

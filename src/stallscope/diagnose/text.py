@@ -4,6 +4,9 @@ from stallscope.diagnose.verdict import Report, Verdict, wall_text
 from stallscope.events.counted import counted
 
 _MOST_PLACES = 4
+_STATES = {"preempted": "on_cpu", "other_off": "blocked", "net": "waiting for a socket or pipe"}
+"""States in words, where the name of the ledger's category says less of one moment."""
+
 _MOST_FRAMES = 6
 
 
@@ -204,7 +207,7 @@ def _doing(told: dict[str, object]) -> str:
     has_hung = bool(told.get("has_hung"))
     if told.get("is_alive") is False and not has_hung:
         return f"{_in_vain(told)}; its process {_ended(told)}"
-    state, stopped_by = told.get("state"), told.get("stopped_by")
+    state, stopped_by = _STATES.get(str(told.get("state")), told.get("state")), told.get("stopped_by")
     by = f" ({stopped_by})" if stopped_by else ""
     verb, later = ("was", f", until its process {_ended(told)}") if has_hung else ("is", "")
     if told.get("at"):

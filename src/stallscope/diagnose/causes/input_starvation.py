@@ -1,14 +1,32 @@
-"""The rank waits for a child process, mostly a data loader worker."""
+"""The rank waits for a child process, mostly a data loader worker; else for the end of a program that it started."""
+
+import numpy as np
 
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
+_WAITS_FOR_AN_END = (61, 247, 260, 95)
+"""wait4, waitid on x86-64, then on arm64; there the same numbers are calls that do not block for a child."""
+
 
 def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.CHILD))
+    rows = excess.off(Category.CHILD)
+    is_for_end = np.isin(rows["syscall_nr"], _WAITS_FOR_AN_END)
+    told = intervals(rows)
+    if 2 * rows["duration_ns"][is_for_end].sum() > rows["duration_ns"].sum():
+        told["until_it_ended"] = True
+    return told
+
+
+def _because(evidence: Evidence) -> str:
+    return "waited for the end of a program that it had started" if evidence.get("until_it_ended") else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
+    if evidence.get("until_it_ended"):
+        return [
+            "See what it starts in the loop (subprocess, a shell, nvidia-smi, git): take that off the step."
+        ]
     return [
         "Raise num_workers and prefetch_factor, or make the input cheaper; keep workers alive between epochs.",
         "Check that the workers have CPUs: their threads and the rank's share one cpuset.",
@@ -17,8 +35,9 @@ def _advice(evidence: Evidence) -> list[str]:
 
 CAUSE = Cause(
     name="input_starvation",
-    title="waited for its data loader (a child process)",
+    title="waited for a child process, such as its data loader",
     categories=(Category.CHILD,),
     evidence=_evidence,
     advice=_advice,
+    because=_because,
 )

@@ -5,6 +5,7 @@ import signal
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
 
 _BY_SIGNAL = 128
+_COMPUTES = ("on_cpu", "preempted")
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -27,6 +28,14 @@ def _advice(evidence: Evidence) -> list[str]:
     if evidence.get("is_alive") is False:
         return [
             "Its process has ended: look for its exit code, the OOM killer (dmesg) and Xid errors on that host."
+        ]
+    if evidence.get("state") == "stopped":
+        return [
+            "It is stopped by a signal: let it go on (kill -CONT PID), and see who stops it: a debugger, a scheduler."
+        ]
+    if isinstance(at := evidence.get("at"), str) and evidence.get("state") in _COMPUTES:
+        return [
+            f"Look at {at}: there it computes, instead of being in the collective: a loop without an end?"
         ]
     if isinstance(at := evidence.get("at"), str):
         return [
