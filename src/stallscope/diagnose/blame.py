@@ -12,6 +12,7 @@ import numpy as np
 from stallscope.diagnose.cells import Cells, lengths_ns, touched, usual_step_ns
 from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.pauses import is_usual_in_pauses, shared_pause_ns
+from stallscope.diagnose.queued import held_in_launches
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import Timeline
@@ -112,12 +113,23 @@ def late_steps(
     is_late &= table.rise_ns >= limits.shared_factor * pause
     is_late &= ~_absorbed(line, table, is_late, limits)
     late = np.flatnonzero(is_late)
+    late = late[~_queued(line, met, table, late)]
     is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
     found = [
         _late(table, met, i, needed_ns=float(needed[i]), is_usual=usual_there)
         for i, usual_there in zip(late.tolist(), is_usual.tolist(), strict=True)
     ]
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+
+
+def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
+    """Which late cells were spent in launches that waited for another rank: bool (k,); none where it synchronised."""
+    out = np.zeros(len(late), bool)
+    ahead = np.flatnonzero(table.wait_ns[late] == 0)
+    cells = late[ahead]
+    spans = list(zip(table.first_row[cells].tolist(), table.peak_row[cells].tolist(), strict=True))
+    out[ahead] = held_in_launches(line, met, spans)
+    return out
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
