@@ -161,12 +161,30 @@ def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):
     node.write(path, trace)
     with node.reading(path) as db:
         following = Following(db)
-        assert len(following.batch().processes) == 4
-        assert len(following.batch().processes) == 0
+
+        def told() -> tuple[int, np.ndarray]:
+            batch = following.batch()
+            return len(batch.processes), following.with_changes(batch).processes
+
+        assert [len(rows) for _, rows in (told(), told())] == [4, 0]
         with sqlite3.connect(path) as writing:
             writing.execute("UPDATE processes SET ended_ns = 77 WHERE pid = 1001")
             writing.execute("UPDATE processes SET rank = 3 WHERE pid = 1003")
         writing.close()
-        changed = following.batch().processes
+        n_new, changed = told()
+        assert n_new == 0
         assert changed[["pid", "rank", "ended_ns"]].tolist() == [(1001, 1, 77), (1003, 3, UNKNOWN)]
-        assert len(following.batch().processes) == 0
+        assert len(told()[1]) == 0
+
+
+def test_an_end_between_the_two_reads_is_not_lost(tmp_path):
+    path = tmp_path / "trace.db"
+    node.write(path, dp_trace())
+    with node.reading(path) as db:
+        following = Following(db)
+        batch = following.batch()
+        with sqlite3.connect(path) as writing:
+            writing.execute("UPDATE processes SET ended_ns = 77 WHERE pid = 1001")
+        writing.close()
+        known = following.with_changes(batch).processes
+        assert known["ended_ns"][known["pid"] == 1001].tolist() == [UNKNOWN, 77]

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from stallscope.store.node import has_table
 _MOST_ROWS = 100_000
 """Of a table at once, so that a reader that starts late catches up in steps."""
 
+_IDS = "SELECT id FROM processes WHERE id > ? AND id <= ? ORDER BY id"
+
 
 @dataclass
 class Following:
@@ -23,13 +25,13 @@ class Following:
     db: sqlite3.Connection
     since_ns: int = 0
     _last: dict[str, int] = field(default_factory=dict)
-    _running: dict[int, bytes] = field(default_factory=dict)
+    _told: dict[int, bytes] = field(default_factory=dict)
+    _all_ended: int = 0
 
     def batch(self) -> Trace:
         """What has come since the last call; numbers of nodes as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
-        tables = {table.name: self._new(table) for table in ARRAYS if table is not PROCESSES}
-        tables[PROCESSES.name] = self._processes()
+        tables = {table.name: self._new(table) for table in ARRAYS}
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
         found = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
         symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))
@@ -48,6 +50,27 @@ class Following:
             facts=json.loads(found[1]) if found else {},
         )
 
+    def with_changes(self, batch: Trace) -> Trace:
+        """The last batch, with processes of earlier ones once more where an end or a rank is known now.
+
+        The agent writes both into the row that is there.
+        """
+        wanted = (
+            f"SELECT {columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
+        )
+        bounds = (self._all_ended, self._last[PROCESSES.name])
+        ids = [number for (number,) in self.db.execute(_IDS, bounds)]
+        rows = columns.rows(PROCESSES, self.db.execute(wanted, bounds))
+        now = {number: row.tobytes() for number, row in zip(ids, rows, strict=True)}
+        new_ids = ids[len(ids) - len(batch.processes) :]
+        told = self._told | {n: row.tobytes() for n, row in zip(new_ids, batch.processes, strict=True)}
+        is_changed = [told.get(number, now[number]) != now[number] for number in ids]
+        running = [number for number, row in zip(ids, rows, strict=True) if row["ended_ns"] == UNKNOWN]
+        self._told = now
+        self._all_ended = min(running, default=bounds[1] + 1) - 1
+        changed = rows[np.array(is_changed, bool)]
+        return replace(batch, processes=np.concatenate([batch.processes, changed]))
+
     def _new(self, table: Table) -> Any:
         if table in NODE_TABLES and not has_table(self.db, table.name):
             return empty(table)
@@ -60,29 +83,6 @@ class Following:
             newest = f"SELECT MAX(id) FROM (SELECT id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {len(rows)})"
             self._last[table.name] = self.db.execute(newest, (last,)).fetchone()[0]
         return rows
-
-    def _processes(self) -> Any:
-        """New rows of processes; and those told before, once more where an end or a rank is known now."""
-        wanted = (
-            f"SELECT {columns.select_list(PROCESSES)} FROM processes "
-            "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
-        )
-        again = columns.rows(PROCESSES, self.db.execute(wanted, (json.dumps(sorted(self._running)),)))
-        is_changed = [row.tobytes() != before for row, before in zip(again, self._in_order(), strict=True)]
-        before = self._last.get(PROCESSES.name, 0)
-        new = self._new(PROCESSES)
-        found = self.db.execute(
-            "SELECT id FROM processes WHERE id > ? ORDER BY id LIMIT ?", (before, len(new))
-        )
-        ids = [*sorted(self._running), *(number for (number,) in found)]
-        told = np.concatenate([again, new])
-        self._running = {
-            number: row.tobytes() for number, row in zip(ids, told, strict=True) if row["ended_ns"] == UNKNOWN
-        }
-        return np.concatenate([again[np.array(is_changed, bool)], new])
-
-    def _in_order(self) -> list[bytes]:
-        return [row for _, row in sorted(self._running.items())]
 
     def _before(self, table: str) -> int:
         """The last row that is too old. Processes and communicators never are: they tell who is who."""

@@ -78,7 +78,8 @@ def find(db: Path, since_ns: int, limits: Thresholds, *, is_over: threading.Even
         is_last = False
         while not is_last:
             is_last = is_over.wait(_EVERY_S)
-            for change in (*stream.feed(following.batch()), *stream.tick()):
+            batch = following.with_changes(following.batch())
+            for change in (*stream.feed(batch), *stream.tick()):
                 open_[change.incident_id] = change
                 if change.kind == "closed":
                     del open_[change.incident_id]

@@ -88,7 +88,7 @@ def watch(task: Task, notes: Notes) -> None:
         while True:
             is_last = notes.is_over.wait(_EVERY_S)
             batch = following.batch()
-            changes = [*stream.feed(batch), *stream.tick()]
+            changes = [*stream.feed(following.with_changes(batch)), *stream.tick()]
             show.show(batch, changes)
             if is_last:
                 break
