@@ -109,6 +109,19 @@ def test_a_lost_dump_accuses_nobody_where_others_explain_the_waits(
 
 
 @pytest.mark.shared
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+@pytest.mark.parametrize("lost", [{0, 12}, {4, 13}, {3, 14}, {14, 15}, {7, 13}])
+def test_of_two_lost_dumps_none_accuses_beside_ranks_that_told_why(
+    shared: Path, tmp_path: Path, name: str, lost: set[int]
+):
+    copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
+    (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
+    assert verdict.ranks
+    assert set(verdict.ranks) <= ({12, 14} if name == "gpu_error_1st" else {9, 14})
+    assert verdict.evidence["left_no_dump"] == sorted(lost)
+
+
+@pytest.mark.shared
 @pytest.mark.parametrize("length", [0, 1, 700, -1])
 def test_a_dump_that_was_cut_off_is_as_good_as_none(shared: Path, tmp_path: Path, length: int):
     for file in (shared / "public" / "flight-recorder" / "gpu_error_1st").iterdir():

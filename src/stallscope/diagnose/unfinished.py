@@ -4,7 +4,8 @@ For sources that tell completion (flags OPEN, NOT_STARTED; last_entered and last
 as dumps written when a job has hung. The waits form a graph: a rank waits in a round for members that have not
 entered it, in a receive for the sender. Who is waited for and waits for nobody is named. A rank that has not
 completed a round which a peer has completed cannot wait for others there: it is stuck itself. A rank that told nothing
-is named only where nothing else explains that others wait: files get lost, too.
+is named only where nothing else explains that others wait: files get lost, too. Beside ranks that told why they hold
+up the job no more than one such rank is.
 
 A round that all have entered and none has completed is stuck on a device or in the fabric: its members are
 suspects, none is named. As right as the records: two ranks' dumps must not be from moments far apart.
@@ -91,7 +92,7 @@ def standstill(trace: Trace) -> Standstill | None:
         stuck=frozenset(stuck),
     )
     held_by |= {p: why[p] for p in ends}
-    if len(state.silent) > _MOST_SILENT * state.n_processes:
+    if len(state.silent) > _MOST_SILENT * state.n_processes or _is_silence_doubtful(held_by):
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
     if held_by:
         return _told(state, strong, held_by)
@@ -111,6 +112,15 @@ def standstill(trace: Trace) -> Standstill | None:
     if not circle:
         return None
     return _told(state, strong, dict.fromkeys(circle, "not_entered"), is_circle=True)
+
+
+def _is_silence_doubtful(held_by: dict[Process, str]) -> bool:
+    """Whether ranks that told nothing need not be to blame: others are, and they may wait for those as the rest does.
+
+    One that is killed beside them leaves no dump; of several that left none nobody knows which was lost only.
+    """
+    n_silent = sum(reason == "no_dump" for reason in held_by.values())
+    return 1 < n_silent < len(held_by)
 
 
 def _state(trace: Trace) -> _State:
