@@ -200,6 +200,7 @@ def dead(*rows: dict[str, Any]):
 
 EXIT_9 = {"kind": HostKind.EXIT, "value": 128 + signal.SIGKILL}
 KILL = {"kind": HostKind.SIGNAL, "value": signal.SIGKILL}
+INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_comm": b"bash"}
 
 
 @pytest.mark.parametrize(
@@ -216,10 +217,15 @@ KILL = {"kind": HostKind.SIGNAL, "value": signal.SIGKILL}
             "who kills",
         ),
         ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "its log"),
+        (
+            [INTERRUPT, {"kind": HostKind.EXIT, "value": 0}],
+            "its process has ended after SIGINT from bash (pid 66) (exit status 0)",
+            "its log",
+        ),
         ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "core file"),
         ([EXIT_9 | {"pid": 4242}, KILL | {"pid": 4242, "by_pid": 3}], "its process has ended.", "exit code"),
     ],
-    ids=["out of memory", "killed", "exited", "crashed", "of another process"],
+    ids=["out of memory", "killed", "exited", "interrupted", "crashed", "of another process"],
 )
 def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], said: str, advice: str):
     verdict = dead(*rows)

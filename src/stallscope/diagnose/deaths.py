@@ -19,7 +19,6 @@ from stallscope.events.names import HostKind
 from stallscope.events.trace import Trace
 
 _BY_SIGNAL = 128
-_ON_PURPOSE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _JUST_BEFORE_NS = 5_000_000_000
 _AT_ONCE_NS = 500_000_000
 """Ranks that break by themselves within this time of each other broke alike: an interpreter needs some of it to end."""
@@ -97,12 +96,12 @@ def _end(trace: Trace, row: Array) -> _End:
 def _was_told_to(events: Array, end: Array) -> bool:
     """Whether a process ended because somebody asked it to, or killed others as well: a launcher, or a person."""
     status, here = int(end["value"]), events["node"] == end["node"]
-    if status - _BY_SIGNAL in _ON_PURPOSE:
+    if status - _BY_SIGNAL in ends.ASK:
         return True
     near = here & (events["kind"] == HostKind.SIGNAL)
     near &= np.abs(events["ts_ns"] - end["ts_ns"]) < _JUST_BEFORE_NS
     sent = events[near & (events["pid"] == end["pid"])]
-    if np.isin(sent["value"], _ON_PURPOSE).any():
+    if np.isin(sent["value"], ends.ASK).any():
         return True
     if status != _BY_SIGNAL + signal.SIGKILL:
         return False

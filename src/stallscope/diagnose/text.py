@@ -225,7 +225,8 @@ def _in_vain(told: dict[str, object]) -> str:
 def _ended(told: dict[str, object]) -> str:
     status, by = told.get("exit_status"), told.get("ended_by")
     how = f" (exit status {status})" if status is not None else ""
-    return f"was ended by {by}{how}" if by else f"has ended{how}"
+    asked = f" after {told['asked_by']}" if "asked_by" in told else ""
+    return f"was ended by {by}{how}" if by else f"has ended{asked}{how}"
 
 
 def _short(frame: str) -> str:
