@@ -345,3 +345,23 @@ def test_those_who_work_do_not_wait_for_the_dead():
     trace = killed_within_a_round(137)
     trace.snapshots["category"][trace.snapshots["pid"] == 1000] = Category.ON_CPU
     assert report_of(trace).healthy
+
+
+def test_of_two_ranks_that_cross_none_is_named_and_the_fabric_is_not_blamed():
+    """One calls on the first communicator, then on the second; the other one the other way round."""
+    trace = hung(program=(Call(((0, 1),), count=7), Call(((0, 1),), count=8, waits=True)), n_ranks=2)
+    rows = trace.collectives.copy()
+    rows["comm_hash"][rows["count"] == 8] ^= np.uint64(5)
+    for count in (7, 8):
+        for rank in range(2):
+            mine = (rows["count"] == count) & (rows["pid"] == 1000 + rank)
+            rows["seq"][mine] = np.arange(mine.sum())
+    last = np.flatnonzero(rows["pid"] == 1001)[-2:]
+    rows[last[::-1]] = rows[last]
+    rows["ts_ns"][last] = np.sort(rows["ts_ns"][last])
+    rows["wait_leave_ns"][last] = rows["wait_leave_ns"][last].min()
+    trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, Op.SYNC
+    verdict = only(report_of(replace(trace, collectives=rows)))
+    assert (verdict.kind, verdict.ranks) == ("hang", [])
+    assert "different orders" in str(verdict.abstained_because)
+    assert "same order" in verdict.advice[0]

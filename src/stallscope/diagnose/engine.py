@@ -235,17 +235,23 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
         confidence=0.85 if ranks else 0.6,
         victims=sorted(int(line.rank[process]) for process in found.waiting),
         cost=_cost(case, found.for_ns, len(found.waiting)),
-        advice=[
-            "That rank issues its collectives on two communicators in another order than the others: make it the same."
-            if ranks
-            else "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
-        ],
+        advice=[_against_wedge(found, ranks)],
         abstained_because=because,
         evidence=evidence,
     )
 
 
+def _against_wedge(found: Wedged, ranks: list[int]) -> str:
+    if ranks:
+        return "That rank issues its collectives on two communicators in another order than the others: make it the same."
+    if found.is_crossed:
+        return "Issue the collectives of both communicators in the same order on all ranks."
+    return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
+
+
 def _why_nobody(found: Wedged) -> str:
+    if found.is_crossed:
+        return "they entered the rounds of two communicators in different orders, and no majority tells whose is odd"
     if not found.n_unseen:
         return "every rank has entered every round: the device or the fabric holds them"
     return f"the ranks in this trace have entered every round; {found.n_unseen} more of the communicator are not in it"

@@ -20,12 +20,15 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
 
+_MOST_ORDERS = 32  # compared with each other
+
 
 @dataclass(frozen=True)
 class Wedged:
     """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
     since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
-    n_unseen: how many ranks of its communicator no record names.
+    n_unseen: how many ranks of its communicator no record names. is_crossed: the orders differ, though no majority
+    tells whose is odd.
     """
 
     odd: Array
@@ -34,6 +37,7 @@ class Wedged:
     for_ns: int
     row: int
     n_unseen: int = 0
+    is_crossed: bool = False
 
 
 def wedged(
@@ -55,6 +59,7 @@ def wedged(
         for_ns=now_ns - since,
         row=row,
         n_unseen=absent(line, trace).n_unseen.get(int(line.comm[row]), 0),
+        is_crossed=len(odd) == 0 and _orders_differ(line, plan),
     )
 
 
@@ -114,6 +119,16 @@ def _out_of_order(line: Timeline, plan: Programs) -> Array:
             continue
         odd += [p for p, order in orders.items() if order != usual and _crosses(order, usual)]
     return np.array(odd, np.int64)
+
+
+def _orders_differ(line: Timeline, plan: Programs) -> bool:
+    """Whether two processes of a program have made the same calls since their last release in different orders."""
+    for program in np.unique(plan.program):
+        members = np.flatnonzero(plan.program == program)
+        orders = sorted({_since_release(line, plan, int(process)) for process in members})[:_MOST_ORDERS]
+        if any(_crosses(one, other) for one in orders for other in orders):
+            return True
+    return False
 
 
 def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, ...]:
