@@ -130,3 +130,11 @@ def test_a_rank_that_lost_some_records_is_not_alone_in_its_program(seed: int):
     trace, _ = simulate(job, [evaluation], seed=seed, capture=Capture(lost=0.02), has_twin=False)
     assert not named(report_of(trace))
     assert len(set(case_of(trace, Thresholds(), None).plan.program.tolist())) == job.pp
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gpus_whose_times_scatter_are_not_slow(seed: int):
+    """Kernels so long that what they scatter by is more than a small share of a step."""
+    job = Job(dp=6, layers=3, buckets=3, sync_every=20, steps=100)
+    trace, _ = simulate(job, seed=seed, timing=with_long_kernels(200, 2.0), capture=GPU_TIMES)
+    assert not named(report_of(trace))

@@ -12,6 +12,7 @@ from stallscope.diagnose.blame import LateStep, Pace
 from stallscope.diagnose.cells import Cells
 from stallscope.diagnose.clocks import Clocks
 from stallscope.diagnose.gpu_time import GpuTime
+from stallscope.diagnose.groups import by_group, medians
 from stallscope.diagnose.in_order import flagged
 from stallscope.diagnose.programs import Programs
 from stallscope.diagnose.recurrence import beyond_chance
@@ -39,10 +40,13 @@ class SlowDevice:
 
 @dataclass(frozen=True)
 class DeviceExcess:
-    """by_cell_ns: float64 (c,), device time of a process in a step beyond its peers'. error_ns: float64 (p,)."""
+    """by_cell_ns: float64 (c,), device time of a process in a step beyond its peers'. error_ns: float64 (p,).
+    noise_ns: how much that of a quiet GPU varies from step to step.
+    """
 
     by_cell_ns: Array
     error_ns: Array
+    noise_ns: float = 0.0
 
 
 def device_excess(
@@ -59,7 +63,8 @@ def device_excess(
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
     by_host = np.maximum(table.sums(of_host), 0.0)
-    return DeviceExcess(np.maximum(table.sums(more) - by_host, 0.0), times.error_ns)
+    by_cell = table.sums(more) - by_host
+    return DeviceExcess(np.maximum(by_cell, 0.0), times.error_ns, _noise_ns(table, by_cell, line.n_processes))
 
 
 def late_devices(
@@ -89,6 +94,8 @@ def slow_devices(
     late: see late_devices(). found: late steps of the hosts, which say nothing of the GPU.
     """
     explained = {(one.process, one.step) for one in found}
+    least = limits.steady_noise_factor * more.noise_ns
+    late = [one for one in late if one.excess_ns >= least]
     counts = np.bincount([one.process for one in late], minlength=len(more.error_ns))
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero(counts >= limits.min_late_steps).tolist():
@@ -107,6 +114,23 @@ def slow_devices(
         kept = [by_step[int(step)] for step in table.step[cells[during]] if int(step) in by_step]
         slow[process] = SlowDevice(kept, is_irregular, "start and end of collectives on the GPUs")
     return slow
+
+
+def _noise_ns(table: Cells, by_cell_ns: Array, n_processes: int) -> float:
+    """How much the excess of a quiet GPU varies from step to step (robust standard deviation).
+
+    The median over the GPUs; with few of them the lower quartile, which one slow GPU cannot raise. Of two each is
+    compared with the other only, and varies by what the other does: nothing is known then.
+    """
+    if n_processes <= 2 or not len(by_cell_ns):
+        return 0.0
+    spreads = by_group(table.process, by_cell_ns, n_processes, _spread)
+    spreads = spreads[np.isfinite(spreads)]
+    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5))
+
+
+def _spread(values: Array) -> Array:
+    return 1.4826 * medians(np.abs(values - medians(values)[:, None]))
 
 
 def released_late(
