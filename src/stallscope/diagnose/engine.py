@@ -243,7 +243,7 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
 
 def _against_wedge(found: Wedged, ranks: list[int]) -> str:
     if ranks:
-        return "That rank issues its collectives on two communicators in another order than the others: make it the same."
+        return "Its collectives on two communicators come in another order than those of the others: make it the same."
     if found.is_crossed:
         return "Issue the collectives of both communicators in the same order on all ranks."
     return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
