@@ -9,6 +9,8 @@ from stallscope.diagnose import text
 from stallscope.events.layout import COMMUNICATORS, empty
 from stallscope.events.names import Op
 from stallscope.events.trace import Trace
+from stallscope.synth import Job as SimulatedJob
+from stallscope.synth import simulate
 
 from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of, where
 from .reports import blamed, only, report_of
@@ -133,4 +135,9 @@ def test_ranks_that_no_agent_saw_are_counted_and_healthy_is_said_of_the_others_o
     said = text.report(report)
     assert "Looked at 4 ranks of 5 on" in said
     assert "none of these ranks drags the others. 1 rank of the job is not in this trace" in said
+    assert report_of(trace).looked_at["n_ranks_unseen"] == 0
+
+
+def test_pairs_of_a_pipeline_that_send_to_each_other_lack_no_rank():
+    trace, _ = simulate(SimulatedJob(dp=2, pp=4, steps=20), [], seed=1)
     assert report_of(trace).looked_at["n_ranks_unseen"] == 0

@@ -67,26 +67,28 @@ def absent(line: Timeline, trace: Trace) -> Absent:
 
 
 def n_unseen(line: Timeline, trace: Trace) -> int:
-    """Ranks of the job that no record names, at least: those that the communicator which lacks most is short of."""
-    calls = line.calls
-    n_ranks = np.zeros(len(line.comm_hash), np.int64)
-    np.maximum.at(n_ranks, calls.comm, line.rows["nranks"][calls.first_row])
-    lacking = np.where(line.comm_hash != 0, n_ranks - line.n_members, 0)
-    if lacking.max(initial=0) <= 0:
+    """Ranks of the job that no record names, at least: those that the communicator which lacks most is short of.
+
+    A communicator has several numbers on the timeline where pairs of its ranks send to each other.
+    """
+    comm_hash, comm = np.unique(line.comm_hash, return_inverse=True)
+    n_ranks = np.zeros(len(comm_hash), np.int64)
+    np.maximum.at(n_ranks, comm[line.calls.comm], line.rows["nranks"][line.calls.first_row])
+    member = np.unique(comm[line.calls.comm] * line.n_processes + line.calls.process)
+    n_lacking = n_ranks - np.bincount(member // max(line.n_processes, 1), minlength=len(comm_hash))
+    n_lacking[comm_hash == 0] = 0
+    if n_lacking.max(initial=0) <= 0:
         return 0
-    comm_of = {int(line.comm_hash[comm]): comm for comm in np.flatnonzero(lacking > 0).tolist()}
-    who = list(zip(line.node.tolist(), line.pid.tolist(), strict=True))
-    named = {
-        (comm, who[process])
-        for comm, process in zip(calls.comm.tolist(), calls.process.tolist(), strict=True)
-    }
+    number = {int(comm_hash[i]): i for i in np.flatnonzero(n_lacking > 0).tolist()}
+    node, pid = line.node[member % line.n_processes], line.pid[member % line.n_processes]
+    came = set(zip((member // line.n_processes).tolist(), node.tolist(), pid.tolist(), strict=True))
     silent = {
-        (comm_of[comm_hash], (node, pid))
-        for node, pid, comm_hash in trace.communicators[["node", "pid", "comm_hash"]].tolist()
-        if comm_hash in comm_of
-    } - named
-    np.subtract.at(lacking, [comm for comm, _ in silent], 1)
-    return int(lacking.max(initial=0))
+        (number[one], node, pid)
+        for node, pid, one in trace.communicators[["node", "pid", "comm_hash"]].tolist()
+        if one in number
+    } - came
+    np.subtract.at(n_lacking, [one for one, _, _ in silent], 1)
+    return int(n_lacking.max(initial=0))
 
 
 class _Ranks:
