@@ -21,6 +21,7 @@ _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of on
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
 _FEW = 3  # so many calls may be missing by chance, as records that were lost
 _LOST, _BY_CHANCE = 0.02, 4  # or those of which this share was lost differ by: so many standard deviations
+_MOST_ALONE = 256  # more are no accident, and each is compared with all
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
@@ -145,9 +146,10 @@ def _with_companions(program: Array, pairs: Array) -> Array:
     That it makes some call more or less often, as records were lost, leaves it without peers otherwise.
     """
     size, out = np.bincount(program), program.copy()
-    if not (size > 1).any():
+    alone = np.flatnonzero(size[program] == 1).tolist()
+    if len(alone) > _MOST_ALONE or not (size > 1).any():
         return out
-    for process in np.flatnonzero(size[program] == 1).tolist():
+    for process in alone:
         common = np.minimum(pairs, pairs[process]).sum(axis=1)
         common[size[program] == 1] = 0.0
         best = int(np.argmax(common))
