@@ -109,8 +109,9 @@ def test_calls_into_the_driver_are_counted_and_no_others(
 ):
     program = tracing(ioctl_ways=(way,), slow_call_ns=1)
     if way == "function" and not program.ioctl_way:
+        # This kernel hooks no functions, and says so; tests/kernels tries the way on others.
         assert program.missing == ("calls into the GPU driver",)
-        pytest.skip("this kernel hooks no functions")
+        return
     assert (program.ioctl_way, program.missing) == (way, ())
     null, random = device(NULL), device(RANDOM)
     caller.calls(null, RM_CONTROL, 5)
