@@ -23,7 +23,7 @@ from stallscope.capture.sockets import Owners, other_end
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category, HostKind, OffCpuFlag
+from stallscope.events.names import BY_SIGNAL, Category, HostKind, OffCpuFlag
 
 Entries = Callable[[str, "np.dtype[Any]", "np.dtype[Any]"], tuple[Array, Array]]
 """Keys and values of one of the kernel's maps: Program.entries."""
@@ -250,7 +250,7 @@ class HostEvents:
 
 def exit_status(code: int) -> int:
     """What a shell says of an exit: the code, or 128 + the signal that was its end."""
-    return 128 + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
+    return BY_SIGNAL + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
 
 
 def _sums_of(value: "np.dtype[Any]") -> list[int]:

@@ -96,11 +96,7 @@ class _Ranks:
 
     def __init__(self, line: Timeline, trace: Trace) -> None:
         self._taken = set(line.rank.tolist())
-        self._told = {
-            (node, pid): rank
-            for node, pid, rank in trace.processes[["node", "pid", "rank"]].tolist()
-            if rank != UNKNOWN
-        }
+        self._told = trace.told_ranks()
 
     def of(self, who: Who, comm_rank: int) -> int:
         for rank in (self._told.get(who, UNKNOWN), comm_rank):

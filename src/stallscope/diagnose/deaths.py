@@ -14,12 +14,10 @@ from stallscope.diagnose import ends, text
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.verdict import Report, Verdict
-from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import HostKind
+from stallscope.events.layout import Array
+from stallscope.events.names import BY_SIGNAL, HostKind
 from stallscope.events.trace import Trace
 
-_BY_SIGNAL = 128
-_JUST_BEFORE_NS = 5_000_000_000
 _AT_ONCE_NS = 500_000_000
 """Ranks that break by themselves within this time of each other broke alike: an interpreter needs some of it to end."""
 
@@ -40,7 +38,8 @@ class _End:
 
 def with_deaths(trace: Trace, report: Report) -> Report:
     """The report with a verdict on the rank whose process broke first, unless another verdict tells of it."""
-    found = _first(trace) if (trace.host_events["kind"] == HostKind.EXIT).any() else None
+    broke = (trace.host_events["kind"] == HostKind.EXIT) & (trace.host_events["value"] != 0)
+    found = _first(trace) if broke.any() else None
     if found is None or any(found.rank in one.ranks for one in report.verdicts if one.kind in _TELL_OF_ENDS):
         return report
     return replace(report, verdicts=[_verdict(trace, found), *report.verdicts])
@@ -52,7 +51,7 @@ _TELL_OF_ENDS = ("failure", "hang")
 def _first(trace: Trace) -> _End | None:
     """The rank that broke before all others; None where none did, or several at once."""
     ranks = _ranks(trace)
-    ended = sorted((_end(trace, row) for row in _exits(trace, ranks)), key=lambda one: one.at_ns)
+    ended = sorted((_end(trace, row, ranks) for row in _exits(trace, ranks)), key=lambda one: one.at_ns)
     if len(ended) < max(len(ranks), 2) or not ended[0].is_own or ended[0].status == 0:
         return None
     first, *later = ended
@@ -66,9 +65,7 @@ def _ranks(trace: Trace) -> dict[tuple[int, int], int]:
         np.unique(trace.collectives["node"].astype(np.int64) << 32 | trace.collectives["pid"]).tolist()
     )
     return {
-        (int(row["node"]), int(row["pid"])): int(row["rank"])
-        for row in trace.processes
-        if row["rank"] != UNKNOWN and int(row["node"]) << 32 | int(row["pid"]) in have_met
+        (node, pid): rank for (node, pid), rank in trace.told_ranks().items() if node << 32 | pid in have_met
     }
 
 
@@ -79,14 +76,13 @@ def _exits(trace: Trace, ranks: dict[tuple[int, int], int]) -> list[Array]:
     return [row for who, row in last.items() if who in ranks]
 
 
-def _end(trace: Trace, row: Array) -> _End:
+def _end(trace: Trace, row: Array, ranks: dict[tuple[int, int], int]) -> _End:
     node, pid, status = int(row["node"]), int(row["pid"]), int(row["value"])
-    rank = trace.processes["rank"][(trace.processes["node"] == node) & (trace.processes["pid"] == pid)][-1]
     at_ns = wall_ns(trace, node, int(row["ts_ns"]))
     return _End(
         node,
         pid,
-        int(rank),
+        ranks[node, pid],
         int(row["ts_ns"]) if at_ns is None else at_ns,
         status,
         is_own=not _was_told_to(trace.host_events, row),
@@ -96,14 +92,14 @@ def _end(trace: Trace, row: Array) -> _End:
 def _was_told_to(events: Array, end: Array) -> bool:
     """Whether a process ended because somebody asked it to, or killed others as well: a launcher, or a person."""
     status, here = int(end["value"]), events["node"] == end["node"]
-    if status - _BY_SIGNAL in ends.ASK:
+    if status - BY_SIGNAL in ends.ASK:
         return True
     near = here & (events["kind"] == HostKind.SIGNAL)
-    near &= np.abs(events["ts_ns"] - end["ts_ns"]) < _JUST_BEFORE_NS
+    near &= np.abs(events["ts_ns"] - end["ts_ns"]) < ends.JUST_BEFORE_NS
     sent = events[near & (events["pid"] == end["pid"])]
     if np.isin(sent["value"], ends.ASK).any():
         return True
-    if status != _BY_SIGNAL + signal.SIGKILL:
+    if status != BY_SIGNAL + signal.SIGKILL:
         return False
     killers = sent["by_pid"][sent["value"] == signal.SIGKILL]
     killed = events[near & (events["value"] == signal.SIGKILL) & np.isin(events["by_pid"], killers)]

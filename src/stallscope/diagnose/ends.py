@@ -6,14 +6,15 @@ import numpy as np
 
 from stallscope.diagnose.causes.on_host import STOPS, sender
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import HostKind
+from stallscope.events.names import BY_SIGNAL, HostKind
 from stallscope.events.trace import Trace
 
 ASK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals by which somebody asks a process to end."""
 
-_BY_SIGNAL = 128
-_JUST_BEFORE_NS = 5_000_000_000
+JUST_BEFORE_NS = 5_000_000_000
+"""A signal that came so long before an end may have been its reason."""
+
 _NOT_READY = 600  # cudaErrorNotReady, CUDA_ERROR_NOT_READY: an answer, no error
 
 
@@ -32,7 +33,7 @@ def end(events: Array, node: int, pid: int) -> dict[str, object]:
             else ""
         )
         return {
-            "exit_status": _BY_SIGNAL + signal.SIGKILL,
+            "exit_status": BY_SIGNAL + signal.SIGKILL,
             "oom_killed": True,
             "ended_by": f"the kernel's out-of-memory killer{by}",
         }
@@ -40,11 +41,11 @@ def end(events: Array, node: int, pid: int) -> dict[str, object]:
         return {}
     status = int(exits["value"][-1])
     told: dict[str, object] = {"exit_status": status}
-    if status <= _BY_SIGNAL:
+    if status <= BY_SIGNAL:
         return told | _asked(mine, int(exits["ts_ns"][-1]))
-    number = status - _BY_SIGNAL
+    number = status - BY_SIGNAL
     sent = mine[(mine["kind"] == HostKind.SIGNAL) & (mine["value"] == number)]
-    sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - _JUST_BEFORE_NS]
+    sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - JUST_BEFORE_NS]
     by = _by_whom(sent[-1], pid) if len(sent) else ""
     return told | {"ended_by": f"{name(number)}{by}"}
 
@@ -52,7 +53,7 @@ def end(events: Array, node: int, pid: int) -> dict[str, object]:
 def _asked(mine: Array, end_ns: int) -> dict[str, object]:
     """asked_by: the signal that a process had got when it ended by itself, as Ctrl-C sends one."""
     sent = mine[(mine["kind"] == HostKind.SIGNAL) & np.isin(mine["value"], ASK)]
-    sent = sent[(sent["ts_ns"] >= end_ns - _JUST_BEFORE_NS) & (sent["ts_ns"] <= end_ns)]
+    sent = sent[(sent["ts_ns"] >= end_ns - JUST_BEFORE_NS) & (sent["ts_ns"] <= end_ns)]
     return {"asked_by": f"{name(int(sent['value'][-1]))} from {sender(sent[-1])}"} if len(sent) else {}
 
 

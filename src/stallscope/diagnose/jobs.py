@@ -43,11 +43,7 @@ class _Group:
 
 def job_of(trace: Trace) -> dict[Who, int]:
     """The number of the job of each process that makes collectives, in order of time; empty where there is one job."""
-    ranks = {
-        (int(row["node"]), int(row["pid"])): int(row["rank"])
-        for row in trace.processes
-        if row["rank"] != UNKNOWN
-    }
+    ranks = trace.told_ranks()
     if len(set(ranks.values())) == len(ranks):
         return {}
     groups = _joined(_connected(trace, ranks))

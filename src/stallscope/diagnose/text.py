@@ -40,7 +40,7 @@ def report(found: Report) -> str:
 
 
 def _n_unseen(found: Report) -> int:
-    return int(str(found.looked_at.get("n_ranks_unseen", 0)))
+    return int(found.looked_at.get("n_ranks_unseen", 0))
 
 
 def _healthy_here(found: Report) -> str:

@@ -375,11 +375,7 @@ def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     numbered in the largest communicator that all are in, when that contradicts nothing told; else in order.
     memberships: a collective of each process in each communicator.
     """
-    told = {
-        (int(row["node"]), int(row["pid"])): int(row["rank"])
-        for row in trace.processes
-        if row["rank"] != UNKNOWN
-    }
+    told = trace.told_ranks()
     who = list(zip(node.tolist(), pid.tolist(), strict=True))
     ranks = np.array([told.get(one, UNKNOWN) for one in who], np.int64)
     is_known = ranks != UNKNOWN

@@ -192,6 +192,9 @@ class HostKind(IntEnum):
     DRIVER_CALL = 15  # a call into the GPU's driver took long; value: what it returned, detail: which ioctl
 
 
+BY_SIGNAL = 128
+"""What an exit status is more than the signal that ended the process (bash(1), EXIT STATUS)."""
+
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
 """Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from stallscope.events import layout
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,11 @@ class Trace:
     ends_ns: tuple[int, ...] = ()
     source: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+
+    def told_ranks(self) -> dict[tuple[int, int], int]:
+        """The rank of each process, by node and pid, whose launcher has told it."""
+        return {
+            (node, pid): rank
+            for node, pid, rank in self.processes[["node", "pid", "rank"]].tolist()
+            if rank != UNKNOWN
+        }

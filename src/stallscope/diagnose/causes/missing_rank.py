@@ -3,8 +3,8 @@
 import signal
 
 from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.events.names import BY_SIGNAL
 
-_BY_SIGNAL = 128
 _COMPUTES = ("on_cpu", "preempted")
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
@@ -47,11 +47,11 @@ def _advice(evidence: Evidence) -> list[str]:
 
 
 def _after_end(exit_status: int) -> str:
-    if exit_status == _BY_SIGNAL + signal.SIGKILL:
+    if exit_status == BY_SIGNAL + signal.SIGKILL:
         return (
             "Look for who kills: the launcher, the scheduler, a limit of memory or time (their logs, dmesg)."
         )
-    if exit_status - _BY_SIGNAL in _CRASHES:
+    if exit_status - BY_SIGNAL in _CRASHES:
         return "It crashed: look at its core file, or set PYTHONFAULTHANDLER=1 and read the last lines of its log."
     return "Read the last lines of its log: it ended by itself, or was told to."
 

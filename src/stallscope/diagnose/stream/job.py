@@ -25,7 +25,7 @@ from stallscope.diagnose.stream.rows import Retention, Rows, chosen, complete, t
 from stallscope.diagnose.stream.standing import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.watch import Watch
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.verdict import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
@@ -190,9 +190,9 @@ class Job:
             shown = [sightings.odd(worded(verdict)) for verdict in odd]
             return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
-        found = [Sighted(sightings.HANG, frozenset(), worded(verdict), -1, 0) for verdict in hangs(case)]
+        found = hangs(case)
         self._n_at_hang = self._n_arrived if found else self._n_at_hang
-        return self.incidents.tell(explained(trace, found), self.history.next_step, at_ns, job=self.name)
+        return self._tell(trace, sightings.HANG, found, at_ns)
 
     def failed(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Tell CUDA calls that failed, once each is known to be the end of its process."""
@@ -209,8 +209,7 @@ class Job:
         found = with_failures(trace, Report("", {}, [])).verdicts
         if went_on and not found:
             return self.incidents.end(at_ns, "the process went on", self._close, sort=sightings.FAILED)
-        shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in found]
-        return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
+        return self._tell(trace, sightings.FAILED, found, at_ns)
 
     def _broke(self, nodes: Nodes, at_ns: int) -> list[Change]:
         """Tell what broke of a job that is over: calls that failed, or the rank that took it with it."""
@@ -219,7 +218,11 @@ class Job:
         known = [one.sighted.verdict for one in self.incidents.open if one.sighted.sort == sightings.HANG]
         found = with_deaths(trace, with_failures(trace, Report("", {}, known))).verdicts
         broke = [verdict for verdict in found if verdict.kind == "failure"]
-        shown = [Sighted(sightings.FAILED, frozenset(), worded(verdict), -1, 0) for verdict in broke]
+        return self._tell(trace, sightings.FAILED, broke, at_ns)
+
+    def _tell(self, trace: Trace, sort: str, verdicts: list[Verdict], at_ns: int) -> list[Change]:
+        """Tell verdicts of a sort that is no matter of steps."""
+        shown = [Sighted(sort, frozenset(), worded(verdict), -1, 0) for verdict in verdicts]
         return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
 
     def _resumed(self, at_ns: int) -> list[Change]:
