@@ -392,9 +392,10 @@ def train(chosen: argparse.Namespace, me: Rank) -> None:
     disturbs, batches, ending = disturbances(chosen, me), loader(chosen, me.rank), Ending(chosen, me.rank)
     step = 0
     operand = me.batch.new_zeros(64, device="cpu")
+    speed = chosen.folder / f"speed{me.rank}.csv" if chosen.speed else os.devnull
     with (
         (chosen.folder / f"rank{me.rank}.csv").open("w", buffering=1) as clock,
-        (chosen.folder / f"speed{me.rank}.csv").open("w", buffering=1) as speeds,
+        Path(speed).open("w", buffering=1) as speeds,
     ):
         print(COLUMNS, file=clock)
         while not ending.is_over(step):

@@ -108,6 +108,16 @@ class Workload:
     seconds: float
     window_s: float = 1.0
 
+    @property
+    def every(self) -> int:
+        """Each so many steps it has waited for the GPU."""
+        return STEPS_BETWEEN_READS if "--no-sync" in self.words else 1
+
+    @property
+    def has_speeds(self) -> bool:
+        """Whether it measures the CPU's speed between two steps."""
+        return "--speed" in self.words
+
 
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
@@ -137,7 +147,6 @@ def measured(
     disk: a folder for the trace. seconds: for the whole. Raises Failed. The job is ended.
     """
     end_s = time.monotonic() + seconds
-    every = 1 if "--no-sync" not in workload.words else STEPS_BETWEEN_READS
     db = disk / "slowdown.db"
     try:
         job.await_loaded()
@@ -146,10 +155,10 @@ def measured(
         with switched(db, words=agent_words) as agent:
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
-            windows = alternating(job, agent, window_s=workload.window_s, end_s=end_s, every=every)
-        steps = read_steps(job.folder, every)
-        if (speeds := read_speeds(job.folder)) is not None:
-            steps = at_one_speed(steps, speeds, windows)
+            windows = alternating(workload, job, agent, end_s=end_s)
+        steps = read_steps(workload, job.folder)
+        if workload.has_speeds:
+            steps = at_one_speed(steps, read_speeds(job.folder), windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
         check_switched(ts_ns, windows)
@@ -169,8 +178,9 @@ def measured(
         end(job.launcher)
 
 
-def alternating(job: Job, agent: Agent, *, window_s: float, end_s: float, every: int) -> list[Window]:
+def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> list[Window]:
     """Windows off, on, off, on, ..., off."""
+    window_s = workload.window_s
     agent.switch(is_on=False)
     windows = [window(window_s, is_on=False)]
     cycle_s = 0.0
@@ -181,7 +191,7 @@ def alternating(job: Job, agent: Agent, *, window_s: float, end_s: float, every:
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            found = estimates(windows, read_steps(job.folder, every))
+            found = estimates(windows, read_steps(workload, job.folder))
             if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -208,21 +218,20 @@ class Steps(NamedTuple):
     length_ns: NDArray[np.float64]
 
 
-def read_steps(folder: Path, every: int) -> Steps:
-    """Each `every`-th step. A step ends where the next begins, unless something was measured between."""
+def read_steps(workload: Workload, folder: Path) -> Steps:
+    """Those at whose ends rank 0 had waited. One ends where the next begins, unless something was measured between."""
     rows = judging.clock(folder, 0)
-    if read_speeds(folder) is not None:
+    if workload.has_speeds:
         return Steps(rows[:, 0], rows[:, 4], (rows[:, 4] - rows[:, 1]).astype(np.float64))
-    rows = rows[(rows[:, 0] + 1) % every == 0]
+    rows = rows[(rows[:, 0] + 1) % workload.every == 0]
     length_ns = np.diff(rows[:, 4]) / np.diff(rows[:, 0])
     return Steps(rows[1:, 0], rows[1:, 4], length_ns)
 
 
-def read_speeds(folder: Path) -> NDArray[np.float64] | None:
-    """ns of a loop after each step of rank 0, by the step's number; None where that was not measured."""
-    told = folder / "speed0.csv"
-    lines = told.read_text().splitlines()[:-1] if told.exists() else []
-    return np.array([line.split(",")[1] for line in lines], np.float64) if lines else None
+def read_speeds(folder: Path) -> NDArray[np.float64]:
+    """ns of a loop after each step of rank 0, by the step's number; the last line may be cut short."""
+    lines = (folder / "speed0.csv").read_text().splitlines()[:-1]
+    return np.array([line.split(",")[1] for line in lines], np.float64)
 
 
 def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:

@@ -8,6 +8,7 @@ own code; only the program and the governor that it makes are these.
 """
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -153,18 +154,10 @@ class Agent:
         with suppress(BrokenPipeError):
             process.stdin.write(f"{word}\n".encode())
             process.stdin.flush()
-        answer = self._answered()
+        answers, _, _ = select.select([process.stdout], [], [], ANSWER_S)
+        answer = process.stdout.readline().decode().strip() if answers else ""
         if answer != word:
             raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
-
-    def _answered(self) -> str:
-        """A line, or nothing after a while."""
-        found: list[bytes] = []
-        reading = threading.Thread(target=lambda: found.append(self.program.process.stdout.readline()))  # type: ignore[union-attr]
-        reading.daemon = True
-        reading.start()
-        reading.join(ANSWER_S)
-        return found[0].decode().strip() if found else ""
 
 
 @contextmanager

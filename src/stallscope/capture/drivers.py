@@ -38,7 +38,10 @@ _NAMES = {
     Driver.ANOTHER: "nvidia-another",
 }
 
-_OF_GPUS = ("nvidia", "nvidia-frontend", "nvidiactl", "nvidia-modeset")
+_REGISTERED = {name: driver for driver, name in _NAMES.items()} | dict.fromkeys(
+    ("nvidia-frontend", "nvidiactl", "nvidia-modeset"), Driver.NVIDIA
+)
+"""Drivers by the names that they register their devices under."""
 
 _RM = {
     0x27: "RM_ALLOC_MEMORY",
@@ -165,15 +168,8 @@ def majors(proc: Path = Path("/proc")) -> dict[int, Driver]:
     for line in text.partition("Block devices:")[0].splitlines():
         number, _, name = line.strip().partition(" ")
         if number.isdigit() and name.startswith("nvidia"):
-            found[int(number)] = _driver(name)
+            found[int(number)] = _REGISTERED.get(name, Driver.ANOTHER)
     return found
-
-
-def _driver(name: str) -> Driver:
-    if name in _OF_GPUS:
-        return Driver.NVIDIA
-    by_name = {name: driver for driver, name in _NAMES.items()}
-    return by_name.get(name, Driver.ANOTHER)
 
 
 def _symbol(driver: Driver, number: int) -> str:
