@@ -73,6 +73,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--speed", action="store_true", help="measure the CPU's between two steps: speed<R>.csv"
     )
+    parser.add_argument("--alone", action="store_true", help="each rank is a job of its own, on its own GPU")
     parser.add_argument("--gate", action="store_true")
     return parser.parse_args()
 
@@ -201,7 +202,8 @@ def open_rank(chosen: argparse.Namespace) -> Rank:
     if chosen.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
+        own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if chosen.alone else {}
+        dist.init_process_group("nccl", device_id=device, **own)
     else:
         dist.init_process_group("gloo")
         torch.set_num_threads(1)

@@ -17,6 +17,7 @@ from judging import Judged, Truth
 MOST_BYTES = 14 << 20  # of one archive
 FULL_BYTES = 9 << 20  # from here on a new one is begun
 N_ARCHIVES = 2  # of each kind
+MOST_FILE_BYTES = 8 << 20  # of one before it is packed; the clock of a long job is more
 
 
 def write(path: Path, what: object) -> None:
@@ -98,5 +99,5 @@ def _pack(names: Sequence[str], work: Path, disk: Path, *, stem: Path) -> None:
 def _add(archive: tarfile.TarFile, name: str, work: Path, disk: Path) -> None:
     kept = [path for path in (work / name).iterdir() if path.suffix in (".csv", ".json", ".log", ".err")]
     for path in [*kept, *disk.glob(f"{name}.*")]:
-        if path.is_file():
+        if path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
             archive.add(path, f"{name}/{path.name}")

@@ -7,9 +7,11 @@ sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost
 
 A virtual CPU is slower by half for a while, over and over. A job that it bounds measures its speed between two steps,
 by operations that no hook is in: only steps at full speed are compared. How long they take at which speed is learned
-from those without hooks, and each is told as what it would have taken at one speed.
+from those without hooks, and each is told as what it would have taken at one speed. Such jobs run alone on a GPU, one
+on each: a comparison is the mean of all of them.
 """
 
+import io
 import math
 import os
 import time
@@ -30,12 +32,12 @@ from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
 LEAST_RUNS = 6
-MOST_RUNS = 200
-SETTLE_S = 0.15
+MOST_RUNS = 500
+SETTLE_S = 0.1
 GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
-LOOK_EVERY = 8
+LOOK_EVERY = 32
 FULL_SPEED = 0.15
 """A CPU that takes no longer than this beyond what it took in its fastest tenth, in the logarithm."""
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
@@ -118,18 +120,24 @@ class Workload:
         """Whether it measures the CPU's speed between two steps."""
         return "--speed" in self.words
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether each of its ranks is a job of its own."""
+        return "--alone" in self.words
 
+
+_BY_CPU = ("--sync", "--alone", "--pin", "--speed")
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", "--sync", "--pin", "--speed"), 95, window_s=1.5),
+    Workload("slowdown launch", ("--kind", "launch", *_BY_CPU), 95, window_s=0.3),
     Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
     Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
-    Workload("slowdown graph", ("--kind", "graph", "--sync", "--pin", "--speed"), 70, window_s=0.5),
-    Workload("slowdown inference", ("--kind", "inference", "--sync", "--pin", "--speed"), 70, window_s=0.5),
+    Workload("slowdown graph", ("--kind", "graph", *_BY_CPU), 70, window_s=0.3),
+    Workload("slowdown inference", ("--kind", "inference", *_BY_CPU), 70, window_s=0.3),
 )
 """GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
 a step; requests without collectives. Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a
-virtual machine is slower or faster by 10 % for seconds.
+virtual machine is slower or faster by 10 % for seconds. Their windows are short, since the CPU's speed still wanders.
 """
 
 
@@ -156,9 +164,7 @@ def measured(
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
             windows = alternating(workload, job, agent, end_s=end_s)
-        steps = read_steps(workload, job.folder)
-        if workload.has_speeds:
-            steps = at_one_speed(steps, read_speeds(job.folder), windows)
+        steps = compared_steps(workload, job, windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
         check_switched(ts_ns, windows)
@@ -167,7 +173,8 @@ def measured(
             "workload": workload.name,
             **slowdown(windows, steps),
             **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
-            "gpus": job.n_ranks,
+            "gpus": 1 if workload.is_alone else job.n_ranks,
+            "jobs_at_once": job.n_ranks if workload.is_alone else 1,
             "window_s": workload.window_s,
             "is_pinned": "--pin" in workload.words,
         }
@@ -191,7 +198,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            found = estimates(windows, read_steps(workload, job.folder))
+            found = estimates(windows, compared_steps(workload, job, windows))
             if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -208,7 +215,7 @@ def window(seconds: float, *, is_on: bool) -> Window:
 
 
 class Steps(NamedTuple):
-    """Steps of rank 0, at whose ends it had waited for the GPU, and so for all: int64, int64, float64 (n,).
+    """Steps of a rank, at whose ends it had waited for the GPU, and so for all: int64, int64, float64 (n,).
 
     length_ns: of one step, of those up to this end.
     """
@@ -218,9 +225,19 @@ class Steps(NamedTuple):
     length_ns: NDArray[np.float64]
 
 
-def read_steps(workload: Workload, folder: Path) -> Steps:
-    """Those at whose ends rank 0 had waited. One ends where the next begins, unless something was measured between."""
-    rows = judging.clock(folder, 0)
+def compared_steps(workload: Workload, job: Job, windows: list[Window]) -> list[Steps]:
+    """Of each rank that runs alone, at one speed of its CPU; else of rank 0, for whom all wait."""
+    if not workload.has_speeds:
+        return [read_steps(workload, job.folder, 0)]
+    return [
+        at_one_speed(read_steps(workload, job.folder, rank), read_speeds(job.folder, rank), windows)
+        for rank in range(job.n_ranks if workload.is_alone else 1)
+    ]
+
+
+def read_steps(workload: Workload, folder: Path, rank: int) -> Steps:
+    """Those at whose ends a rank had waited. One ends where the next begins, unless something was measured between."""
+    rows = judging.clock(folder, rank)
     if workload.has_speeds:
         return Steps(rows[:, 0], rows[:, 4], (rows[:, 4] - rows[:, 1]).astype(np.float64))
     rows = rows[(rows[:, 0] + 1) % workload.every == 0]
@@ -228,10 +245,10 @@ def read_steps(workload: Workload, folder: Path) -> Steps:
     return Steps(rows[1:, 0], rows[1:, 4], length_ns)
 
 
-def read_speeds(folder: Path) -> NDArray[np.float64]:
-    """ns of a loop after each step of rank 0, by the step's number; the last line may be cut short."""
-    lines = (folder / "speed0.csv").read_text().splitlines()[:-1]
-    return np.array([line.split(",")[1] for line in lines], np.float64)
+def read_speeds(folder: Path, rank: int) -> NDArray[np.float64]:
+    """ns of a loop after each step of a rank, by the step's number."""
+    whole = (folder / f"speed{rank}.csv").read_text().rpartition("\n")[0]
+    return np.loadtxt(io.StringIO(whole), delimiter=",", usecols=1, ndmin=1)
 
 
 def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
@@ -252,20 +269,26 @@ def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Windo
     return Steps(number, end_ns, length_ns / np.exp(slope * slow))
 
 
+def mean_step_ns(window: Window, ranks: list[Steps]) -> float:
+    """Mean ns of a step of all ranks that are compared; nan where none has a whole step."""
+    each_ns = [one for steps in ranks if not math.isnan(one := step_ns(window, steps))]
+    return fmean(each_ns) if each_ns else math.nan
+
+
 def step_ns(window: Window, steps: Steps) -> float:
     """Mean ns of a step inside the window; nan with fewer than two ends of steps."""
     inside = steps.length_ns[(steps.end_ns >= window.begin_ns) & (steps.end_ns <= window.end_ns)]
     return float(inside[1:].mean()) if len(inside) > 1 else math.nan
 
 
-def estimates(windows: list[Window], steps: Steps) -> list[float]:
-    """Per cent by which the step of each window with tracing is longer than that of its two neighbours."""
-    each_ns = [step_ns(one, steps) for one in windows]
-    found = [
-        100 * (each_ns[i] / fmean((each_ns[i - 1], each_ns[i + 1])) - 1)
-        for i in range(1, len(windows) - 1, 2)
-    ]
-    return [one for one in found if not math.isnan(one)]
+def estimates(windows: list[Window], ranks: list[Steps]) -> list[float]:
+    """Per cent by which the step of each window with tracing is longer than that of its two neighbours.
+
+    The mean of the ranks that are compared, of each that has whole steps in all three.
+    """
+    each_ns = np.array([[step_ns(one, steps) for one in windows] for steps in ranks])
+    longer = 100 * (each_ns[:, 1:-1:2] / ((each_ns[:, :-2:2] + each_ns[:, 2::2]) / 2) - 1)
+    return [float(of[~np.isnan(of)].mean()) for of in longer.T if not np.isnan(of).all()]
 
 
 def interval(values: list[float]) -> Interval:
@@ -277,13 +300,13 @@ def interval(values: list[float]) -> Interval:
     return Interval(fmean(values), _SHARED * t * stdev(values) / math.sqrt(n))
 
 
-def slowdown(windows: list[Window], steps: Steps) -> dict[str, Any]:
+def slowdown(windows: list[Window], ranks: list[Steps]) -> dict[str, Any]:
     """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
-    found = estimates(windows, steps)
+    found = estimates(windows, ranks)
     if len(found) < 2:
         raise Failed(f"only {len(found)} of {len(windows)} windows hold whole steps")
     mean, half = interval(found)
-    off_ns = [step_ns(one, steps) for one in windows if not one.is_on]
+    off_ns = [mean_step_ns(one, ranks) for one in windows if not one.is_on]
     return {
         "slowdown_percent": round(mean, 3),
         "spread_percent": round(half, 3),
@@ -349,13 +372,13 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
             raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
 
 
-def hits(counts: Counts, steps: Steps, *, n_ranks: int, hook_ns: dict[str, float]) -> dict[str, Any]:
+def hits(counts: Counts, ranks: list[Steps], *, n_ranks: int, hook_ns: dict[str, float]) -> dict[str, Any]:
     """Hits per step and rank, and what they should cost: an upper bound, as if nothing went on meanwhile.
 
     A hit of a collective is two runs. Any other run is taken for one at the entry, the dearer half of a call.
     The scheduler's programs run for the whole machine; their number and time are divided among the ranks.
     """
-    one_ns, seconds = step_ns(counts.window, steps), counts.window.seconds
+    one_ns, seconds = mean_step_ns(counts.window, ranks), counts.window.seconds
     share = 1e9 * seconds / one_ns * n_ranks
     runs = counts.runs
     others = max(0, runs.n_uprobe - 2 * counts.n_collectives)

@@ -11,7 +11,7 @@ WINDOW_NS = 3_000_000_000
 
 def job(
     percent: float, *, noise: float, drift: float, n_on: int, seed: int = 0
-) -> tuple[list[Window], Steps]:
+) -> tuple[list[Window], list[Steps]]:
     """Windows off, on, ..., off and steps, slower by `percent` while on and by `drift` over all.
 
     noise: standard deviation of a window's step, relative.
@@ -27,7 +27,7 @@ def job(
         now += WINDOW_NS + 1_000_000_000
     end_ns = np.concatenate(ends).astype(np.int64)
     length_ns = np.diff(end_ns, prepend=end_ns[0] - STEP_NS).astype(np.float64)
-    return windows, Steps(np.arange(len(end_ns)), end_ns, length_ns)
+    return windows, [Steps(np.arange(len(end_ns)), end_ns, length_ns)]
 
 
 def test_the_slowdown_is_found_under_a_drift():
@@ -45,13 +45,13 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 
 
 def test_windows_without_whole_steps_are_no_measurement():
-    windows, steps = job(0.3, noise=0, drift=0, n_on=3)
+    windows, (steps,) = job(0.3, noise=0, drift=0, n_on=3)
     with pytest.raises(slowdown.Failed):
-        slowdown.slowdown(windows, Steps(*(one[::1000] for one in steps)))
+        slowdown.slowdown(windows, [Steps(*(one[::1000] for one in steps))])
 
 
 def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
-    windows, steps = job(0.5, noise=0, drift=0, n_on=12)
+    windows, (steps,) = job(0.5, noise=0, drift=0, n_on=12)
     rng = np.random.default_rng(1)
     slower = np.where(
         np.repeat(rng.random(len(steps.number) // 40 + 1), 40)[: len(steps.number)] < 0.5, 1.5, 1.0
@@ -59,7 +59,19 @@ def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
     faster = rng.uniform(1, 1.1, len(slower))
     turn_ns = 30_000 * slower * faster * rng.normal(1, 0.01, len(slower))
     wandering = steps._replace(length_ns=steps.length_ns * slower**0.7 * faster)
-    found = slowdown.slowdown(windows, slowdown.at_one_speed(wandering, turn_ns, windows))
-    assert slowdown.slowdown(windows, wandering)["spread_percent"] > 2
+    found = slowdown.slowdown(windows, [slowdown.at_one_speed(wandering, turn_ns, windows)])
+    assert slowdown.slowdown(windows, [wandering])["spread_percent"] > 2
     assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.3)
     assert found["spread_percent"] < 0.7
+
+
+def test_jobs_side_by_side_are_compared_each_with_itself():
+    jobs = [job(0.5, noise=0.01, drift=0, n_on=16, seed=seed) for seed in range(8)]
+    windows, ranks = jobs[0][0], [steps for _, (steps,) in jobs]
+    alone_percent = np.median([slowdown.slowdown(windows, [one])["spread_percent"] for one in ranks])
+    slower = ranks[0]._replace(length_ns=ranks[0].length_ns * 3)
+    found = slowdown.slowdown(windows, [slower, *ranks[1:]])
+    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.4)
+    assert found["spread_percent"] < alone_percent / 2
+    gap = Steps(*(np.delete(one, slice(0, 2000)) for one in ranks[0]))
+    assert slowdown.slowdown(windows, [gap, *ranks[1:]])["runs"] == 16
