@@ -173,6 +173,29 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
 
 @pytest.mark.bpf
 @pytest.mark.compiler
+@pytest.mark.parametrize("n_frees, is_on", [(0, True), (4000, False)])
+def test_what_is_always_hooked_takes_of_the_budget_too(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    hooks: list[Hook],
+    by_group: dict[HookGroup, list[Hook]],
+    n_frees: int,
+    is_on: bool,
+):
+    program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS))
+    governor = Governor(program, BUDGET, 1000.0, clock_ns=clock.__next__)
+    with elf.opened(library) as image:
+        program.attach(image.path, hooks)
+        governor.add(image.key, image.path, by_group)
+    puppet.does(*PREPARE, f"[lib.cudaFree(P(0)) for _ in range({n_frees})]", "lib.storm(2000)")
+    governor.govern()
+    governor.stop()
+    assert governor.groups[HookGroup.HOT].is_on is is_on
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
 def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
     governor = Governor(program, BUDGET, 1000.0)

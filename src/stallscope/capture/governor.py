@@ -2,7 +2,8 @@
 
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause and hooks are little beside it (docs/decisions/hot-hooks.md).
+cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on is off the
+budget of copies, and what copies take is off that of hot ones, as long as a fifth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is hits times the cost of
 one, of all threads together: they often work by turns (in PyTorch one goes forward, another backward). Once that is the
@@ -35,10 +36,12 @@ _LOOK_EVERY_S = 0.2
 _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
-_DEAR = 0.05
+_DEAR = 0.075
 """... if hooks add no more than this share to them. Many short ones are copies on the device: those block nobody."""
 _LEAST_SHARE = 0.2
-"""Of the budget, which hot hooks have in any case, however much of it the copies take."""
+"""Of the budget, which a group has in any case, however much of it those before it take."""
+_COPIES_BUDGET = 0.005
+"""Where hot hooks have none."""
 _QUIET = 0.5
 """Of the budget: so little, over all threads, that none has to be looked at."""
 
@@ -88,7 +91,7 @@ class Group:
 
     def load(self, now_ns: int) -> float:
         """Share of a thread's time that its busiest process has lost to it in this period, a whole second at least."""
-        return self.spent / max(now_ns - self.period_ns, 10**9)
+        return self.spent / max(now_ns - self.period_ns, _FIRST_PERIOD_NS)
 
     def begins(self, now_ns: int) -> None:
         """A new period, with nothing spent."""
@@ -143,6 +146,8 @@ class Governor:
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
     _n_raised: int = 0
+    _always: Group = field(default_factory=Group)
+    _always_load: float = 0.0  # of its last second
     _was_quiet: bool = False
     _n_hits: int = 0
     _quiet_ns: int = 0
@@ -155,6 +160,7 @@ class Governor:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
             self._told[group] = (now_ns, 0)
         self._told[HookGroup.ALWAYS] = (now_ns, 0)
+        self._always.begins(now_ns)
         if not self.has_hot_hooks:
             self.groups[HookGroup.HOT].switched(now_ns, is_on=False)
 
@@ -246,17 +252,26 @@ class Governor:
                 self._relieve(now_ns)
             return
         is_on = [group for group, one in self.groups.items() if one.is_on]
-        found = counted(self.program.slots(), is_on) if is_on else {}
+        found = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
         with self._lock:
+            self._look_at_always(found.pop(HookGroup.ALWAYS), now_ns)
             for group, so_far in found.items():
                 if self.groups[group].is_on:
                     self.groups[group].look(so_far, now_ns, cost_ns=self.cost_ns)
-            copies = self.groups[HookGroup.COPIES]
-            left = max(self.budget - copies.load(now_ns), self.budget * _LEAST_SHARE)
-            self._switch(HookGroup.COPIES, self.budget or 0.005, now_ns)
-            if self.has_hot_hooks:
-                self._switch(HookGroup.HOT, left, now_ns)
+            whole = self.budget or _COPIES_BUDGET
+            left = whole - self._always_load
+            for group, state in self.groups.items():
+                load = state.load(now_ns)
+                if group is HookGroup.COPIES or self.has_hot_hooks:
+                    self._switch(group, max(left, whole * _LEAST_SHARE), now_ns)
+                left -= load
             self._relieve(now_ns)
+
+    def _look_at_always(self, so_far: Counted, now_ns: int) -> None:
+        self._always.look(so_far, now_ns, cost_ns=self.cost_ns)
+        if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
+            self._always_load = self._always.load(now_ns)
+            self._always.begins(now_ns)
 
     def _is_quiet(self, now_ns: int) -> bool:
         """Whether nothing can have to be switched: all is on, no period is over, and few hooks were hit.
