@@ -8,7 +8,8 @@ sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost
 A virtual CPU is slower by half for a while, over and over. A job that it bounds measures its speed between two steps,
 by operations that no hook is in: only steps at full speed are compared. How long they take at which speed is learned
 from those without hooks, and each is told as what it would have taken at one speed. Such jobs run alone on a GPU, one
-on each: a comparison is the mean of all of them.
+on each: a comparison is the mean of all of them. Their governor has hot hooks on for a part of the time; what a window
+had of it is known, and the mean is that of a window that had as much as there was on the whole.
 """
 
 import io
@@ -17,8 +18,9 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import judging
@@ -26,8 +28,9 @@ import numpy as np
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
 from running import Failed, Job, end
-from switching import Agent, switched
+from switching import Agent, Turn, switched
 
+from stallscope.capture.operations import GOVERNED
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
@@ -129,11 +132,11 @@ class Workload:
 _BY_CPU = ("--sync", "--alone", "--pin", "--speed")
 WORKLOADS = (
     Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", *_BY_CPU), 95, window_s=0.3),
+    Workload("slowdown launch", ("--kind", "launch", *_BY_CPU), 95, window_s=0.6),
     Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
     Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
-    Workload("slowdown graph", ("--kind", "graph", *_BY_CPU), 70, window_s=0.3),
-    Workload("slowdown inference", ("--kind", "inference", *_BY_CPU), 70, window_s=0.3),
+    Workload("slowdown graph", ("--kind", "graph", *_BY_CPU), 70, window_s=0.6),
+    Workload("slowdown inference", ("--kind", "inference", *_BY_CPU), 70, window_s=0.6),
 )
 """GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
 a step; requests without collectives. Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a
@@ -164,6 +167,7 @@ def measured(
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
             windows = alternating(workload, job, agent, end_s=end_s)
+            turns = agent.turns()
         steps = compared_steps(workload, job, windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
@@ -171,7 +175,7 @@ def measured(
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
-            **slowdown(windows, steps),
+            **slowdown(windows, steps, turns),
             **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
@@ -198,8 +202,8 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            found = estimates(windows, compared_steps(workload, job, windows))
-            if len(found) >= LEAST_RUNS and 2 * interval(found).half <= WANTED_WIDTH_PERCENT:
+            known = found_in(windows, compared_steps(workload, job, windows), agent.turns())
+            if len(known.percent) >= LEAST_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
             raise Failed(f"the job ended: {job.launcher.last_words()}")
@@ -281,31 +285,74 @@ def step_ns(window: Window, steps: Steps) -> float:
     return float(inside[1:].mean()) if len(inside) > 1 else math.nan
 
 
-def estimates(windows: list[Window], ranks: list[Steps]) -> list[float]:
-    """Per cent by which the step of each window with tracing is longer than that of its two neighbours.
+def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
+    """Per cent by which the step of each window with tracing is longer than that of its two neighbours: (n,).
 
-    The mean of the ranks that are compared, of each that has whole steps in all three.
+    The mean of the ranks that are compared, of each that has whole steps in all three; nan where none has.
     """
     each_ns = np.array([[step_ns(one, steps) for one in windows] for steps in ranks])
     longer = 100 * (each_ns[:, 1:-1:2] / ((each_ns[:, :-2:2] + each_ns[:, 2::2]) / 2) - 1)
-    return [float(of[~np.isnan(of)].mean()) for of in longer.T if not np.isnan(of).all()]
+    is_known = ~np.isnan(longer)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0))
 
 
-def interval(values: list[float]) -> Interval:
-    """Mean and 95 % interval of estimates of which neighbours share a window."""
-    n = len(values)
-    if n < 2:
-        return Interval(values[0] if values else math.nan, math.nan)
-    t = _T_975[n - 2] if n - 2 < len(_T_975) else _T_975_MANY
-    return Interval(fmean(values), _SHARED * t * stdev(values) / math.sqrt(n))
+def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
+    """For which share of each window each governed group was on: (windows, groups). At first all are."""
+    found = np.ones((len(windows), len(GOVERNED)))
+    for at, group in enumerate(GOVERNED):
+        of = [(0, True), *((one.at_ns, one.is_on) for one in turns if one.group == group), (1 << 62, True)]
+        for row, one in enumerate(windows):
+            off_ns = sum(
+                max(0, min(until_ns, one.end_ns) - max(since_ns, one.begin_ns))
+                for (since_ns, is_on), (until_ns, _) in pairwise(of)
+                if not is_on
+            )
+            found[row, at] -= off_ns / (one.end_ns - one.begin_ns)
+    return found
 
 
-def slowdown(windows: list[Window], ranks: list[Steps]) -> dict[str, Any]:
+class Found(NamedTuple):
+    """Comparisons: per cent (n,), for which share of each what was on (n, k), and on the whole (k,)."""
+
+    percent: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    whole: NDArray[np.float64]
+
+
+def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Found:
+    """The comparisons of windows that have whole steps."""
+    percent, traced = estimates(windows, ranks), windows[1:-1:2]
+    is_known = ~np.isnan(percent)
+    settled = [one._replace(begin_ns=one.begin_ns - int(SETTLE_S * 1e9)) for one in traced]
+    return Found(
+        percent[is_known], on_shares(turns, traced)[is_known], on_shares(turns, settled).mean(axis=0)
+    )
+
+
+def interval(found: Found) -> Interval:
+    """Mean and 95 % interval of comparisons of which neighbours share a window: where a line through them (least
+    squares, as many columns as differ at all) has the shares of the whole.
+    """
+    n = len(found.percent)
+    columns = [one for one in (found.shares - found.whole).T if np.ptp(one) > 0]
+    design = np.column_stack([np.ones(n), *columns])
+    free = n - design.shape[1]
+    if free < 1:
+        return Interval(float(found.percent.mean()) if n else math.nan, math.nan)
+    fit = np.linalg.lstsq(design, found.percent, rcond=None)[0]
+    variance = ((found.percent - design @ fit) ** 2).sum() / free * np.linalg.pinv(design.T @ design)[0, 0]
+    t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
+    return Interval(float(fit[0]), _SHARED * t * math.sqrt(variance))
+
+
+def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
     """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
-    found = estimates(windows, ranks)
+    known = found_in(windows, ranks, turns)
+    found = [float(one) for one in known.percent]
     if len(found) < 2:
         raise Failed(f"only {len(found)} of {len(windows)} windows hold whole steps")
-    mean, half = interval(found)
+    mean, half = interval(known)
     off_ns = [mean_step_ns(one, ranks) for one in windows if not one.is_on]
     return {
         "slowdown_percent": round(mean, 3),
@@ -314,6 +361,7 @@ def slowdown(windows: list[Window], ranks: list[Steps]) -> dict[str, Any]:
         "median_percent": round(median(found), 3),
         "runs": len(found),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
+        "on_share": dict(zip(("copies", "hot"), known.whole.round(4).tolist(), strict=True)),
         "each_percent": [round(one, 3) for one in found],
         "off_step_ms": [round(one / 1e6, 4) for one in off_ns],
     }

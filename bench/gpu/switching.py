@@ -1,12 +1,14 @@
 """The agent as a user starts it, whose hooks can be taken off all at once and set again, for a comparison in pairs.
 
-    python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done
+    python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done;
+                                             # told "turns", when its governor turned which group
 
 The agent itself goes on: a new start would take ten seconds, in which a machine drifts by more than hooks cost. While
 the hooks are off the governor's clock stands still, so that what it pays for is the time with hooks. It is the agent's
 own code; only the program and the governor that it makes are these.
 """
 
+import json
 import os
 import select
 import subprocess
@@ -18,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
@@ -29,8 +31,10 @@ from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 from stallscope.capture.optional import ASKED, Optional
 from stallscope.capture.program import Link
+from stallscope.events.kernel import HookGroup
 
 ANSWER_S = 20.0
+TURNS = "turns"
 _AT_ONCE = 32
 """Links closed side by side: each waits for the kernel, some 30 ms."""
 
@@ -86,12 +90,13 @@ class Switched(kernel_side.Program):
                 self._off_ns += time.monotonic_ns() - self._off_since_ns
                 self._off_since_ns = 0
             else:
-                self._off_since_ns = time.monotonic_ns()
+                begin_ns = time.monotonic_ns()
                 closing = [at_once.submit(link.close) for link in self._links]
                 closing += [at_once.submit(self._object.detach, one) for one in self._tracepoints]
                 self._tracepoints = []
                 for one in closing:
                     one.result()
+                self._off_since_ns = (begin_ns + time.monotonic_ns()) // 2  # they went one after another
 
     def _hook_again(self, link: Link) -> None:
         fd, hooks, pid = self._places[link]
@@ -123,15 +128,36 @@ class Loading:
         return loaded
 
 
+class Turn(NamedTuple):
+    """The governor turned a group on or off (monotonic ns)."""
+
+    at_ns: int
+    group: int
+    is_on: bool
+
+
+class Told(Governor):
+    """A governor that remembers its turns."""
+
+    turns: ClassVar[list[Turn]] = []
+
+    def _turn(self, group: HookGroup, *, is_on: bool) -> None:
+        super()._turn(group, is_on=is_on)
+        self.turns.append(Turn(time.monotonic_ns(), group, is_on))
+
+
 def governed(program: Switched, budget: float, cost_ns: float) -> Governor:
     """A governor whose clock is that of the program."""
-    return Governor(program, budget, cost_ns, clock_ns=program.clock_ns)
+    return Told(program, budget, cost_ns, clock_ns=program.clock_ns)
 
 
 def _obey(loaded: Switched) -> None:
     for word in map(str.strip, sys.stdin):
         try:
-            loaded.switch(is_on=word == "on")
+            if word == TURNS:
+                word = json.dumps(Told.turns)
+            else:
+                loaded.switch(is_on=word == "on")
         except Refused as refusal:
             word = str(refusal)
         print(word, flush=True)
@@ -148,16 +174,23 @@ class Agent:
 
     def switch(self, *, is_on: bool) -> None:
         """Returns when it is done. Raises Failed."""
-        process, word = self.program.process, "on" if is_on else "off"
+        word = "on" if is_on else "off"
+        if (answer := self._asked(word)) != word:
+            raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
+
+    def turns(self) -> list[Turn]:
+        """What its governor did so far. Raises Failed."""
+        return [Turn(*one) for one in json.loads(self._asked(TURNS) or "[]")]
+
+    def _asked(self, word: str) -> str:
+        process = self.program.process
         if process.stdin is None or process.stdout is None:
             raise Failed("the agent has no pipes")
         with suppress(BrokenPipeError):
             process.stdin.write(f"{word}\n".encode())
             process.stdin.flush()
         answers, _, _ = select.select([process.stdout], [], [], ANSWER_S)
-        answer = process.stdout.readline().decode().strip() if answers else ""
-        if answer != word:
-            raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
+        return process.stdout.readline().decode().strip() if answers else ""
 
 
 @contextmanager
