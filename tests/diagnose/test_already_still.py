@@ -119,3 +119,17 @@ def test_ranks_that_have_made_collectives_are_for_others_to_judge():
 
 def test_one_rank_alone_waits_for_nobody():
     assert diagnose(trace(SLEEPS)).healthy
+
+
+def test_children_of_ranks_that_look_like_ranks_are_left_out():
+    told = trace(WAITS, WAITS, SLEEPS, WAITS, SLEEPS, RUNS, RUNS)
+    told.processes["rank"], told.processes["nranks"] = [0, 1, 2, 3, 0, 2, 2], 4
+    (verdict,) = diagnose(told).verdicts
+    assert (verdict.ranks, verdict.victims) == ([2], [0, 1, 3])
+    assert "fetch" in verdict.advice[0]
+
+
+def test_nobody_is_named_where_two_of_the_same_rank_wait():
+    told = trace(WAITS, WAITS, SLEEPS, WAITS)
+    told.processes["rank"] = [0, 1, 2, 0]
+    assert not diagnose(told).verdicts

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
 from stallscope.diagnose import ends, text, where
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.thresholds import Thresholds
@@ -97,10 +99,20 @@ def _ranks(trace: Trace) -> list[_Rank]:
         alive = known
     found = [
         _rank(trace, int(one["node"]), int(one["pid"]), int(one["rank"]))
-        for one in alive
+        for one in np.sort(alive, order=["ts_ns", "pid"])
         if ((trace.positions["node"] == one["node"]) & (trace.positions["pid"] == one["pid"])).any()
     ]
-    return sorted(found, key=lambda one: one.rank)
+    return [one for rank in sorted({one.rank for one in found}) for one in _of_rank(found, rank)]
+
+
+def _of_rank(found: list[_Rank], rank: int) -> list[_Rank]:
+    """One process of a rank; several where two wait, as of two jobs.
+
+    Children have their rank's environment and libraries, too: the rank is the one that waits, else the eldest.
+    """
+    mine = [one for one in found if one.rank == rank]
+    waiting = [one for one in mine if one.stands is _Stands.WAITS]
+    return waiting or mine[:1]
 
 
 def _rank(trace: Trace, node: int, pid: int, rank: int) -> _Rank:
