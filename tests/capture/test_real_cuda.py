@@ -1,7 +1,7 @@
-"""The real runtime library, where it is installed (pip install nvidia-cuda-runtime-cu12): every call is seen.
+"""The real runtime libraries, where they are installed (pip install nvidia-cuda-runtime-cu12, nvidia-cuda-runtime).
 
-Without a GPU the calls fail; the hooks fire all the same, and tell the arguments. Its headers say whether the table
-has the arguments right.
+Every call is seen: without a GPU the calls fail; the hooks fire all the same, and tell the arguments. The headers say
+whether the table has the arguments right, and whether a function is missing.
 """
 
 import importlib.util
@@ -27,29 +27,37 @@ FLAVOUR = re.compile(r"(_v[2-9])?(_ptsz|_ptds)?$")
 CUDA = [entry for entry in ENTRIES if entry.part in ("cuda", "counted")]
 
 
-def folder() -> Path | None:
-    """The wheel's own folder, with lib and include."""
-    try:
-        found = importlib.util.find_spec("nvidia.cuda_runtime")
-    except ModuleNotFoundError:
-        return None
-    places = list(found.submodule_search_locations or ()) if found else []
-    return Path(places[0]) if places else None
+def installed() -> dict[str, Path]:
+    """The folders of the wheels, with lib and include, by version."""
+    found = importlib.util.find_spec("nvidia")
+    roots = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    return {
+        library.name.rpartition(".")[2]: library.parents[1]
+        for root in roots
+        for library in sorted(root.glob("*/lib/libcudart.so.*"))
+    }
 
+
+WHERE = installed()
 
 pytestmark = [
     pytest.mark.bpf,
     pytest.mark.compiler,
     pytest.mark.skipif(
-        folder() is None, reason="libcudart is not installed: pip install nvidia-cuda-runtime-cu12"
+        not WHERE,
+        reason="libcudart is not installed: pip install nvidia-cuda-runtime-cu12 nvidia-cuda-runtime",
     ),
 ]
 
 
+@pytest.fixture(scope="module", params=WHERE or ["none"])
+def where(request: pytest.FixtureRequest) -> Path:
+    """The folder of one version."""
+    return WHERE[request.param]
+
+
 @pytest.fixture(scope="module")
-def library() -> Path:
-    where = folder()
-    assert where is not None
+def library(where: Path) -> Path:
     return next(where.glob("lib/libcudart.so.*"))
 
 
@@ -66,10 +74,8 @@ def hooks(places: dict[str, int]) -> list[Hook]:
 
 
 @pytest.fixture(scope="module")
-def prototypes() -> dict[str, list[str]]:
+def prototypes(where: Path) -> dict[str, list[str]]:
     """Parameters of every function that the headers declare, as they stand there."""
-    where = folder()
-    assert where is not None
     text = "".join((where / "include" / name).read_text() for name in ("cuda_runtime_api.h", "cuda.h"))
     found = re.findall(r"(?:CUDARTAPI(?:_CDECL)?|CUDAAPI)\s+(\w+)\s*\(([^;]*?)\);", text, re.DOTALL)
     return {name: [" ".join(part.split()) for part in told.split(",")] for name, told in reversed(found)}
@@ -78,6 +84,54 @@ def prototypes() -> dict[str, list[str]]:
 def parameter(prototypes: dict[str, list[str]], entry: Entry, argument: str) -> str:
     name = entry.symbol if entry.symbol in prototypes else FLAVOUR.sub("", entry.symbol)
     return prototypes[name][entry.operation.arguments[argument] - 1]
+
+
+def matching(*patterns: str) -> "re.Pattern[str]":
+    return re.compile("|".join(patterns))
+
+
+LEFT_OUT = {
+    "answers from memory": matching(
+        r"cu(da)?\w*(Get|Occupancy)\w*",
+        r"cu(da)?\w*(Query|IsCapturing|ElapsedTime|CanAccessPeer|IsLoaded|FindInClone)",
+        r"cu(da)?\w*Enumerate\w+|cudaChooseDevice|cudaPeekAtLastError|cuDevice(TotalMem|ComputeCapability)",
+    ),
+    "sets what only the process itself looks at": matching(
+        r"cudaSet\w+|cuCtx(SetCurrent|PushCurrent|PopCurrent|Attach)|cuParam\w+|cu(da)?Profiler\w+",
+        r"cu(da)?\w*(Set|Copy)(Attribute\w*|CacheConfig|SharedMemConfig|Flags|MemPool|Access|GraphMemAttribute)",
+        r"cuFuncSet(BlockShape|SharedSize)|cu(da)?Logs\w+|cuCoredump\w+|cu(da)?CtxResetPersistingL2Cache",
+        r"cu(da)?Device\w*AsyncNotification|cu(da)?ThreadExchangeStreamCaptureMode|cuCheckpointOperationComplete",
+    ),
+    "builds a graph in memory": matching(
+        r"cu(da)?Graph(Add|Remove|Retain|Release|Conditional|Debug|Destroy)\w+|cu(da)?UserObject\w+",
+        r"cu(da)?Graph\w*Node(Set|Copy)\w+|cu(da)?Stream\w+CaptureDependencies",
+    ),
+    "makes a descriptor of what is there": matching(
+        r"cu(da)?(Tex|Surf|TensorMap|DevResource|DevSmResource|Subgrid)\w+|cuda(Create|Destroy)(Texture|Surface)\w+",
+        r"cuda(Bind|Unbind)\w+|cudaCreateChannelDesc|cu(da)?Mem\w*Export\w+",
+    ),
+    "of graphics, video and other devices": matching(
+        r"cu(da)?(EGL|GL|Graphics|VDPAU)\w+|cudaEventCreateFromEGLSync|cu\w+ToCig|cuFabric\w+|cuLogicalEndpoint\w+",
+        r"cu(da)?(Import|Destroy|Signal)ExternalSemaphores?(Async)?",
+    ),
+    "an advice, or a word for a stream to write": matching(
+        r"cu(da)?Mem(Advise|Discard\w+)|cu(da)?StreamAttachMemAsync|cuStreamWriteValue(32|64)|cu(da)?IpcOpenEventHandle",
+        r"cuMem(BatchDecompress|MapArray)Async",
+    ),
+    "takes a handle once more": matching("cuMemRetainAllocationHandle"),
+}
+
+
+def test_every_function_is_hooked_or_left_out_for_a_reason(library: Path, prototypes: dict[str, list[str]]):
+    """Those that the runtime exports, and those of the driver that the headers declare."""
+    known = {entry.symbol for entry in ENTRIES}
+    words = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True).split()
+    exported = {name for word in words if re.match("cuda[A-Z]", name := word.partition("@")[0])}
+    declared = {name for name in prototypes if re.match("cu[A-Z]", name)}
+    assert len(exported) > 300 and len(declared) > 300
+    for name in sorted((exported | declared) - known):
+        reasons = [why for why, pattern in LEFT_OUT.items() if pattern.fullmatch(FLAVOUR.sub("", name))]
+        assert reasons, f"{name} is neither hooked nor left out for a reason"
 
 
 SAYS = {
@@ -154,9 +208,7 @@ COMPILER_WORDS = "".join(
 """In place of a header of the compiler, which another wheel has."""
 
 
-def test_structures_are_read_where_the_headers_have_their_fields(tmp_path: Path):
-    where = folder()
-    assert where is not None
+def test_structures_are_read_where_the_headers_have_their_fields(where: Path, tmp_path: Path):
     source, words = tmp_path / "offsets.c", tmp_path / "crt/host_defines.h"
     source.write_text(OFFSETS)
     words.parent.mkdir()
@@ -212,3 +264,25 @@ def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], p
     (allocation,) = found[found["op"] == Op.ALLOC]
     assert allocation["count_bytes"] == 12345 and allocation["result"] != 0
     assert not len(program.balances().keys)
+
+
+def hooks_of(path: Path) -> list[Hook]:
+    with elf.opened(path) as image:
+        found = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+
+
+@pytest.mark.skipif(len(WHERE) < 2, reason="other: only one version of libcudart is installed")
+def test_two_versions_in_one_process_are_both_seen(bpf_object: Path, puppet: Puppet):
+    libraries = [path for where in WHERE.values() for path in where.glob("lib/libcudart.so.*")]
+    with Program.load() as program:
+        for path in libraries:
+            program.attach(str(path), hooks_of(path))
+        for n, path in enumerate(libraries, 3):
+            puppet.does(
+                f"each = ctypes.CDLL({str(path)!r})", f"[each.cudaDeviceSynchronize() for _ in range({n})]"
+            )
+        counted = program.operations()
+    mine = counted.keys["tgid"] == puppet.pid
+    assert [SYMBOLS[number] for number in counted.keys["symbol"][mine]] == ["cudaDeviceSynchronize"]
+    assert counted.values["n"][mine].tolist() == [3 + 4]

@@ -57,10 +57,26 @@ def _launch(names: str, shape: Shape, **arguments: int) -> Operation:
     return Operation(names, Op.LAUNCH, Category.LAUNCH, arguments=arguments, shape=shape)
 
 
+def _node_changes(prefix: str) -> str:
+    """What changes a node of a graph that can be launched: its first argument is that graph."""
+    parameters = ("Kernel", "Memcpy", "Memset", "Host", "ChildGraph", "", "ExternalSemaphoresSignal")
+    of_runtime = ("Memcpy{}1D", "Memcpy{}FromSymbol", "Memcpy{}ToSymbol") if prefix == "cuda" else ()
+    return " ".join(
+        [
+            *(f"{prefix}GraphExec{kind}NodeSetParams" for kind in (*parameters, "ExternalSemaphoresWait")),
+            *(f"{prefix}GraphExec{kind.format('NodeSetParams')}" for kind in of_runtime),
+            *(f"{prefix}GraphExecEvent{kind}NodeSetEvent" for kind in ("Record", "Wait")),
+            f"{prefix}GraphNodeSetEnabled",
+        ]
+    )
+
+
 RUNTIME_LEDGER = (
     _sync("cudaDeviceSynchronize cudaThreadSynchronize"),
     _sync("cudaEventSynchronize", handle=1),
     _sync("cudaStreamSynchronize", stream=1),
+    _sync("cudaExecutionCtxSynchronize", handle=1),
+    _sync("cudaDeviceFlushGPUDirectRDMAWrites"),
     _alloc("cudaMalloc", MemoryKind.DEVICE),
     _alloc("cudaMallocManaged", MemoryKind.MANAGED),
     _alloc("cudaMallocHost cudaHostAlloc", MemoryKind.HOST),
@@ -71,12 +87,18 @@ RUNTIME_LEDGER = (
     _alloc("cudaMalloc3D", MemoryKind.DEVICE, shape=Shape.ALLOC_3D),
     _alloc("cudaMallocArray cudaMalloc3DArray cudaMallocMipmappedArray", MemoryKind.ARRAY, shape=Shape.PLAIN),
     _alloc("cudaMemPoolCreate", MemoryKind.POOL, shape=Shape.PLAIN),
+    _alloc("cudaIpcOpenMemHandle cudaImportExternalMemory", MemoryKind.DEVICE, shape=Shape.PLAIN),
+    _alloc(
+        "cudaMemPoolImportFromShareableHandle cudaMemPoolImportPointer", MemoryKind.POOL, shape=Shape.PLAIN
+    ),
     _free("cudaFree", MemoryKind.DEVICE),
     _free("cudaFreeAsync", MemoryKind.POOL, stream=2),
     _free("cudaFreeHost", MemoryKind.HOST),
     _free("cudaHostUnregister", MemoryKind.REGISTERED),
     _free("cudaFreeArray cudaFreeMipmappedArray", MemoryKind.ARRAY, shape=Shape.PLAIN, handle=1),
     _free("cudaMemPoolDestroy cudaMemPoolTrimTo", MemoryKind.POOL, shape=Shape.PLAIN, handle=1),
+    _free("cudaDeviceGraphMemTrim", MemoryKind.POOL, shape=Shape.PLAIN),
+    _free("cudaIpcCloseMemHandle cudaDestroyExternalMemory", MemoryKind.DEVICE, shape=Shape.PLAIN, handle=1),
     _copy("cudaMemcpy", count=3, kind=4, target=1, source=2),
     _copy("cudaMemcpyAsync", count=3, kind=4, target=1, source=2, stream=5),
     _copy("cudaMemcpyToSymbol", count=3, kind=5, source=2),
@@ -102,15 +124,17 @@ RUNTIME_LEDGER = (
     _copy("cudaMemcpy3DPeerAsync", _PEER, shape=Shape.RUNTIME_3D_PEER, stream=2),
     _copy("cudaMemcpyWithAttributesAsync", _BY_ADDRESS, count=3, target=1, source=2, stream=5),
     _copy("cudaMemcpyBatchAsync cudaMemcpy3DBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
+    _copy("cudaMemcpy3DWithAttributesAsync", _BY_ADDRESS, shape=Shape.PLAIN),
     _copy("cudaMemcpyArrayToArray", count=7, kind=8),
     _copy("cudaMemPrefetchBatchAsync cudaMemDiscardAndPrefetchBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
-    _copy("cudaMemPrefetchAsync", _BY_ADDRESS, shape=Shape.PLAIN, count=2),
+    _copy("cudaMemPrefetchAsync cudaMemPrefetchAsync_v2", _BY_ADDRESS, shape=Shape.PLAIN, count=2),
 )
 
 DRIVER_LEDGER = (
     _sync("cuCtxSynchronize"),
     _sync("cuEventSynchronize", handle=1),
     _sync("cuStreamSynchronize", stream=1),
+    _sync("cuFlushGPUDirectRDMAWrites"),
     _alloc("cuMemAlloc", MemoryKind.DEVICE),
     _alloc("cuMemAllocManaged", MemoryKind.MANAGED),
     _alloc("cuMemAllocHost cuMemHostAlloc", MemoryKind.HOST),
@@ -121,16 +145,25 @@ DRIVER_LEDGER = (
     _alloc("cuMemCreate", MemoryKind.VMM, shape=Shape.CREATE),
     _alloc("cuMemMap", MemoryKind.VMM, shape=Shape.PLAIN, count=2, handle=4),
     _alloc("cuMemSetAccess cuMemAddressReserve", MemoryKind.VMM, shape=Shape.PLAIN, count=2),
+    _alloc("cuMemImportFromShareableHandle", MemoryKind.VMM, shape=Shape.PLAIN),
+    # What is bound to a multicast object waits until every device of it has been added (cuda.h).
+    _alloc("cuMulticastCreate cuMulticastAddDevice", MemoryKind.VMM, shape=Shape.PLAIN),
+    _alloc("cuMulticastBindMem cuMulticastBindAddr", MemoryKind.VMM, shape=Shape.PLAIN, handle=1),
     _alloc("cuArrayCreate cuArray3DCreate cuMipmappedArrayCreate", MemoryKind.ARRAY, shape=Shape.PLAIN),
     _alloc("cuMemPoolCreate", MemoryKind.POOL, shape=Shape.PLAIN),
+    _alloc("cuIpcOpenMemHandle cuImportExternalMemory", MemoryKind.DEVICE, shape=Shape.PLAIN),
+    _alloc("cuMemPoolImportFromShareableHandle cuMemPoolImportPointer", MemoryKind.POOL, shape=Shape.PLAIN),
     _free("cuMemFree", MemoryKind.DEVICE),
     _free("cuMemFreeAsync", MemoryKind.POOL, stream=2),
     _free("cuMemFreeHost", MemoryKind.HOST),
     _free("cuMemHostUnregister", MemoryKind.REGISTERED),
     _free("cuMemRelease", MemoryKind.VMM),
     _free("cuMemUnmap cuMemAddressFree", MemoryKind.VMM, shape=Shape.PLAIN, count=2),
+    _free("cuMulticastUnbind", MemoryKind.VMM, shape=Shape.PLAIN, handle=1),
     _free("cuArrayDestroy cuMipmappedArrayDestroy", MemoryKind.ARRAY, shape=Shape.PLAIN, handle=1),
     _free("cuMemPoolDestroy cuMemPoolTrimTo", MemoryKind.POOL, shape=Shape.PLAIN, handle=1),
+    _free("cuDeviceGraphMemTrim", MemoryKind.POOL, shape=Shape.PLAIN),
+    _free("cuIpcCloseMemHandle cuDestroyExternalMemory", MemoryKind.DEVICE, shape=Shape.PLAIN, handle=1),
     _copy("cuMemcpy", _BY_ADDRESS, count=3, target=1, source=2),
     _copy("cuMemcpyAsync", _BY_ADDRESS, count=3, target=1, source=2, stream=4),
     _copy("cuMemcpyHtoD", _H2D, count=3, target=1, source=2),
@@ -156,6 +189,7 @@ DRIVER_LEDGER = (
     _copy("cuMemcpy3DPeerAsync", _PEER, shape=Shape.DRIVER_3D, stream=2),
     _copy("cuMemcpyWithAttributesAsync", _BY_ADDRESS, count=3, target=1, source=2, stream=5),
     _copy("cuMemcpyBatchAsync cuMemcpy3DBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
+    _copy("cuMemcpy3DWithAttributesAsync", _BY_ADDRESS, shape=Shape.PLAIN),
     _copy("cuMemPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync", _BY_ADDRESS, shape=Shape.PLAIN),
     _copy("cuMemPrefetchAsync", _BY_ADDRESS, shape=Shape.PLAIN, count=2),
 )
@@ -168,22 +202,40 @@ RUNTIME_COUNTED = (
     _counted("cudaMemset3D", Op.MEMSET),
     _counted("cudaMemset3DAsync", Op.MEMSET, _HOT),
     _counted("cudaStreamWaitEvent", Op.STREAM_WAIT, _HOT, stream=1, handle=2),
+    _counted("cudaExecutionCtxWaitEvent", Op.STREAM_WAIT, _HOT, handle=2),
+    _counted(
+        "cudaWaitExternalSemaphoresAsync cudaWaitExternalSemaphoresAsync_v2", Op.STREAM_WAIT, _HOT, stream=4
+    ),
     _counted("cudaEventRecord cudaEventRecordWithFlags", Op.EVENT_RECORD, _HOT, handle=1, stream=2),
+    _counted("cudaExecutionCtxRecordEvent", Op.EVENT_RECORD, _HOT, handle=2),
     _counted("cudaEventCreate cudaEventCreateWithFlags", Op.EVENT, _HOT, out=1),
     _counted("cudaEventDestroy", Op.EVENT, _HOT, handle=1),
     _counted("cudaStreamCreate cudaStreamCreateWithFlags cudaStreamCreateWithPriority", Op.STREAM, out=1),
+    _counted("cudaExecutionCtxStreamCreate", Op.STREAM, out=1),
     _counted("cudaStreamDestroy", Op.STREAM, handle=1),
-    _counted("cudaStreamBeginCapture cudaStreamBeginCaptureToGraph", Op.GRAPH, stream=1),
+    _counted(
+        "cudaStreamBeginCapture cudaStreamBeginCaptureToGraph cudaStreamBeginRecaptureToGraph",
+        Op.GRAPH,
+        stream=1,
+    ),
     _counted("cudaStreamEndCapture", Op.GRAPH, stream=1, out=2),
-    _counted("cudaGraphCreate", Op.GRAPH, out=1),
+    _counted("cudaGraphCreate cudaGraphClone", Op.GRAPH, out=1),
     _counted(
         "cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphInstantiateWithParams", Op.GRAPH, out=1
     ),
     _counted("cudaGraphExecUpdate cudaGraphExecDestroy cudaGraphDestroy", Op.GRAPH, handle=1),
     _counted("cudaGraphUpload", Op.GRAPH, handle=1, stream=2),
+    _counted(_node_changes("cuda"), Op.GRAPH, _HOT, handle=1),
     _counted("cudaLibraryLoadData cudaLibraryLoadFromFile", Op.MODULE, out=1),
     _counted("cudaLibraryUnload", Op.MODULE, handle=1),
-    _counted("cudaInitDevice cudaDeviceReset cudaDeviceEnablePeerAccess", Op.CONTEXT),
+    # The first look at a kernel loads its code (lazy loading, the default from 11.8 on).
+    _counted("cudaFuncGetAttributes", Op.MODULE, _HOT, handle=2),
+    _counted("cudaFuncSetAttribute", Op.MODULE, _HOT, handle=1),
+    _counted("cudaGetKernel cudaLibraryGetKernel", Op.MODULE, _HOT, out=1),
+    _counted("cudaInitDevice cudaDeviceReset cudaThreadExit", Op.CONTEXT),
+    _counted("cudaDeviceEnablePeerAccess cudaDeviceDisablePeerAccess", Op.CONTEXT),
+    _counted("cudaDeviceSetLimit cudaThreadSetLimit", Op.CONTEXT),
+    _counted("cudaGreenCtxCreate cudaExecutionCtxDestroy", Op.CONTEXT),
 )
 
 DRIVER_COUNTED = (
@@ -198,22 +250,40 @@ DRIVER_COUNTED = (
         for bits in (8, 16, 32)
     ),
     _counted("cuStreamWaitEvent", Op.STREAM_WAIT, _HOT, stream=1, handle=2),
+    _counted("cuCtxWaitEvent cuGreenCtxWaitEvent", Op.STREAM_WAIT, _HOT, handle=2),
+    _counted("cuStreamWaitValue32 cuStreamWaitValue64 cuStreamBatchMemOp", Op.STREAM_WAIT, _HOT, stream=1),
+    _counted("cuWaitExternalSemaphoresAsync", Op.STREAM_WAIT, _HOT, stream=4),
     _counted("cuEventRecord cuEventRecordWithFlags", Op.EVENT_RECORD, _HOT, handle=1, stream=2),
+    _counted("cuCtxRecordEvent cuGreenCtxRecordEvent", Op.EVENT_RECORD, _HOT, handle=2),
     _counted("cuEventCreate", Op.EVENT, _HOT, out=1),
     _counted("cuEventDestroy", Op.EVENT, _HOT, handle=1),
-    _counted("cuStreamCreate cuStreamCreateWithPriority", Op.STREAM, out=1),
+    _counted("cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate", Op.STREAM, out=1),
     _counted("cuStreamDestroy", Op.STREAM, handle=1),
-    _counted("cuStreamBeginCapture cuStreamBeginCaptureToGraph", Op.GRAPH, stream=1),
+    _counted(
+        "cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamBeginRecaptureToGraph", Op.GRAPH, stream=1
+    ),
     _counted("cuStreamEndCapture", Op.GRAPH, stream=1, out=2),
-    _counted("cuGraphCreate", Op.GRAPH, out=1),
+    _counted("cuGraphCreate cuGraphClone", Op.GRAPH, out=1),
     _counted("cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams", Op.GRAPH, out=1),
     _counted("cuGraphExecUpdate cuGraphExecDestroy cuGraphDestroy", Op.GRAPH, handle=1),
     _counted("cuGraphUpload", Op.GRAPH, handle=1, stream=2),
+    _counted(_node_changes("cu"), Op.GRAPH, _HOT, handle=1),
     _counted("cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary", Op.MODULE, out=1),
     _counted("cuLibraryLoadData cuLibraryLoadFromFile", Op.MODULE, out=1),
     _counted("cuModuleUnload cuLibraryUnload", Op.MODULE, handle=1),
+    _counted("cuLinkCreate", Op.MODULE, out=4),
+    _counted("cuLinkAddData cuLinkAddFile cuLinkComplete cuLinkDestroy", Op.MODULE, handle=1),
+    _counted("cuModuleGetFunction cuLibraryGetKernel cuKernelGetFunction", Op.MODULE, _HOT, out=1),
+    _counted("cuFuncLoad", Op.MODULE, _HOT, handle=1),
     _counted("cuInit cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset", Op.CONTEXT),
-    _counted("cuCtxCreate cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxEnablePeerAccess", Op.CONTEXT),
+    _counted("cuCtxCreate cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDetach cuCtxSetLimit", Op.CONTEXT),
+    _counted("cuCtxEnablePeerAccess cuCtxDisablePeerAccess", Op.CONTEXT),
+    _counted("cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx", Op.CONTEXT),
+    _counted(
+        "cuCheckpointProcessLock cuCheckpointProcessCheckpoint cuCheckpointProcessRestore "
+        "cuCheckpointProcessUnlock",
+        Op.CONTEXT,
+    ),
 )
 
 RUNTIME_LAUNCHES = (
@@ -222,14 +292,16 @@ RUNTIME_LAUNCHES = (
         "cudaLaunchKernel __cudaLaunchKernel cudaLaunchCooperativeKernel", Shape.LAUNCH_RUNTIME, stream=8
     ),
     _launch("cudaLaunchKernelExC", Shape.LAUNCH_CONFIG),
-    _launch("cudaLaunchHostFunc", Shape.PLAIN, stream=1),
+    _launch("cudaLaunchHostFunc cudaLaunchHostFunc_v2 cudaStreamAddCallback", Shape.PLAIN, stream=1),
+    _launch("cudaLaunchCooperativeKernelMultiDevice", Shape.PLAIN),
     Operation("cudaGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"handle": 1, "stream": 2}),
 )
 
 DRIVER_LAUNCHES = (
     _launch("cuLaunchKernel cuLaunchCooperativeKernel", Shape.LAUNCH_DRIVER, stream=9),
     _launch("cuLaunchKernelEx", Shape.LAUNCH_CONFIG),
-    _launch("cuLaunchHostFunc", Shape.PLAIN, stream=1),
+    _launch("cuLaunchHostFunc cuStreamAddCallback", Shape.PLAIN, stream=1),
+    _launch("cuLaunchCooperativeKernelMultiDevice cuLaunch cuLaunchGrid cuLaunchGridAsync", Shape.PLAIN),
     Operation("cuGraphLaunch", Op.GRAPH_LAUNCH, Category.LAUNCH, arguments={"handle": 1, "stream": 2}),
 )
 

@@ -99,7 +99,10 @@ def _graph(names: str, action: Action) -> Operation:
 
 
 RUNTIME_GRAPHS = (
-    _graph("cudaStreamBeginCapture cudaStreamBeginCaptureToGraph", Action.CAPTURE_BEGIN),
+    _graph(
+        "cudaStreamBeginCapture cudaStreamBeginCaptureToGraph cudaStreamBeginRecaptureToGraph",
+        Action.CAPTURE_BEGIN,
+    ),
     _graph("cudaStreamEndCapture", Action.CAPTURE_END),
     _graph(
         "cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphInstantiateWithParams",
@@ -109,7 +112,9 @@ RUNTIME_GRAPHS = (
 )
 
 DRIVER_GRAPHS = (
-    _graph("cuStreamBeginCapture cuStreamBeginCaptureToGraph", Action.CAPTURE_BEGIN),
+    _graph(
+        "cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamBeginRecaptureToGraph", Action.CAPTURE_BEGIN
+    ),
     _graph("cuStreamEndCapture", Action.CAPTURE_END),
     _graph("cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams", Action.INSTANTIATE),
     _graph("cuGraphLaunch", Action.GRAPH_LAUNCH),
