@@ -449,9 +449,9 @@ def turn_ns(operand: Any) -> int:
 
 
 def pin(me: Rank) -> None:
-    """All threads of this rank stay on one CPU, those of the ranks far apart."""
+    """All threads of this rank stay on one CPU, those of the ranks far apart, none on the first (interrupts)."""
     cpus = sorted(os.sched_getaffinity(0))
-    own = cpus[me.rank * len(cpus) // me.n_ranks]
+    own = cpus[(2 * me.rank + 1) * len(cpus) // (2 * me.n_ranks)]
     for task in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(task.name), {own})

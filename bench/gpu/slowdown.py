@@ -1,9 +1,10 @@
 """What tracing costs a step: hooks are taken off and set again in alternating windows of one running job.
 
-Each window in which the agent traced is compared with the mean of the windows before and after it, so that
-a drift of the machine cancels out; the agent goes on meanwhile (switching.py), so that windows are short. The mean of
-these comparisons and its 95 % interval come from Student's t; neighbours share a window, which widens the interval by
-sqrt(4/3). Beside it stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
+At each switch the half window before is compared with the half window after. A drift of the machine makes the one
+kind of switch look dearer and the other cheaper, so that it cancels out; the agent goes on meanwhile (switching.py), so
+that windows are short. Of these comparisons Huber's mean is told, which those in which the machine stumbled do not
+pull. Its 95 % interval comes from Student's t, and is the wider the more alike neighbours are: they share a window.
+Beside it stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
 
 A virtual CPU is slower by half for a while, over and over. A job that it bounds measures its speed between two steps,
 by operations that no hook is in: only steps at full speed are compared. How long they take at which speed is learned
@@ -50,7 +51,12 @@ HOOK_NS = {"entry_only": 930.0, "collective": 1900.0}
 
 _T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
 _T_975_MANY = 2.10
-_SHARED = math.sqrt(4 / 3)
+_HUBER = 1.345
+"""Standard deviations from which on a comparison weighs less: 95 % as sharp as the mean where all is normal."""
+_N_FITS = 30
+_MOST_ALIKE, _LEAST_KNOWN = 0.5, 40
+"""The correlation of neighbours that differ by whole windows only; taken where fewer comparisons do not tell it."""
+_NORMAL_MAD = 1.4826
 
 
 class Window(NamedTuple):
@@ -285,16 +291,28 @@ def step_ns(window: Window, steps: Steps) -> float:
     return float(inside[1:].mean()) if len(inside) > 1 else math.nan
 
 
-def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
-    """Per cent by which the step of each window with tracing is longer than that of its two neighbours: (n,).
+def halves(windows: list[Window]) -> tuple[list[Window], list[Window]]:
+    """The half windows before and after each switch."""
+    middle_ns = [(one.begin_ns + one.end_ns) // 2 for one in windows]
+    before = [one._replace(begin_ns=ns) for one, ns in zip(windows[:-1], middle_ns[:-1], strict=True)]
+    after = [one._replace(end_ns=ns) for one, ns in zip(windows[1:], middle_ns[1:], strict=True)]
+    return before, after
 
-    The mean of the ranks that are compared, of each that has whole steps in all three; nan where none has.
+
+def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
+    """Per cent by which a step with hooks is longer than one without, at each switch: (windows - 1,).
+
+    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has.
     """
-    each_ns = np.array([[step_ns(one, steps) for one in windows] for steps in ranks])
-    longer = 100 * (each_ns[:, 1:-1:2] / ((each_ns[:, :-2:2] + each_ns[:, 2::2]) / 2) - 1)
+    before, after = (
+        np.log(np.array([[step_ns(one, steps) for one in side] for steps in ranks]))
+        for side in halves(windows)
+    )
+    longer = (after - before) * [1 if one.is_on else -1 for one in windows[1:]]
     is_known = ~np.isnan(longer)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0))
+        mean = np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0)
+    return np.asarray(100 * np.expm1(mean))
 
 
 def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
@@ -321,18 +339,20 @@ class Found(NamedTuple):
 
 
 def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Found:
-    """The comparisons of windows that have whole steps."""
-    percent, traced = estimates(windows, ranks), windows[1:-1:2]
+    """The comparisons at switches that have whole steps on both sides."""
+    percent = estimates(windows, ranks)
     is_known = ~np.isnan(percent)
-    settled = [one._replace(begin_ns=one.begin_ns - int(SETTLE_S * 1e9)) for one in traced]
+    before, after = halves(windows)
+    traced = [b if b.is_on else a for b, a in zip(before, after, strict=True)]
+    settled = [one._replace(begin_ns=one.begin_ns - int(SETTLE_S * 1e9)) for one in windows if one.is_on]
     return Found(
         percent[is_known], on_shares(turns, traced)[is_known], on_shares(turns, settled).mean(axis=0)
     )
 
 
 def interval(found: Found) -> Interval:
-    """Mean and 95 % interval of comparisons of which neighbours share a window: where a line through them (least
-    squares, as many columns as differ at all) has the shares of the whole.
+    """Mean and 95 % interval: where a line through the comparisons (Huber's, as many columns as differ at all) has the
+    shares of the whole. Huber, Robust Statistics (1981), 7.6.
     """
     n = len(found.percent)
     columns = [one for one in (found.shares - found.whole).T if np.ptp(one) > 0]
@@ -340,10 +360,19 @@ def interval(found: Found) -> Interval:
     free = n - design.shape[1]
     if free < 1:
         return Interval(float(found.percent.mean()) if n else math.nan, math.nan)
-    fit = np.linalg.lstsq(design, found.percent, rcond=None)[0]
-    variance = ((found.percent - design @ fit) ** 2).sum() / free * np.linalg.pinv(design.T @ design)[0, 0]
+    weight = np.ones(n)
+    for _ in range(_N_FITS):
+        root = np.sqrt(weight)
+        fit = np.linalg.lstsq(design * root[:, None], found.percent * root, rcond=None)[0]
+        rest = found.percent - design @ fit
+        scale = max(_NORMAL_MAD * float(np.median(np.abs(rest))), 1e-12)
+        weight = 1 / np.maximum(np.abs(rest) / (_HUBER * scale), 1)
+    is_near, pull = np.abs(rest) <= _HUBER * scale, weight * rest
+    variance = (pull**2).sum() / free / is_near.mean() ** 2 * np.linalg.pinv(design.T @ design)[0, 0]
+    alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _LEAST_KNOWN else _MOST_ALIKE
+    variance *= 1 + 2 * min(max(alike, 0), _MOST_ALIKE)
     t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
-    return Interval(float(fit[0]), _SHARED * t * math.sqrt(variance))
+    return Interval(float(fit[0]), t * math.sqrt(variance))
 
 
 def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
@@ -351,7 +380,7 @@ def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> di
     known = found_in(windows, ranks, turns)
     found = [float(one) for one in known.percent]
     if len(found) < 2:
-        raise Failed(f"only {len(found)} of {len(windows)} windows hold whole steps")
+        raise Failed(f"only {len(found)} of {len(windows) - 1} switches have whole steps on both sides")
     mean, half = interval(known)
     off_ns = [mean_step_ns(one, ranks) for one in windows if not one.is_on]
     return {

@@ -35,7 +35,7 @@ def job(
 def test_the_slowdown_is_found_under_a_drift():
     found = slowdown.slowdown(*job(0.5, noise=0, drift=0.05, n_on=8), [])
     assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.02)
-    assert found["runs"] == 8
+    assert found["runs"] == 16
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
@@ -44,6 +44,21 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
         found = slowdown.slowdown(*job(0.3, noise=0.002, drift=0.01, n_on=8, seed=seed), [])
         n_held += abs(found["slowdown_percent"] - 0.3) <= found["spread_percent"]
     assert 0.92 <= n_held / n <= 0.99
+
+
+def test_windows_in_which_the_machine_was_slow_pull_it_to_neither_side():
+    """One in six takes a quarter longer, whether hooks are on or not."""
+    found = []
+    for seed in range(60):
+        windows, (steps,) = job(0.5, noise=0.004, drift=0, n_on=100, seed=seed)
+        length_ns, rng = steps.length_ns.copy(), np.random.default_rng(seed)
+        for window in windows:
+            if rng.random() < 1 / 6:
+                length_ns[(steps.end_ns >= window.begin_ns) & (steps.end_ns <= window.end_ns)] *= 1.25
+        found.append(slowdown.slowdown(windows, [steps._replace(length_ns=length_ns)], []))
+    assert np.mean([one["slowdown_percent"] for one in found]) == pytest.approx(0.5, abs=0.05)
+    assert np.mean([abs(one["slowdown_percent"] - 0.5) <= one["spread_percent"] for one in found]) >= 0.9
+    assert np.mean([one["spread_percent"] for one in found]) < 0.4
 
 
 def test_windows_without_whole_steps_are_no_measurement():
@@ -76,11 +91,11 @@ def test_jobs_side_by_side_are_compared_each_with_itself():
     assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.4)
     assert found["spread_percent"] < alone_percent / 2
     gap = Steps(*(np.delete(one, slice(0, 2000)) for one in ranks[0]))
-    assert slowdown.slowdown(windows, [gap, *ranks[1:]], [])["runs"] == 16
+    assert slowdown.slowdown(windows, [gap, *ranks[1:]], [])["runs"] == 32
 
 
 def test_what_hot_hooks_cost_a_part_of_the_time_is_told_exactly():
-    """On for a second of each ten, they cost 10 %: all of them cost 1 %, which scatters if it is not known when."""
+    """On in a tenth of the windows, they cost 10 %: without knowing when, that looks like a machine that stumbles."""
     windows, (steps,) = job(0.2, noise=0.002, drift=0, n_on=60)
     rng = np.random.default_rng(3)
     is_hot = rng.random(60) < 0.1
@@ -98,4 +113,4 @@ def test_what_hot_hooks_cost_a_part_of_the_time_is_told_exactly():
     share = found["on_share"]["hot"]
     assert share == pytest.approx(is_hot.mean(), abs=1e-3)
     assert found["slowdown_percent"] == pytest.approx(0.2 + 10 * share, abs=0.2)
-    assert blind["spread_percent"] > 4 * found["spread_percent"]
+    assert blind["slowdown_percent"] < 0.2 + 5 * share
