@@ -38,6 +38,30 @@ struct {
 	__type(value, struct driver_call);
 } driver_calls SEC(".maps");
 
+#define N_CALLERS 1024
+
+struct caller {
+	char name[16];
+};
+
+struct { /* what processes that call are called: one that asks the driver now and then is gone when its call is counted */
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, N_CALLERS);
+	__type(key, u32);
+	__type(value, struct caller);
+} driver_callers SEC(".maps");
+
+INLINE void know_caller(struct task_struct *task)
+{
+	struct caller c = {};
+	u32 tgid = task->tgid;
+
+	if (bpf_map_lookup_elem(&driver_callers, &tgid))
+		return;
+	BPF_CORE_READ_STR_INTO(&c.name, task, group_leader, comm);
+	bpf_map_update_elem(&driver_callers, &tgid, &c, BPF_ANY);
+}
+
 /* The device of a descriptor of the calling thread, as the kernel numbers devices; 0: it is no character device. */
 INLINE u32 device_of(struct task_struct *task, u64 fd)
 {
@@ -85,6 +109,7 @@ INLINE int begins(u32 fd, u32 command)
 		count(LOST_OPERATION);
 		return 0;
 	}
+	know_caller(task);
 	call->symbol = cfg_first_ioctl + IOCTL_NUMBERS * (*driver - 1) + number_of(*driver, command);
 	call->device = device;
 	call->since_ns = bpf_ktime_get_ns();

@@ -181,7 +181,9 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
         if probes.missing:
             status.note(f"this kernel does not tell: {', '.join(probes.missing)}")
-        driver_calls = DriverCalls(probes.know_drivers, options.gpu_majors) if probes.ioctl_way else None
+        driver_calls = None
+        if probes.ioctl_way:
+            driver_calls = DriverCalls(probes.know_drivers, probes.caller, options.gpu_majors)
         if driver_calls and (remark := driver_calls.look()):
             status.note(remark)
         if probes.ioctl_way == "tracepoint":

@@ -40,6 +40,14 @@ RM_CONTROL = 0xC020462A
 ENTROPY = 0x80045200
 """RNDGETENTCNT of linux/random.h: the one of these that succeeds."""
 
+_MONITOR = """
+import contextlib, fcntl, sys
+open("/proc/self/comm", "w").write("monitor")
+with contextlib.suppress(OSError):
+    fcntl.ioctl(open(sys.argv[1]), int(sys.argv[2]))
+"""
+"""Has gone when its call is counted."""
+
 _CALLER = """
 import fcntl, os, sys
 def calls(path, command, n):
@@ -224,7 +232,8 @@ def test_a_trace_tells_who_called_the_driver(
         try:
             until(lambda: " processes, " in out.getvalue())
             caller.calls(null, RM_CONTROL, 40)
-            until(lambda: n_named(db) > 0)
+            subprocess.run([sys.executable, "-c", _MONITOR, null, str(RM_CONTROL)], input=b"", check=True)
+            until(lambda: n_named(db) > 1)
         finally:
             stop.set()
 
@@ -251,6 +260,9 @@ def test_a_trace_tells_who_called_the_driver(
         ).fetchall()
         named = reader.execute("SELECT value FROM annotations WHERE label='program' AND pid=?", (caller.pid,))
         assert named.fetchone()[0] in (Path(sys.executable).name, Path(sys.executable).name.encode())
+        assert reader.execute(
+            "SELECT COUNT(*) FROM annotations WHERE CAST(value AS TEXT)='monitor'"
+        ).fetchone() == (1,)
         assert not reader.execute("SELECT COUNT(*) FROM operations WHERE pid=?", (os.getpid(),)).fetchone()[0]
     assert facts["gpu_ioctls"] in IOCTL_WAYS
     assert calls == [("ioctl:NV_ESC_RM_CONTROL", Op.IOCTL, 40, 40, 0)]
@@ -298,7 +310,7 @@ def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
 
 def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
     told, now = [], {}
-    calls = DriverCalls(told.append, lambda: dict(now), tmp_path)
+    calls = DriverCalls(told.append, lambda _: "", lambda: dict(now))
     assert "no NVIDIA driver" in calls.look() and told == []
     now[195] = Driver.NVIDIA
     assert calls.look() == "" and calls.look() == ""
@@ -307,11 +319,9 @@ def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
     assert told == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
 
 
-def test_who_calls_without_being_traced_is_named_once(tmp_path: Path):
-    for pid, name in ((7, "nvidia-smi"), (8, "dcgm-exporter"), (9, "python")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "comm").write_text(name + "\n")
-    calls = DriverCalls(lambda _: None, proc=tmp_path)
+def test_who_calls_without_being_traced_is_named_once():
+    names = {7: "nvidia-smi", 8: "dcgm-exporter", 9: "python"}
+    calls = DriverCalls(lambda _: None, lambda pid: names.get(pid, ""))
     assert [(one.pid, one.label, one.value) for one in calls.named([7, 8, 9, 10], {9}, 5)] == [
         (7, "program", "nvidia-smi"),
         (8, "program", "dcgm-exporter"),

@@ -54,6 +54,7 @@ N_OPERATIONS_WITH_IOCTLS = 16_384
 _TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
 _PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
 _SWITCHES = ("on_switch", "on_switch_5_15")
+_COMM_BYTES = 16  # TASK_COMM_LEN, linux/sched.h
 _PROCESSES_AT_ONCE = 32
 """Read by one system call, so by one clock: it takes some 10 us."""
 _N_READS = 4
@@ -203,6 +204,13 @@ class Program:
         """Devices of these major numbers are the GPU driver's. majors: drivers.Driver by number."""
         for major, driver in majors.items():
             self._put("driver_majors", major, np.array([driver], np.uint8))
+
+    def caller(self, pid: int) -> str:
+        """What a process was called when it first called into the driver; empty if it did not, or long ago."""
+        name = ctypes.create_string_buffer(_COMM_BYTES)
+        fd, key = self._object.map_fd("driver_callers"), ctypes.c_uint32(pid)
+        missing = self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), name)
+        return "" if missing else name.value.decode(errors="replace")
 
     def know_native(self, stack: int, shape: Array | None) -> None:
         """Give events this stack again, by its hash, where it has this shape (kernel.NATIVE_SHAPE); None: forget it."""
