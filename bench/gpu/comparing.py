@@ -1,0 +1,203 @@
+"""Compares steps with hooks and steps without, in windows that alternate: the statistics of the slowdown.
+
+At each switch the half window before is compared with the half window after. A drift of the machine makes the one
+kind of switch look dearer and the other cheaper, so that it cancels out; the agent goes on meanwhile (switching.py), so
+that windows are short. Of these comparisons Huber's mean is told, which those in which the machine stumbled do not
+pull. Its 95 % interval comes from Student's t, and is the wider the more alike neighbours are: they share a window.
+
+A virtual CPU is slower by half for a while, over and over. Where a job measures its CPU's speed between two steps, only
+steps at full speed are compared. How long they take at which speed is learned from those without hooks, and each is
+told as what it would have taken at one speed. A governor has hot hooks on for a part of the time; what a window had of
+it is known, and the mean is that of a window that had as much as there was on the whole.
+"""
+
+import math
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from running import Failed
+from switching import Turn
+
+from stallscope.capture.operations import GOVERNED
+
+SETTLE_S = 0.1
+"""After a switch, before a window begins."""
+FULL_SPEED = 0.15
+"""A CPU that takes no longer than this beyond what it took in its fastest tenth, in the logarithm."""
+_T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
+_T_975_MANY = 2.10
+_HUBER = 1.345
+"""Standard deviations from which on a comparison weighs less: 95 % as sharp as the mean where all is normal."""
+_N_FITS = 30
+_MOST_ALIKE, _LEAST_KNOWN = 0.5, 40
+"""The correlation of neighbours that differ by whole windows only; taken where fewer comparisons do not tell it."""
+_NORMAL_MAD = 1.4826
+
+
+class Window(NamedTuple):
+    """A time in which nothing was switched (monotonic ns), and whether the agent traced in it."""
+
+    begin_ns: int
+    end_ns: int
+    is_on: bool
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95 % interval, in per cent."""
+
+    mean: float
+    half: float
+
+
+class Steps(NamedTuple):
+    """Steps of a rank, at whose ends it had waited for the GPU, and so for all: int64, int64, float64 (n,).
+
+    length_ns: of one step, of those up to this end.
+    """
+
+    number: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    length_ns: NDArray[np.float64]
+
+
+def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
+    """The steps before and after which the CPU was fast, as if it had been equally so. turn_ns: measured after each.
+
+    The fit is a line in the logarithms, of steps without hooks.
+    """
+    n = min(len(turn_ns), len(steps.number))
+    number, end_ns, length_ns = (one[1:n] for one in steps)
+    slow = np.log(np.maximum(turn_ns[number - 1], turn_ns[number]))
+    slow -= np.log(np.percentile(turn_ns, 10))
+    is_fast = slow < FULL_SPEED
+    number, end_ns, length_ns, slow = number[is_fast], end_ns[is_fast], length_ns[is_fast], slow[is_fast]
+    is_off = np.zeros(len(number), bool)
+    for one in windows:
+        is_off |= (not one.is_on) & (end_ns >= one.begin_ns) & (end_ns <= one.end_ns)
+    slope, _ = np.polyfit(slow[is_off], np.log(length_ns[is_off]), 1)
+    return Steps(number, end_ns, length_ns / np.exp(slope * slow))
+
+
+def mean_step_ns(window: Window, ranks: list[Steps]) -> float:
+    """Mean ns of a step of all ranks that are compared; nan where none has a whole step."""
+    each_ns = [one for steps in ranks if not math.isnan(one := step_ns(window, steps))]
+    return fmean(each_ns) if each_ns else math.nan
+
+
+def step_ns(window: Window, steps: Steps) -> float:
+    """Mean ns of a step inside the window; nan with fewer than two ends of steps."""
+    inside = steps.length_ns[(steps.end_ns >= window.begin_ns) & (steps.end_ns <= window.end_ns)]
+    return float(inside[1:].mean()) if len(inside) > 1 else math.nan
+
+
+def halves(windows: list[Window]) -> tuple[list[Window], list[Window]]:
+    """The half windows before and after each switch."""
+    middle_ns = [(one.begin_ns + one.end_ns) // 2 for one in windows]
+    before = [one._replace(begin_ns=ns) for one, ns in zip(windows[:-1], middle_ns[:-1], strict=True)]
+    after = [one._replace(end_ns=ns) for one, ns in zip(windows[1:], middle_ns[1:], strict=True)]
+    return before, after
+
+
+def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
+    """Per cent by which a step with hooks is longer than one without, at each switch: (windows - 1,).
+
+    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has.
+    """
+    before, after = (
+        np.log(np.array([[step_ns(one, steps) for one in side] for steps in ranks]))
+        for side in halves(windows)
+    )
+    longer = (after - before) * [1 if one.is_on else -1 for one in windows[1:]]
+    is_known = ~np.isnan(longer)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0)
+    return np.asarray(100 * np.expm1(mean))
+
+
+def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
+    """For which share of each window each governed group was on: (windows, groups). At first all are."""
+    found = np.ones((len(windows), len(GOVERNED)))
+    for at, group in enumerate(GOVERNED):
+        of = [(0, True), *((one.at_ns, one.is_on) for one in turns if one.group == group), (1 << 62, True)]
+        for row, one in enumerate(windows):
+            off_ns = sum(
+                max(0, min(until_ns, one.end_ns) - max(since_ns, one.begin_ns))
+                for (since_ns, is_on), (until_ns, _) in pairwise(of)
+                if not is_on
+            )
+            found[row, at] -= off_ns / (one.end_ns - one.begin_ns)
+    return found
+
+
+class Found(NamedTuple):
+    """Comparisons: per cent (n,), for which share of each what was on (n, k), and on the whole (k,)."""
+
+    percent: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    whole: NDArray[np.float64]
+
+
+def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Found:
+    """The comparisons at switches that have whole steps on both sides."""
+    percent = estimates(windows, ranks)
+    is_known = ~np.isnan(percent)
+    before, after = halves(windows)
+    traced = [b if b.is_on else a for b, a in zip(before, after, strict=True)]
+    settled = [one._replace(begin_ns=one.begin_ns - int(SETTLE_S * 1e9)) for one in windows if one.is_on]
+    return Found(
+        percent[is_known], on_shares(turns, traced)[is_known], on_shares(turns, settled).mean(axis=0)
+    )
+
+
+def interval(found: Found) -> Interval:
+    """Mean and 95 % interval: where a line through the comparisons (Huber's, as many columns as differ at all) has the
+    shares of the whole. Huber, Robust Statistics (1981), 7.6.
+    """
+    n = len(found.percent)
+    columns = [one for one in (found.shares - found.whole).T if np.ptp(one) > 0]
+    design = np.column_stack([np.ones(n), *columns])
+    free = n - design.shape[1]
+    if free < 1:
+        return Interval(float(found.percent.mean()) if n else math.nan, math.nan)
+    weight = np.ones(n)
+    for _ in range(_N_FITS):
+        root = np.sqrt(weight)
+        fit = np.linalg.lstsq(design * root[:, None], found.percent * root, rcond=None)[0]
+        rest = found.percent - design @ fit
+        scale = max(_NORMAL_MAD * float(np.median(np.abs(rest))), 1e-12)
+        weight = 1 / np.maximum(np.abs(rest) / (_HUBER * scale), 1)
+    is_near, pull = np.abs(rest) <= _HUBER * scale, weight * rest
+    variance = (pull**2).sum() / free / is_near.mean() ** 2 * np.linalg.pinv(design.T @ design)[0, 0]
+    alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _LEAST_KNOWN else _MOST_ALIKE
+    variance *= 1 + 2 * min(max(alike, 0), _MOST_ALIKE)
+    t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
+    return Interval(float(fit[0]), t * math.sqrt(variance))
+
+
+def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
+    """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
+    known = found_in(windows, ranks, turns)
+    found = [float(one) for one in known.percent]
+    if len(found) < 2:
+        raise Failed(f"only {len(found)} of {len(windows) - 1} switches have whole steps on both sides")
+    mean, half = interval(known)
+    off_ns = [mean_step_ns(one, ranks) for one in windows if not one.is_on]
+    return {
+        "slowdown_percent": round(mean, 3),
+        "spread_percent": round(half, 3),
+        "upper_bound_percent": round(mean + half, 3),
+        "median_percent": round(median(found), 3),
+        "runs": len(found),
+        "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
+        "on_share": dict(zip(("copies", "hot"), known.whole.round(4).tolist(), strict=True)),
+        "each_percent": [round(one, 3) for one in found],
+        "off_step_ms": [round(one / 1e6, 4) for one in off_ns],
+    }
