@@ -306,7 +306,7 @@ INLINE void look(struct details *d, const struct function *f, const u64 args[16]
 		copied(d, f, args);
 	} else if (f->shape >= SHAPE_LAUNCH_RUNTIME && f->shape <= SHAPE_LAUNCH_CONFIG) {
 		launched(d, f, args);
-	} else if (f->shape >= SHAPE_OUT && f->shape <= SHAPE_CREATE) {
+	} else if ((f->shape >= SHAPE_OUT && f->shape <= SHAPE_CREATE) || f->shape == SHAPE_RETAIN) {
 		d->out = args[MASK(f->out, 15)];
 		if (f->shape == SHAPE_ALLOC_PITCH) {
 			d->pitch_at = args[2];
@@ -392,6 +392,11 @@ INLINE void frees(u32 tgid, struct details *d)
 
 	if (!l)
 		return;
+	if (l->n_retained) {
+		__sync_fetch_and_add(&l->n_retained, -1);
+		d->gives_back = 1;
+		return;
+	}
 	d->freed = *l;
 	d->count_bytes = l->n_bytes;
 	d->has_freed = 1;
@@ -401,11 +406,25 @@ INLINE void frees(u32 tgid, struct details *d)
 		unpin(tgid, d->address);
 }
 
+INLINE void retained(u32 tgid, u64 handle)
+{
+	struct live_key key = { .address = handle, .tgid = tgid, .is_handle = 1 };
+	struct live *l = bpf_map_lookup_elem(&allocations, &key);
+
+	if (l)
+		__sync_fetch_and_add(&l->n_retained, 1);
+}
+
 INLINE void freed(u32 tgid, const struct thread *t, struct details *d, bool has_failed)
 {
 	struct live_key key = { .address = d->address, .tgid = tgid, .is_handle = d->memory == MEMORY_VMM };
 	struct balance *b;
 
+	if (d->gives_back) {
+		if (has_failed)
+			retained(tgid, d->address);
+		return;
+	}
 	if (has_failed && d->has_freed) {
 		if (bpf_map_update_elem(&allocations, &key, &d->freed, BPF_ANY))
 			count(LOST_ALLOCATION);
@@ -486,8 +505,10 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 		freed(tgid, t, d, has_failed);
 	else if (!has_failed && d->shape >= SHAPE_ALLOC && d->shape <= SHAPE_REGISTER)
 		allocated(tgid, t, d, d->shape);
-	else if (!has_failed && d->shape == SHAPE_OUT)
+	else if (!has_failed && (d->shape == SHAPE_OUT || d->shape == SHAPE_RETAIN))
 		d->handle = user_word(d->out);
+	if (!has_failed && d->shape == SHAPE_RETAIN)
+		retained(tgid, d->handle);
 	if (has_failed && d->pitch_at) /* not told by the call: bytes a row */
 		d->count_bytes = -1;
 	tally(tgid, cookie, d, ns, has_failed);

@@ -531,6 +531,7 @@ enum shape {
 	SHAPE_CREATE,		/* (handle *, bytes, CUmemAllocationProp *, ...) */
 	SHAPE_REGISTER,		/* (address, bytes, ...) */
 	SHAPE_FREE,		/* (address or handle, ...) */
+	SHAPE_RETAIN,		/* (handle *, ...): of memory that is there, which takes one release more to be freed */
 };
 
 /* When hooks are on: always, or as long as they cost a thread little. */

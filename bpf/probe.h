@@ -57,7 +57,7 @@ struct live { /* an allocation that was not freed */
 	u64 n_bytes;
 	s16 device;
 	u16 memory;
-	u32 spare;
+	u32 n_retained; /* releases of its handle that free nothing yet */
 };
 
 #define N_PINNED 128
@@ -93,7 +93,8 @@ struct details { /* what an open CUDA call was given */
 	u8 shape;
 	u8 group;
 	u8 has_freed;
-	u8 spare[6];
+	u8 gives_back; /* one of several handles */
+	u8 spare[5];
 };
 
 struct thread { /* what a GPU thread's own hooks know; its slot is what others see */

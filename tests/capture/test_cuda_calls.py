@@ -231,6 +231,22 @@ def test_a_free_that_fails_frees_nothing_and_one_of_what_was_not_seen_is_counted
     assert (row["n_allocs"], row["allocated_bytes"]) == (1, 1000)
 
 
+def test_memory_is_held_until_the_last_of_its_handles_is_released(tracing: Callable[..., Program], puppet):
+    """NCCL takes a handle of what it registers, and gives it back at once."""
+    program = tracing()
+    puppet.does(
+        *PREPARE,
+        "made = malloc('cuMemCreate', 700, words(1, 4 << 32 | 1), ctypes.c_ulonglong(0))",
+        "lib.cuMemRetainAllocationHandle(ctypes.byref(out), made)",
+        "lib.set_failure(1); lib.cuMemRelease(out); lib.set_failure(0)",
+        "lib.cuMemRelease(out)",
+    )
+    assert held(program, puppet.pid) == {(MemoryKind.VMM, 4): (700, 1, 700)}
+    puppet.does("lib.cuMemRelease(made)")
+    _, (_, (row,)) = tallies(program).rows(time.monotonic_ns())
+    assert (row["live_bytes"], row["n_live"], row["n_frees"], row["n_unknown_frees"]) == (0, 0, 1, 0)
+
+
 def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], puppet):
     program = tracing()
     told = tallies(program)

@@ -118,7 +118,6 @@ LEFT_OUT = {
         r"cu(da)?Mem(Advise|Discard\w+)|cu(da)?StreamAttachMemAsync|cuStreamWriteValue(32|64)|cu(da)?IpcOpenEventHandle",
         r"cuMem(BatchDecompress|MapArray)Async",
     ),
-    "takes a handle once more": matching("cuMemRetainAllocationHandle"),
 }
 
 

@@ -294,7 +294,7 @@ BALANCE = np.dtype(
 
 LIVE_KEY = np.dtype([("address", "<u8"), ("tgid", "<u4"), ("is_handle", "<u4")])
 
-LIVE = np.dtype([("n_bytes", "<u8"), ("device", "<i2"), ("memory", "<u2"), ("spare", "<u4")])
+LIVE = np.dtype([("n_bytes", "<u8"), ("device", "<i2"), ("memory", "<u2"), ("n_retained", "<u4")])
 """struct live: an allocation that was not freed."""
 
 STRUCTS = {
@@ -426,6 +426,7 @@ class Shape(IntEnum):
     CREATE = 13
     REGISTER = 14
     FREE = 15
+    RETAIN = 16
 
 
 class HookGroup(IntEnum):

@@ -77,6 +77,11 @@ DOES(cudaFreeAsync, void *p, void *stream)
 DOES(cudaFreeHost, void *p)
 DOES(cudaHostUnregister, void *p)
 DOES(cuMemRelease, unsigned long long handle)
+API int cuMemRetainAllocationHandle(unsigned long long *handle, void *address)
+{
+	*handle = (uintptr_t)address; /* as if it were mapped where its number says */
+	return done();
+}
 
 API int cudaMallocPitch(void **out, size_t *pitch, size_t width, size_t height)
 {
