@@ -64,6 +64,16 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
 
 
 @x86_64
+def test_where_hooks_are_slow_to_take_off_there_are_few(tmp_path):
+    code = dict.fromkeys(("cudaMalloc", "cudaMallocArray", "cudaStreamCreate"), "push %rbp; pop %rbp")
+    with loaded(assembled(tmp_path / "libcudart.so.12", code)) as pid:
+        attached = Attached()
+        notes = Attaching(Discovery(pids=frozenset({pid})), attached, only_few=True).new(0)
+    assert attached == [{"cudaMalloc": 0x55}]
+    assert notes == [f"attached to 1 functions of {tmp_path}/libcudart.so.12"]
+
+
+@x86_64
 def test_dear_first_instructions_are_told(tmp_path):
     code = {"ncclAllReduce": "sub $8, %rsp; add $8, %rsp", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:

@@ -3,6 +3,7 @@
 import pytest
 
 from stallscope.capture import operations
+from stallscope.capture.cuda_table import FEW
 from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry
 from stallscope.events.kernel import Action
 from stallscope.events.names import Category, Op
@@ -50,6 +51,15 @@ def test_launches_are_hooked_only_where_asked_for():
     assert [hook.symbol for hook in operations.hooks(offsets)] == ["cudaFree"]
     assert len(operations.hooks(offsets, launches=True)) == 2
     assert "cudaLaunchKernel" not in operations.names()
+
+
+def test_where_hooks_are_dear_only_what_jobs_wait_in_is_hooked():
+    places = {name: number for number, name in enumerate(operations.names(), 1)}
+    every = operations.hooks(places)
+    kept = {hook.symbol for hook in operations.few(every)}
+    assert {*FEW, "ncclAllReduce", "ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"} <= kept
+    assert not kept & {"cudaStreamCreate", "cuModuleLoadData", "cudaMalloc3DArray", "ncclCommWindowRegister"}
+    assert len(kept) < len(every) / 4
 
 
 def test_two_names_at_one_offset_are_one_hook():

@@ -49,6 +49,7 @@ class Attaching:
     attach: Attach
     proc: Path = Path("/proc")
     launches: bool = False
+    only_few: bool = False  # hooks are slow to be taken off
     governor: Governing | None = None
     _links: dict[FileKey, Closable] = field(default_factory=dict)
 
@@ -93,6 +94,9 @@ class Attaching:
                 group: operations.hooks(places, launches=self.launches, groups=(group,)) for group in governed
             }
             hooks = operations.hooks(places, launches=self.launches, groups=always)
+            if self.only_few:
+                hooks = operations.few(hooks)
+                by_group = {group: operations.few(each) for group, each in by_group.items()}
             n_hooks = len(hooks) + sum(map(len, by_group.values()))
             if not n_hooks:
                 return [f"{library.name} has none of the functions to trace: another version, or stripped"]

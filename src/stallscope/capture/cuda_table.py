@@ -314,6 +314,25 @@ DRIVER_LAUNCHES = (
 )
 
 
+_FEW = """
+cudaDeviceSynchronize cudaEventSynchronize cudaStreamSynchronize
+cudaMalloc cudaMallocAsync cudaMallocManaged cudaMallocHost cudaHostAlloc cudaHostRegister
+cudaFree cudaFreeAsync cudaFreeHost cudaHostUnregister
+cudaMemcpy cudaMemcpyAsync cudaMemcpy2DAsync cudaMemcpyPeerAsync cudaSetDevice
+cudaStreamBeginCapture cudaStreamEndCapture cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphLaunch
+cuCtxSynchronize cuCtxSynchronize_v2 cuEventSynchronize cuStreamSynchronize
+cuMemAlloc_v2 cuMemAllocAsync cuMemAllocManaged cuMemAllocHost_v2 cuMemHostAlloc cuMemHostRegister_v2
+cuMemCreate cuMemRetainAllocationHandle
+cuMemFree_v2 cuMemFreeAsync cuMemFreeHost cuMemHostUnregister cuMemRelease
+cuMemcpy cuMemcpyAsync cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2
+cuMemcpyDtoDAsync_v2
+cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch
+"""
+
+FEW = frozenset(_FEW.split())
+"""What most jobs wait in: all that is hooked where a hook takes 0.1 s to be taken off again."""
+
+
 def only_counted(launches: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """The same launches, hot, and with nothing charged to them."""
     return tuple(one._replace(inside=Category.NONE, group=HookGroup.HOT) for one in launches)

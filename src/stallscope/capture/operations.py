@@ -226,6 +226,16 @@ def hooks(
     ]
 
 
+def few(hooks: Iterable[Hook]) -> list[Hook]:
+    """Those that a diagnosis cannot do without, for kernels on which hundreds would take minutes to be taken off."""
+    return [
+        hook
+        for hook in hooks
+        if (hook.symbol in cuda_table.FEW and hook.part != "counted")
+        or (hook.part == "nccl" and OPS[_NUMBER[hook.symbol]] not in _SELDOM)
+    ]
+
+
 def names(*, launches: bool = False, groups: Collection[HookGroup] = ALWAYS) -> Iterable[str]:
     """The functions to look for in a file."""
     return list(dict.fromkeys(entry.symbol for entry in _chosen(launches, groups)))
@@ -243,3 +253,4 @@ def _chosen(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
 
 
 _LAUNCHES = (Op.LAUNCH, Op.GRAPH_LAUNCH)
+_SELDOM = (Op.COMM_SETUP, Op.ONE_SIDED)
