@@ -1,6 +1,7 @@
 """Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out."""
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,8 @@ from stallscope.capture.drivers import Driver
 from stallscope.capture.operations import SYMBOLS
 from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.program import Options, Program
+from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.demo import live
 from stallscope.demo.job import N_BUCKETS
 from stallscope.demo.plan import Plan
@@ -56,6 +59,7 @@ def main() -> None:
             "n_snapshots": len(trace.snapshots),
             "lost": trace.lost,
             "driver_calls": {way: _driver_calls(way) for way in IOCTL_WAYS},
+            "under_yama": _under_yama(),
         }
         print("RESULT", json.dumps(result), flush=True)
 
@@ -85,6 +89,37 @@ def _driver_calls(way: str) -> int:
         found = program.operations()
     of_control = [SYMBOLS[key["symbol"]] == "ioctl:NV_ESC_RM_CONTROL" for key in found.keys]
     return int(found.values["n_failed"][of_control].sum())
+
+
+HANGS = "import time\ndef hangs(): time.sleep(600)\nprint(flush=True)\nhangs()"
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def _under_yama() -> dict[str, object]:
+    """Where a thread hangs whose memory nobody may read (ptrace_scope 3, until the machine ends), and what was said."""
+    PTRACE_SCOPE.write_text("3")
+    said: list[str] = []
+    told: list[tuple[str, ...]] = []
+
+    def keep(_pid: int, words: tuple[str, ...]) -> int:
+        told.append(words)
+        return len(told)
+
+    with (
+        subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as child,
+        Program.load(Options()) as program,
+    ):
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(1)  # until it stands in its sleep
+        is_forbidden = False
+        try:
+            Memory(child.pid).read(1 << 20, 8)
+        except Unreadable as refusal:
+            is_forbidden = refusal.errno == errno.EPERM
+        Stacks(1, keep, said.append, program.walk_python, program.peek).now(child.pid, [child.pid])
+        child.kill()
+    return {"is_forbidden": is_forbidden, "frames": [list(words) for words in told], "said": said}
 
 
 def _mode() -> str:

@@ -63,3 +63,10 @@ def test_every_round_is_traced_on_this_kernel(initramfs: Path, image: Path):
     assert found["n_snapshots"] > 0
     assert found["lost"] == {}
     assert set(found["driver_calls"].values()) == {N_IOCTLS}
+    yama = found["under_yama"]
+    assert yama["is_forbidden"]
+    assert [frame for frame in yama["frames"][0] if "<string>" in frame] == [
+        "<string>:2 hangs",
+        "<string>:4 <module>",
+    ]
+    assert yama["said"] == []
