@@ -40,12 +40,14 @@ from stallscope.capture.operations import SYMBOLS
 from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.processes import Processes, Snapshots
 from stallscope.capture.program import Program
+from stallscope.capture.renumbering import Renumbering
 from stallscope.capture.snapshots import snapshots
 from stallscope.capture.splits import Splits
 from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.stacks.unseen import Seen, Unseen
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
+from stallscope.capture.visible import GpuNumbers
 from stallscope.capture.workload import workload
 from stallscope.ending import ASKS, set_by_signals, told_by_descriptor
 from stallscope.errors import CannotTrace, NotFound
@@ -67,6 +69,8 @@ _SECOND_NS = 10**9
 _SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
 _SIGNALS = (*ASKS, signal.SIGHUP)
+_WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
+"""Tables whose `device` is what the process calls its GPU."""
 _SOURCE = "live capture of real processes by eBPF"
 
 
@@ -357,7 +361,9 @@ class _Scribe:
             | ({"gpu_ioctls": probes.ioctl_way or "not on this kernel"} if options.gpu_ioctls else {})
             | _cloud_facts(options.cloud),
         )
-        self._processes = Processes(self._node)
+        numbers = gpus.gpu_numbers if gpus else GpuNumbers()
+        self._processes = Processes(self._node, gpus=numbers)
+        self._renumbering = Renumbering(numbers)
         self._last = Snapshots()
         self._host = HostEvents(
             self._node, probes.entries, drivers=lambda: driver_calls.known if driver_calls else {}
@@ -488,6 +494,7 @@ class _Scribe:
             self._probes.forget(exit_ns.keys())
         for pid in self._processes.gone(exit_ns):
             ended_ns = exit_ns.get(pid, now_ns)
+            self._renumbering.forget(pid)
             if self._stacks:
                 self._stacks.forget(pid)
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
@@ -541,6 +548,8 @@ class _Scribe:
         if not len(rows):
             return
         columns = rows.dtype.names or ()
+        if table in _WITH_A_DEVICE:
+            self._renumbering.renumber(rows)
         if "stack" in columns:
             numbers = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
             rows["stack"] = layout.UNKNOWN  # a number of this trace means nothing to a hub

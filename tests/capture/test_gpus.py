@@ -95,6 +95,15 @@ def test_partitions_are_told_beside_their_gpu(fake_gpus):
     assert look.processes[["gpu", "mig", "pid"]].tolist() == [(0, 1, 77)]
 
 
+def test_gpus_are_known_by_their_files_and_uuids(fake_gpus):
+    part = {"which": "1.0", "uuid": "MIG-a"}
+    fake_gpus.have(H100 | {"minor": 4}, OTHER | {"minor": 1, "mig": 1}, part)
+    with library() as nvml:
+        found = GpuStates(nvml, node=0).gpu_numbers()
+    assert found.by_file == {4: 0, 1: 1}
+    assert found.by_uuid == {str(H100["uuid"]): 0, str(OTHER["uuid"]): 1, "MIG-a": 1}
+
+
 def test_a_gpu_that_fell_off_the_bus_tells_nothing(fake_gpus):
     fake_gpus.have(H100, OTHER)
     with library() as nvml:

@@ -77,6 +77,19 @@ def test_arrival_tells_communicator_rank_and_arguments(tracing: Callable[..., Pr
     assert (row["count_bytes"], row["node"], row["comm_rank"]) == (32, 5, 2)
 
 
+def test_bytes_are_exact_for_every_type_of_nccl(tracing: Callable[..., Program], puppet):
+    """Sizes by nccl.h: ncclInt8, Uint8, Int32, Uint32, Int64, Uint64, Float16, 32, 64, Bfloat16, Float8e4m3, e5m2."""
+    sizes = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1]
+    program = tracing()
+    puppet.does(
+        init(),
+        f"[lib.ncclAllReduce(P(0), P(0), Z(1001), kind, 0, comm(made), P(0)) for kind in range({len(sizes)})]",
+        "lib.ncclAllReduce(P(0), P(0), Z(1 << 40), 7, 0, comm(made), P(0))",
+    )
+    rows = records.collectives(told(program, puppet.pid)[0], node=0)
+    assert rows["count_bytes"].tolist() == [*(1001 * size for size in sizes), 4 << 40]
+
+
 def test_arguments_on_the_stack_are_read(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(init(), f"lib.ncclReduce({SOME}, 7, 1, 3, comm(made), P(55))")

@@ -118,6 +118,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **out)
 }
 
 int nvmlDeviceGetIndex(device *one, unsigned *index) { *index = atoi(one->which); return OK; }
+int nvmlDeviceGetMinorNumber(device *one, unsigned *minor) { return small(one, "minor", minor); }
 int nvmlDeviceGetUUID(device *one, char *out, unsigned size) { return word(one, "uuid", out, size); }
 int nvmlDeviceGetName(device *one, char *out, unsigned size) { return word(one, "name", out, size); }
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.capture.nvml import asked, devices, text
+from stallscope.capture.visible import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -65,6 +66,17 @@ class GpuStates:
     def numbers(self) -> dict[bytes, int]:
         """Number of each GPU by its UUID."""
         return {one.uuid: one.gpu for one in self._whole}
+
+    def gpu_numbers(self) -> GpuNumbers:
+        """By what processes know them: files and UUIDs."""
+        minors = {
+            one.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, one.handle) for one in self._whole
+        }
+        parts = [part for one in self._whole for part in self._partitions(one)]
+        return GpuNumbers(
+            by_file={int(minor): gpu for gpu, minor in minors.items() if minor is not None},
+            by_uuid={one.uuid.decode(): one.gpu for one in (*self._whole, *parts)},
+        )
 
     def look(self, now_ns: int) -> Look:
         """Ask all of them. A GPU that has fallen off the bus tells nothing: its row is all unknown."""

@@ -47,6 +47,7 @@ class Gpus:
             self._nvml = stack.enter_context(lib())
             self._states = GpuStates(self._nvml, node)
             self._numbers = self._states.numbers()
+            self.gpu_numbers = self._states.gpu_numbers()
             self._xids = _XidEvents(self._nvml)
             stack.callback(self._xids.close)
             self._keep = stack.pop_all()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.capture.visible import GpuNumbers, visible
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20
@@ -54,16 +55,22 @@ class Identity:
     is_from_nccl: bool = False  # rank and nranks are those of a communicator
 
 
-def identity(pid: int, proc: Path = Path("/proc"), *, variables: Mapping[str, str] | None = None) -> Identity:
+def identity(
+    pid: int,
+    proc: Path = Path("/proc"),
+    *,
+    variables: Mapping[str, str] | None = None,
+    gpus: GpuNumbers = GpuNumbers(),
+) -> Identity:
     """Who `pid` is. A process that has gone, or may not be looked at, is unknown in all but its pid.
 
-    variables: its environment; read where it is not given.
+    variables: its environment; read where it is not given. gpus: what the GPUs' numbers are.
     """
     home = proc / str(pid)
     variables = environment(home) if variables is None else variables
     rank, local_rank, nranks = place(variables)
     comm, started = _comm_and_start(home)
-    return Identity(pid, rank, local_rank, nranks, _device(home, variables), comm, started)
+    return Identity(pid, rank, local_rank, nranks, _device(home, variables, gpus), comm, started)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -120,16 +127,13 @@ def _comm_and_start(home: Path) -> tuple[str, int]:
     return head.partition(b"(")[2].decode("utf-8", "replace"), int(fields[19])
 
 
-def _device(home: Path, variables: Mapping[str, str]) -> int:
-    """The only GPU that the process has opened, else the only one that is visible to it.
-
-    What it has opened comes first: in a container the numbers of what is visible begin at 0 again.
-    """
-    devices = {int(match[1]) for match in map(_DEVICE.fullmatch, opened(home)) if match}
+def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
+    """The only GPU that the process has opened, else the only one that is visible to it."""
+    devices = {gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, opened(home)) if match}
     if len(devices) == 1:
         return devices.pop()
-    visible = _number(variables.get("CUDA_VISIBLE_DEVICES"))
-    return visible if visible in devices or not devices else UNKNOWN
+    seen = visible(home, variables, gpus)
+    return seen[0] if len(seen) == 1 and (seen[0] in devices or not devices) else UNKNOWN
 
 
 def opened(home: Path) -> list[str]:

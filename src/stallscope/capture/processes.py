@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.identity import Identity, environment, identity, small_file
+from stallscope.capture.visible import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -30,6 +31,7 @@ class Processes:
 
     node: int
     proc: Path = Path("/proc")
+    gpus: GpuNumbers = field(default_factory=GpuNumbers)
     _running: dict[int, Identity] = field(default_factory=dict)
     _member: dict[int, Member] = field(default_factory=dict)
     _started_with: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -49,7 +51,10 @@ class Processes:
         self._started_with = {
             pid: environment(self.proc / str(pid)) for pid in first_ns if pid not in self._running
         }
-        new = [identity(pid, self.proc, variables=told) for pid, told in self._started_with.items()]
+        new = [
+            identity(pid, self.proc, variables=told, gpus=self.gpus)
+            for pid, told in self._started_with.items()
+        ]
         self._running.update((each.pid, each) for each in new)
         rows = layout.empty(layout.PROCESSES, len(new))
         rows["node"], rows["ts_ns"] = self.node, [first_ns[each.pid] for each in new]

@@ -1,0 +1,83 @@
+"""Which GPU of the machine a process means by a device number of its own.
+
+CUDA_VISIBLE_DEVICES and containers hide GPUs from a process, which counts the others from 0. What a process sets for
+itself after its start does not show. As exact as GPUs of one kind: others are ordered by their speed unless
+CUDA_DEVICE_ORDER says otherwise, which is not known here.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FILE = re.compile(r"nvidia(\d{1,4})")
+_UUID = re.compile(r"(GPU|MIG)-.+")
+_OF_THE_KERNEL = ("devtmpfs", "tmpfs")
+"""File systems of /dev that answer at once, and not as a tenant pleases."""
+
+
+@dataclass(frozen=True)
+class GpuNumbers:
+    """Numbers of this machine's GPUs as their driver counts them, by the number of their device file and by UUID.
+
+    A partition's UUID stands for its GPU. What is not known has the number of its file.
+    """
+
+    by_file: Mapping[int, int] = field(default_factory=dict)
+    by_uuid: Mapping[str, int] = field(default_factory=dict)
+
+    def of_file(self, number: int) -> int:
+        """That of /dev/nvidiaN."""
+        return self.by_file.get(number, number)
+
+
+def visible(home: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tuple[int, ...]:
+    """Numbers of the GPUs that a process (its folder in /proc) sees, in its own order; empty where that is unknown."""
+    files = _device_files(home)
+    present = tuple(numbers.of_file(number) for number in files)
+    told = variables.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return present
+    found: list[int] = []
+    for word in map(str.strip, told.split(",")):
+        if _UUID.fullmatch(word):
+            named = {number for uuid, number in numbers.by_uuid.items() if uuid.startswith(word)}
+            if len(named) != 1:
+                return ()
+            found += named
+        elif re.fullmatch(r"[0-9]{1,4}", word) and (not present or int(word) < len(present)):
+            found.append(present[int(word)] if present else int(word))
+        else:
+            break  # as CUDA does: what stands behind is not seen either
+    return tuple(found)
+
+
+def _device_files(home: Path) -> list[int]:
+    """N of each /dev/nvidiaN in the process's own root."""
+    try:
+        mounts = [line.split() for line in (home / "mountinfo").read_text(errors="replace").splitlines()]
+    except OSError:
+        return []
+    kinds = [words[words.index("-") + 1] for words in mounts if words[4] == "/dev" and "-" in words]
+    if not kinds or kinds[-1] not in _OF_THE_KERNEL:
+        return []
+    return sorted(int(match[1]) for name in _names(home) if (match := _FILE.fullmatch(name)))
+
+
+def _names(home: Path) -> list[str]:
+    flags = os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        root = os.open(home / "root", os.O_PATH | flags)
+    except OSError:
+        return []
+    try:
+        folder = os.open("dev", os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=root)
+    except OSError:
+        return []
+    finally:
+        os.close(root)
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (of a descriptor)
+    finally:
+        os.close(folder)
