@@ -1,0 +1,55 @@
+"""How many of many Python stacks that the kernel walks are right, while other threads run.
+
+The program says in advance from where it makes each call; a stack is right if all its frames are those. For each Python
+that this machine has. Needs root, gcc, and the built BPF programs. Usage: bench_walks.py [CALLS of each]
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from report import FOLDER, report
+
+sys.path.insert(0, str(FOLDER.parent))
+
+from tests.capture.stacks.calls_walked import walked
+from tests.capture.stacks.interpreters import INTERPRETERS
+
+from stallscope.capture import elf, operations
+from stallscope.capture.program import Options, Program
+
+N_CALLS = 25_000
+LIBRARY_SOURCE = FOLDER.parent / "tests/capture/targets/calls.c"
+
+
+def main(n_calls: int = N_CALLS) -> None:
+    """Walk and report."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "libnccl.so"
+        subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, LIBRARY_SOURCE], check=True)
+        found = {f"3.{minor}": judged(python, library, n_calls) for minor, python in INTERPRETERS.items()}
+    report(
+        "walks",
+        {
+            "n_walks": n_calls * len(found),
+            "n_wrong": sum(one["n_wrong"] for one in found.values()),
+            "pythons": found,
+            "load_average": round(os.getloadavg()[0], 2),
+        },
+    )
+
+
+def judged(python: str, library: Path, n_calls: int) -> dict[str, int]:
+    """Stacks that were right, wrong, and not there."""
+    with elf.opened(library) as image:
+        places = {name: one.offset for name, one in elf.exported(image, operations.names()).items()}
+    with Program.load(Options(slow_call_ns=0)) as program:
+        program.attach(str(library), operations.hooks(places))
+        told = walked(program, python, library, n_calls)
+    return {f"n_{name}": told[name] for name in ("right", "wrong", "none")}
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
