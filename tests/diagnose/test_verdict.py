@@ -151,3 +151,13 @@ def test_the_schema_refuses_what_it_does_not_know():
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(broken, SCHEMA)
+
+
+def test_two_causes_that_weigh_alike_are_both_told():
+    disk = every(2, 14, 50 * MS, category=Category.IO)
+    locks = every(2, 14, 50 * MS, first=12, category=Category.LOCK)
+    both = only(report_of(dp_trace([*disk, *locks])))
+    first, second = both.causes
+    assert both.summary.endswith(f", because it {first.title} and {second.title}.")
+    assert {one.cause.name for one in both.causes} == {"block_io", "lock_contention"}
+    assert both.advice == [*first.cause.advice(first.evidence), *second.cause.advice(second.evidence)]

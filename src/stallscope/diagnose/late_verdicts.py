@@ -10,7 +10,7 @@ import numpy as np
 
 from stallscope.diagnose import where
 from stallscope.diagnose.case import Case
-from stallscope.diagnose.causes import Explained, explained
+from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.delays import Delays, Who, n_incidents, total
 from stallscope.diagnose.device import SlowDevice
@@ -66,7 +66,7 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
             is_lower_bound=whole.is_lower_bound,
             observed_ns=looked_at.observed_ns,
         ),
-        advice=parts[0].cause.advice(parts[0].evidence | place) if parts else [],
+        advice=[line for one in leading(parts) for line in one.cause.advice(one.evidence | place)],
         evidence=_steps_said(case, own.n_late, looked_at)
         | ({"is_whole_node": True} if len(processes) > 1 else {})
         | place,

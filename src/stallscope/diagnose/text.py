@@ -1,5 +1,6 @@
 """A report in words, for people. Everything here is made from the data; nothing is read back from it."""
 
+from stallscope.diagnose.causes import leading
 from stallscope.diagnose.verdict import Report, Verdict, wall_text
 from stallscope.events.counted import counted
 
@@ -108,8 +109,12 @@ def _straggler(verdict: Verdict) -> str:
         else (f"Rank {verdict.ranks[0]}{where}")
     )
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
-    reason = f", because it {verdict.causes[0].title}" if verdict.causes else ""
-    return f"{who} drags the job: {late} late {_how_often(verdict)}{reason}."
+    return f"{who} drags the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+
+
+def _because(verdict: Verdict) -> str:
+    titles = [one.title for one in leading(verdict.causes)]
+    return f", because it {' and '.join(titles)}" if titles else ""
 
 
 def _how_often(verdict: Verdict) -> str:
@@ -129,11 +134,10 @@ def _device(verdict: Verdict) -> str:
 def _process(verdict: Verdict) -> str:
     said = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
-    why = f", because it {verdict.causes[0].title}" if verdict.causes else ""
     return (
         f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
         f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
-        f"where {_ms_of(said.get('step_ms_usual'))} is usual{why}."
+        f"where {_ms_of(said.get('step_ms_usual'))} is usual{_because(verdict)}."
     )
 
 

@@ -89,6 +89,7 @@ class Explained:
 
 
 _LEAST_SHARE = 0.05
+_OWN_SHARE = 0.35
 
 
 def causes() -> list[Cause]:
@@ -128,6 +129,11 @@ def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
         parts.append(Explained(unknown, missing, missing * whole, unknown.evidence(excess)))
     kept = [part for part in parts if part.share >= _LEAST_SHARE]
     return sorted(kept, key=lambda part: -part.share)
+
+
+def leading(parts: list[Explained]) -> list[Explained]:
+    """The largest part, and those beside it that are too much to be left unsaid: two causes of their own, likely."""
+    return parts[:1] + [one for one in parts[1:] if one.share >= _OWN_SHARE and one.cause.name != "unknown"]
 
 
 def intervals(rows: Array) -> Evidence:
