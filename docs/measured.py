@@ -22,7 +22,7 @@ SHOWN = (
     Number(
         "slowdown",
         "slowdown_percent",
-        "{workload}: how much longer a step takes while it is traced, give or take {spread_percent:.1f} (95 %)",
+        "{said}: how much longer it takes while it is traced, give or take {spread_percent:.1f} (95 %)",
         "{:.1f} %",
     ),
     Number(

@@ -71,9 +71,12 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """A job to slow down. words: of job.py. seconds: at most so long. window_s: of each window."""
+    """A job to slow down. said: what is slowed down, for readers. words: of job.py. seconds: at most so long.
+    window_s: of each window.
+    """
 
     name: str
+    said: str
     words: tuple[str, ...]
     seconds: float
     window_s: float = 1.0
@@ -96,16 +99,39 @@ class Workload:
 
 _BY_CPU = ("--sync", "--alone", "--pin", "--speed")
 WORKLOADS = (
-    Workload("slowdown sync", ("--kind", "ddp", "--sync"), 85),
-    Workload("slowdown launch", ("--kind", "launch", *_BY_CPU), 95, window_s=0.6),
-    Workload("slowdown no-sync", ("--kind", "ddp", "--no-sync"), 85, window_s=3.0),
-    Workload("slowdown fsdp", ("--kind", "fsdp", "--sync"), 70),
-    Workload("slowdown graph", ("--kind", "graph", *_BY_CPU), 70, window_s=0.6),
-    Workload("slowdown inference", ("--kind", "inference", *_BY_CPU), 70, window_s=0.6),
+    Workload("slowdown sync", "a step of a DDP job that waits for the GPU", ("--kind", "ddp", "--sync"), 85),
+    Workload(
+        "slowdown launch",
+        "a step of a DDP job of tiny layers, bound by launches",
+        ("--kind", "launch", *_BY_CPU),
+        95,
+        window_s=0.6,
+    ),
+    Workload(
+        "slowdown no-sync",
+        "a step of a DDP job that runs ahead of the GPU",
+        ("--kind", "ddp", "--no-sync"),
+        85,
+        window_s=3.0,
+    ),
+    Workload("slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 70),
+    Workload(
+        "slowdown graph",
+        "a step that is one CUDA graph, 1.6 ms",
+        ("--kind", "graph", *_BY_CPU),
+        70,
+        window_s=0.6,
+    ),
+    Workload(
+        "slowdown inference",
+        "a request for an inference, 0.7 ms",
+        ("--kind", "inference", *_BY_CPU),
+        70,
+        window_s=0.6,
+    ),
 )
-"""GPU-bound with and without waiting for the GPU each step; bound by launches (tiny layers); sharded; one CUDA graph
-a step; requests without collectives. Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a
-virtual machine is slower or faster by 10 % for seconds. Their windows are short, since the CPU's speed still wanders.
+"""Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a virtual machine is slower or faster
+by 10 % for seconds. Their windows are short, since the CPU's speed still wanders.
 """
 
 
@@ -140,6 +166,7 @@ def measured(
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
+            "said": workload.said,
             **slowdown(windows, steps, turns),
             **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
             "gpus": 1 if workload.is_alone else job.n_ranks,
