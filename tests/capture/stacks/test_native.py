@@ -173,10 +173,11 @@ def by_gdb(pid: int) -> dict[int, list[int]]:
     """Where the calls of each thread go on, by gdb; functions that were put into others have the others' address."""
     command = ["gdb", "-batch", "-nx", "-p", str(pid)]
     command += ["-ex", "thread apply all backtrace -frame-info location-and-address"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, check=True)
+    told = done.stdout.decode(errors="replace")  # names of threads are cut anywhere
     found: dict[int, list[int]] = {}
     for part in re.split(r"^Thread ", told, flags=re.MULTILINE)[1:]:
-        tid = re.search(r"\(LWP (\d+)\)", part)
+        tid = re.search(r"\(LWP (\d+)\b", part)
         assert tid
         frames = [int(each, 16) for each in re.findall(r"^#\d+ +(0x[0-9a-f]+) ", part, re.MULTILINE)]
         found[int(tid[1])] = [address for address, _ in itertools.groupby(frames)]
