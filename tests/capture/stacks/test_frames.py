@@ -14,7 +14,7 @@ from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
 
-from .interpreters import INTERPRETERS, running
+from .interpreters import EACH_VERSION, INTERPRETERS, running
 
 Stack = list[tuple[str, str, int | None]]
 
@@ -47,7 +47,7 @@ def plain(function: str) -> str:
     return function.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("minor", INTERPRETERS)
+@pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_py_spy(minor):
     with running(INTERPRETERS[minor], "everywhere.py") as process:
         ours = by_us(process.pid)

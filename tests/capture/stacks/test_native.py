@@ -17,7 +17,7 @@ from stallscope.capture.stacks.mapped_code import Files, MappedCode
 from stallscope.capture.stacks.native import Calls, addresses, is_still, standing
 from stallscope.capture.stacks.sampling import sampled
 
-from .interpreters import INTERPRETERS, PROGRAMS, running
+from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, running
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
 
@@ -155,7 +155,7 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
 
 
 @pytest.mark.skipif(not shutil.which("gdb"), reason="other: no gdb")
-@pytest.mark.parametrize("minor", INTERPRETERS)
+@pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
     with running(INTERPRETERS[minor], "everywhere.py") as process:
         ours = {tid: waits_in(program, process.pid, tid)[1] for tid in tids(process.pid)}
