@@ -129,6 +129,13 @@ def test_children_of_ranks_that_look_like_ranks_are_left_out():
     assert "fetch" in verdict.advice[0]
 
 
+def test_a_helper_without_python_that_waits_is_not_the_rank():
+    told = trace(WAITS, WAITS, SLEEPS, WAITS, WAITS[:2], WAITS[:2])
+    told.processes["rank"], told.processes["nranks"] = [0, 1, 2, 3, 2, 0], 4
+    (verdict,) = diagnose(told).verdicts
+    assert verdict.victims == [0, 1, 3]
+
+
 def test_nobody_is_named_where_two_of_the_same_rank_wait():
     told = trace(WAITS, WAITS, SLEEPS, WAITS)
     told.processes["rank"] = [0, 1, 2, 0]

@@ -108,11 +108,12 @@ def _ranks(trace: Trace) -> list[_Rank]:
 def _of_rank(found: list[_Rank], rank: int) -> list[_Rank]:
     """One process of a rank; several where two wait, as of two jobs.
 
-    Children have their rank's environment and libraries, too: the rank is the one that waits, else the eldest.
+    Children have their rank's environment and libraries, too. Where some run Python, the others are helpers; of those
+    that are left the rank is the one that waits, else the eldest.
     """
     mine = [one for one in found if one.rank == rank]
-    waiting = [one for one in mine if one.stands is _Stands.WAITS]
-    return waiting or mine[:1]
+    mine = [one for one in mine if where.in_python(one.frames)] or mine
+    return [one for one in mine if one.stands is _Stands.WAITS] or mine[:1]
 
 
 def _rank(trace: Trace, node: int, pid: int, rank: int) -> _Rank:
