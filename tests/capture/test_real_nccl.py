@@ -136,3 +136,41 @@ def test_every_other_call_is_told_as_failed(tracing: Callable[..., Program], pup
     calls = records.of_kind(events[events["pid"] == puppet.pid], Kind.CALL)
     assert [SYMBOLS[number] for number in calls["symbol"]] == [entry.symbol for entry in called]
     assert (calls["result"] == 4).all()  # ncclInvalidArgument
+
+
+CRASHES = "ncclCommShrink"  # without a parent
+MADE_OR_ENDED = [
+    entry
+    for entry in ENTRIES
+    if entry.operation.op in (Op.COMM_INIT, Op.COMM_SPLIT, Op.COMM_DESTROY, Op.GROUP)
+    and entry.symbol != CRASHES
+]
+
+
+def test_every_way_to_make_and_end_a_communicator_is_told(
+    tracing: Callable[..., Program], puppet, exported: set[str]
+):
+    """With nothing to make it of they fail, or do nothing; none that fails is a communicator."""
+    program = tracing(slow_call_ns=0)
+    called = [entry for entry in MADE_OR_ENDED if entry.symbol in exported]
+    assert {"ncclCommInitRankConfig", "ncclCommSplit", "ncclCommAbort"} <= {entry.symbol for entry in called}
+    puppet.does(*(f"lib.{entry.symbol}({', '.join(['P(0)'] * 11)})" for entry in called))
+    events = program.events.drain()
+    mine = events[events["pid"] == puppet.pid]
+    assert [SYMBOLS[number] for number in records.of_kind(mine, Kind.CALL)["symbol"]] == [
+        entry.symbol for entry in called
+    ]
+    assert not len(records.of_kind(mine, Kind.COMM_BORN))
+
+
+def test_a_rank_is_told_by_a_real_call(tracing: Callable[..., Program], puppet):
+    """The unique id is passed by value: on the stack, or by its address, as the machine has it."""
+    program = tracing(slow_call_ns=0)
+    puppet.does(
+        "made, one = P(), Id()",
+        "lib.ncclCommInitRank.argtypes = [P, ctypes.c_int, Id, ctypes.c_int]",
+        "result = lib.ncclCommInitRank(ctypes.byref(made), 4, one, 2)",
+    )
+    (call,) = records.of_kind(program.events.drain(), Kind.CALL)
+    assert (SYMBOLS[call["symbol"]], call["op"]) == ("ncclCommInitRank", Op.COMM_INIT)
+    assert call["result"] != 0
