@@ -305,6 +305,68 @@ def fault_ns(program: Program, pid: int) -> int:
     return int(snapshots(state, node=0)["ledger_ns"][state.pids == pid, Category.FAULT - 1][0])
 
 
+COMPACT = Path("/proc/sys/vm/compact_memory")
+
+
+@pytest.mark.skipif(not COMPACT.exists(), reason="other: this kernel does not compact memory")
+def test_compaction_is_told_of_who_has_to_do_it(tracing: Callable[..., Program], puppet, stranger):
+    program = tracing()
+    puppet.does(CALL)
+    watch = Watch(program, puppet.pid)
+    tell(stranger, f"open({str(COMPACT)!r}, 'w').write('1')")
+    assert HostKind.COMPACTION not in watch.look()["kind"]
+    puppet.does(f"open({str(COMPACT)!r}, 'w').write('1')")
+    rows = watch.until(HostKind.COMPACTION, puppet.pid)
+    assert (rows["duration_ns"] > 0).all()
+    assert stranger.pid not in watch.look()["pid"]
+
+
+HEARS = """
+import socket
+door = socket.create_server(("{host}", 0), family=socket.{family})
+print(door.getsockname()[1], flush=True)
+"""
+RECVFROM = ("45", "207")
+"""The number of the system call on x86-64 and arm64."""
+
+
+def syscall_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0]
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "said"), [("AF_INET", "127.0.0.1", "127.0.0.1"), ("AF_INET6", "::1", "[::1]")]
+)
+def test_who_a_thread_waits_for_on_a_socket_is_named(
+    tracing: Callable[..., Program], puppet, stranger, family: str, host: str, said: str
+):
+    program = tracing(slow_off_ns=1_000_000)
+    assert stranger.stdin and stranger.stdout
+    stranger.stdin.write(f"exec({HEARS.format(host=host, family=family)!r})\n")
+    stranger.stdin.flush()
+    port = int(stranger.stdout.readline())
+    assert stranger.stdout.readline() == "done\n"
+    puppet.does(CALL, f"import socket; link = socket.create_connection(({host!r}, {port}), timeout=None)")
+    tell(stranger, "peer = door.accept()[0]")
+    watch = Watch(program, puppet.pid)
+    puppet.tell("_ = link.recv(1)")
+    wait_for(lambda: syscall_of(puppet.pid) in RECVFROM)
+    time.sleep(0.05)
+    tell(stranger, "peer.send(b'x')")
+    rows = watch.until(HostKind.SOCKET_WAIT, puppet.pid)
+    (row,) = rows[rows["duration_ns"] > 30_000_000]
+    assert row["file"] == f"{said}:{port}".encode()
+    assert row["detail"].startswith(b"from port ")
+    assert stranger.pid not in watch.look()["pid"]
+
+
 CONNECTS = """
 import socket
 place = open("/run/netns/{near}")
