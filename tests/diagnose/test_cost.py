@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.diagnose.cost import union_ns
+from stallscope.diagnose.cost import longest_ns
 from stallscope.events.names import Op
 
 from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of
@@ -15,19 +15,26 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integer
 
 
 @given(INTERVALS)
-def test_union_counts_each_moment_once(intervals):
+def test_of_intervals_that_overlap_the_longest_counts(intervals):
     columns = np.array(intervals, np.int64).reshape(-1, 3)
-    found = union_ns(columns[:, 0], columns[:, 1], columns[:, 2], n_groups=3)
-    covered = [set(), set(), set()]
-    for group, begin, end in intervals:
-        covered[group] |= set(range(begin, end))
-    assert found.tolist() == [len(moments) for moments in covered]
+    found = longest_ns(columns[:, 0], columns[:, 1], columns[:, 2], n_groups=3)
+    expected = [0, 0, 0]
+    for group in range(3):
+        mine = sorted((begin, end) for g, begin, end in intervals if g == group and end > begin)
+        reached, longest = -1, 0
+        for begin, end in mine:
+            if begin >= reached:
+                expected[group] += longest
+                longest = 0
+            reached, longest = max(reached, end), max(longest, end - begin)
+        expected[group] += longest
+    assert found.tolist() == expected
 
 
-def test_union_of_large_times_is_exact():
+def test_long_intervals_of_large_times_are_exact():
     base = 1 << 60
     begin = np.array([base, base + 5, base + 100])
-    assert union_ns(np.zeros(3, np.int64), begin, begin + 10, n_groups=1).tolist() == [25]
+    assert longest_ns(np.zeros(3, np.int64), begin, begin + 10, n_groups=1).tolist() == [20]
 
 
 @pytest.mark.parametrize(("second_ms", "together_ms"), [(50, 50), (20, 50), (80, 80)])
@@ -75,19 +82,23 @@ def test_lateness_that_is_absorbed_costs_nothing():
     assert sum(verdict.cost.gpu_seconds for verdict in report.verdicts if verdict.cost) < 0.05
 
 
-def test_cost_is_a_lower_bound_with_pipelines():
+def test_cost_with_sends_is_what_the_steps_last_longer():
     program = (
         Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
         Call(((0, 1, 2, 3),), count=9, waits=True),
     )
-    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(0, 6, 50 * MS))))))
-    assert verdict.cost.is_lower_bound is True
+    delays = tuple(every(0, 6, 50 * MS))
+    verdict = only(report_of(trace_of(Job(program, delays=delays))))
+    assert verdict.cost.is_lower_bound is False
+    assert verdict.cost.gpu_seconds == pytest.approx(len(delays) * 0.050 * 3, rel=0.05)
 
 
-def test_cost_of_a_job_that_never_waits_is_a_lower_bound():
+def test_cost_of_a_job_that_never_waits_is_told_as_a_bound():
     program = (Call(((0, 1, 2, 3),), count=3), Call(((0, 1, 2, 3),), count=4))
-    verdict = only(report_of(trace_of(Job(program, delays=tuple(every(0, 6, 50 * MS))))))
+    delays = tuple(every(0, 6, 50 * MS))
+    verdict = only(report_of(trace_of(Job(program, delays=delays))))
     assert verdict.cost.is_lower_bound is True
+    assert verdict.cost.gpu_seconds <= verdict.cost.at_most_gpu_seconds <= len(delays) * 0.050 * 3 * 1.05
 
 
 def test_cost_grows_with_the_number_of_victims():

@@ -24,7 +24,8 @@ def test_a_slow_stage_is_imbalance_and_nobody_is_named():
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("imbalance", [], [0, 1])
     assert verdict.evidence["slow_stage"] == [2, 3]
     assert verdict.late_ms["median"] == pytest.approx(10, rel=0.1)
-    assert verdict.cost.is_lower_bound is False
+    n_steps, n_victims = verdict.evidence["n_steps"], 2
+    assert verdict.cost.at_most_gpu_seconds == pytest.approx(0.010 * n_steps * n_victims, rel=0.1)
 
 
 def test_the_first_stage_can_be_the_slow_one():

@@ -46,16 +46,17 @@ def test_the_gpu_of_the_other_rank_of_two_is_not_slow():
         assert named(report_of(trace)) == {1}
 
 
-@pytest.mark.parametrize(("delay_ms", "least"), [(600, 0.0), (1500, 0.6)])
-def test_what_a_late_host_costs_is_at_most_what_the_steps_last_longer(delay_ms: int, least: float):
-    """Its GPU has work meanwhile. Where that is longer than each delay, nothing tells how much is hidden behind it."""
+@pytest.mark.parametrize("delay_ms", [600, 1500])
+def test_what_a_late_host_costs_is_told_from_what_is_sure_to_what_it_may_be(delay_ms: int):
+    """It is late in every step, and its GPU has work meanwhile: nothing tells how much is hidden behind that."""
     job = Job(dp=6, layers=4, buckets=1, sync_every=5, steps=100)
     late = HostStall(cause="block_io", ranks=(3,), delay_ns=delay_ms * 1_000_000, schedule=Schedule(first=5))
     trace, truth = simulate(job, [late], seed=2, timing=with_long_kernels(200))
     (verdict,) = report_of(trace).verdicts
     assert verdict.ranks == [3]
     assert verdict.cost is not None and verdict.cost.is_lower_bound
-    assert least <= verdict.cost.gpu_seconds / truth.lost_gpu_seconds <= 1.1
+    assert verdict.cost.gpu_seconds <= 1.1 * truth.lost_gpu_seconds
+    assert verdict.cost.at_most_gpu_seconds >= 0.9 * truth.lost_gpu_seconds
 
 
 @pytest.mark.parametrize("seed", [18, 19])

@@ -36,7 +36,13 @@ class Case:
     @cached_property
     def waits(self) -> Waits:
         """What the cost of late steps is worked out from."""
-        return Waits.of(self.line, self.arrival_ns, step=self.plan.step, step_ns=self.step_ns)
+        return Waits.of(
+            self.line,
+            self.arrival_ns,
+            step=self.plan.step,
+            step_ns=self.step_ns,
+            first_step=int(self.judged.step[0]) if len(self.judged.step) else 0,
+        )
 
     @property
     def arrival_ns(self) -> Array:

@@ -1,7 +1,8 @@
-"""What a late rank cost the others: for each victim the union, in time, of the intervals it waited.
+"""What a late rank cost the others: for each victim how much longer it waited than it would have anyway.
 
-A late step shows in every round of the step; the sum over the rounds would count one delay many times. Lateness
-that the victims did not wait for was absorbed and costs nothing.
+A late step shows in every round of the step; the sum over the rounds would count one delay many times. Victims would
+have waited for the next one that is behind by its own doing. Lateness that they did not wait for was absorbed and costs
+nothing; so may be what a GPU hid that had work enqueued (see hidden).
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from stallscope.diagnose.blame import LateStep
+from stallscope.diagnose.cells import Cells
 from stallscope.diagnose.groups import order_of
 from stallscope.diagnose.rounds import Rounds
 from stallscope.diagnose.thresholds import Thresholds
@@ -29,15 +31,16 @@ _ROWS_BESIDE = 2 * _STEPS_ASIDE + 2
 
 @dataclass(frozen=True)
 class Cost:
-    """lost_ns: float64 (p,) by process, time it was kept waiting. is_lower_bound: something could not be counted."""
+    """float64 (p,) by process, time it was kept waiting: lost_ns at most, least_ns for sure."""
 
     lost_ns: Array
-    is_lower_bound: bool
+    least_ns: Array
 
 
-def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> Array:
-    """Length of the union of the intervals of each group: float64 (n_groups,).
+def longest_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> Array:
+    """The longest interval of each run of intervals that overlap, summed by group: float64 (n_groups,).
 
+    Who comes to the next round before the late one has come to this one was not held up in between.
     group: int64 (n,). begin_ns, end_ns: int64 (n,); empty and negative intervals count nothing.
     """
     real = end_ns > begin_ns
@@ -49,35 +52,35 @@ def union_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> 
         group, begin_ns, end_ns = group[order], begin_ns[order], end_ns[order]
     # One running maximum for all groups: each group is moved behind the one before it.
     base = begin_ns.min()
-    span = int(end_ns.max() - base) + 1
-    shifted_end = end_ns - base + group * span
-    reached = np.maximum.accumulate(shifted_end)
-    before = np.concatenate([[np.iinfo(np.int64).min], reached[:-1]])
-    gained = shifted_end - np.clip(before, begin_ns - base + group * span, shifted_end)
-    return np.bincount(group, weights=gained, minlength=n_groups)
+    shift = group * (int(end_ns.max() - base) + 1) - base
+    reached = np.maximum.accumulate(end_ns + shift)
+    run = np.flatnonzero(np.append(True, (begin_ns + shift)[1:] >= reached[:-1]))
+    longest = np.maximum.reduceat(end_ns - begin_ns, run)
+    return np.bincount(group[run], weights=longest, minlength=n_groups)
 
 
 @dataclass(frozen=True)
 class Waits:
     """What the cost of every process is worked out from. released_ns: see _releases(); released_in: the step after
-    each. in_each_step: whether the job waits in most steps. has_p2p: whether there are sends and receives, in which
-    nobody counts as late.
+    each. in_each_step: whether the job waits in most steps.
     """
 
     place: "_Place"
     released_ns: Array
     released_in: Array
     in_each_step: bool
-    has_p2p: bool
 
     @staticmethod
-    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float) -> "Waits":
-        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step."""
+    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float, first_step: int = 0) -> "Waits":
+        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step. first_step: those before it
+        are warm-up, and no stretch with some of them is like the others.
+        """
         place = _Place.of(line, arrival_ns)
         released_ns, released_in = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
-        return Waits(
-            place, released_ns, released_in, _share_of_steps_with_waits(line), bool(line.is_p2p.any())
-        )
+        is_warm = released_in >= first_step
+        if np.count_nonzero(is_warm) >= _FEWEST_WAITS:
+            released_ns, released_in = released_ns[is_warm], released_in[is_warm]
+        return Waits(place, released_ns, released_in, _share_of_steps_with_waits(line))
 
     @cached_property
     def between_releases_ns(self) -> Array:
@@ -89,20 +92,50 @@ class Waits:
 
 @dataclass(frozen=True)
 class RowsByRound:
-    """Rows by round, and where each round begins among them: int64 (k,), (n_rounds + 1,)."""
+    """Rows by round, and where each round begins among them: int64 (k,), (n_rounds + 1,). behind_ns: float64 (k,), how
+    late each is by its own doing; 0 for those that are late steps themselves. ends: by peak row of a late step, where
+    its rows end.
+    """
 
     rows: Array
     start: Array
+    behind_ns: Array
+    ends: Mapping[int, int]
 
     @staticmethod
-    def of(met: Rounds, late: list[LateStep]) -> "RowsByRound":
-        """The rows of all rounds in which a late step may have held up others."""
+    def of(met: Rounds, table: Cells, late: list[LateStep], *, among: list[LateStep]) -> "RowsByRound":
+        """The rows of all rounds in which a late step may have held up others. among: all late steps."""
         is_asked = np.zeros(met.n_rounds, bool)
+        ends = _ends(table, late)
         for one in late:
-            is_asked[met.round[one.first_row : one.peak_row + 1]] = True
+            is_asked[met.round[one.first_row : ends[one.peak_row]]] = True
         rows = np.flatnonzero(is_asked[met.round])
-        rows = rows[order_of(met.round[rows], met.n_rounds)]
-        return RowsByRound(rows, np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1)))
+        behind_ns = np.minimum(np.nan_to_num(met.late_ns[rows], nan=0.0), _own_ns(table, among, rows))
+        order = order_of(met.round[rows], met.n_rounds)
+        rows, behind_ns = rows[order], np.maximum(behind_ns[order], 0.0)
+        start = np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
+        return RowsByRound(rows, start, behind_ns, ends)
+
+
+def _ends(table: Cells, late: list[LateStep]) -> dict[int, int]:
+    """By peak row of each late step, where the rows of the step end."""
+    peaks = np.array([one.peak_row for one in late], np.int64)
+    if not len(table.step):
+        return {row: row + 1 for row in peaks.tolist()}
+    ends = table.end_row[np.maximum(np.searchsorted(table.first_row, peaks, side="right") - 1, 0)]
+    return dict(zip(peaks.tolist(), np.maximum(ends, peaks + 1).tolist(), strict=True))
+
+
+def _own_ns(table: Cells, among: list[LateStep], rows: Array) -> Array:
+    """By row, what its process took longer than its peers in the step; 0 in late steps and outside of steps."""
+    if not len(table.step) or not len(rows):
+        return np.zeros(len(rows))
+    excess_ns = table.excess_ns.copy()
+    late = np.array([one.peak_row for one in among], np.int64)
+    excess_ns[np.maximum(np.searchsorted(table.first_row, late, side="right") - 1, 0)] = 0.0
+    cell = np.maximum(np.searchsorted(table.first_row, rows, side="right") - 1, 0)
+    inside = (rows >= table.first_row[cell]) & (rows < table.end_row[cell])
+    return np.where(inside, excess_ns[cell], 0.0)
 
 
 def cost(
@@ -115,20 +148,20 @@ def cost(
     late: list[LateStep],
     among: list[LateStep],
     share: Mapping[tuple[int, int], float],
+    passed_on: Array,
     step_ns: float,
     limits: Thresholds,
 ) -> Cost:
     """What these late steps of one process cost every other one.
 
-    among: all late steps, of whatever process. share: see shares(). step_ns: the usual step, as far as a delay is
-    looked for behind its peak.
+    among: all late steps, of whatever process. share: see shares(). passed_on: float64 by late step, see hidden.
+    step_ns: the usual step, as far as a delay is looked for behind its peak.
     """
-    lost = np.zeros(line.n_processes)
+    lost, least = np.zeros(line.n_processes), np.zeros(line.n_processes)
     place, job_waits = waits.place, waits.in_each_step
     if late and len(waits.released_ns):
-        lost = _waited_longer(waits, arrival_ns, late=late, among=among)
-        return Cost(lost, is_lower_bound=True)
-    for one in late:
+        return _waited_longer(waits, arrival_ns, late=late, among=among)
+    for one, part in zip(late, passed_on.tolist(), strict=True):
         direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round)
         late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
@@ -142,10 +175,12 @@ def cost(
         absorbed = (waited < limits.absorbed_share * direct) & job_waits
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
         if not job_waits:
-            each = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns)
+            each, part = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns), 0.0
         each[one.process] = 0
-        lost += each * share.get((one.process, one.step), 1.0)
-    return Cost(lost, is_lower_bound=waits.has_p2p or not job_waits)
+        each *= share.get((one.process, one.step), 1.0)
+        lost += each
+        least += each * part
+    return Cost(lost, least)
 
 
 def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], float]:
@@ -167,27 +202,35 @@ def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], fl
 def _waited_for(
     line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, by_round: RowsByRound
 ) -> Array:
-    """Time each process that shares a late round of the step sat between its arrival and the late one's."""
-    own = np.arange(one.first_row, one.peak_row + 1)
+    """Time each process that shares a late round of the step sat there until the late one came, beyond what it would
+    have sat there for the next one.
+    """
+    own = np.arange(one.first_row, by_round.ends[one.peak_row])
     own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
     start = by_round.start
-    rows = [by_round.rows[start[r] : start[r + 1]] for r in met.round[own].tolist()]
-    if not rows:
+    own = own[start[met.round[own] + 1] > start[met.round[own]]]
+    if not len(own):
         return np.zeros(line.n_processes)
-    others, until = _by_row(rows, arrival_ns[own])
-    return union_ns(line.process[others], arrival_ns[others], until, n_groups=line.n_processes)
+    here = [slice(start[r], start[r + 1]) for r in met.round[own].tolist()]
+    next_ns = np.array([by_round.behind_ns[part].max() for part in here])
+    until = arrival_ns[own]
+    others, begin, until = _by_row(
+        [by_round.rows[part] for part in here], (until - met.late_ns[own] + next_ns).astype(np.int64), until
+    )
+    begin = np.maximum(arrival_ns[others], begin)
+    return longest_ns(line.process[others], begin, until, n_groups=line.n_processes)
 
 
-def _by_row(parts: list[Array], value: Array) -> tuple[Array, Array]:
-    """The rows of all parts, sorted as union_ns wants them, and for each the value (k,) of its part."""
+def _by_row(parts: list[Array], *values: Array) -> tuple[Array, ...]:
+    """The rows of all parts, sorted as longest_ns wants them, and for each the values (k,) of its part."""
     counts = [len(part) for part in parts]
     if min(counts) == max(counts):  # of successive rounds of the same processes each has a row in turn
         in_turn = np.stack(parts, axis=1).ravel()
         if (in_turn[1:] > in_turn[:-1]).all():
-            return in_turn, np.tile(value, counts[0])
+            return in_turn, *(np.tile(value, counts[0]) for value in values)
     rows = np.concatenate(parts)
     order = np.argsort(rows)
-    return rows[order], np.repeat(value, counts)[order]
+    return rows[order], *(np.repeat(value, counts)[order] for value in values)
 
 
 @dataclass(frozen=True)
@@ -276,40 +319,47 @@ def _releases(
     return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge]), step[edge]
 
 
-def _waited_longer(waits: Waits, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]) -> Array:
+def _waited_longer(waits: Waits, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]) -> Cost:
     """For jobs that run ahead: how much longer each process waited at the end of stretches with late steps than of
-    those without: float64 (p,). Several late processes in a stretch share that in proportion.
+    those without. Several late processes in a stretch share that in proportion.
 
-    Where too few are without late steps, a stretch would have lasted at most as many usual steps as it has.
+    Where too few are without late steps, a stretch would have lasted at most as many usual steps as it has; how much of
+    the delays was hidden is not known.
     """
     process, waited = late[0].process, waits.between_releases_ns
     mine, everyones = (_late_in(waits.released_ns, arrival_ns, steps) for steps in (late, among))
     n_steps = np.diff(waits.released_in)
     quiet = (everyones == 0) & (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
-    if quiet.sum() >= _FEWEST_WAITS:
-        longer = waited - np.median(waited[quiet] / n_steps[quiet, None], axis=0) * n_steps[:, None]
-    else:
-        beyond = np.diff(waits.released_ns) - n_steps * _step_at_most_ns(waits, late, arrival_ns)
-        longer = np.minimum(beyond[:, None], waited)
     share = np.divide(mine, everyones, out=np.zeros_like(mine), where=everyones > 0)
-    lost: Array = (np.clip(longer, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
-    lost[process] = 0
-    return lost
+
+    def lost_ns(longer: Array) -> Array:
+        lost: Array = (np.clip(longer, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
+        lost[process] = 0
+        return lost
+
+    if quiet.sum() >= _FEWEST_WAITS:
+        usual = np.median(waited[quiet] / n_steps[quiet, None], axis=0) * n_steps[:, None]
+        return Cost(lost_ns(waited - usual), lost_ns(waited - usual))
+    beyond = np.diff(waits.released_ns) - n_steps * _step_at_most_ns(waits, late, arrival_ns)
+    return Cost(lost_ns(waited), lost_ns(np.minimum(beyond[:, None], waited)))
 
 
 def _step_at_most_ns(waits: Waits, late: list[LateStep], arrival_ns: Array) -> float:
-    """What a step takes without the delays of a process, at most: what it takes in the shortest stretches, and what
-    its GPU needs, by its own waits for the steps that it enqueued after its last delay in a stretch.
+    """What a step takes without the delays of a process, at most: what it takes in the shortest stretches, and what the
+    steps that the process enqueued after its last delay in a stretch took to the release.
     """
-    waited, n_steps = waits.between_releases_ns[:, late[0].process], np.diff(waits.released_in)
-    last_late = np.full(len(waited), -1)
+    n_steps, n_stretches = np.diff(waits.released_in), len(waits.released_in) - 1
+    last_late, since_ns = np.full(n_stretches, -1), np.zeros(n_stretches)
     for one in late:
         number = int(np.searchsorted(waits.released_ns, arrival_ns[one.peak_row], side="right")) - 1
-        if 0 <= number < len(last_late):
-            last_late[number] = max(last_late[number], one.step)
-    n_after = waits.released_in[1:] - last_late
+        if 0 <= number < n_stretches and one.step > last_late[number]:
+            last_late[number], since_ns[number] = one.step, arrival_ns[one.peak_row]
+    n_after = waits.released_in[1:] - 1 - last_late
     known, long = (last_late >= 0) & (n_after > 0), (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
-    bounds = (waited[known] / n_after[known], (np.diff(waits.released_ns)[long] / n_steps[long]))
+    bounds = (
+        (waits.released_ns[1:] - since_ns)[known] / n_after[known],
+        np.diff(waits.released_ns)[long] / n_steps[long],
+    )
     return min((float(np.quantile(bound, _TIGHT)) for bound in bounds if len(bound)), default=0.0)
 
 

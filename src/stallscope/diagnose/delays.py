@@ -13,10 +13,11 @@ import numpy as np
 from stallscope.diagnose.blame import LateStep
 from stallscope.diagnose.case import Case
 from stallscope.diagnose.causes import Excess
-from stallscope.diagnose.cells import lengths_ns, touched
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cost import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.excess import ledger_excess_ns
+from stallscope.diagnose.grown import longer_ns
+from stallscope.diagnose.hidden import HostTimes, passed_on
 from stallscope.diagnose.sent_again import sent_again
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
@@ -43,7 +44,8 @@ class Delays:
     late: the latest MOST_KEPT; only what does not point to rows means anything. n_late: all of them. by_process: how
     many of each process. n_rounds: late rounds. rounds: by communicator how many of the late steps peaked there, and
     the first and last round of those. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
-    lost_ns: by process, time it was kept waiting; is_lower_bound: something of that could not be counted.
+    lost_ns: by process, time it was kept waiting at most, least_ns: for sure; is_lower_bound: something of that could
+    not be counted.
     """
 
     late: tuple[LateStep, ...]
@@ -57,6 +59,7 @@ class Delays:
     until_ns: int | None
     excess: Excess
     lost_ns: Mapping[Who, float] = field(default_factory=dict)
+    least_ns: Mapping[Who, float] = field(default_factory=dict)
     is_lower_bound: bool = False
 
     @property
@@ -88,13 +91,14 @@ def delays_by_process(
     counted = _largest(late, _n_counted(case, _MOST_WAITS))
     among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
     costs, n_counted = _costs(case, counted, among_all), Counter(one.process for one in counted)
-    excess, found = _excess_by_process(case, late), {}
+    excess, found, nothing = _excess_by_process(case, late), {}, np.zeros(case.line.n_processes)
     for process, mine in _by_process(case, late).items():
-        spent = costs.get(process, Cost(np.zeros(case.line.n_processes), is_lower_bound=False))
+        spent = costs.get(process, Cost(nothing, nothing))
         found[process] = replace(
             _delays(case, mine, excess[process]),
             lost_ns=_lost_by(case, spent.lost_ns),
-            is_lower_bound=spent.is_lower_bound or n_counted[process] < len(mine),
+            least_ns=_lost_by(case, spent.least_ns),
+            is_lower_bound=n_counted[process] < len(mine),
         )
     return found
 
@@ -107,16 +111,24 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     late = sorted(late, key=lambda one: case.arrival_ns[one.peak_row])
     last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
     counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
-    lost_ns = np.sum([spent.lost_ns for spent in _costs(case, counted, last_ones).values()], axis=0)
-    lost_ns *= sum(one.late_ns for one in last_ones) / sum(one.late_ns for one in counted)
+    costs = list(_costs(case, counted, last_ones, uneven=late).values())
+    more = sum(one.late_ns for one in last_ones) / sum(one.late_ns for one in counted)
     delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
-    return replace(delays, lost_ns=_lost_by(case, lost_ns), is_lower_bound=True)
+    return replace(
+        delays,
+        lost_ns=_lost_by(case, more * np.sum([spent.lost_ns for spent in costs], axis=0)),
+        least_ns=_lost_by(case, more * np.sum([spent.least_ns for spent in costs], axis=0)),
+    )
 
 
-def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int, Cost]:
-    """What the late steps of each process cost the others. among: all that share in what the others waited."""
-    by_round = RowsByRound.of(case.met, late)
-    share = shares(case.arrival_ns, among)
+def _costs(
+    case: Case, late: list[LateStep], among: list[LateStep], *, uneven: Sequence[LateStep] = ()
+) -> dict[int, Cost]:
+    """What the late steps of each process cost the others. among: all that share in what the others waited. uneven:
+    others for which nobody would have waited without what is wrong.
+    """
+    by_round = RowsByRound.of(case.met, case.table, late, among=[*among, *uneven])
+    share, times = shares(case.arrival_ns, among), HostTimes.of(case.line, case.plan, late)
     return {
         process: cost(
             case.line,
@@ -127,6 +139,7 @@ def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int,
             late=mine,
             among=among,
             share=share,
+            passed_on=passed_on(case.line, times, mine),
             step_ns=case.step_ns,
             limits=case.limits,
         )
@@ -134,35 +147,34 @@ def _costs(case: Case, late: list[LateStep], among: list[LateStep]) -> dict[int,
     }
 
 
-def at_most_longer(case: Case, delays: Mapping[int, Delays]) -> dict[int, Delays]:
-    """The delays of all processes to name in a whole trace, costing nobody more than the steps lasted longer.
+def as_steps_grew(
+    case: Case, delays: Mapping[int, Delays], *, everyones: Iterable[LateStep]
+) -> dict[int, Delays]:
+    """The delays of all processes to name in a whole trace, costing as much as the steps lasted longer.
 
     A GPU that has work enqueued hides a delay of its host, from others, too, that wait for their own GPUs meanwhile.
+    everyones: all late steps of the trace.
     """
-    among = [one for each in delays.values() for one in each.late]
-    out = {}
-    for process, each in delays.items():
-        most_ns = float("inf") if each.n_late > len(each.late) else _longer_at_most_ns(case, each.late, among)
-        out[process] = replace(each, lost_ns={who: min(ns, most_ns) for who, ns in each.lost_ns.items()})
-    return out
+    among = list(everyones)
+    return {process: grown_as_steps(case, process, each, among=among) for process, each in delays.items()}
 
 
-def _longer_at_most_ns(case: Case, mine: Sequence[LateStep], among: Sequence[LateStep]) -> float:
-    """How much longer the late steps of a process and those after them lasted than steps in which nobody was late, by
-    two standard errors at most: nobody can have lost more. Infinite where too few such steps are there to tell, and
-    where hosts run ahead, which steps of the host say nothing of.
-    """
-    table, line = case.judged, case.line
-    here = slice(*np.searchsorted(table.process, [mine[0].process, mine[0].process + 1]))
-    step, length = table.step[here], lengths_ns(line, table, here).astype(np.float64)
-    own, all_late = (np.array([one.step for one in late]) for late in (mine, among))
-    quiet = ~touched(step, all_late) & ~line.is_first[table.first_row[here]]
-    if quiet.sum() < case.limits.steady_steps or len(case.waits.released_ns):
-        return float("inf")
-    usual = float(np.median(length[quiet]))
-    spread = 1.4826 * float(np.median(np.abs(length[quiet] - usual)))
-    affected = length[touched(step, own)]
-    return max(float((affected - usual).sum()) + 2 * spread * len(affected) ** 0.5, 0.0)
+def grown_as_steps(case: Case, process: int, delays: Delays, *, among: Sequence[LateStep]) -> Delays:
+    """Delays that cost nobody more than the steps of a process lasted longer, nor less where nothing else was late."""
+    if delays.n_late > len(delays.late):
+        return delays
+    grown = longer_ns(case, process, delays.late, among)
+    if grown is None:
+        return delays
+    lost_ns = {who: min(ns, grown.most_ns) for who, ns in delays.lost_ns.items()}
+    return replace(
+        delays,
+        lost_ns=lost_ns,
+        least_ns={
+            who: max(min(delays.least_ns.get(who, 0.0), ns), min(grown.least_ns, ns))
+            for who, ns in lost_ns.items()
+        },
+    )
 
 
 def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
@@ -191,15 +203,11 @@ def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
 
 
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
-    """The delays of a process by its GPU: each of its peers loses as much."""
+    """The delays of a process by its GPU: each of the others loses as much at most."""
     delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
-    peers = np.flatnonzero(case.plan.program == case.plan.program[process])
     lost = float(sum(one.excess_ns for one in late))
-    return replace(
-        delays,
-        lost_ns={case.who(int(peer)): lost for peer in peers if peer != process},
-        is_lower_bound=True,
-    )
+    others = (other for other in range(case.line.n_processes) if other != process)
+    return replace(delays, lost_ns={case.who(other): lost for other in others})
 
 
 def total(parts: Iterable[Delays]) -> Delays:
@@ -219,6 +227,7 @@ def total(parts: Iterable[Delays]) -> Delays:
         until_ns=max((part.until_ns for part in found if part.until_ns is not None), default=None),
         excess=_in_all([part.excess for part in found]),
         lost_ns=_in_order(_added(part.lost_ns for part in found), found[0].lost_ns),
+        least_ns=_in_order(_added(part.least_ns for part in found), found[0].least_ns),
         is_lower_bound=any(part.is_lower_bound for part in found),
     )
 

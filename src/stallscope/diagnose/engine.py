@@ -13,13 +13,20 @@ from stallscope.diagnose.causes.registry import cause
 from stallscope.diagnose.clocks import wall_ns
 from stallscope.diagnose.cores import both, keep_freed_memory
 from stallscope.diagnose.deaths import with_deaths
-from stallscope.diagnose.delays import at_most_longer, delays_by_process, delays_in_all, device_delays, total
+from stallscope.diagnose.delays import (
+    as_steps_grew,
+    delays_by_process,
+    delays_in_all,
+    device_delays,
+    grown_as_steps,
+    total,
+)
 from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.failures import with_failures
 from stallscope.diagnose.gpu_states import with_gpu_states
 from stallscope.diagnose.hang import Stuck, patience_ns, stuck
 from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
-from stallscope.diagnose.late_verdicts import Seen, cost_said
+from stallscope.diagnose.late_verdicts import Seen, between, cost_said
 from stallscope.diagnose.mismatch import Mismatch, mismatches
 from stallscope.diagnose.on_device import on_device
 from stallscope.diagnose.recurrence import alone, one_offs, recurring, unsure
@@ -119,7 +126,7 @@ def report(found: Findings) -> Report:
         _ = case.waits  # both need it
     on_the_move, stragglers = both(
         lambda: [moving_verdict(found, uneven, looked_at)] if uneven else [],
-        lambda: _stragglers(case, named, looked_at),
+        lambda: _stragglers(case, named, looked_at, everyones=_all_late(found)),
         n=len(case.line.rows),
     )
     verdicts = [
@@ -127,7 +134,13 @@ def report(found: Findings) -> Report:
         *([] if found.odd else standstill(case)),
         *stragglers,
         *(
-            late_verdicts.device(case, p, one, device_delays(case, p, one.late), looked_at=looked_at)
+            late_verdicts.device(
+                case,
+                p,
+                one,
+                grown_as_steps(case, p, device_delays(case, p, one.late), among=_all_late(found)),
+                looked_at=looked_at,
+            )
             for p, one in found.device.items()
             if p not in named
         ),
@@ -270,9 +283,20 @@ def counted(case: Case) -> dict[str, object]:
     }
 
 
-def _stragglers(case: Case, named: dict[int, list[LateStep]], looked_at: Seen) -> list[Verdict]:
-    """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
-    delays = at_most_longer(case, delays_by_process(case, [late for mine in named.values() for late in mine]))
+def _all_late(found: Findings) -> list[LateStep]:
+    """The late steps of hosts and of GPUs."""
+    return [*found.late, *(late for one in found.device.values() for late in one.late)]
+
+
+def _stragglers(
+    case: Case, named: dict[int, list[LateStep]], looked_at: Seen, *, everyones: list[LateStep]
+) -> list[Verdict]:
+    """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first.
+
+    everyones: all late steps of the trace.
+    """
+    delays = delays_by_process(case, [late for mine in named.values() for late in mine])
+    delays = as_steps_grew(case, delays, everyones=everyones)
     groups = by_node(case, sorted(named))
     alone = [group[0] for group in groups if len(group) == 1]
     more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
@@ -288,14 +312,14 @@ def _stragglers(case: Case, named: dict[int, list[LateStep]], looked_at: Seen) -
 
 def is_nothing(case: Case, verdict: Verdict) -> bool:
     """Small delays for which nobody was seen to wait."""
-    if verdict.cost is None or verdict.cost.gpu_seconds > 0 or verdict.late_ms is None:
+    if verdict.cost is None or verdict.cost.may_be_gpu_seconds > 0 or verdict.late_ms is None:
         return False
     return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.least_ns
 
 
 def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:
     """Verdicts in order of what they cost; those of equal cost as they come."""
-    return sorted(verdicts, key=lambda verdict: -(verdict.cost.gpu_seconds if verdict.cost else 0.0))
+    return sorted(verdicts, key=lambda verdict: -(verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0))
 
 
 def by_node(case: Case, processes: list[int]) -> list[list[int]]:
@@ -326,11 +350,12 @@ def stage_verdict(case: Case, stage: SlowStage) -> Verdict:
         until_ns=wall_ns(case.trace, case.first_node, float(rows.max())),
         confidence=0.9,
         victims=others,
-        cost=cost_said(
+        # Calls on several communicators overlap: no more was waited than the stage took longer. Some of it is waited
+        # for in any pipeline.
+        cost=between(
             case,
-            # Calls on several communicators overlap: no more was waited than the stage took longer.
+            0.0,
             min(stage.wait_share * case.step_ns, stage.excess_ns) * stage.n_steps * len(others) / 1e9,
-            is_lower_bound=False,
             observed_ns=case.observed_ns,
         ),
         advice=["Move work between the stages: no machine is bad, the slow stage has more to do."],

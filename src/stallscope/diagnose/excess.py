@@ -44,7 +44,7 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
     if not len(rows):
         return out
     in_gpu_calls = line.in_gpu_calls_ns
-    theirs = np.nan_to_num(_median_in_calls(plan, in_gpu_calls, rows), nan=0.0)
+    theirs = np.nan_to_num(medians_in_calls(plan, in_gpu_calls, rows), nan=0.0)
     # What they usually wait there, at least 0, is still to be taken off.
     may_be = theirs >= 0.5 * host_excess[rows]
     rows, theirs = rows[may_be], theirs[may_be]
@@ -56,7 +56,7 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
     return out
 
 
-def _median_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
+def medians_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median of the other processes in the same call: float64 (len(rows),)."""
     is_asked = np.zeros(plan.n_calls, bool)
     is_asked[plan.key[rows]] = True

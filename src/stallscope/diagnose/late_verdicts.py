@@ -3,7 +3,7 @@
 Each is made from summed delays (see delays), which may be those of one trace, or of a stream whose rows are gone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,8 @@ from stallscope.diagnose.device import SlowDevice
 from stallscope.diagnose.period import period_steps
 from stallscope.diagnose.verdict import CostSaid, Verdict
 from stallscope.events.names import CollectiveFlag
+
+_SURE = 0.8  # where a cost is sure to this share it is told as one number
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,7 @@ def straggler(case: Case, processes: list[int], delays: Mapping[int, Delays], *,
         causes=parts,
         confidence=_confidence(case, own, parts),
         victims=_victims(case, lost),
-        cost=cost_said(
-            case,
-            sum(lost.values()) / 1e9,
-            is_lower_bound=whole.is_lower_bound,
-            observed_ns=looked_at.observed_ns,
-        ),
+        cost=_cost_of(case, whole, named, looked_at=looked_at),
         advice=[line for one in leading(parts) for line in one.cause.advice(one.evidence | place)],
         evidence=_steps_said(case, own.n_late, looked_at)
         | ({"is_whole_node": True} if len(processes) > 1 else {})
@@ -89,6 +86,7 @@ def device(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked
         "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
     }
     part = Explained(why, 1.0, delays.excess.total_ns, evidence)
+    said = _cost_of(case, delays, looked_at=looked_at)
     return replace(
         _where(case, [process], delays, looked_at=looked_at),
         kind="device",
@@ -96,9 +94,9 @@ def device(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked
         causes=[part],
         confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
         victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
-        cost=cost_said(
-            case, sum(delays.lost_ns.values()) / 1e9, is_lower_bound=True, observed_ns=looked_at.observed_ns
-        ),
+        cost=replace(
+            said, is_lower_bound=said.is_lower_bound or slow.is_irregular
+        ),  # only the longest are late
         advice=why.advice(evidence),
         evidence=_steps_said(case, delays.n_late, looked_at),
     )
@@ -113,9 +111,7 @@ def moving(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict:
         n_incidents=n_incidents(delays.steps),
         causes=explained(delays.excess, case.limits.cause_share),
         confidence=0.8,
-        cost=cost_said(
-            case, sum(delays.lost_ns.values()) / 1e9, is_lower_bound=True, observed_ns=looked_at.observed_ns
-        ),
+        cost=_cost_of(case, delays, looked_at=looked_at),
         advice=[
             "No machine is bad: the late rank changes. Even out the work per step, or let all ranks pause together."
         ],
@@ -150,6 +146,31 @@ def moving_on_devices(case: Case, delays: Delays, *, looked_at: Seen) -> Verdict
     """The verdict on delays of GPUs that no GPU owns: what their hosts did has no part in it."""
     verdict = moving(case, delays, looked_at=looked_at)
     return replace(verdict, causes=[], evidence=verdict.evidence | {"on": "the GPUs"})
+
+
+def _cost_of(case: Case, delays: Delays, named: Collection[Who] = (), *, looked_at: Seen) -> CostSaid:
+    """What delays cost all but those named: about so much, or from what is sure to what it may be.
+
+    Where ranks send to each other all may have waited as long as the one that was seen to wait longest.
+    """
+    lost, sure = (
+        {who: ns for who, ns in by_process.items() if who not in named}
+        for by_process in (delays.lost_ns, delays.least_ns)
+    )
+    most, least = sum(lost.values()) / 1e9, sum(sure.values()) / 1e9
+    if case.line.is_p2p.any():
+        most = max(lost.values(), default=0.0) * (case.line.n_processes - max(len(named), 1)) / 1e9
+    if delays.is_lower_bound:
+        return cost_said(case, least, is_lower_bound=True, observed_ns=looked_at.observed_ns)
+    return between(case, least, most, observed_ns=looked_at.observed_ns)
+
+
+def between(case: Case, least: float, most: float, *, observed_ns: float) -> CostSaid:
+    """GPU seconds from least to most; as one number where that is nearly the same."""
+    if least >= _SURE * most:
+        return cost_said(case, most, is_lower_bound=False, observed_ns=observed_ns)
+    said = cost_said(case, least, is_lower_bound=True, observed_ns=observed_ns)
+    return replace(said, at_most_gpu_seconds=round(most, 3))
 
 
 def cost_said(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns: float) -> CostSaid:

@@ -1,7 +1,7 @@
 """A report in words, for people. Everything here is made from the data; nothing is read back from it."""
 
 from stallscope.diagnose.causes import leading
-from stallscope.diagnose.verdict import Report, Verdict, wall_text
+from stallscope.diagnose.verdict import CostSaid, Report, Verdict, wall_text
 from stallscope.events.counted import counted
 
 _MOST_PLACES = 4
@@ -300,14 +300,21 @@ def _inconclusive(verdict: Verdict) -> str:
 def _cost(verdict: Verdict) -> str:
     if verdict.cost is None:
         return ""
-    least = "at least " if verdict.cost.is_lower_bound else ""
-    said = f"{least}{verdict.cost.gpu_seconds:.1f} GPU seconds"
+    said = f"{_gpu_seconds(verdict.cost)} GPU seconds"
     if verdict.cost.usd is None:
         return f"{said} (no price given: --usd-per-gpu-hour)"
     per_hour = (
         f", {verdict.cost.usd_per_hour:.2f} USD an hour" if verdict.cost.usd_per_hour is not None else ""
     )
     return f"{said}, {verdict.cost.usd:.2f} USD{per_hour}"
+
+
+def _gpu_seconds(cost: CostSaid) -> str:
+    least = f"{cost.gpu_seconds:.1f}"
+    if cost.at_most_gpu_seconds is not None:
+        most = f"{cost.at_most_gpu_seconds:.1f}"
+        return f"{least} to {most}" if cost.gpu_seconds >= 0.05 else f"at most {most}"
+    return f"at least {least}" if cost.is_lower_bound else least
 
 
 def _remark(remark: dict[str, object]) -> str:

@@ -9,12 +9,21 @@ from stallscope.diagnose.causes import Explained
 
 @dataclass(frozen=True)
 class CostSaid:
-    """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known."""
+    """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known.
+
+    is_lower_bound: it cost at least so much; at_most_gpu_seconds: and at most so much, None where that is not known.
+    """
 
     gpu_seconds: float
     usd: float | None
     usd_per_hour: float | None
     is_lower_bound: bool
+    at_most_gpu_seconds: float | None = None
+
+    @property
+    def may_be_gpu_seconds(self) -> float:
+        """The largest cost that is told."""
+        return self.gpu_seconds if self.at_most_gpu_seconds is None else self.at_most_gpu_seconds
 
 
 @dataclass(frozen=True)

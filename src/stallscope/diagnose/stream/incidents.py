@@ -169,7 +169,9 @@ def _is_news(told: Verdict, now: Verdict) -> bool:
         return True
     if now.n_late_rounds > _GROWN * told.n_late_rounds:
         return True
-    return bool(told.cost and now.cost and now.cost.gpu_seconds > _GROWN * told.cost.gpu_seconds)
+    return bool(
+        told.cost and now.cost and now.cost.may_be_gpu_seconds > _GROWN * told.cost.may_be_gpu_seconds
+    )
 
 
 def _id(job: str, one: Sighted) -> str:

@@ -88,10 +88,10 @@ def stage(seen: Look, history: History) -> Verdict:
     if not history.is_trimmed or verdict.cost is None:
         return verdict
     share = seen.looked_at.n_steps / max(seen.found.stage.n_steps, 1)
-    spent = late_verdicts.cost_said(
+    spent = late_verdicts.between(
         seen.case,
-        verdict.cost.gpu_seconds * share,
-        is_lower_bound=True,
+        0.0,
+        verdict.cost.may_be_gpu_seconds * share,
         observed_ns=seen.looked_at.observed_ns,
     )
     return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.looked_at.n_steps})
