@@ -108,13 +108,20 @@ class RowsByRound:
         is_asked = np.zeros(met.n_rounds, bool)
         ends = _ends(table, late)
         for one in late:
-            is_asked[met.round[one.first_row : ends[one.peak_row]]] = True
+            is_asked[met.round[_late_rows(met, one, ends[one.peak_row])]] = True
         rows = np.flatnonzero(is_asked[met.round])
-        behind_ns = np.minimum(np.nan_to_num(met.late_ns[rows], nan=0.0), _own_ns(table, among, rows))
-        order = order_of(met.round[rows], met.n_rounds)
-        rows, behind_ns = rows[order], np.maximum(behind_ns[order], 0.0)
+        rows = rows[order_of(met.round[rows], met.n_rounds)]
+        behind_ns = np.maximum(np.nan_to_num(met.late_ns[rows], nan=0.0), 0.0)
+        late_at = np.flatnonzero(behind_ns)
+        behind_ns[late_at] = np.minimum(behind_ns[late_at], _own_ns(table, among, rows[late_at]))
         start = np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
         return RowsByRound(rows, start, behind_ns, ends)
+
+
+def _late_rows(met: Rounds, one: LateStep, end: int) -> Array:
+    """The rows of a late step, up to the end of the step, in which it is about as late as at its peak."""
+    late_ns = met.late_ns[one.first_row : end]
+    return one.first_row + np.flatnonzero(late_ns >= 0.5 * one.late_ns)
 
 
 def _ends(table: Cells, late: list[LateStep]) -> dict[int, int]:
@@ -205,10 +212,7 @@ def _waited_for(
     """Time each process that shares a late round of the step sat there until the late one came, beyond what it would
     have sat there for the next one.
     """
-    own = np.arange(one.first_row, by_round.ends[one.peak_row])
-    own = own[np.nan_to_num(met.late_ns[own], nan=0.0) >= 0.5 * one.late_ns]
-    start = by_round.start
-    own = own[start[met.round[own] + 1] > start[met.round[own]]]
+    own, start = _late_rows(met, one, by_round.ends[one.peak_row]), by_round.start
     if not len(own):
         return np.zeros(line.n_processes)
     here = [slice(start[r], start[r + 1]) for r in met.round[own].tolist()]

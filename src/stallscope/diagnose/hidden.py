@@ -77,7 +77,7 @@ def passed_on(line: Timeline, times: HostTimes, late: list[LateStep]) -> Array:
         if number not in parts:
             rows_in = slice(int(ends[number - 1]) + 1 if number else 0, int(ends[number]) + 1)
             left_over = number - 1 if number else None
-            parts[number] = _part(
+            parts[number] = passed_on_by(
                 *_spent(host_ns, delay_ns, rows_in, ends=ends, after_ns=after_ns, before=left_over),
                 wait_ns=float(wait_ns[number]),
             )
@@ -126,7 +126,7 @@ def _spent(
     return spent, np.minimum(delay, spent)
 
 
-def _part(spent_ns: Array, delay_ns: Array, *, wait_ns: float) -> float:
+def passed_on_by(spent_ns: Array, delay_ns: Array, *, wait_ns: float) -> float:
     """What part of the delays in a stretch the wait at its end passed on.
 
     What the pieces from the k-th on brought was done in their time and the wait, for every k; they brought as much for

@@ -1,0 +1,128 @@
+"""Costs where slack hides delays: in pipelines, behind work that GPUs have enqueued, behind others that are late, too.
+
+The truth is the simulator's: how much later the job ends than its twin without the fault, for each of the others.
+"""
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose import text
+from stallscope.diagnose.hidden import passed_on_by
+from stallscope.diagnose.verdict import CostSaid
+from stallscope.synth import (
+    Capture,
+    HostStall,
+    Job,
+    MovingImbalance,
+    Schedule,
+    SharedDevice,
+    Timing,
+    simulate,
+)
+
+from .reports import only, report_of
+
+MS = 1_000_000
+LONG_KERNELS = Timing(forward_ns=1_500_000, backward_ns=3_000_000)
+PIPELINE = Job(dp=2, pp=4, steps=40, layers=2, buckets=1, microbatches=2)
+SLACK_GPU_SECONDS = 0.1  # of some 20 that the job takes
+
+
+def stall(rank: int, delay_ms: int, *, every: int, first: int = 8) -> HostStall:
+    schedule = Schedule(first=first, every=every)
+    return HostStall(cause="host_sleep", ranks=(rank,), delay_ns=delay_ms * MS, schedule=schedule)
+
+
+def told_and_true(job: Job, fault, *, seed: int = 1, **how) -> tuple[CostSaid, float]:
+    trace, truth = simulate(job, [fault], seed=seed, **how)
+    cost = report_of(trace).verdicts[0].cost
+    assert cost is not None
+    return cost, truth.slowdown_ns / 1e9 * (job.nranks - 1)
+
+
+def holds(cost: CostSaid, true: float) -> bool:
+    most = cost.gpu_seconds if not cost.is_lower_bound else cost.at_most_gpu_seconds
+    is_least = cost.gpu_seconds <= 1.1 * true + SLACK_GPU_SECONDS
+    return is_least and (most is None or 1.1 * most + SLACK_GPU_SECONDS >= true)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 6])
+@pytest.mark.parametrize("delay_ms", [15, 40])
+def test_a_delay_in_each_step_of_a_pipeline_costs_what_its_slack_does_not_hide(rank: int, delay_ms: int):
+    cost, true = told_and_true(PIPELINE, stall(rank, delay_ms, every=1), timing=LONG_KERNELS)
+    assert holds(cost, true)
+
+
+def test_a_long_delay_now_and_then_in_a_pipeline_is_told_as_one_number():
+    cost, true = told_and_true(PIPELINE, stall(5, 150, every=4), timing=LONG_KERNELS)
+    assert not cost.is_lower_bound and cost.at_most_gpu_seconds is None
+    assert cost.gpu_seconds == pytest.approx(true, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_others_would_have_waited_for_the_next_one_anyway(seed: int):
+    """Hosts of a sharded job differ by milliseconds from step to step."""
+    job = Job(dp=8, steps=50, sharded=True)
+    cost, true = told_and_true(job, stall(3, 40, every=1), seed=seed)
+    assert cost.gpu_seconds == pytest.approx(true, rel=0.12)
+
+
+def test_ranks_that_share_no_late_round_wait_as_long():
+    job = Job(dp=4, tp=2, steps=50, layers=3, grad_norm=True)
+    trace, truth = simulate(job, [MovingImbalance(delay_ns=40 * MS)], seed=2)
+    cost = only(report_of(trace)).cost
+    assert cost is not None
+    assert cost.gpu_seconds == pytest.approx(truth.slowdown_ns / 1e9 * (job.nranks - 1), rel=0.06)
+
+
+def test_what_runs_ahead_behind_long_kernels_is_told_from_least_to_most():
+    job = Job(dp=8, steps=120, sync_every=10)
+    timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
+    cost, true = told_and_true(job, stall(6, 40, every=3), timing=timing)
+    assert cost.is_lower_bound and cost.gpu_seconds > 0
+    assert holds(cost, true)
+
+
+def test_another_job_on_a_gpu_costs_at_least_what_is_told():
+    timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
+    job = Job(dp=8, steps=60)
+    capture = Capture(has_gpu_times=True)
+    cost, true = told_and_true(job, SharedDevice(ranks=(4,)), timing=timing, capture=capture)
+    assert cost.is_lower_bound
+    assert 0.7 * true <= cost.gpu_seconds <= 1.1 * true
+
+
+EVEN = np.full(20, 1.0 * MS)
+
+
+def with_delay(at: int) -> tuple[np.ndarray, np.ndarray]:
+    """Twenty pieces of 1 ms each, one of them with 5 ms more."""
+    delay = np.zeros(20)
+    delay[at] = 5.0 * MS
+    return EVEN + delay, delay
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_a_gpu_with_nothing_left_passes_a_delay_on(at: int):
+    assert passed_on_by(*with_delay(at), wait_ns=0.0) == pytest.approx(1.0)
+
+
+def test_a_gpu_that_had_nothing_yet_passes_a_delay_on():
+    """Each piece brings 2 ms of work for 1 ms of the host's: 20 ms are left after the twenty."""
+    spent, delay = with_delay(0)
+    assert passed_on_by(spent, delay, wait_ns=20.0 * MS) == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_gpu_with_much_left_hides_a_delay():
+    """After fifteen pieces 15 ms of work were left: it went on."""
+    spent, delay = with_delay(15)
+    assert passed_on_by(spent, delay, wait_ns=15.0 * MS) == pytest.approx(0.0, abs=0.05)
+
+
+def test_a_range_is_told_in_words():
+    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1)], seed=1, timing=LONG_KERNELS)
+    report = report_of(trace)
+    cost = report.verdicts[0].cost
+    assert cost is not None and cost.at_most_gpu_seconds is not None
+    told, most = text.report(report), f"{cost.at_most_gpu_seconds:.1f} GPU seconds"
+    assert f"at most {most}" in told or f"{cost.gpu_seconds:.1f} to {most}" in told
