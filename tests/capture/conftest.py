@@ -1,6 +1,7 @@
 """Processes to trace: libraries and programs that are compiled for the tests, with real probes on them."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -17,12 +18,14 @@ from stallscope.capture.operations import Hook
 from stallscope.capture.program import OBJECT, Options, Program
 from stallscope.events.layout import Array
 
-collect_ignore = (
-    []
-    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nccl")
-    else ["test_real_nccl.py"]
-)
-"""The real libnccl is 300 MB: tried where nvidia-nccl-cu13 is installed."""
+ARM_HEADERS = Path(os.environ.get("ARM_HEADERS", "/usr/aarch64-linux-gnu/include"))
+_HAS_NCCL = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nccl")
+_WANTED = {"test_real_nccl.py": _HAS_NCCL, "test_arm64.py": (ARM_HEADERS / "asm/unistd.h").exists()}
+
+collect_ignore = [name for name, is_there in _WANTED.items() if not is_there]
+"""The real libnccl is 300 MB: tried where nvidia-nccl-cu13 is installed. The programs for arm64 are built where its
+headers are (linux-libc-dev-arm64-cross).
+"""
 
 TARGETS = Path(__file__).parent / "targets"
 

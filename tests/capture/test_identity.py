@@ -18,6 +18,13 @@ LAUNCHED = {
     },
     "slurm": {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"},
     "mpich": {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "PMI_SIZE": "8"},
+    "mvapich2": {
+        "MV2_COMM_WORLD_RANK": "5",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+        "MV2_COMM_WORLD_SIZE": "8",
+    },
+    "pals": {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_SIZE": "8"},
+    "pmix": {"PMIX_RANK": "5", "PMIX_LOCAL_RANK": "1", "PMIX_SIZE": "8"},
 }
 
 
