@@ -466,6 +466,10 @@ class _Scribe:
                 self._to_hub.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
         self._processes.joined(tables["communicators"])
         self.tally.add_rounds(tables["collectives"])
+        for each in self._processes.located(tables["collectives"]):
+            self._store.process_located(self._node, each.pid, each.device)
+            if self._to_hub:
+                self._to_hub.process_located(each.pid, each.device)
         if self._options.record_all:
             with raw_path(self._options.db).open("ab") as file:
                 records.raw(events).tofile(file)

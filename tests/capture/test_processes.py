@@ -162,6 +162,30 @@ def test_a_process_with_several_ranks_of_one_communicator_has_none(tmp_path):
     assert places(processes) == []
 
 
+def collectives(*rows: tuple[int, int]) -> np.ndarray:
+    """pid and device of each."""
+    found = layout.empty(layout.COLLECTIVES, len(rows))
+    found["pid"], found["device"] = zip(*rows, strict=True)
+    return found
+
+
+def test_the_gpu_that_a_process_chose_is_told_once(tmp_path):
+    """It sees all of them: only its calls tell which it uses."""
+    processes = Processes(0, tmp_path)
+    processes.first_seen({7: 1, 8: 1})
+    located = processes.located(collectives((7, -1), (7, 3), (7, 3), (8, 0), (8, 1), (9, 2)))
+    assert [(each.pid, each.device) for each in located] == [(7, 3)]
+    assert processes.located(collectives((7, 3))) == []
+
+
+def test_a_process_with_several_ranks_is_on_no_gpu(tmp_path):
+    processes = Processes(0, tmp_path)
+    processes.first_seen({7: 1})
+    for rank in range(2):
+        processes.joined(joined(7, rank, 2))
+    assert processes.located(collectives((7, 0))) == []
+
+
 def test_what_the_launcher_told_stays(tmp_path):
     home = tmp_path / "7"
     home.mkdir()

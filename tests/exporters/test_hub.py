@@ -198,16 +198,20 @@ def test_the_end_of_a_process_and_of_a_communicator_are_told(line):
     with serving(far) as port:
         processes, communicators = layout.empty(layout.PROCESSES, 1), layout.empty(layout.COMMUNICATORS, 1)
         processes["pid"] = communicators["pid"] = 41
+        processes["device"] = UNKNOWN
         communicators["comm_hash"] = 9
         open_line = line(port)
         open_line.offer({"processes": processes, "communicators": communicators}, clock=CLOCK)
         open_line.communicator_ended(41, 9, ended_ns=3_000)
+        open_line.process_located(41, 6)
+        open_line.process_located(42, 7)
         open_line.process_ended(41, 4_000)
         open_line.process_ended(42, 4_000)
         open_line.offer({}, clock=CLOCK)
-        until(lambda: sum(_n_rows(far, "processes")) == 2)
+        until(lambda: sum(_n_rows(far, "processes")) == 3)
     wall = CLOCK.wall_ns - CLOCK.monotonic_ns
-    assert sorted(_values(far, "processes", "ended_ns")) == [UNKNOWN, wall + 4_000]
+    assert sorted(_values(far, "processes", "ended_ns")) == [UNKNOWN, UNKNOWN, wall + 4_000]
+    assert _values(far, "processes", "device") == [UNKNOWN, 6, 6]
     assert sorted(_values(far, "communicators", "ended_ns")) == [UNKNOWN, wall + 3_000]
 
 

@@ -322,6 +322,20 @@ def test_ends_of_processes_and_communicators_are_noted(tmp_path):
     assert set(ended[found.communicators["node"] == 0].tolist()) == {-1}
 
 
+def test_rank_and_gpu_of_a_running_process_may_be_learnt_later(tmp_path):
+    path = tmp_path / "later.db"
+    store = NodeTrace(path)
+    rows = layout.empty(layout.PROCESSES, 2)
+    rows["node"], rows["pid"], rows["ended_ns"] = store.node("here"), 7, [5, -1]
+    rows["rank"] = rows["nranks"] = rows["device"] = -1
+    store.append(layout.PROCESSES, rows)
+    store.process_placed(int(rows["node"][0]), 7, 3, nranks=8)
+    store.process_located(int(rows["node"][0]), 7, 6)
+    store.close()
+    found = node.read(path).processes
+    assert sorted(found[["rank", "nranks", "device"]].tolist()) == [(-1, -1, -1), (3, 8, 6)]
+
+
 def test_names_of_functions_are_numbered_once(tmp_path):
     store = NodeTrace(tmp_path / "symbols.db")
     first = store.symbol("cudaMalloc")

@@ -103,6 +103,28 @@ class Processes:
                 found.append(self._running[pid])
         return found
 
+    def located(self, collectives: Array) -> list[Identity]:
+        """The processes whose only GPU is known now, by rows of COLLECTIVES: they can see several, and chose one."""
+        lacking = [
+            pid
+            for pid, known in self._running.items()
+            if known.device == UNKNOWN and not self._is_several_ranks(pid)
+        ]
+        if not lacking:
+            return []
+        rows = collectives[np.isin(collectives["pid"], lacking) & (collectives["device"] >= 0)]
+        found = []
+        for pid in np.unique(rows["pid"]).tolist():
+            devices = np.unique(rows["device"][rows["pid"] == pid])
+            if len(devices) == 1:
+                self._running[pid] = replace(self._running[pid], device=int(devices[0]))
+                found.append(self._running[pid])
+        return found
+
+    def _is_several_ranks(self, pid: int) -> bool:
+        member = self._member.get(pid)
+        return member is not None and member.rank == UNKNOWN
+
     def gone(self, told: Container[int] = ()) -> list[int]:
         """The processes that have ended since the last look; they are no longer known.
 

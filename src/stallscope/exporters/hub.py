@@ -87,6 +87,13 @@ class HubLine:
             row["rank"], row["nranks"] = rank, nranks
             self._ended.setdefault("processes", []).append(row.copy())
 
+    def process_located(self, pid: int, device: int) -> None:
+        """Tell with the next offer() a GPU that was not known before: its process's row once more."""
+        row = self._processes.get(pid)
+        if row is not None:
+            row["device"] = device
+            self._ended.setdefault("processes", []).append(row.copy())
+
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Tell with the next offer() that a process has left a communicator."""
         self._tell_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)

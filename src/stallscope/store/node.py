@@ -169,6 +169,14 @@ class NodeTrace:
                 (rank, nranks, node, pid),
             )
 
+    def process_located(self, node: int, pid: int, device: int) -> None:
+        """Note the GPU of a running process that was not known when it was first seen."""
+        with _storage(self.path):
+            self._connection.execute(
+                "UPDATE processes SET device=? WHERE node=? AND pid=? AND ended_ns IS NULL",
+                (device, node, pid),
+            )
+
     def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Note that a process left a communicator."""
         signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash
