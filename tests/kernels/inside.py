@@ -1,8 +1,13 @@
-"""Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out."""
+"""Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out.
+
+On the way the kernel makes trouble for real, by control groups of version 2: one rank is throttled for a while, and
+a process is ended for memory that another one has asked for.
+"""
 
 import csv
 import errno
 import fcntl
+import io
 import json
 import os
 import platform
@@ -10,28 +15,51 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from stallscope.capture.drivers import Driver
+from stallscope.capture.host import HostEvents
 from stallscope.capture.operations import SYMBOLS
 from stallscope.capture.optional import IOCTL_WAYS
 from stallscope.capture.program import Options, Program
 from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.cli import app
 from stallscope.demo import live
 from stallscope.demo.job import N_BUCKETS
 from stallscope.demo.plan import Plan
+from stallscope.events.names import Category, HostKind, OffCpuFlag
+from stallscope.events.trace import Trace
 from stallscope.store import node
 
-RANKS, STEPS = 2, 100
+RANKS, STEPS = 2, 110
 DB, SAID = Path("/tmp/trace.db"), Path("/tmp/said")
 PATIENCE_S = 240
 MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
+GROUPS = Path("/sys/fs/cgroup")
+QUOTA_US, PERIOD_US = 30_000, 1_000_000
+LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 40, 5, 3, 8
+"""One rank is in the group for a few pauses of a second each, now and then: far longer than what two ranks differ by in
+a machine that is emulated."""
+MEMORY_BYTES, HELD_BYTES = 64 << 20, 40 << 20
+"""A group has memory for one of the processes that hold so much, not for two."""
+
+
+class Child(NamedTuple):
+    """A process that waits for its turn, then does its work and ends or waits. turn, done: ends of pipes."""
+
+    pid: int
+    turn: int
+    done: int
+
 
 def main() -> None:
     """One line of JSON after the word RESULT; what went wrong before it."""
+    (GROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
     plan = live.plan_for("healthy", ranks=RANKS, seconds=60)
     with live.started(Plan(**(vars(plan) | {"steps": STEPS}))) as job:
         flags = [word for pid in job.pids for word in ("--pid", str(pid))]
@@ -41,16 +69,16 @@ def main() -> None:
                 [*command, "trace", "--db", str(DB), "--node", "here", *flags], stdout=out, stderr=out
             )
         try:
-            ended = _traced(agent, job)
+            ended, throttled = _traced(agent, job)
         finally:
             print(SAID.read_text())
             agent.kill()
-        trace = node.read(DB)
-        steps = [len(list(csv.DictReader((job.folder / f"rank{r}.csv").open()))) for r in range(RANKS)]
+        trace, mode = node.read(DB), _mode()
+        steps = [_n_steps(job, rank) for rank in range(RANKS)]
         of_rank = [trace.collectives[trace.collectives["pid"] == pid]["seq"].tolist() for pid in job.pids]
         result = {
             "kernel": platform.release(),
-            "mode": _mode(),
+            "mode": mode,
             "exit_code": ended,
             "steps": steps,
             "rounds": [len(seqs) for seqs in of_rank],
@@ -58,44 +86,178 @@ def main() -> None:
             "in_order": all(seqs == list(range(len(seqs))) for seqs in of_rank),
             "n_snapshots": len(trace.snapshots),
             "lost": trace.lost,
-            "driver_calls": {way: _driver_calls(way) for way in IOCTL_WAYS},
-            "under_yama": _under_yama(),
+            "throttled": throttled,
+            "told_throttled": {rank: _told_throttled(trace, pid) for rank, pid in enumerate(job.pids)},
+            "verdicts": _verdicts(),
         }
-        print("RESULT", json.dumps(result), flush=True)
+    for way in IOCTL_WAYS:
+        with Program.load(Options(ioctl_ways=(way,), pids=frozenset(), modes=(mode,))) as program:
+            result.setdefault("driver_calls", {})[way] = _driver_calls(program)
+            if "memory" not in result:
+                result["memory"] = _short_of_memory(program)
+    result["under_yama"] = _under_yama(mode)
+    print("RESULT", json.dumps(result), flush=True)
 
 
-def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> int:
-    """Lets the job run once the agent has attached. Returns the agent's exit code."""
-    end_s = time.monotonic() + PATIENCE_S
-    while SAID.read_text().count("attached to") < 2 and agent.poll() is None and time.monotonic() < end_s:
-        time.sleep(0.1)
+def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[str, int]]:
+    """Lets the job run once the agent has attached, one rank under a quota for some steps.
+
+    Returns the agent's exit code, and what the kernel counted of the rank's group.
+    """
+    _wait(lambda: SAID.read_text().count("attached to") >= 2 or agent.poll() is not None)
     job.go()
+    counted = _limited(job)
     job.wait(PATIENCE_S)
     agent.send_signal(signal.SIGINT)
-    return agent.wait(PATIENCE_S)
+    return agent.wait(PATIENCE_S), counted
 
 
-def _driver_calls(way: str) -> int:
-    """Calls into a driver that were counted in this way, of N_IOCTLS; memory devices stand for the GPU's."""
-    with Program.load(Options(ioctl_ways=(way,))) as program:
-        program.know_drivers({MEMORY_MAJOR: Driver.NVIDIA})
-        if (child := os.fork()) == 0:
-            fd = os.open("/dev/null", os.O_RDONLY)
-            for _ in range(N_IOCTLS):
-                with suppress(OSError):
-                    fcntl.ioctl(fd, RM_CONTROL, bytes(32))
-            os._exit(0)
-        os.waitpid(child, 0)
-        found = program.operations()
+def _limited(job: live.Job) -> dict[str, int]:
+    """Puts one rank under the quota several times. Returns what the kernel counted of the group."""
+    pid = str(job.pids[LIMITED_RANK])
+    n_steps = FIRST_STEPS
+    with _group("limited", {"cpu.max": f"{QUOTA_US} {PERIOD_US}"}) as home:
+        for stay in range(1, N_STAYS + 1):
+            _wait(lambda n=n_steps: _n_steps(job, LIMITED_RANK) >= n)
+            (home / "cgroup.procs").write_text(pid)
+            _wait(lambda n=stay * N_PAUSES: _counted(home)["nr_throttled"] >= n)
+            (GROUPS / "cgroup.procs").write_text(pid)
+            n_steps = _n_steps(job, LIMITED_RANK) + FREE_STEPS
+        return _counted(home)
+
+
+def _counted(home: Path) -> dict[str, int]:
+    lines = (home / "cpu.stat").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split() for line in lines)}
+
+
+def _told_throttled(trace: Trace, pid: int) -> dict[str, Any]:
+    """What the trace says of one rank: the group's rows, and how long its GPU threads were kept off the CPU by it."""
+    rows = trace.host_events[trace.host_events["kind"] == HostKind.THROTTLED]
+    rows = rows[rows["pid"] == pid]
+    off = trace.offcpu[(trace.offcpu["pid"] == pid) & (trace.offcpu["category"] == Category.PREEMPTED)]
+    return {
+        "n": int(rows["value"].sum()),
+        "ns": int(rows["duration_ns"].sum()),
+        "quotas": sorted({one.decode() for one in rows["detail"].tolist()}),
+        "groups": sorted({one.decode() for one in rows["file"].tolist()}),
+        "off_cpu_ns": int(off["duration_ns"][off["flags"] & OffCpuFlag.THROTTLED > 0].sum()),
+    }
+
+
+def _verdicts() -> list[dict[str, Any]]:
+    """What `stallscope explain` says of the trace."""
+    with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+        app(["explain", "--json", str(DB)])
+    report: dict[str, Any] = json.loads(said.getvalue())
+    return list(report["verdicts"])
+
+
+def _driver_calls(program: Program) -> int:
+    """Calls into a driver that were counted, of N_IOCTLS; memory devices stand for the GPU's."""
+    program.know_drivers({MEMORY_MAJOR: Driver.NVIDIA})
+    child = _forked(_calls)
+    program.follow([child.pid])
+    _let(child)
+    os.waitpid(child.pid, 0)
+    found = program.operations()
     of_control = [SYMBOLS[key["symbol"]] == "ioctl:NV_ESC_RM_CONTROL" for key in found.keys]
     return int(found.values["n_failed"][of_control].sum())
+
+
+def _calls() -> None:
+    fd = os.open("/dev/null", os.O_RDONLY)
+    for _ in range(N_IOCTLS):
+        with suppress(OSError):
+            fcntl.ioctl(fd, RM_CONTROL, bytes(32))
+
+
+def _short_of_memory(program: Program) -> dict[str, Any]:
+    """Two processes want more memory than their group has; only the one that gives way is traced."""
+    with _group("small", {"memory.max": str(MEMORY_BYTES)}) as home:
+        victim, other = _forked(lambda: _reclaims(home) + _held()), _forked(lambda: _held()[:0])
+        program.events.drain()
+        program.follow([victim.pid])
+        host = HostEvents(0, program.entries)
+        for child, score in ((victim, 1000), (other, 0)):
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(score))
+            (home / "cgroup.procs").write_text(str(child.pid))
+            _let(child)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) for child in (victim, other)]
+        told = host.rows(program.events.drain(), [victim.pid], time.monotonic_ns())
+    names = {victim.pid: "victim", other.pid: "other"}
+    kills = told[told["kind"] == HostKind.OOM_KILL]
+    return {
+        "ends": ends,
+        "kills": [[names.get(row["pid"]), names.get(row["by_pid"])] for row in kills],
+        "statuses": told["value"][told["kind"] == HostKind.EXIT].tolist(),
+        "reclaim_ns": int(told["duration_ns"][told["kind"] == HostKind.RECLAIM].sum()),
+        "told_of": sorted({names.get(pid, str(pid)) for pid in told["pid"].tolist()}),
+    }
+
+
+def _held() -> bytes:
+    return b"x" * HELD_BYTES
+
+
+def _reclaims(home: Path) -> bytes:
+    """Looks for memory as a process does that meets its group's limit; there is none to be had."""
+    with suppress(OSError):
+        (home / "memory.reclaim").write_text("16M")
+    return b""
+
+
+def _forked(work: Callable[[], bytes | None]) -> Child:
+    """A child that does the work when it is let; it stays if that gives something to keep."""
+    turn, done = os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.read(turn[0], 1)
+            kept = work()
+            os.write(done[1], b".")
+            if kept:
+                signal.pause()
+        finally:
+            os._exit(0)
+    os.close(done[1])
+    return Child(pid, turn[1], done[0])
+
+
+def _let(child: Child) -> None:
+    """Have the child do its work; returns when it is done, or the child has ended."""
+    os.write(child.turn, b".")
+    os.read(child.done, 1)
+
+
+@contextmanager
+def _group(name: str, limits: Mapping[str, str]) -> Iterator[Path]:
+    """A control group with limits; what is left in it afterwards is free of them."""
+    home = GROUPS / name
+    home.mkdir()
+    for file, value in limits.items():
+        (home / file).write_text(value)
+    yield home
+    for pid in (home / "cgroup.procs").read_text().split():
+        (GROUPS / "cgroup.procs").write_text(pid)
+
+
+def _wait(is_there: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_there() and time.monotonic() < end_s:
+        time.sleep(0.1)
+
+
+def _n_steps(job: live.Job, rank: int) -> int:
+    """How many steps a rank has made by its own clock."""
+    clock = job.folder / f"rank{rank}.csv"
+    return len(list(csv.DictReader(clock.open()))) if clock.exists() else 0
 
 
 HANGS = "import time\ndef hangs(): time.sleep(600)\nprint(flush=True)\nhangs()"
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-def _under_yama() -> dict[str, object]:
+def _under_yama(mode: str) -> dict[str, object]:
     """Where a thread hangs whose memory nobody may read (ptrace_scope 3, until the machine ends), and what was said."""
     PTRACE_SCOPE.write_text("3")
     said: list[str] = []
@@ -107,7 +269,7 @@ def _under_yama() -> dict[str, object]:
 
     with (
         subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as child,
-        Program.load(Options()) as program,
+        Program.load(Options(modes=(mode,))) as program,
     ):
         assert child.stdout is not None
         child.stdout.readline()

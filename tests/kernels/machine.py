@@ -30,7 +30,8 @@ _LEFT_OUT = (
     "turtledemo",
 )
 _IMPORTED = """
-import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live, stallscope.store.node
+import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live
+import stallscope.diagnose.engine, stallscope.store.node
 from stallscope.cli import app
 try:
     app(["trace", "--help"])  # loads what the command line needs to read options

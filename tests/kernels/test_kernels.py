@@ -6,6 +6,7 @@
 import json
 import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from stallscope.capture.program import OBJECT
 from stallscope.demo import build
 
 from . import machine
-from .inside import N_IOCTLS
+from .inside import LIMITED_RANK, N_IOCTLS, N_PAUSES, N_STAYS, PERIOD_US, QUOTA_US
 
 FOLDER = os.environ.get("STALLSCOPE_KERNELS", "")
 IMAGES = sorted(Path(FOLDER).glob("**/boot/vmlinuz-*")) if FOLDER else []
@@ -63,6 +64,8 @@ def test_every_round_is_traced_on_this_kernel(initramfs: Path, image: Path):
     assert found["n_snapshots"] > 0
     assert found["lost"] == {}
     assert set(found["driver_calls"].values()) == {N_IOCTLS}
+    assert_quota_is_told(found)
+    assert_victim_is_told(found["memory"])
     yama = found["under_yama"]
     assert yama["is_forbidden"]
     assert [frame for frame in yama["frames"][0] if "<string>" in frame] == [
@@ -70,3 +73,30 @@ def test_every_round_is_traced_on_this_kernel(initramfs: Path, image: Path):
         "<string>:4 <module>",
     ]
     assert yama["said"] == []
+
+
+def assert_quota_is_told(found: Mapping[str, Any]) -> None:
+    """The rank in the group was throttled: the group, the rank's threads and the diagnosis say so, of it alone."""
+    counted, told = found["throttled"], found["told_throttled"]
+    assert counted["nr_throttled"] >= N_STAYS * N_PAUSES
+    limited, free = told[str(LIMITED_RANK)], told[str(1 - LIMITED_RANK)]
+    assert (limited["quotas"], limited["groups"]) == ([f"cpu.max {QUOTA_US}/{PERIOD_US}"], ["/limited"])
+    # What was counted before the agent first saw the rank in the group, and after it last did, is not in the trace.
+    assert 0 < limited["n"] <= counted["nr_throttled"]
+    assert 0 < limited["ns"] / 1000 <= counted["throttled_usec"]
+    assert limited["off_cpu_ns"] / 1000 > counted["throttled_usec"] / 3
+    assert free == {"n": 0, "ns": 0, "quotas": [], "groups": [], "off_cpu_ns": 0}
+    (verdict,) = [one for one in found["verdicts"] if one["kind"] == "straggler"]
+    assert verdict["ranks"] == [LIMITED_RANK]
+    assert verdict["causes"][0]["cause"] == "cpu_preemption"
+    said = verdict["causes"][0]["evidence"]
+    assert (said["quota"], said["control_group"]) == (limited["quotas"][0], "/limited")
+
+
+def assert_victim_is_told(memory: Mapping[str, Any]) -> None:
+    """Who was ended for memory, by whose wish, and that it looked for memory before; nothing of the other one."""
+    assert memory["ends"] == [-signal.SIGKILL, 0]
+    assert memory["kills"] == [["victim", "other"]]
+    assert memory["statuses"] == [128 + signal.SIGKILL]
+    assert memory["reclaim_ns"] > 0
+    assert memory["told_of"] == ["victim"]
