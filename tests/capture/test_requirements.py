@@ -74,3 +74,15 @@ def test_a_process_that_does_not_exist_is_named():
     requirements.check_pids([os.getpid()])
     with pytest.raises(NotFound, match="4194999"):
         requirements.check_pids([os.getpid(), 4194999])
+
+
+@pytest.mark.parametrize("release", ["5.10.0-32-cloud-amd64", "4.18.0-553.el8_10.x86_64"])
+def test_a_kernel_that_is_too_old_is_told(release):
+    with pytest.raises(CannotTrace, match=r"5\.15 or newer") as caught:
+        requirements.check_age(release)
+    assert release in str(caught.value)
+
+
+@pytest.mark.parametrize("release", ["5.15.0-1075-aws", "6.1.0-56-cloud-amd64", "7.2.12+deb14-amd64"])
+def test_a_kernel_that_refuses_for_another_reason_is_not_called_old(release):
+    requirements.check_age(release)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from stallscope.capture import btf, maps, operations
+from stallscope.capture import btf, maps, operations, requirements
 from stallscope.capture.libbpf import (
     UPROBE_MULTI,
     UPROBE_SESSION,
@@ -165,6 +165,7 @@ class Program:
             chosen = [optional.way(feature) for feature in ioctls]
             program.ioctl_way = next((way for way, names in IOCTL_WAYS.items() if names in chosen), "")
             return program
+        requirements.check_age(platform.release())
         raise refusals[-1]
 
     def attach(self, path: str, hooks: Sequence[Hook], *, pid: int = 0) -> Link:

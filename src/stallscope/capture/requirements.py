@@ -5,6 +5,7 @@ number that says nothing to a user.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -47,6 +48,9 @@ _INCLUDES = {
 }
 
 _ARCHITECTURES = ("x86_64", "aarch64")
+_OLDEST = (5, 15)
+"""The first Linux that has all that no way around is known for: bpf_get_attach_cookie()."""
+
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in linux/proc_ns.h, since 3.8."""
 
@@ -67,6 +71,17 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
         raise CannotTrace(
             "cannot trace on this kernel: it has no BTF (/sys/kernel/btf/vmlinux); "
             "use one built with CONFIG_DEBUG_INFO_BTF, as all large distributions' are since 2021"
+        )
+
+
+def check_age(release: str) -> None:
+    """Raises CannotTrace for a Linux that is too old, by its release (uname -r); asked of one that refused a try.
+
+    Not before the try: old releases of some distributions have what is needed.
+    """
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < _OLDEST:
+        raise CannotTrace(
+            f"cannot trace on Linux {release}: {'.'.join(map(str, _OLDEST))} or newer is needed"
         )
 
 
