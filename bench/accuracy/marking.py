@@ -14,7 +14,7 @@ class Judged(NamedTuple):
 
     culprit: right when exactly the guilty are named (where nobody is guilty: nobody, and what it is instead is
     said); wrong when anybody else is; else abstained. cause: "" where there is none to tell. n_accused: ranks
-    named that are not guilty. cost_gpu_seconds: as the verdicts say it, None where they say none.
+    named that are not guilty. cost_gpu_seconds: as the verdicts say it, None where they say none, or a range.
     """
 
     culprit: Mark
@@ -33,12 +33,15 @@ def judged(report: Report, answers: Iterable[Answer], *, guilty: Iterable[int] =
     named = {rank for verdict in report.verdicts for rank in verdict.ranks}
     theirs = {rank for answer in wanted for rank in _to_name(answer)}
     accused = named - theirs - set(guilty)
-    costs = [verdict.cost.gpu_seconds for verdict in report.verdicts if verdict.cost]
+    costs = [verdict.cost for verdict in report.verdicts if verdict.cost]
+    is_range = any(cost.at_most_gpu_seconds is not None for cost in costs)
     return Judged(
         culprit=_culprit(report, wanted, named=named, accused=accused),
         cause=_cause(report, wanted),
         n_accused=len(accused),
-        cost_gpu_seconds=round(sum(costs), 3) if costs else None,
+        cost_gpu_seconds=round(sum(cost.gpu_seconds for cost in costs), 3)
+        if costs and not is_range
+        else None,
         said="; ".join(map(_said, report.verdicts)) or "healthy",
     )
 

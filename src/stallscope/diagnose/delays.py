@@ -112,11 +112,15 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
     counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
     costs = list(_costs(case, counted, last_ones, uneven=late).values())
-    more = sum(one.late_ns for one in last_ones) / sum(one.late_ns for one in counted)
+    all_ns = sum(one.late_ns for one in last_ones)
+    more = all_ns / sum(one.late_ns for one in counted)
+    lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
+    if case.line.is_p2p.any():  # not all waits for what others wait for are seen
+        lost_ns = np.maximum(lost_ns, all_ns)
     delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
     return replace(
         delays,
-        lost_ns=_lost_by(case, more * np.sum([spent.lost_ns for spent in costs], axis=0)),
+        lost_ns=_lost_by(case, lost_ns),
         least_ns=_lost_by(case, more * np.sum([spent.least_ns for spent in costs], axis=0)),
     )
 
