@@ -322,6 +322,28 @@ def test_ends_of_processes_and_communicators_are_noted(tmp_path):
     assert set(ended[found.communicators["node"] == 0].tolist()) == {-1}
 
 
+def test_a_trace_is_read_as_of_one_moment(tmp_path, monkeypatch):
+    """An agent writes its node, then rows of it, after the reader has looked for nodes."""
+    path = tmp_path / "live.db"
+    store, read_table = NodeTrace(path), node._read_table
+
+    def later(db, table):
+        if not store_rows:
+            rows = layout.empty(layout.PROCESSES, 1)
+            rows["node"], rows["pid"] = store.node("here"), 7
+            store.append(layout.PROCESSES, rows)
+            store.commit()
+            store_rows.append(rows)
+        return read_table(db, table)
+
+    store_rows = []
+    store.commit()
+    monkeypatch.setattr(node, "_read_table", later)
+    assert len(node.read(path).processes) == 0
+    assert len(node.read(path).processes) == 1
+    store.close()
+
+
 def test_rank_and_gpu_of_a_running_process_may_be_learnt_later(tmp_path):
     path = tmp_path / "later.db"
     store = NodeTrace(path)

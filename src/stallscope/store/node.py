@@ -301,6 +301,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             chosen = windows(db, part)
             narrow(db, chosen)
             last_ns = {node: each[-1][1] for node, each in chosen.items() if each}
+        db.execute("BEGIN")  # all tables as of one moment: an agent may be writing
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
         tables = {table.name: _read_table(db, table) for table in ARRAYS}
