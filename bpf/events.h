@@ -323,7 +323,7 @@ struct resent { /* segments that a socket has sent again */
 
 /* Where a Python interpreter keeps what (src/stallscope/capture/stacks/layouts.py): addresses, then offsets. */
 struct python {
-	u64 interpreters;	/* where the pointer to the first interpreter lies */
+	u64 interpreters;	/* where the pointer to the main interpreter lies */
 	u64 code_type;		/* PyCode_Type */
 	u32 threads_head;
 	u32 thread_next;

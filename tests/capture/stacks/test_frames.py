@@ -56,6 +56,13 @@ def test_frames_are_those_of_py_spy(minor):
         assert ours == by_py_spy(process.pid)
 
 
+@pytest.mark.parametrize("minor", EACH_VERSION)
+def test_the_main_interpreter_is_read_where_there_are_others(minor):
+    with running(INTERPRETERS[minor], "two_interpreters.py") as process:
+        found = by_us(process.pid)
+    assert [function for _, function, _ in found[process.pid]] == ["waits", "<module>"]
+
+
 def test_qualified_names_are_told_where_the_version_has_them():
     with running(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)

@@ -39,7 +39,8 @@ def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict
     """
     layout = python.layout
     found: dict[int, int] = {}
-    for interpreter in _chain(memory, python.runtime + layout.interpreters_head, 0, _MAX_INTERPRETERS):
+    head = python.runtime + layout.interpreters_head
+    for interpreter in _chain(memory, head, layout.interpreter_next, _MAX_INTERPRETERS):
         for state in _chain(memory, interpreter + layout.threads_head, layout.thread_next, _MAX_THREADS):
             if layout.native_thread_id == NONE:
                 own = int.from_bytes(
@@ -53,7 +54,7 @@ def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict
 
 
 def _chain(memory: Memory, head: int, following: int, limit: int) -> Iterator[int]:
-    """The members of a linked list: only the first for interpreters, whose `next` is their first field."""
+    """The members of a linked list. head: where its first one is told; following: where each tells the next."""
     at = memory.word(head)
     for _ in range(limit):
         if not at:

@@ -32,6 +32,7 @@ class Layout(NamedTuple):
 
     minor: int
     interpreters_head: int
+    interpreter_next: int
     threads_head: int
     thread_next: int
     thread_id: int
@@ -53,6 +54,11 @@ class Layout(NamedTuple):
     other_data: int
 
     @property
+    def main_interpreter(self) -> int:
+        """The program's own one; the head is that which was made last. It stands beside the head in all versions."""
+        return self.interpreters_head + 8
+
+    @property
     def has_frame_objects(self) -> bool:
         """Whether frames are objects of their own, which say the index of an instruction, not its address."""
         return self.minor < 11
@@ -60,10 +66,10 @@ class Layout(NamedTuple):
 
 _TABLE = {
     10: Layout(
-        10, 32, 8, 8, 176, NONE, 24, NONE, 24, 32, 96, NONE, 104, 255, 104, 112, 120, 40, NONE, 48, 72
+        10, 32, 0, 8, 8, 176, NONE, 24, NONE, 24, 32, 96, NONE, 104, 255, 104, 112, 120, 40, NONE, 48, 72
     ),
-    11: Layout(11, 40, 16, 8, 152, 160, 8, 56, 48, 32, 56, 69, 80, 255, 112, 128, 136, 72, 184, 48, 72),
-    12: Layout(12, 40, 72, 8, 136, 144, 0, 56, 8, 0, 56, 70, 80, 3, 112, 128, 136, 68, 192, 40, 56),
+    11: Layout(11, 40, 0, 16, 8, 152, 160, 8, 56, 48, 32, 56, 69, 80, 255, 112, 128, 136, 72, 184, 48, 72),
+    12: Layout(12, 40, 0, 72, 8, 136, 144, 0, 56, 8, 0, 56, 70, 80, 3, 112, 128, 136, 68, 192, 40, 56),
 }
 
 _SECTIONS_13 = {
@@ -110,6 +116,7 @@ def _told(minor: int, data: bytes) -> Layout:
     found = Layout(
         minor=minor,
         interpreters_head=at["runtime.interpreters_head"],
+        interpreter_next=at["interpreter.next"],
         threads_head=at["interpreter.threads_head"],
         thread_next=at["thread.next"],
         thread_id=at["thread.thread_id"],

@@ -35,7 +35,7 @@ def python_row(python: Interpreter) -> Array:
     layout, row = python.layout, np.zeros(1, kernel.PYTHON)
     for name in _SAME:
         row[name] = getattr(layout, name)
-    row["interpreters"] = python.runtime + layout.interpreters_head
+    row["interpreters"] = python.runtime + layout.main_interpreter
     row["code_type"] = python.code_type
     row["has_cframe"], row["cframe"] = layout.cframe != NONE, max(layout.cframe, 0)
     row["has_owner"], row["frame_owner"] = layout.frame_owner != NONE, max(layout.frame_owner, 0)

@@ -7,6 +7,11 @@ import ctypes
 import sys
 import threading
 
+try:
+    import _interpreters as interpreters
+except ImportError:  # before 3.13
+    import _xxsubinterpreters as interpreters
+
 call = ctypes.CDLL(sys.argv[1]).cudaStreamSynchronize
 n_calls = int(sys.argv[2])
 
@@ -48,6 +53,7 @@ def busy():
         sum(one * one for one in range(1000))
 
 
+another = interpreters.create()  # it is the first that one finds then; the threads belong to the other
 for _ in range(2):
     threading.Thread(target=busy, daemon=True).start()
 sys.setswitchinterval(0.0005)
