@@ -33,7 +33,7 @@ class Renumbering:
             mine = rows["pid"] == pid
             own = rows["device"][mine]
             if len(seen) == 1:
-                own = np.where((own == UNKNOWN) & _is_on_device(rows[mine]), 0, own)
+                own = np.where((own == UNKNOWN) & _is_on_device(rows)[mine], 0, own)
             rows["device"][mine] = np.where(
                 (own >= 0) & (own < len(seen)), np.array(seen)[np.clip(own, 0, len(seen) - 1)], own
             )
