@@ -126,3 +126,12 @@ def test_a_range_is_told_in_words():
     assert cost is not None and cost.at_most_gpu_seconds is not None
     told, most = text.report(report), f"{cost.at_most_gpu_seconds:.1f} GPU seconds"
     assert f"at most {most}" in told or f"{cost.gpu_seconds:.1f} to {most}" in told
+
+
+def test_the_price_of_a_range_is_a_range():
+    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1)], seed=1, timing=LONG_KERNELS)
+    report = report_of(trace, usd_per_gpu_hour=3600.0)
+    cost = report.verdicts[0].cost
+    assert cost is not None and cost.at_most_usd == pytest.approx(cost.at_most_gpu_seconds, abs=0.01)
+    assert cost.usd == pytest.approx(cost.gpu_seconds, abs=0.01)
+    assert f"{cost.at_most_usd:.2f} USD" in text.report(report)

@@ -170,7 +170,8 @@ def between(case: Case, least: float, most: float, *, observed_ns: float) -> Cos
     if least >= _SURE * most:
         return cost_said(case, most, is_lower_bound=False, observed_ns=observed_ns)
     said = cost_said(case, least, is_lower_bound=True, observed_ns=observed_ns)
-    return replace(said, at_most_gpu_seconds=round(most, 3))
+    upper = cost_said(case, most, is_lower_bound=False, observed_ns=observed_ns)
+    return replace(said, at_most_gpu_seconds=upper.gpu_seconds, at_most_usd=upper.usd)
 
 
 def cost_said(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns: float) -> CostSaid:

@@ -303,6 +303,8 @@ def _cost(verdict: Verdict) -> str:
     said = f"{_gpu_seconds(verdict.cost)} GPU seconds"
     if verdict.cost.usd is None:
         return f"{said} (no price given: --usd-per-gpu-hour)"
+    if verdict.cost.at_most_usd is not None:
+        return f"{said}, {_range(verdict.cost.usd, verdict.cost.at_most_usd, least=0.005, digits=2)} USD"
     per_hour = (
         f", {verdict.cost.usd_per_hour:.2f} USD an hour" if verdict.cost.usd_per_hour is not None else ""
     )
@@ -310,11 +312,14 @@ def _cost(verdict: Verdict) -> str:
 
 
 def _gpu_seconds(cost: CostSaid) -> str:
-    least = f"{cost.gpu_seconds:.1f}"
     if cost.at_most_gpu_seconds is not None:
-        most = f"{cost.at_most_gpu_seconds:.1f}"
-        return f"{least} to {most}" if cost.gpu_seconds >= 0.05 else f"at most {most}"
-    return f"at least {least}" if cost.is_lower_bound else least
+        return _range(cost.gpu_seconds, cost.at_most_gpu_seconds, least=0.05, digits=1)
+    return f"{'at least ' if cost.is_lower_bound else ''}{cost.gpu_seconds:.1f}"
+
+
+def _range(low: float, high: float, *, least: float, digits: int) -> str:
+    """Two numbers; the first is left out where it is below least."""
+    return f"{low:.{digits}f} to {high:.{digits}f}" if low >= least else f"at most {high:.{digits}f}"
 
 
 def _remark(remark: dict[str, object]) -> str:

@@ -11,7 +11,8 @@ from stallscope.diagnose.causes import Explained
 class CostSaid:
     """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known.
 
-    is_lower_bound: it cost at least so much; at_most_gpu_seconds: and at most so much, None where that is not known.
+    is_lower_bound: it cost at least so much; at_most_gpu_seconds: and at most so much, at_most_usd its price; None
+    where that is not known.
     """
 
     gpu_seconds: float
@@ -19,6 +20,7 @@ class CostSaid:
     usd_per_hour: float | None
     is_lower_bound: bool
     at_most_gpu_seconds: float | None = None
+    at_most_usd: float | None = None
 
     @property
     def may_be_gpu_seconds(self) -> float:
