@@ -26,6 +26,7 @@
 #define MIN_STOLEN_NS 20000
 #define WAKING_BYTES 8192
 
+const volatile u8 cfg_never __weak = 0;
 const volatile u8 cfg_record_all __weak = 0;
 const volatile u8 cfg_only_targets __weak = 0;
 const volatile u32 cfg_self __weak = 0;
@@ -676,26 +677,54 @@ INLINE bool is_return_of(const struct frame *f, u64 sp)
 	return f->sp && sp >= f->sp + POPPED;
 }
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} no_programs __weak SEC(".maps");
+
+/* Keeps a program on the stack of its thread. From 6.13 on x86-64 gives programs of this type one stack for each CPU, as
+ * if none could interrupt another; but one in a hook of a user's function loses the CPU to another thread that runs the
+ * same, where the kernel preempts in kernel mode, and then reads what that has left there: seen as an oops on 7.2. A
+ * program that could call another one has no such stack (check_max_stack_depth() in kernel/bpf/verifier.c); it never
+ * does. */
+#define ON_STACK_OF_THREAD(ctx) \
+	if (cfg_never)          \
+	bpf_tail_call(ctx, &no_programs, 0)
+
 /* The programs of a part, one of each way of hooking: a link that sees entry and return (from 6.13 on), or one for each.
- * enters: true where the return is to be told. */
+ * enters: true where the return is to be told. A session has functions for both ways: together their variables do not fit
+ * on one stack of 512 bytes. */
 #define HOOKS(part, enters, leaves)                          \
-	SEC("?uprobe")                                       \
-	int part##_session(struct pt_regs *ctx)              \
+	static __attribute__((noinline)) int part##_enters(struct pt_regs *ctx) \
 	{                                                    \
-		if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx)) \
-			return !enters(ctx);                 \
+		return enters(ctx);                          \
+	}                                                    \
+	static __attribute__((noinline)) int part##_leaves(struct pt_regs *ctx) \
+	{                                                    \
 		leaves(ctx);                                 \
 		return 0;                                    \
 	}                                                    \
 	SEC("?uprobe")                                       \
+	int part##_session(struct pt_regs *ctx)              \
+	{                                                    \
+		ON_STACK_OF_THREAD(ctx);                     \
+		if (PT_REGS_IP(ctx) == bpf_get_func_ip(ctx)) \
+			return !part##_enters(ctx);          \
+		return part##_leaves(ctx);                   \
+	}                                                    \
+	SEC("?uprobe")                                       \
 	int part##_enter(struct pt_regs *ctx)                \
 	{                                                    \
+		ON_STACK_OF_THREAD(ctx);                     \
 		enters(ctx);                                 \
 		return 0;                                    \
 	}                                                    \
 	SEC("?uretprobe")                                    \
 	int part##_return(struct pt_regs *ctx)               \
 	{                                                    \
+		ON_STACK_OF_THREAD(ctx);                     \
 		leaves(ctx);                                 \
 		return 0;                                    \
 	}
