@@ -1,0 +1,52 @@
+"""What the built BPF object must be, whatever the kernel that loads it."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from stallscope.capture.program import OBJECT
+
+_SYMBOLS, _FUNCTION, _GLOBAL = 2, 2, 1
+_CALL, _TAIL_CALL = 0x85, 12
+"""BPF_JMP | BPF_CALL and BPF_FUNC_tail_call of linux/bpf.h."""
+
+
+class _Section(NamedTuple):
+    """elf(5), the fields of an Elf64_Shdr that matter."""
+
+    name: bytes
+    kind: int
+    data: bytes
+
+
+def _sections(elf: bytes) -> list[_Section]:
+    (begin,), (size, n, names) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
+    found = [struct.unpack_from("<II8x8xQQ", elf, begin + i * size) for i in range(n)]
+    texts = elf[found[names][2] :]
+    return [
+        _Section(texts[name:].split(b"\0", 1)[0], kind, elf[at : at + length])
+        for name, kind, at, length in found
+    ]
+
+
+def _programs(elf: bytes, section: bytes) -> Iterator[bytes]:
+    """The instructions of each program in a section."""
+    sections = _sections(elf)
+    number = next(i for i, one in enumerate(sections) if one.name == section)
+    symbols = next(one.data for one in sections if one.kind == _SYMBOLS)
+    for _, info, _, where, value, size in struct.iter_unpack("<IBBHQQ", symbols):
+        if where == number and info == _GLOBAL << 4 | _FUNCTION:
+            yield sections[number].data[value : value + size]
+
+
+@pytest.mark.parametrize("section", [b"?uprobe", b"?uretprobe"])
+def test_programs_in_hooks_stay_on_the_stack_of_their_thread(bpf_object: Path, section: bytes):
+    """Each could call another; else Linux from 6.13 on gives it a stack for each CPU, which others overwrite."""
+    programs = list(_programs(OBJECT.read_bytes(), section))
+    assert len(programs) >= 5
+    for instructions in programs:
+        calls = [(code, target) for code, target in struct.iter_unpack("<Bxxxi", instructions)]
+        assert (_CALL, _TAIL_CALL) in calls
