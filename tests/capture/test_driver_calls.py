@@ -260,9 +260,7 @@ def test_a_trace_tells_who_called_the_driver(
         ).fetchall()
         named = reader.execute("SELECT value FROM annotations WHERE label='program' AND pid=?", (caller.pid,))
         assert named.fetchone()[0] in (Path(sys.executable).name, Path(sys.executable).name.encode())
-        assert reader.execute(
-            "SELECT COUNT(*) FROM annotations WHERE CAST(value AS TEXT)='monitor'"
-        ).fetchone() == (1,)
+        assert reader.execute("SELECT COUNT(*) FROM annotations WHERE value='monitor'").fetchone() == (1,)
         assert not reader.execute("SELECT COUNT(*) FROM operations WHERE pid=?", (os.getpid(),)).fetchone()[0]
     assert facts["gpu_ioctls"] in IOCTL_WAYS
     assert calls == [("ioctl:NV_ESC_RM_CONTROL", Op.IOCTL, 40, 40, 0)]

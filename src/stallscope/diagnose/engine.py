@@ -124,9 +124,10 @@ def report(found: Findings) -> Report:
     uneven = found.uneven
     if uneven and named:
         _ = case.waits  # both need it
+    everyones = _all_late(found)
     on_the_move, stragglers = both(
         lambda: [moving_verdict(found, uneven, looked_at)] if uneven else [],
-        lambda: _stragglers(case, named, looked_at, everyones=_all_late(found)),
+        lambda: _stragglers(case, named, looked_at, everyones=everyones),
         n=len(case.line.rows),
     )
     verdicts = [
@@ -138,7 +139,7 @@ def report(found: Findings) -> Report:
                 case,
                 p,
                 one,
-                grown_as_steps(case, p, device_delays(case, p, one.late), among=_all_late(found)),
+                grown_as_steps(case, p, device_delays(case, p, one.late), among=everyones),
                 looked_at=looked_at,
             )
             for p, one in found.device.items()
