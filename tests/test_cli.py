@@ -292,6 +292,14 @@ def test_no_line_of_a_list_of_commands_is_cut_on_a_narrow_terminal(words):
     assert not [line for line in lines if line.startswith("   ")]
 
 
+@pytest.mark.parametrize(("words", "package"), [(["serve", "--db"], "anyio"), (["hub", "--db"], "grpc")])
+def test_a_package_that_is_not_installed_is_named(db, words, package):
+    program = f"import sys; sys.modules[{package!r}] = None; from stallscope.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *words, db], capture_output=True, text=True)
+    wanted = f"stallscope: this needs the package {package}: pip install 'stallscope[all]'\n"
+    assert (done.returncode, done.stderr) == (2, wanted)
+
+
 def test_serving_a_trace_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path):
     done = command("serve", "--db", tmp_path / "missing.db", "--listen", "127.0.0.1:0")
     assert_one_line((done.returncode, done.stdout, done.stderr), 3, "no trace at", "missing.db")

@@ -26,7 +26,7 @@ from stallscope.commands.settings import settings
 from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
-from stallscope.errors import StallscopeError
+from stallscope.errors import BadInput, StallscopeError
 
 app = typer.Typer(
     help="Which rank drags a GPU job, since when, why, and what does it cost?",
@@ -83,6 +83,12 @@ def _one_line_errors() -> Iterator[None]:
     except StallscopeError as error:
         print(f"stallscope: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "stallscope"):
+            raise
+        print(f"stallscope: this needs the package {package}: pip install 'stallscope[all]'", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         _leave_without_reader()
     except SystemExit as end:
