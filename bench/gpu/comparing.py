@@ -5,9 +5,9 @@ kind of switch look dearer and the other cheaper, so that it cancels out; the ag
 that windows are short. Of these comparisons Huber's mean is told, which those in which the machine stumbled do not
 pull. Its 95 % interval comes from Student's t, and is the wider the more alike neighbours are: they share a window.
 
-A virtual CPU is slower by half for a while, over and over. Where a job measures its CPU's speed between two steps, only
-steps at full speed are compared. How long they take at which speed is learned from those without hooks, and each is
-told as what it would have taken at one speed. A governor has hot hooks on for a part of the time; what a window had of
+A virtual CPU is slower by half for a while, over and over. Where a job measures its CPU's speed between two steps, how
+long a step takes at which speed is learned from those without hooks, and each is told as what it would have taken at
+one speed. A governor has hot hooks on for a part of the time; what a window had of
 it is known, and the mean is that of a window that had as much as there was on the whole.
 """
 
@@ -25,8 +25,8 @@ from stallscope.capture.operations import GOVERNED
 
 SETTLE_S = 0.1
 """After a switch, before a window begins."""
-FULL_SPEED = 0.15
-"""A CPU that takes no longer than this beyond what it took in its fastest tenth, in the logarithm."""
+_USUAL_SPEEDS = (1, 99)
+"""Per cent: what lies outside was an interrupt."""
 _T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
 _T_975_MANY = 2.10
 _HUBER = 1.345
@@ -69,21 +69,21 @@ class Steps(NamedTuple):
 
 
 def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
-    """The steps before and after which the CPU was fast, as if it had been equally so. turn_ns: measured after each.
+    """The steps as if the CPU had been equally fast before and after all of them. turn_ns: measured after each.
 
-    The fit is a line in the logarithms, of steps without hooks.
+    The fit is a quadratic function of both speeds, in the logarithms, of steps without hooks: a CPU changes its speed
+    within a step.
     """
     n = min(len(turn_ns), len(steps.number))
     number, end_ns, length_ns = (one[1:n] for one in steps)
-    slow = np.log(np.maximum(turn_ns[number - 1], turn_ns[number]))
-    slow -= np.log(np.percentile(turn_ns, 10))
-    is_fast = slow < FULL_SPEED
-    number, end_ns, length_ns, slow = number[is_fast], end_ns[is_fast], length_ns[is_fast], slow[is_fast]
+    slow = np.log(np.clip(turn_ns, *np.percentile(turn_ns, _USUAL_SPEEDS)) / np.median(turn_ns))
+    before, after = slow[number - 1], slow[number]
+    design = np.column_stack([np.ones(len(number)), before, after, before**2, after**2, before * after])
     is_off = np.zeros(len(number), bool)
     for one in windows:
         is_off |= (not one.is_on) & (end_ns >= one.begin_ns) & (end_ns <= one.end_ns)
-    slope, _ = np.polyfit(slow[is_off], np.log(length_ns[is_off]), 1)
-    return Steps(number, end_ns, length_ns / np.exp(slope * slow))
+    fit = np.linalg.lstsq(design[is_off], np.log(length_ns[is_off]), rcond=None)[0]
+    return Steps(number, end_ns, length_ns / np.exp(design[:, 1:] @ fit[1:]))
 
 
 def mean_step_ns(window: Window, ranks: list[Steps]) -> float:

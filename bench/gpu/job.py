@@ -49,7 +49,7 @@ SHAPES = {
     "fsdp": Shape(8, 4096, 32768),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
-    "inference": Shape(24, 4096, 256),
+    "inference": Shape(24, 1024, 64),
 }
 ON_CPU = Shape(4, 128, 64)
 
@@ -73,7 +73,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--speed", action="store_true", help="measure the CPU's between two steps: speed<R>.csv"
     )
-    parser.add_argument("--alone", action="store_true", help="each rank is a job of its own, on its own GPU")
+    parser.add_argument("--alone", action="store_true", help="each rank is a job of its own")
     parser.add_argument("--gate", action="store_true")
     return parser.parse_args()
 
@@ -200,7 +200,7 @@ def open_rank(chosen: argparse.Namespace) -> Rank:
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(rank)
     if chosen.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
         own: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if chosen.alone else {}
         dist.init_process_group("nccl", device_id=device, **own)

@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import judging
 import keeping
 import slowdown
 from judging import Judged
-from running import STALLSCOPE, Failed, Job, end, explained, start_job, tracing
+from running import STALLSCOPE, Failed, Job, end, explained, sharing_gpus, start_job, tracing
 from scenarios import EMULATED, FIRST, MORE, Scenario
 from slowdown import WORKLOADS, Workload
 
@@ -96,8 +96,9 @@ class Proof:
 class Jobs:
     """The jobs of the parts, in order; each loads its libraries while the one before it runs."""
 
-    def __init__(self, proof: Proof, parts: Sequence[Part]):
-        self._proof, self._parts, self._begun = proof, parts, dict[int, Job]()
+    def __init__(self, proof: Proof, parts: Sequence[Part], sharing: Mapping[str, str]):
+        """sharing: the environment of those that share GPUs."""
+        self._proof, self._parts, self._sharing, self._begun = proof, parts, sharing, dict[int, Job]()
 
     def take(self, i: int) -> Job:
         """The job of part i, at its gate or on the way there; the next one begins to load."""
@@ -124,8 +125,9 @@ class Jobs:
             self._begun[i] = start_job(
                 proof.script,
                 proof.work / slug(part.name),
-                n_ranks=proof.n_ranks,
+                n_ranks=proof.n_ranks * jobs_a_gpu(part),
                 words=(*part.words, "--seconds", seconds),
+                environment=self._sharing if jobs_a_gpu(part) > 1 else {},
             )
         return self._begun[i]
 
@@ -179,9 +181,11 @@ def main() -> None:
 def prove(proof: Proof) -> None:
     """All parts, the most important first."""
     parts = wanted(proof.chosen)
-    jobs = Jobs(proof, parts)
     answers: list[Answer] = []
-    try:
+    with ExitStack() as held:
+        is_sharing = any(jobs_a_gpu(part) > 1 for part in parts)
+        jobs = Jobs(proof, parts, held.enter_context(sharing_gpus(proof.work)) if is_sharing else {})
+        held.callback(jobs.end_all)
         if parts:
             jobs.begin(0)
         agent_starts(proof)
@@ -204,8 +208,6 @@ def prove(proof: Proof) -> None:
                 jobs.end(i)
                 collect(proof, answers, wait=False)
             collect(proof, answers, wait=True)
-    finally:
-        jobs.end_all()
 
 
 def agent_starts(proof: Proof) -> None:
@@ -231,6 +233,11 @@ def wanted(chosen: argparse.Namespace) -> list[Part]:
         if not any(word in part.name for word in chosen.skip)
         and (not chosen.only or any(word in part.name for word in chosen.only))
     ]
+
+
+def jobs_a_gpu(part: Part) -> int:
+    """How many jobs share a GPU."""
+    return part.jobs_a_gpu if isinstance(part, Workload) else 1
 
 
 def needed_s(part: Part) -> float:

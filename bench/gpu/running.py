@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -23,6 +24,7 @@ READY_S = 45
 ATTACH_S = 12
 CTRL_C_S = 25
 EXPLAIN_S = 90
+MPS_S = 15
 POLL_S = 0.02
 ATTACHED = r"attached to \d+ functions of \S*nccl"
 
@@ -87,17 +89,54 @@ class Job:
             time.sleep(POLL_S)
 
 
-def start_job(script: str, folder: Path, *, n_ranks: int, words: Sequence[str] = ()) -> Job:
-    """Starts a job, which waits at its gate. To be ended with end()."""
+@contextmanager
+def sharing_gpus(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of processes whose kernels run side by side on a GPU, by CUDA's Multi-Process Service.
+
+    Without it a GPU runs those of one process at a time. Raises Failed.
+    """
+    environment = {
+        f"CUDA_MPS_{name}_DIRECTORY": str(folder / f"mps-{name.lower()}") for name in ("PIPE", "LOG")
+    }
+    for path in environment.values():
+        Path(path).mkdir()
+    command, environ = "nvidia-cuda-mps-control", os.environ | environment
+    try:
+        subprocess.run([command, "-d"], env=environ, check=True, capture_output=True, timeout=MPS_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Failed(f"GPUs cannot be shared: {error}") from None
+    try:
+        yield environment
+    finally:
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run([command], input=b"quit -t 1\n", env=environ, capture_output=True, timeout=MPS_S)
+
+
+def start_job(
+    script: str,
+    folder: Path,
+    *,
+    n_ranks: int,
+    words: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Job:
+    """Starts a job, which waits at its gate. To be ended with end(). environment: beside what is set here."""
     folder.mkdir(parents=True)
     command = [sys.executable, str(HERE / script), "--folder", str(folder), "--gate", "--ranks", str(n_ranks)]
-    return Job(folder, start([*command, *words], folder / "job.log"), n_ranks)
+    return Job(folder, start([*command, *words], folder / "job.log", environment), n_ranks)
 
 
-def start(command: Sequence[str], said: Path) -> Program:
+def start(
+    command: Sequence[str], said: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> Program:
     with said.open("wb") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=os.environ | environment,
         )
     return Program(process, said)
 

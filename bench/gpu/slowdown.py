@@ -4,7 +4,7 @@ How they are compared: comparing.py. The agent goes on meanwhile (switching.py),
 slowdown stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
 
 A job that the CPU bounds measures the CPU's speed between two steps, by operations that no hook is in. Such jobs run
-alone on a GPU, one on each: a comparison is the mean of all of them.
+alone, one on each GPU or, where they leave it nearly idle, several: a comparison is the mean of all of them.
 """
 
 import io
@@ -72,7 +72,7 @@ class Counts(NamedTuple):
 @dataclass(frozen=True)
 class Workload:
     """A job to slow down. said: what is slowed down, for readers. words: of job.py. seconds: at most so long.
-    window_s: of each window.
+    window_s: of each window. jobs_a_gpu: so many share a GPU (running.sharing_gpus).
     """
 
     name: str
@@ -80,6 +80,7 @@ class Workload:
     words: tuple[str, ...]
     seconds: float
     window_s: float = 1.0
+    jobs_a_gpu: int = 1
 
     @property
     def every(self) -> int:
@@ -105,7 +106,8 @@ WORKLOADS = (
         "a step of a DDP job of tiny layers, bound by launches",
         ("--kind", "launch", *_BY_CPU),
         95,
-        window_s=0.6,
+        window_s=0.3,
+        jobs_a_gpu=7,
     ),
     Workload(
         "slowdown no-sync",
@@ -124,14 +126,16 @@ WORKLOADS = (
     ),
     Workload(
         "slowdown inference",
-        "a request for an inference, 0.7 ms",
+        "a request for an inference of a small model",
         ("--kind", "inference", *_BY_CPU),
         70,
-        window_s=0.6,
+        window_s=0.3,
+        jobs_a_gpu=7,
     ),
 )
 """Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a virtual machine is slower or faster
-by 10 % for seconds. Their windows are short, since the CPU's speed still wanders.
+by 10 % for seconds. Their windows are short, since the CPU's speed still wanders. Seven on a GPU leave the agent CPUs
+of its own where there are 16.
 """
 
 
@@ -171,6 +175,7 @@ def measured(
             **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
+            "jobs_a_gpu": workload.jobs_a_gpu,
             "window_s": workload.window_s,
             "is_pinned": "--pin" in workload.words,
         }

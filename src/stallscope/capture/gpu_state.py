@@ -166,6 +166,7 @@ class GpuStates:
                 for question in (
                     nvml.nvmlDeviceGetComputeRunningProcesses,
                     nvml.nvmlDeviceGetGraphicsRunningProcesses,
+                    nvml.nvmlDeviceGetMPSComputeRunningProcesses,
                 )
             ]
             if told[0] is None:
