@@ -521,11 +521,4 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 	tell_call_with(t, cookie, f->since_ns, ns, result, d);
 }
 
-/* How many calls of this thread a hook has seen: two for one with its return, one for a call inside it. */
-INLINE void count_hit(struct slot *s, u8 group, u32 n)
-{
-	if (s)
-		s->hits[MASK(group, 3)] += n;
-}
-
 #endif

@@ -358,8 +358,11 @@ INLINE bool enter(struct pt_regs *ctx)
 
 	if (!self(&t, &p, &s, &now))
 		return false;
-	if (is_inside(&t->nccl, sp, cookie, now))
+	if (is_inside(&t->nccl, sp, cookie, now)) {
+		count_hit(s, GROUP_ALWAYS, 1);
 		return false;
+	}
+	count_hit(s, GROUP_ALWAYS, 2);
 	open(&t->nccl, sp, cookie, now);
 	if (s) {
 		s->nccl_since_ns = now;

@@ -21,6 +21,7 @@
 #define NO_SLOT N_SLOTS
 #define N_TRIES 16
 #define EVICT_AFTER_NS 50000000
+#define COLD_AFTER_NS 100000 /* a framework does so much between two calls that the kernel's way is out of the caches */
 #define IDLE_AFTER_NS 1000000000ULL /* without a traced call ... */
 #define IDLE_SHARE 64 /* ... and on the CPU for less than this part of the time: a thread that does nothing here */
 #define MIN_STOLEN_NS 20000
@@ -582,6 +583,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 		if (s->tid == (u32)id) {
 			if (s->off)
 				put_right(p, s, index, task);
+			s->is_cold = now - s->last_hook_ns > COLD_AFTER_NS;
 			s->last_hook_ns = now;
 			s->hook_runtime = task->se.sum_exec_runtime;
 			s->is_idle = 0;
@@ -614,7 +616,9 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->on_ns = 0;
 	s->is_mending = 0;
 	s->has_yielded = s->has_base = 0;
+	s->is_cold = 0;
 	__builtin_memset(s->hits, 0, sizeof(s->hits));
+	__builtin_memset(s->cold, 0, sizeof(s->cold));
 	__builtin_memset(s->inside_ns, 0, sizeof(s->inside_ns));
 	s->woken_ns = s->off_ns = 0;
 	s->last_hook_ns = now;
@@ -626,6 +630,15 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	raw(EVENT_BORN, now, id >> 32, id, 0);
 	*slot = s;
 	return true;
+}
+
+/* What the hooks of this thread cost: two hits for a call with its return, one for a call inside it. */
+INLINE void count_hit(struct slot *s, u8 group, u32 n)
+{
+	if (!s)
+		return;
+	s->hits[MASK(group, 3)] += n;
+	s->cold[MASK(group, 3)] += s->is_cold;
 }
 
 INLINE u8 cookie_op(u64 cookie)

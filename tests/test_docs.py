@@ -86,7 +86,6 @@ def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tm
             "said": name,
             "slowdown_percent": slower,
             "spread_percent": 0.26,
-            "hook_cost_percent": 0.5,
             "machine": machine,
         }
         for name, slower in [("steps", 0.31), ("no steps", 0.2)]

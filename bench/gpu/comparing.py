@@ -196,6 +196,7 @@ def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> di
         "upper_bound_percent": round(mean + half, 3),
         "median_percent": round(median(found), 3),
         "runs": len(found),
+        "slowdown_us_per_step": round(mean / 100 * float(np.nanmedian(off_ns)) / 1e3, 2),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
         "on_share": dict(zip(("copies", "hot"), known.whole.round(4).tolist(), strict=True)),
         "each_percent": [round(one, 3) for one in found],

@@ -49,9 +49,11 @@ SHAPES = {
     "fsdp": Shape(8, 4096, 32768),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
-    "inference": Shape(24, 1024, 64),
+    "inference": Shape(24, 1024, 8),
+    "requests": Shape(24, 1024, 64),
 }
 ON_CPU = Shape(4, 128, 64)
+WIDTH_OF_HEAD, N_CACHED = 64, 256
 
 Step = Callable[[Any], Any]
 """Issues one whole step for a batch; returns the loss. The first element of the pair is the forward pass."""
@@ -211,17 +213,47 @@ def open_rank(chosen: argparse.Namespace) -> Rank:
     shape = shape._replace(n_rows=chosen.rows or shape.n_rows)
     dtype = torch.bfloat16 if chosen.device == "cuda" else torch.float32
     batch = torch.randn(shape.n_rows, shape.width, device=chosen.device, dtype=dtype)
-    layers = [
-        layer
-        for _ in range(shape.n_layers)
-        for layer in (
-            torch.nn.Linear(shape.width, shape.width, device=chosen.device, dtype=dtype),
-            torch.nn.GELU(),
-        )
-    ]
-    model = torch.nn.Sequential(*layers)
+    build = blocks if chosen.kind == "inference" else layers
+    model = torch.nn.Sequential(*build(shape, {"device": chosen.device, "dtype": dtype}))
     forward, backward = STEPS[chosen.kind](model, batch)
     return Rank(rank, n_ranks, chosen.device, batch, forward, backward)
+
+
+def layers(shape: Shape, where: dict[str, Any]) -> Iterator[Any]:
+    """Linear layers of one width. where: device and type of the weights."""
+    import torch
+
+    for _ in range(shape.n_layers):
+        yield torch.nn.Linear(shape.width, shape.width, **where)
+        yield torch.nn.GELU()
+
+
+def blocks(shape: Shape, where: dict[str, Any]) -> Iterator[Any]:
+    """Blocks of a transformer that make one more token of each row; those before it are in the cache."""
+    import torch
+    from torch.nn.functional import gelu, scaled_dot_product_attention
+
+    width, parts = shape.width, (shape.n_rows, 3, shape.width // WIDTH_OF_HEAD, 1, WIDTH_OF_HEAD)
+    cached = (shape.n_rows, shape.width // WIDTH_OF_HEAD, N_CACHED, WIDTH_OF_HEAD)
+
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.LayerNorm(width, **where) for _ in range(2))
+            self.parts, self.out = (torch.nn.Linear(width, n * width, **where) for n in (3, 1))
+            self.up, self.down = (
+                torch.nn.Linear(*sizes, **where) for sizes in ((width, 4 * width), (4 * width, width))
+            )
+            self.keys, self.values = (torch.randn(cached, **where) for _ in range(2))
+
+        def forward(self, rows: Any) -> Any:
+            query, key, value = self.parts(self.first(rows)).view(parts).unbind(1)
+            keys, values = torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2)
+            rows = rows + self.out(scaled_dot_product_attention(query, keys, values).reshape(rows.shape))
+            return rows + self.down(gelu(self.up(self.second(rows))))
+
+    for _ in range(shape.n_layers):
+        yield Block()
 
 
 def plain(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
@@ -319,6 +351,7 @@ STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any]
     "launch": ddp,
     "graph": graph,
     "inference": inference,
+    "requests": inference,
 }
 
 

@@ -8,7 +8,6 @@ traces with the ranks' clocks and all programs' words, failures apart. Needs roo
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -60,7 +59,6 @@ class Proof:
     failures: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     took_s: dict[str, float] = field(default_factory=dict)
-    hook_ns: dict[str, float] = field(default_factory=lambda: dict(slowdown.HOOK_NS))
 
     @property
     def left_s(self) -> float:
@@ -254,7 +252,6 @@ def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part])
         job,
         disk=proof.disk,
         seconds=min(seconds, proof.left_s),
-        hook_ns=proof.hook_ns,
         agent_words=proof.agent_words(job),
     )
 
@@ -320,8 +317,6 @@ def measure_hooks(proof: Proof) -> None:
     if done.returncode:
         raise Failed(f"ended with code {done.returncode}: {done.stderr.strip()[-600:]}")
     shutil.copy(BENCH / "results/hook_cost.json", proof.chosen.out)
-    costs = json.loads(done.stdout)["added_ns_per_call"]
-    proof.hook_ns = next(iter(costs.values()))
 
 
 def right(proof: Proof) -> set[str]:

@@ -1,13 +1,13 @@
 """What tracing costs a step: hooks are taken off and set again in alternating windows of one running job.
 
-How they are compared: comparing.py. The agent goes on meanwhile (switching.py), so that windows are short. Beside the
-slowdown stands what the hooks should cost: hits x the measured cost of one (see bench_hook_cost.py).
+How they are compared: comparing.py. The agent goes on meanwhile (switching.py), so that windows are short.
 
 A job that the CPU bounds measures the CPU's speed between two steps, by operations that no hook is in. Such jobs run
 alone, one on each GPU or, where they leave it nearly idle, several: a comparison is the mean of all of them.
 """
 
 import io
+import json
 import os
 import time
 from contextlib import suppress
@@ -34,8 +34,6 @@ COUNT_S = 3.0
 LOOK_EVERY = 32
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
-HOOK_NS = {"entry_only": 930.0, "collective": 1900.0}
-"""Taken where this run could not measure them: beside jobs with hooks on all calls, H200's host, Intel Xeon, 6.18."""
 
 
 class Use(NamedTuple):
@@ -126,8 +124,16 @@ WORKLOADS = (
     ),
     Workload(
         "slowdown inference",
-        "a request for an inference of a small model",
+        "a token of a transformer of 24 layers, inferred eagerly",
         ("--kind", "inference", *_BY_CPU),
+        70,
+        window_s=0.3,
+        jobs_a_gpu=7,
+    ),
+    Workload(
+        "slowdown requests",
+        "a request of a model so small that it takes a millisecond",
+        ("--kind", "requests", *_BY_CPU),
         70,
         window_s=0.3,
         jobs_a_gpu=7,
@@ -145,7 +151,6 @@ def measured(
     *,
     disk: Path,
     seconds: float,
-    hook_ns: dict[str, float],
     agent_words: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Switches tracing on and off beside a job at its gate until the interval is narrow or the time is over.
@@ -162,17 +167,19 @@ def measured(
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
             windows = alternating(workload, job, agent, end_s=end_s)
-            turns = agent.turns()
+            turns, hook_cost = agent.turns(), agent.hook_cost()
         steps = compared_steps(workload, job, windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
         check_switched(ts_ns, windows)
+        (job.folder / "windows.json").write_text(json.dumps({"windows": windows, "turns": turns}))
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
             "said": workload.said,
             **slowdown(windows, steps, turns),
-            **hits(counts, steps, n_ranks=job.n_ranks, hook_ns=hook_ns),
+            **hits(counts, steps, n_ranks=job.n_ranks),
+            "hook_ns": {name: round(ns) for name, ns in hook_cost._asdict().items()},
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
             "jobs_a_gpu": workload.jobs_a_gpu,
@@ -294,25 +301,19 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
             raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
 
 
-def hits(counts: Counts, ranks: list[Steps], *, n_ranks: int, hook_ns: dict[str, float]) -> dict[str, Any]:
-    """Hits per step and rank, and what they should cost: an upper bound, as if nothing went on meanwhile.
+def hits(counts: Counts, ranks: list[Steps], *, n_ranks: int) -> dict[str, Any]:
+    """Runs of the programs per step and rank: a call with its return is two, or three where it is seen twice.
 
-    A hit of a collective is two runs. Any other run is taken for one at the entry, the dearer half of a call.
     The scheduler's programs run for the whole machine; their number and time are divided among the ranks.
     """
     one_ns, seconds = mean_step_ns(counts.window, ranks), counts.window.seconds
     share = 1e9 * seconds / one_ns * n_ranks
     runs = counts.runs
-    others = max(0, runs.n_uprobe - 2 * counts.n_collectives)
-    hook_cost_ns = (counts.n_collectives * hook_ns["collective"] + others * hook_ns["entry_only"]) / share
     return {
         "hits_per_step": round(runs.n_uprobe / share, 2),
         "collectives_per_step": round(counts.n_collectives / share, 2),
         "scheduler_runs_per_step": round(runs.n_other / share, 2),
         "programs_us_per_step": round(runs.run_ns / share / 1e3, 2),
-        "hook_cost_us_per_step": round(hook_cost_ns / 1e3, 2),
-        "hook_cost_percent": round(100 * hook_cost_ns / one_ns, 3),
-        "hook_ns": hook_ns,
         "agent_cpu_percent": round(100 * counts.agent.cpu_s / seconds, 2),
         "programs_cpu_percent": round(runs.run_ns / seconds / 1e7, 2),
         "agent_rss_mb": round(counts.agent.rss_mb, 1),

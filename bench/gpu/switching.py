@@ -1,7 +1,7 @@
 """The agent as a user starts it, whose hooks can be taken off all at once and set again, for a comparison in pairs.
 
     python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done;
-                                             # told "turns", when its governor turned which group
+                                             # told "turns", when its governor turned which group, and what hooks cost
 
 The agent itself goes on: a new start would take ten seconds, in which a machine drifts by more than hooks cost. While
 the hooks are off the governor's clock stands still, so that what it pays for is the time with hooks. It is the agent's
@@ -26,6 +26,7 @@ from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
 from stallscope import agent, cli
 from stallscope.capture import program as kernel_side
+from stallscope.capture.calibration import HookCost
 from stallscope.capture.governor import Governor
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
@@ -137,25 +138,27 @@ class Turn(NamedTuple):
 
 
 class Told(Governor):
-    """A governor that remembers its turns."""
+    """A governor that remembers its turns, and what hooks cost here."""
 
     turns: ClassVar[list[Turn]] = []
+    costs: ClassVar[list[HookCost]] = []
 
     def _turn(self, group: HookGroup, *, is_on: bool) -> None:
         super()._turn(group, is_on=is_on)
         self.turns.append(Turn(time.monotonic_ns(), group, is_on))
 
 
-def governed(program: Switched, budget: float, cost_ns: float) -> Governor:
+def governed(program: Switched, budget: float, cost: HookCost) -> Governor:
     """A governor whose clock is that of the program."""
-    return Told(program, budget, cost_ns, clock_ns=program.clock_ns)
+    Told.costs.append(cost)
+    return Told(program, budget, cost, clock_ns=program.clock_ns)
 
 
 def _obey(loaded: Switched) -> None:
     for word in map(str.strip, sys.stdin):
         try:
             if word == TURNS:
-                word = json.dumps(Told.turns)
+                word = json.dumps([Told.turns, Told.costs])
             else:
                 loaded.switch(is_on=word == "on")
         except Refused as refusal:
@@ -180,7 +183,15 @@ class Agent:
 
     def turns(self) -> list[Turn]:
         """What its governor did so far. Raises Failed."""
-        return [Turn(*one) for one in json.loads(self._asked(TURNS) or "[]")]
+        return [Turn(*one) for one in self._governed()[0]]
+
+    def hook_cost(self) -> HookCost:
+        """What it takes a hook to cost. Raises Failed."""
+        return HookCost(*self._governed()[1][0])
+
+    def _governed(self) -> list[Any]:
+        told: list[Any] = json.loads(self._asked(TURNS) or "[[], [[0, 0]]]")
+        return told
 
     def _asked(self, word: str) -> str:
         process = self.program.process

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stallscope.capture import elf, operations
-from stallscope.capture.calibration import hook_cost_ns
-from stallscope.capture.governor import Governor, Group, is_to_be_off, off_until_ns
+from stallscope.capture.calibration import HookCost, hook_cost
+from stallscope.capture.governor import Count, Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import Program
 from stallscope.capture.tallies import Tallies
@@ -23,35 +23,44 @@ from .test_cuda_calls import PREPARE, library  # noqa: F401 (the fixture)
 SECOND_NS = 10**9
 THREAD, OTHER = (7, 8), (7, 9)
 BUDGET = 0.005
+EVEN = HookCost(1000.0, 1000.0)
+"""A hook that costs the same whatever the caches hold."""
 
 
-def spending(hits: dict[tuple[int, int], int], *, cost_ns: float, inside_ns: int = 0) -> Group:
+def spending(
+    hits: dict[tuple[int, int], int], *, cost: HookCost = EVEN, n_cold: int = 0, inside_ns: int = 0
+) -> Group:
     """A group that has been on for a second, in which hooks were hit so often."""
     group = Group(period_ns=0)
-    group.look(dict.fromkeys(hits, (0, 0)), 0, cost_ns=cost_ns)
-    group.look({thread: (n, inside_ns) for thread, n in hits.items()}, SECOND_NS, cost_ns=cost_ns)
+    group.look(dict.fromkeys(hits, Count()), 0, cost=cost)
+    group.look({thread: Count(n, n_cold, inside_ns) for thread, n in hits.items()}, SECOND_NS, cost=cost)
     return group
 
 
 def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_costs_half():
-    group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000, (9, 9): 2 * 3500}, cost_ns=1000)
+    group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000, (9, 9): 2 * 3500})
     assert group.spent == 4000 * 1000
     assert group.load(SECOND_NS) == pytest.approx(0.004)
 
 
+def test_a_call_after_long_costs_more_than_one_in_a_row():
+    group = spending({THREAD: 2 * 1000 + 500}, cost=HookCost(1000, 8000), n_cold=100)
+    assert group.spent == 1250 * 1000 + 100 * 7000
+
+
 def test_what_costs_less_than_the_budget_stays_on():
-    group = spending({THREAD: 2 * 4000}, cost_ns=1000)
+    group = spending({THREAD: 2 * 4000})
     assert not is_to_be_off(HookGroup.HOT, group, BUDGET)
 
 
 def test_what_has_spent_the_budget_of_a_period_is_off_until_it_is_paid():
-    group = spending({THREAD: 2 * 200_000}, cost_ns=1000)
+    group = spending({THREAD: 2 * 200_000})
     assert is_to_be_off(HookGroup.HOT, group, BUDGET)
     assert off_until_ns(group, BUDGET) == group.spent / BUDGET == 40 * SECOND_NS
 
 
 def test_the_first_period_is_short_and_later_ones_are_longer():
-    group = spending({THREAD: 2 * 8000}, cost_ns=1000)
+    group = spending({THREAD: 2 * 8000})
     assert is_to_be_off(HookGroup.HOT, group, BUDGET)
     group = Group()
     lengths_s = []
@@ -62,8 +71,8 @@ def test_the_first_period_is_short_and_later_ones_are_longer():
 
 
 def test_copies_that_take_much_of_the_time_stay_on():
-    little = spending({THREAD: 2 * 6000}, cost_ns=1000, inside_ns=SECOND_NS // 100)
-    much = spending({THREAD: 2 * 6000}, cost_ns=1000, inside_ns=SECOND_NS // 5)
+    little = spending({THREAD: 2 * 6000}, inside_ns=SECOND_NS // 100)
+    much = spending({THREAD: 2 * 6000}, inside_ns=SECOND_NS // 5)
     assert is_to_be_off(HookGroup.COPIES, little, BUDGET)
     assert not is_to_be_off(HookGroup.COPIES, much, BUDGET)
     assert is_to_be_off(HookGroup.HOT, much, BUDGET)
@@ -71,13 +80,13 @@ def test_copies_that_take_much_of_the_time_stay_on():
 
 def test_copies_so_short_that_hooks_are_dear_beside_them_have_a_budget_too():
     """Such as those of a DDP job of small layers: a hundred a step, 5 us each, from one place of a GPU to another."""
-    short = spending({THREAD: 2 * 10_000}, cost_ns=1000, inside_ns=SECOND_NS // 20)
+    short = spending({THREAD: 2 * 10_000}, inside_ns=SECOND_NS // 20)
     assert is_to_be_off(HookGroup.COPIES, short, BUDGET)
 
 
 def test_a_thread_that_takes_over_a_place_starts_from_nothing():
-    group = spending({THREAD: 2 * 1000}, cost_ns=1000)
-    group.look({OTHER: (2 * 500, 0)}, 2 * SECOND_NS, cost_ns=1000)
+    group = spending({THREAD: 2 * 1000})
+    group.look({OTHER: Count(2 * 500)}, 2 * SECOND_NS, cost=EVEN)
     assert group.spent == 500 * 1000
 
 
@@ -115,7 +124,7 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
     by_group: dict[HookGroup, list[Hook]],
 ):
     program = tracing()
-    governor = Governor(program, BUDGET, 1000.0)
+    governor = Governor(program, BUDGET, EVEN)
     told = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
@@ -158,7 +167,7 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
     look = Group.look
     monkeypatch.setattr(Group, "look", lambda *told, **more: looks.append(1) or look(*told, **more))
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS // 10))
-    governor = Governor(program, BUDGET, 1000.0, clock_ns=clock.__next__)
+    governor = Governor(program, BUDGET, EVEN, clock_ns=clock.__next__)
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(10)")
@@ -184,7 +193,7 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
     is_on: bool,
 ):
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS))
-    governor = Governor(program, BUDGET, 1000.0, clock_ns=clock.__next__)
+    governor = Governor(program, BUDGET, EVEN, clock_ns=clock.__next__)
     with elf.opened(library) as image:
         program.attach(image.path, hooks)
         governor.add(image.key, image.path, by_group)
@@ -198,7 +207,7 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
 @pytest.mark.compiler
 def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
-    governor = Governor(program, BUDGET, 1000.0)
+    governor = Governor(program, BUDGET, EVEN)
     puppet.does(*PREPARE, "[lib.cudaFree(P(0)) for _ in range(1000)]")
     assert program.events.fill() > 0.5
     for _ in range(3):
@@ -222,7 +231,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
     by_group: dict[HookGroup, list[Hook]],
 ):
     program = tracing()
-    governor = Governor(program, 0, 1000.0)
+    governor = Governor(program, 0, EVEN)
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(100); lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0))")
@@ -235,8 +244,8 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 @pytest.mark.bpf
 def test_what_a_hook_costs_is_measured_on_our_own_function(bpf_object: Path):
     with Program.load() as program:
-        found_ns = hook_cost_ns(program)
-        assert 100 < found_ns < 100_000
+        found = hook_cost(program)
+        assert 100 < found.warm_ns <= found.cold_ns < 200_000
         assert not len(program.operations().keys)
 
 

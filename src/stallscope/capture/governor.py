@@ -6,10 +6,11 @@ cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hoo
 budget of copies, and what copies take is off that of hot ones, as long as a fifth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is hits times the cost of
-one, of all threads together: they often work by turns (in PyTorch one goes forward, another backward). Once that is the
-budget of a whole period, the group is off until the budget has paid for it. The first period is a second long, so that
-a busy job is found out early, the later ones up to ten. Hooks that cost less are always on, and what they count is
-exact. The switching is done by a thread of its own: it takes 10 to 30 ms.
+one, which is several times as much where the caches hold something else (calibration.py). It is that of all threads
+together: they often work by turns (in PyTorch one goes forward, another backward). Once that is the budget of a whole
+period, the group is off until the budget has paid for it. The first period is a second long, so that a busy job is
+found out early, the later ones up to ten. Hooks that cost less are always on, and what they count is exact. The
+switching is done by a thread of its own: it takes 10 to 30 ms.
 
 When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
 """
@@ -20,9 +21,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from stallscope.capture.calibration import HookCost
 from stallscope.capture.elf import FileKey
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.maps import Entries
@@ -47,8 +50,17 @@ _QUIET = 0.5
 
 _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
 
-Counted = Mapping[tuple[int, int], tuple[int, int]]
-"""By process and thread: (hits, ns inside) of one group, as the kernel has counted them so far."""
+
+class Count(NamedTuple):
+    """Of one group and thread: hits, those of them with cold caches, and the time inside."""
+
+    n_hits: int = 0
+    n_cold: int = 0
+    inside_ns: int = 0
+
+
+Counted = Mapping[tuple[int, int], Count]
+"""By process and thread, as the kernel has counted so far."""
 
 
 @dataclass
@@ -72,13 +84,15 @@ class Group:
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """By thread: ns lost to hooks, ns inside."""
 
-    def look(self, now: Counted, now_ns: int, *, cost_ns: float) -> None:
+    def look(self, now: Counted, now_ns: int, *, cost: HookCost) -> None:
         """Take in what has been counted since the last look."""
-        for thread, (hits, inside_ns) in now.items():
-            hits_before, inside_before = self._before.get(thread, (0, 0))
-            n = hits - hits_before if hits >= hits_before else hits
+        for thread, count in now.items():
+            before = self._before.get(thread, Count())
+            if count.n_hits < before.n_hits:
+                before = Count()
             spent, inside = self._spent_by.get(thread, (0.0, 0))
-            self._spent_by[thread] = spent + n / 2 * cost_ns, inside + max(inside_ns - inside_before, 0)
+            lost_ns = cost.lost_ns(count.n_hits - before.n_hits, count.n_cold - before.n_cold)
+            self._spent_by[thread] = spent + lost_ns, inside + max(count.inside_ns - before.inside_ns, 0)
         self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
         self._before = now
         by_process: defaultdict[int, float] = defaultdict(float)
@@ -128,12 +142,12 @@ def off_until_ns(state: Group, budget: float) -> int:
 class Governor:
     """The groups of all files. Governs from start() to stop(); covered() tells tallies when hooks were on.
 
-    budget: share of a thread's time; 0: no hot hooks. cost_ns: of a hook with its return.
+    budget: share of a thread's time; 0: no hot hooks.
     """
 
     program: Program
     budget: float
-    cost_ns: float
+    cost: HookCost
     clock_ns: Callable[[], int] = time.monotonic_ns
     groups: dict[HookGroup, Group] = field(default_factory=dict)
     _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
@@ -257,7 +271,7 @@ class Governor:
             self._look_at_always(found.pop(HookGroup.ALWAYS), now_ns)
             for group, so_far in found.items():
                 if self.groups[group].is_on:
-                    self.groups[group].look(so_far, now_ns, cost_ns=self.cost_ns)
+                    self.groups[group].look(so_far, now_ns, cost=self.cost)
             whole = self.budget or _COPIES_BUDGET
             left = whole - self._always_load
             for group, state in self.groups.items():
@@ -268,7 +282,7 @@ class Governor:
             self._relieve(now_ns)
 
     def _look_at_always(self, so_far: Counted, now_ns: int) -> None:
-        self._always.look(so_far, now_ns, cost_ns=self.cost_ns)
+        self._always.look(so_far, now_ns, cost=self.cost)
         if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
             self._always_load = self._always.load(now_ns)
             self._always.begins(now_ns)
@@ -287,7 +301,7 @@ class Governor:
         hits = int(self.program.hits()[list(self.groups)].sum())
         n, self._n_hits = hits - self._n_hits, hits
         elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
-        return n >= 0 and n / 2 * self.cost_ns < _QUIET * self.budget * elapsed_ns
+        return n >= 0 and self.cost.lost_ns(n, n / 2) < _QUIET * self.budget * elapsed_ns
 
     def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
         state = self.groups[group]
@@ -374,8 +388,10 @@ def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Coun
     tids = slots.values["tid"]
     of, which = np.nonzero(tids)
     threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
-    hits, inside_ns = slots.values["hits"][of, which].tolist(), slots.values["inside_ns"][of, which].tolist()
+    told = [slots.values[name][of, which].tolist() for name in ("hits", "cold", "inside_ns")]
     return {
-        group: {thread: (n[group], ns[group]) for thread, n, ns in zip(threads, hits, inside_ns, strict=True)}
+        group: {
+            thread: Count(*(one[group] for one in of)) for thread, *of in zip(threads, *told, strict=True)
+        }
         for group in groups
     }
