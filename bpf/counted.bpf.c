@@ -63,15 +63,22 @@ INLINE void leave(struct pt_regs *ctx)
 
 INLINE bool gauge(struct pt_regs *ctx)
 {
-	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	u64 cookie = bpf_get_attach_cookie(ctx), args[16] = {};
+	u64 cookie = bpf_get_attach_cookie(ctx), args[16] = {}, begin, now;
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct function *f = function_of(cookie);
+	struct process *p;
+	struct thread *t;
 
-	if (!t || !f)
+	begin = bpf_ktime_get_ns();
+	p = bpf_map_lookup_elem(&processes, &tgid);
+	t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	now = bpf_ktime_get_ns();
+	if (!t || !f || p)
 		return false;
 	all_arguments(ctx, f, args);
 	look(&t->counted_details, f, args);
-	open(&t->counted, PT_REGS_SP(ctx), cookie, bpf_ktime_get_ns());
+	t->counted_details.count_bytes = way_ns(begin, now); /* for the tally */
+	open(&t->counted, PT_REGS_SP(ctx), cookie, now);
 	return true;
 }
 

@@ -453,7 +453,7 @@ struct slot {
 	s32 by_pid;
 	u32 is_mending;		/* put_right() is at work; a tick may come in between */
 	u32 is_idle;		/* parked, and makes no calls any more: it counts for nothing */
-	u32 is_cold;		/* its last traced call was such a one, see cold */
+	u32 last_way_ns;	/* at its last hook, see way_ns */
 	u32 spare;
 	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
 	u8 off_flags;		/* enum off_cpu_flag */
@@ -461,7 +461,7 @@ struct slot {
 	u8 has_base;		/* own_base and low_base are good */
 	char by_comm[16];
 	u32 hits[4];		/* of hooks by group: 2 for a call with its return, 1 for one inside another */
-	u32 cold[4];		/* and calls that came so long after the last hook that the caches held other things */
+	u64 way_ns[4];		/* and how long the programs took, each time, to find the process and the thread */
 	u64 inside_ns[4];	/* time in the calls of each group */
 	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
 	s64 walked_ns;		/* when that was last looked for */
@@ -487,8 +487,8 @@ struct process {
 	u32 n_launches;
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 272, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 272, "process");
+_Static_assert(sizeof(struct slot) == 288, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 288, "process");
 
 enum direction {
 	HOST_TO_HOST = 1, /* cudaMemcpyKind + 1 */

@@ -21,7 +21,7 @@
 #define NO_SLOT N_SLOTS
 #define N_TRIES 16
 #define EVICT_AFTER_NS 50000000
-#define COLD_AFTER_NS 100000 /* a framework does so much between two calls that the kernel's way is out of the caches */
+#define MOST_WAY_NS 5000 /* what took longer was interrupted */
 #define IDLE_AFTER_NS 1000000000ULL /* without a traced call ... */
 #define IDLE_SHARE 64 /* ... and on the CPU for less than this part of the time: a thread that does nothing here */
 #define MIN_STOLEN_NS 20000
@@ -557,10 +557,17 @@ INLINE bool self_again(struct thread *t, struct process **process, struct slot *
 	return true;
 }
 
+/* How long it took to find the process and the thread. A whole hook takes so many times as long, whether the caches hold
+ * what it needs or not, on a fast CPU or a slow one: so it tells what hooks cost this thread. */
+INLINE u32 way_ns(u64 begin, u64 now)
+{
+	return now - begin < MOST_WAY_NS ? now - begin : MOST_WAY_NS;
+}
+
 /* The calling thread, its process and, if there was room, its slot; made at the first call. False: not to be traced. */
 INLINE bool self(struct thread **thread, struct process **process, struct slot **slot, u64 *now_ns)
 {
-	u64 id = bpf_get_current_pid_tgid(), now;
+	u64 id = bpf_get_current_pid_tgid(), begin = bpf_ktime_get_ns(), now;
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct process *p;
 	struct thread *t;
@@ -583,8 +590,8 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 		if (s->tid == (u32)id) {
 			if (s->off)
 				put_right(p, s, index, task);
-			s->is_cold = now - s->last_hook_ns > COLD_AFTER_NS;
 			s->last_hook_ns = now;
+			s->last_way_ns = way_ns(begin, now);
 			s->hook_runtime = task->se.sum_exec_runtime;
 			s->is_idle = 0;
 			*slot = s;
@@ -616,12 +623,12 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->on_ns = 0;
 	s->is_mending = 0;
 	s->has_yielded = s->has_base = 0;
-	s->is_cold = 0;
 	__builtin_memset(s->hits, 0, sizeof(s->hits));
-	__builtin_memset(s->cold, 0, sizeof(s->cold));
+	__builtin_memset(s->way_ns, 0, sizeof(s->way_ns));
 	__builtin_memset(s->inside_ns, 0, sizeof(s->inside_ns));
 	s->woken_ns = s->off_ns = 0;
 	s->last_hook_ns = now;
+	s->last_way_ns = way_ns(begin, now);
 	s->hook_runtime = task->se.sum_exec_runtime;
 	s->is_idle = 0;
 	asm volatile("" ::: "memory"); /* the slot last: until then the scheduler's side leaves the thread alone */
@@ -632,13 +639,13 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	return true;
 }
 
-/* What the hooks of this thread cost: two hits for a call with its return, one for a call inside it. */
+/* What the hooks of this thread cost: n is two for a call with its return, one for a call inside it. */
 INLINE void count_hit(struct slot *s, u8 group, u32 n)
 {
 	if (!s)
 		return;
 	s->hits[MASK(group, 3)] += n;
-	s->cold[MASK(group, 3)] += s->is_cold;
+	s->way_ns[MASK(group, 3)] += n * s->last_way_ns;
 }
 
 INLINE u8 cookie_op(u64 cookie)

@@ -21,8 +21,9 @@ from comparing import SETTLE_S, Steps, Window, at_one_speed, found_in, interval,
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
 from running import Failed, Job, end
-from switching import Agent, switched
+from switching import Agent, Governed, switched
 
+from stallscope.events.kernel import HookGroup
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
@@ -166,20 +167,21 @@ def measured(
         with switched(db, words=agent_words) as agent:
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
+            before = agent.governed()
             windows = alternating(workload, job, agent, end_s=end_s)
-            turns, hook_cost = agent.turns(), agent.hook_cost()
+            after = agent.governed()
         steps = compared_steps(workload, job, windows)
         ts_ns = node.read(db).collectives["ts_ns"]
         db.unlink()
         check_switched(ts_ns, windows)
-        (job.folder / "windows.json").write_text(json.dumps({"windows": windows, "turns": turns}))
+        (job.folder / "windows.json").write_text(json.dumps({"windows": windows, "turns": after.turns}))
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
             "said": workload.said,
-            **slowdown(windows, steps, turns),
+            **slowdown(windows, steps, after.turns),
+            "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks),
             **hits(counts, steps, n_ranks=job.n_ranks),
-            "hook_ns": {name: round(ns) for name, ns in hook_cost._asdict().items()},
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
             "jobs_a_gpu": workload.jobs_a_gpu,
@@ -206,7 +208,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            known = found_in(windows, compared_steps(workload, job, windows), agent.turns())
+            known = found_in(windows, compared_steps(workload, job, windows), agent.governed().turns)
             if len(known.percent) >= LEAST_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -299,6 +301,13 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
     for one in windows if len(ts_ns) else ():
         if bool(n_collectives(ts_ns, one)) != one.is_on:
             raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
+
+
+def lost_percent(before: Governed, after: Governed, *, n_ranks: int) -> dict[str, float]:
+    """What the governor takes each group of hooks to have cost a rank, per cent of the time with hooks."""
+    on_ns = (after.on_ns - before.on_ns) * n_ranks
+    lost_ns = zip(HookGroup, before.lost_ns, after.lost_ns, strict=False)
+    return {group.name.lower(): round(100 * (then - once) / on_ns, 3) for group, once, then in lost_ns}
 
 
 def hits(counts: Counts, ranks: list[Steps], *, n_ranks: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The agent as a user starts it, whose hooks can be taken off all at once and set again, for a comparison in pairs.
 
     python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done;
-                                             # told "turns", when its governor turned which group, and what hooks cost
+                                             # told "governed", what its governor knows
 
 The agent itself goes on: a new start would take ten seconds, in which a machine drifts by more than hooks cost. While
 the hooks are off the governor's clock stands still, so that what it pays for is the time with hooks. It is the agent's
@@ -26,7 +26,6 @@ from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
 from stallscope import agent, cli
 from stallscope.capture import program as kernel_side
-from stallscope.capture.calibration import HookCost
 from stallscope.capture.governor import Governor
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
@@ -35,7 +34,7 @@ from stallscope.capture.program import Link
 from stallscope.events.kernel import HookGroup
 
 ANSWER_S = 20.0
-TURNS = "turns"
+GOVERNED = "governed"
 _AT_ONCE = 32
 """Links closed side by side: each waits for the kernel, some 30 ms."""
 
@@ -137,28 +136,44 @@ class Turn(NamedTuple):
     is_on: bool
 
 
-class Told(Governor):
-    """A governor that remembers its turns, and what hooks cost here."""
+class Governed(NamedTuple):
+    """What a governor knows. lost_ns: what it takes hooks to have cost all processes, by group; on_ns: its clock."""
 
-    turns: ClassVar[list[Turn]] = []
-    costs: ClassVar[list[HookCost]] = []
+    turns: list[Turn]
+    lost_ns: list[float]
+    on_ns: int
+
+
+class Told(Governor):
+    """A governor that remembers its turns."""
+
+    last: ClassVar["Told"]
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        self.turns: list[Turn] = []
+        type(self).last = self
+
+    def tells(self) -> dict[str, Any]:
+        """What Governed holds, of now."""
+        lost_ns = self.program.ways_ns() / 2 * self.times_way
+        return {"turns": self.turns, "lost_ns": lost_ns.tolist(), "on_ns": self.clock_ns()}
 
     def _turn(self, group: HookGroup, *, is_on: bool) -> None:
         super()._turn(group, is_on=is_on)
         self.turns.append(Turn(time.monotonic_ns(), group, is_on))
 
 
-def governed(program: Switched, budget: float, cost: HookCost) -> Governor:
+def governed(program: Switched, budget: float, times_way: float) -> Governor:
     """A governor whose clock is that of the program."""
-    Told.costs.append(cost)
-    return Told(program, budget, cost, clock_ns=program.clock_ns)
+    return Told(program, budget, times_way, clock_ns=program.clock_ns)
 
 
 def _obey(loaded: Switched) -> None:
     for word in map(str.strip, sys.stdin):
         try:
-            if word == TURNS:
-                word = json.dumps([Told.turns, Told.costs])
+            if word == GOVERNED:
+                word = json.dumps(Told.last.tells())
             else:
                 loaded.switch(is_on=word == "on")
         except Refused as refusal:
@@ -181,17 +196,12 @@ class Agent:
         if (answer := self._asked(word)) != word:
             raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
 
-    def turns(self) -> list[Turn]:
-        """What its governor did so far. Raises Failed."""
-        return [Turn(*one) for one in self._governed()[0]]
-
-    def hook_cost(self) -> HookCost:
-        """What it takes a hook to cost. Raises Failed."""
-        return HookCost(*self._governed()[1][0])
-
-    def _governed(self) -> list[Any]:
-        told: list[Any] = json.loads(self._asked(TURNS) or "[[], [[0, 0]]]")
-        return told
+    def governed(self) -> "Governed":
+        """What its governor knows so far. Raises Failed."""
+        told = json.loads(self._asked(GOVERNED) or "null")
+        if told is None:
+            raise Failed(f"the agent did not answer: {self.program.last_words()}")
+        return Governed([Turn(*one) for one in told["turns"]], told["lost_ns"], told["on_ns"])
 
     def _asked(self, word: str) -> str:
         process = self.program.process

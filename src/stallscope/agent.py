@@ -25,7 +25,7 @@ import numpy as np
 from stallscope import __version__
 from stallscope.capture import clock, mapped, privileges, program, records, requirements
 from stallscope.capture.attaching import Attaching
-from stallscope.capture.calibration import hook_cost
+from stallscope.capture.calibration import times_way_in
 from stallscope.capture.collector import Collector
 from stallscope.capture.discovery import Discovery
 from stallscope.capture.driver_calls import DriverCalls
@@ -270,7 +270,7 @@ def _run(
     """Look, attach, write, until told to stop; then once more, with the probes off. waking: is readable at a signal."""
     told_of = mapped.opened(waking)
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
-    governor = Governor(probes, options.hook_budget, hook_cost(probes))
+    governor = Governor(probes, options.hook_budget, times_way_in(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor, only_few=probes.mode == "perf")
     scribe = _Scribe(
         options,

@@ -298,20 +298,6 @@ def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program
     assert (hits[HookGroup.HOT], hits[HookGroup.COPIES]) == (3000, 30)
 
 
-def test_calls_that_come_after_long_are_told_from_those_in_a_row(tracing: Callable[..., Program], puppet):
-    program = tracing()
-    puppet.does(
-        *PREPARE,
-        "import time",
-        "lib.storm(1000)",
-        "[time.sleep(0.001) or lib.cudaFree(P(0)) for _ in range(20)]",
-    )
-    (row,) = program.processes().rows
-    cold = row["slots"]["cold"].sum(axis=0)
-    assert cold[HookGroup.ALWAYS] >= 20
-    assert cold[HookGroup.HOT] < 100
-
-
 def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Program], puppet):
     program = tracing(slow_call_ns=0)
     puppet.does(

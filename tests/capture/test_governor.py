@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stallscope.capture import elf, operations
-from stallscope.capture.calibration import HookCost, hook_cost
+from stallscope.capture.calibration import times_way_in
 from stallscope.capture.governor import Count, Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import Program
@@ -23,17 +23,16 @@ from .test_cuda_calls import PREPARE, library  # noqa: F401 (the fixture)
 SECOND_NS = 10**9
 THREAD, OTHER = (7, 8), (7, 9)
 BUDGET = 0.005
-EVEN = HookCost(1000.0, 1000.0)
-"""A hook that costs the same whatever the caches hold."""
+WAY_NS, TIMES_WAY = 50, 20.0
+"""A hook with its return costs a microsecond."""
 
 
-def spending(
-    hits: dict[tuple[int, int], int], *, cost: HookCost = EVEN, n_cold: int = 0, inside_ns: int = 0
-) -> Group:
+def spending(hits: dict[tuple[int, int], int], *, way_ns: int = WAY_NS, inside_ns: int = 0) -> Group:
     """A group that has been on for a second, in which hooks were hit so often."""
     group = Group(period_ns=0)
-    group.look(dict.fromkeys(hits, Count()), 0, cost=cost)
-    group.look({thread: Count(n, n_cold, inside_ns) for thread, n in hits.items()}, SECOND_NS, cost=cost)
+    group.look(dict.fromkeys(hits, Count()), 0, times_way=TIMES_WAY)
+    now = {thread: Count(n * way_ns, inside_ns) for thread, n in hits.items()}
+    group.look(now, SECOND_NS, times_way=TIMES_WAY)
     return group
 
 
@@ -43,9 +42,10 @@ def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_c
     assert group.load(SECOND_NS) == pytest.approx(0.004)
 
 
-def test_a_call_after_long_costs_more_than_one_in_a_row():
-    group = spending({THREAD: 2 * 1000 + 500}, cost=HookCost(1000, 8000), n_cold=100)
-    assert group.spent == 1250 * 1000 + 100 * 7000
+def test_hooks_cost_more_where_their_way_in_is_long():
+    """As in a process between whose calls the caches are filled with other things."""
+    assert not is_to_be_off(HookGroup.HOT, spending({THREAD: 2 * 4000}), BUDGET)
+    assert is_to_be_off(HookGroup.HOT, spending({THREAD: 2 * 4000}, way_ns=7 * WAY_NS), BUDGET)
 
 
 def test_what_costs_less_than_the_budget_stays_on():
@@ -86,7 +86,7 @@ def test_copies_so_short_that_hooks_are_dear_beside_them_have_a_budget_too():
 
 def test_a_thread_that_takes_over_a_place_starts_from_nothing():
     group = spending({THREAD: 2 * 1000})
-    group.look({OTHER: Count(2 * 500)}, 2 * SECOND_NS, cost=EVEN)
+    group.look({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, times_way=TIMES_WAY)
     assert group.spent == 500 * 1000
 
 
@@ -124,7 +124,7 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
     by_group: dict[HookGroup, list[Hook]],
 ):
     program = tracing()
-    governor = Governor(program, BUDGET, EVEN)
+    governor = Governor(program, BUDGET, TIMES_WAY)
     told = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
@@ -167,22 +167,22 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
     look = Group.look
     monkeypatch.setattr(Group, "look", lambda *told, **more: looks.append(1) or look(*told, **more))
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS // 10))
-    governor = Governor(program, BUDGET, EVEN, clock_ns=clock.__next__)
+    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(10)")
     governor.govern()
-    assert program.hits()[HookGroup.HOT] == 30
+    assert program.ways_ns()[HookGroup.HOT] > 0
     assert not looks
     puppet.does("lib.storm(1000)")
     governor.govern()
-    assert governor.groups[HookGroup.HOT].spent == 1010 * 1500.0
+    assert governor.groups[HookGroup.HOT].spent == program.ways_ns()[HookGroup.HOT] / 2 * TIMES_WAY
     governor.stop()
 
 
 @pytest.mark.bpf
 @pytest.mark.compiler
-@pytest.mark.parametrize("n_frees, is_on", [(0, True), (4000, False)])
+@pytest.mark.parametrize("n_frees, is_on", [(0, True), (20_000, False)])
 def test_what_is_always_hooked_takes_of_the_budget_too(
     tracing: Callable[..., Program],
     puppet,
@@ -193,11 +193,12 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
     is_on: bool,
 ):
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS))
-    governor = Governor(program, BUDGET, EVEN, clock_ns=clock.__next__)
+    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
     with elf.opened(library) as image:
         program.attach(image.path, hooks)
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, f"[lib.cudaFree(P(0)) for _ in range({n_frees})]", "lib.storm(2000)")
+    governor.times_way = 2 * BUDGET * SECOND_NS / 2 / program.ways_ns()[HookGroup.HOT]  # half of the budget
     governor.govern()
     governor.stop()
     assert governor.groups[HookGroup.HOT].is_on is is_on
@@ -207,7 +208,7 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
 @pytest.mark.compiler
 def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
-    governor = Governor(program, BUDGET, EVEN)
+    governor = Governor(program, BUDGET, TIMES_WAY)
     puppet.does(*PREPARE, "[lib.cudaFree(P(0)) for _ in range(1000)]")
     assert program.events.fill() > 0.5
     for _ in range(3):
@@ -231,7 +232,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
     by_group: dict[HookGroup, list[Hook]],
 ):
     program = tracing()
-    governor = Governor(program, 0, EVEN)
+    governor = Governor(program, 0, TIMES_WAY)
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(100); lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0))")
@@ -242,11 +243,22 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 
 
 @pytest.mark.bpf
-def test_what_a_hook_costs_is_measured_on_our_own_function(bpf_object: Path):
+def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
     with Program.load() as program:
-        found = hook_cost(program)
-        assert 100 < found.warm_ns <= found.cold_ns < 200_000
+        assert 4 < times_way_in(program) < 60
         assert not len(program.operations().keys)
+
+
+@pytest.mark.bpf
+@pytest.mark.compiler
+def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], puppet):
+    program, ways_ns = tracing(), []
+    puppet.does(*PREPARE, "lib.cudaFree(P(0))", "other = ctypes.create_string_buffer(8 << 20)")
+    for work in ("", "ctypes.memset(other, 1, len(other)); "):
+        before_ns = program.ways_ns()[HookGroup.ALWAYS]
+        puppet.does(f"for _ in range(200): {work}lib.cudaFree(P(0))")
+        ways_ns.append(program.ways_ns()[HookGroup.ALWAYS] - before_ns)
+    assert ways_ns[1] > 2 * ways_ns[0] > 0
 
 
 def launches(told: Tallies) -> Array:

@@ -1,10 +1,14 @@
 """What a hook costs on this machine: measured at the start, on a function of the agent's own process.
 
 Calls a function of the C library, with and without a hook that takes the same steps as one on a CUDA function. The
-function starts with an instruction that need not be single-stepped, as CUDA's do. Between two calls the caches are
-filled with something else, as they are between two calls of a framework: where they still hold the kernel's way into
-the hook, it costs an eighth of what it costs where they hold nothing of it. What the programs themselves do is a tenth
-of either. Takes about 0.3 s; the agent's other threads don't call the function, and no other process is hooked.
+function starts with an instruction that need not be single-stepped, as CUDA's do.
+
+What a hook adds to a call depends on what has gone before: 0.9 us in a loop of calls, 7 us where the caches hold
+nothing of the kernel's way into it, more on a CPU whose other half is busy. But the program's own first steps, which
+find the process and the thread, take the same part of it everywhere: a hook with its return takes 14 to 18 times as
+long (from 0.9 to 7.9 us; Xeon, Linux 6.18). So this number is measured here, and the programs tell how long these steps
+took them (SLOT.way_ns). Takes about 0.3 s; the agent's other threads don't call the function, and no other process is
+hooked.
 """
 
 import ctypes
@@ -13,8 +17,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from statistics import fmean, median
 
 from stallscope.capture import elf
 from stallscope.capture.attaching import hooked_at
@@ -23,41 +26,19 @@ from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 from stallscope.capture.program import Program
 
-
-class HookCost(NamedTuple):
-    """ns that a hook with its return adds to a call: in a row of calls, and where none has come for long."""
-
-    warm_ns: float
-    cold_ns: float
-
-    def lost_ns(self, n_hits: float, n_cold: float) -> float:
-        """What so many hits have cost, two for a hook with its return; n_cold: calls that came after long."""
-        return n_hits / 2 * self.warm_ns + n_cold * (self.cold_ns - self.warm_ns)
-
-
-ASSUMED = HookCost(2000.0, 8000.0)
-"""Where it cannot be measured: what a slow machine needs."""
-
-_BESIDE_A_JOB = 1.3
-"""What a job loses to a hook is more than its call takes longer: what comes after it finds its caches filled by the
-kernel. Hooks on all of 67 calls a request took 3.1 us each where this loop told 2.4 (an H200's host, PyTorch).
-"""
+ASSUMED = 16.0
+"""Where it cannot be measured."""
 
 _HARMLESS = ("lfind", "tfind", "a64l", "nrand48")
 """Do nothing that matters to zeros. Which of them starts with a cheap instruction depends on the build."""
 
 _N_TURNS = 3
-_WARM_BYTES, _N_WARM = 2 << 20, 300
-"""As much as the second cache of a core. Beside real jobs on an H200's host (Xeon) a hook with its return took 1.8
-to 3.1 us (a loop of launches and two of requests, with hooks on all calls); half as much told 1.2 to 1.5, this 2.0 to
-2.5, twice as much 3.0.
-"""
-_COLD_BYTES, _N_COLD = 8 << 20, 30
-"""More than any core's second cache: more tells no more."""
+_FILLS = ((1 << 20, 100), (2 << 20, 100), (8 << 20, 20))
+"""Bytes that are written between two calls, so that the caches hold something else, a little or all; calls."""
 
 
-def hook_cost(program: Program) -> HookCost:
-    """What a hook costs here; ASSUMED where it cannot be measured."""
+def times_way_in(program: Program) -> float:
+    """How many times as long as its program's way in a hook with its return takes; ASSUMED where not measured."""
     if program.mode == "perf":
         return ASSUMED
     try:
@@ -69,43 +50,50 @@ def hook_cost(program: Program) -> HookCost:
             if not cheap:
                 return ASSUMED
             offset = hooked_at(found, entries)[cheap[0]]
-            return _measured(program, image.path, cheap[0], offset)
+            return fmean(_measured(program, image.path, cheap[0], offset, *fill) for fill in _FILLS)
     except (OSError, NotElf, Refused, StopIteration):
         return ASSUMED
 
 
-def _measured(program: Program, path: str, name: str, offset: int) -> HookCost:
-    call = getattr(ctypes.PyDLL(None), name)
-    nothing = (ctypes.c_size_t * 8)()
-    arguments = (nothing, nothing, nothing, ctypes.c_size_t(1), nothing)
-    plain, hooked = [], []
+def _measured(program: Program, path: str, name: str, offset: int, n_bytes: int, n_calls: int) -> float:
+    function = getattr(ctypes.PyDLL(None), name)
+    nothing, other = (ctypes.c_size_t * 8)(), ctypes.create_string_buffer(n_bytes)
+
+    def call() -> None:
+        function(nothing, nothing, nothing, ctypes.c_size_t(1), nothing)
+
+    def fill() -> None:
+        ctypes.memset(other, 1, n_bytes)
+
+    plain_ns, hooked_ns, way_ns = [], [], []
     for _ in range(_N_TURNS):
-        plain.append(_ns_per_call(call, arguments))
+        plain_ns.append(_ns_per_call(call, fill, n_calls))
         link = program.attach(path, [Hook(offset, 0, "gauge", name)], pid=os.getpid())
         try:
-            hooked.append(_ns_per_call(call, arguments))
+            hooked_ns.append(_ns_per_call(call, fill, n_calls))
         finally:
             program.release(link)
-    program.forget([os.getpid()])
-    warm_ns, cold_ns = (
-        _BESIDE_A_JOB * max(min(on) - min(off), 1.0)
-        for off, on in zip(zip(*plain, strict=True), zip(*hooked, strict=True), strict=True)
-    )
-    return HookCost(warm_ns, max(warm_ns, cold_ns))
+        way_ns.append(_way_in_ns(program))
+        program.forget([os.getpid()])
+    return max(min(hooked_ns) - min(plain_ns), 1.0) / min(way_ns)
 
 
-def _ns_per_call(call: Callable[..., int], arguments: tuple[object, ...]) -> tuple[float, float]:
-    """The medians of calls that find the caches full of something else, little and much; with what the clock takes."""
-    other, medians_ns = ctypes.create_string_buffer(_COLD_BYTES), []
-    for n_bytes, n_calls in ((_WARM_BYTES, _N_WARM), (_COLD_BYTES, _N_COLD)):
-        took_ns = []
-        for _ in range(n_calls):
-            ctypes.memset(other, 1, n_bytes)
-            begin_ns = time.perf_counter_ns()
-            call(*arguments)
-            took_ns.append(time.perf_counter_ns() - begin_ns)
-        medians_ns.append(median(took_ns))
-    return medians_ns[0], medians_ns[1]
+def _ns_per_call(call: Callable[[], None], fill: Callable[[], None], n_calls: int) -> float:
+    """The median, with what the clock takes."""
+    took_ns = []
+    for _ in range(n_calls):
+        fill()
+        begin_ns = time.perf_counter_ns()
+        call()
+        took_ns.append(time.perf_counter_ns() - begin_ns)
+    return median(took_ns)
+
+
+def _way_in_ns(program: Program) -> float:
+    """The mean of the calls that the program has seen, told as their bytes. Raises StopIteration: it saw none."""
+    told = program.operations()
+    row = next(row for key, row in zip(told.keys, told.values, strict=True) if key["tgid"] == os.getpid())
+    return max(float(row["count_bytes"] / row["n"]), 1.0)
 
 
 def _libc() -> Path:

@@ -5,12 +5,12 @@ need them. COPIES: asynchronous copies. The ledger needs those, so they are on a
 cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on is off the
 budget of copies, and what copies take is off that of hot ones, as long as a fifth is left.
 
-A period begins when a group is switched on. What it has cost its busiest process since then is hits times the cost of
-one, which is several times as much where the caches hold something else (calibration.py). It is that of all threads
-together: they often work by turns (in PyTorch one goes forward, another backward). Once that is the budget of a whole
-period, the group is off until the budget has paid for it. The first period is a second long, so that a busy job is
-found out early, the later ones up to ten. Hooks that cost less are always on, and what they count is exact. The
-switching is done by a thread of its own: it takes 10 to 30 ms.
+A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
+themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
+often work by turns (in PyTorch one goes forward, another backward). Once that is the budget of a whole period, the
+group is off until the budget has paid for it. The first period is a second long, so that a busy job is found out early,
+the later ones up to ten. Hooks that cost less are always on, and what they count is exact. The switching is done by a
+thread of its own: it takes 10 to 30 ms.
 
 When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
 """
@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.calibration import HookCost
 from stallscope.capture.elf import FileKey
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.maps import Entries
@@ -52,10 +51,9 @@ _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
 
 
 class Count(NamedTuple):
-    """Of one group and thread: hits, those of them with cold caches, and the time inside."""
+    """Of one group and thread: how long the programs took on their way in (SLOT.way_ns), and the time inside."""
 
-    n_hits: int = 0
-    n_cold: int = 0
+    way_ns: int = 0
     inside_ns: int = 0
 
 
@@ -84,14 +82,14 @@ class Group:
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """By thread: ns lost to hooks, ns inside."""
 
-    def look(self, now: Counted, now_ns: int, *, cost: HookCost) -> None:
+    def look(self, now: Counted, now_ns: int, *, times_way: float) -> None:
         """Take in what has been counted since the last look."""
         for thread, count in now.items():
             before = self._before.get(thread, Count())
-            if count.n_hits < before.n_hits:
+            if count.way_ns < before.way_ns:
                 before = Count()
             spent, inside = self._spent_by.get(thread, (0.0, 0))
-            lost_ns = cost.lost_ns(count.n_hits - before.n_hits, count.n_cold - before.n_cold)
+            lost_ns = (count.way_ns - before.way_ns) / 2 * times_way
             self._spent_by[thread] = spent + lost_ns, inside + max(count.inside_ns - before.inside_ns, 0)
         self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
         self._before = now
@@ -142,12 +140,12 @@ def off_until_ns(state: Group, budget: float) -> int:
 class Governor:
     """The groups of all files. Governs from start() to stop(); covered() tells tallies when hooks were on.
 
-    budget: share of a thread's time; 0: no hot hooks.
+    budget: share of a thread's time; 0: no hot hooks. times_way: what a hook with its return costs, in ways in.
     """
 
     program: Program
     budget: float
-    cost: HookCost
+    times_way: float
     clock_ns: Callable[[], int] = time.monotonic_ns
     groups: dict[HookGroup, Group] = field(default_factory=dict)
     _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
@@ -163,7 +161,7 @@ class Governor:
     _always: Group = field(default_factory=Group)
     _always_load: float = 0.0  # of its last second
     _was_quiet: bool = False
-    _n_hits: int = 0
+    _way_ns: int = 0
     _quiet_ns: int = 0
     _n_full: int = 0
     _n_empty: int = 0
@@ -271,7 +269,7 @@ class Governor:
             self._look_at_always(found.pop(HookGroup.ALWAYS), now_ns)
             for group, so_far in found.items():
                 if self.groups[group].is_on:
-                    self.groups[group].look(so_far, now_ns, cost=self.cost)
+                    self.groups[group].look(so_far, now_ns, times_way=self.times_way)
             whole = self.budget or _COPIES_BUDGET
             left = whole - self._always_load
             for group, state in self.groups.items():
@@ -282,7 +280,7 @@ class Governor:
             self._relieve(now_ns)
 
     def _look_at_always(self, so_far: Counted, now_ns: int) -> None:
-        self._always.look(so_far, now_ns, cost=self.cost)
+        self._always.look(so_far, now_ns, times_way=self.times_way)
         if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
             self._always_load = self._always.load(now_ns)
             self._always.begins(now_ns)
@@ -298,10 +296,10 @@ class Governor:
         )
         if not is_steady or self.program.events.fill() > _EMPTY:
             return False
-        hits = int(self.program.hits()[list(self.groups)].sum())
-        n, self._n_hits = hits - self._n_hits, hits
+        so_far_ns = int(self.program.ways_ns()[list(self.groups)].sum())
+        way_ns, self._way_ns = so_far_ns - self._way_ns, so_far_ns
         elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
-        return n >= 0 and self.cost.lost_ns(n, n / 2) < _QUIET * self.budget * elapsed_ns
+        return way_ns >= 0 and way_ns / 2 * self.times_way < _QUIET * self.budget * elapsed_ns
 
     def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
         state = self.groups[group]
@@ -388,7 +386,7 @@ def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Coun
     tids = slots.values["tid"]
     of, which = np.nonzero(tids)
     threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
-    told = [slots.values[name][of, which].tolist() for name in ("hits", "cold", "inside_ns")]
+    told = [slots.values[name][of, which].tolist() for name in ("way_ns", "inside_ns")]
     return {
         group: {
             thread: Count(*(one[group] for one in of)) for thread, *of in zip(threads, *told, strict=True)

@@ -305,9 +305,9 @@ class Program:
         found = self._of_processes().entries()
         return Entries(found.keys, found.values["slots"])
 
-    def hits(self) -> Array:
-        """Hits of hooks by group, of all threads that are followed now: (4,). Raises CannotTrace."""
-        return self._of_processes().total(lambda rows: rows["slots"]["hits"].sum(axis=1, dtype=np.int64))
+    def ways_ns(self) -> Array:
+        """SLOT.way_ns of all threads that are followed now: (4,), by group of hooks. Raises CannotTrace."""
+        return self._of_processes().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
 
     def _of_processes(self) -> Reader:
         return self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
