@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stallscope.capture import elf, operations
-from stallscope.capture.calibration import times_way_in
+from stallscope.capture.calibration import AFTERMATH, times_way_in
 from stallscope.capture.governor import Count, Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import Program
@@ -245,7 +245,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 @pytest.mark.bpf
 def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
     with Program.load() as program:
-        assert 4 < times_way_in(program) < 60
+        assert 4 < times_way_in(program) / AFTERMATH < 60
         assert not len(program.operations().keys)
 
 

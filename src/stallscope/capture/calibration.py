@@ -7,8 +7,9 @@ What a hook adds to a call depends on what has gone before: 0.9 us in a loop of 
 nothing of the kernel's way into it, more on a CPU whose other half is busy. But the program's own first steps, which
 find the process and the thread, take the same part of it everywhere: a hook with its return takes 14 to 18 times as
 long (from 0.9 to 7.9 us; Xeon, Linux 6.18). So this number is measured here, and the programs tell how long these steps
-took them (SLOT.way_ns). Takes about 0.3 s; the agent's other threads don't call the function, and no other process is
-hooked.
+took them (SLOT.way_ns). What the job loses is more than the call takes longer: AFTERMATH.
+
+Takes about 0.3 s; the agent's other threads don't call the function, and no other process is hooked.
 """
 
 import ctypes
@@ -26,7 +27,12 @@ from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 from stallscope.capture.program import Program
 
-ASSUMED = 16.0
+AFTERMATH = 2.3
+"""What a job loses, over what its calls take longer: its own code has to come back into the caches. Hooks on launches
+took 13.2 +- 3.0 % of a loop of PyTorch that launches bound while they were on, where the calls told 5.1, those on copies
+3.2 +- 1.0 % where they told 1.4 (an H200's host).
+"""
+ASSUMED = 16.0 * AFTERMATH
 """Where it cannot be measured."""
 
 _HARMLESS = ("lfind", "tfind", "a64l", "nrand48")
@@ -38,7 +44,7 @@ _FILLS = ((1 << 20, 100), (2 << 20, 100), (8 << 20, 20))
 
 
 def times_way_in(program: Program) -> float:
-    """How many times as long as its program's way in a hook with its return takes; ASSUMED where not measured."""
+    """What a job loses to a hook with its return, in times of its program's way in; ASSUMED where not measured."""
     if program.mode == "perf":
         return ASSUMED
     try:
@@ -50,7 +56,8 @@ def times_way_in(program: Program) -> float:
             if not cheap:
                 return ASSUMED
             offset = hooked_at(found, entries)[cheap[0]]
-            return fmean(_measured(program, image.path, cheap[0], offset, *fill) for fill in _FILLS)
+            measured = (_measured(program, image.path, cheap[0], offset, *fill) for fill in _FILLS)
+            return AFTERMATH * fmean(measured)
     except (OSError, NotElf, Refused, StopIteration):
         return ASSUMED
 
