@@ -166,7 +166,6 @@ class GpuStates:
                 for question in (
                     nvml.nvmlDeviceGetComputeRunningProcesses,
                     nvml.nvmlDeviceGetGraphicsRunningProcesses,
-                    nvml.nvmlDeviceGetMPSComputeRunningProcesses,
                 )
             ]
             if told[0] is None:

@@ -175,14 +175,9 @@ def between(case: Case, least: float, most: float, *, observed_ns: float) -> Cos
 
 
 def cost_said(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns: float) -> CostSaid:
-    """GPU seconds with their price, and that by the hour of the time observed."""
-    price, hours = case.usd_per_gpu_hour, observed_ns / 3.6e12
-    usd = None if price is None else round(gpu_seconds / 3600 * price, 4)
-    return CostSaid(
-        gpu_seconds=round(gpu_seconds, 3),
-        usd=usd,
-        usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
-        is_lower_bound=is_lower_bound,
+    """A cost at the case's price."""
+    return CostSaid.of(
+        gpu_seconds, case.usd_per_gpu_hour, is_lower_bound=is_lower_bound, observed_ns=observed_ns
     )
 
 

@@ -185,11 +185,5 @@ def _steps_said(done: Work, n_late: int, loss: Array) -> dict[str, object]:
 
 def _cost(done: Work, lost_ns: float, usd_per_gpu_hour: float | None) -> CostSaid:
     """A lower bound: only the ranks that the source tells of are counted."""
-    seconds, hours = lost_ns / 1e9, float(done.length_ns.sum()) / 3.6e12
-    usd = None if usd_per_gpu_hour is None else round(seconds / 3600 * usd_per_gpu_hour, 4)
-    return CostSaid(
-        gpu_seconds=round(seconds, 3),
-        usd=usd,
-        usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
-        is_lower_bound=True,
-    )
+    observed_ns = float(done.length_ns.sum())
+    return CostSaid.of(lost_ns / 1e9, usd_per_gpu_hour, is_lower_bound=True, observed_ns=observed_ns)

@@ -22,6 +22,25 @@ class CostSaid:
     at_most_gpu_seconds: float | None = None
     at_most_usd: float | None = None
 
+    @classmethod
+    def of(
+        cls,
+        gpu_seconds: float,
+        usd_per_gpu_hour: float | None,
+        *,
+        is_lower_bound: bool,
+        observed_ns: float,
+    ) -> "CostSaid":
+        """GPU seconds with their price, and that by the hour of the time observed."""
+        price, hours = usd_per_gpu_hour, observed_ns / 3.6e12
+        usd = None if price is None else gpu_seconds / 3600 * price
+        return cls(
+            gpu_seconds=round(gpu_seconds, 3),
+            usd=None if usd is None else round(usd, 4),
+            usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
+            is_lower_bound=is_lower_bound,
+        )
+
     @property
     def may_be_gpu_seconds(self) -> float:
         """The largest cost that is told."""
