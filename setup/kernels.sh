@@ -17,14 +17,22 @@ fetch() { # fetch NAME RELEASE, into the current folder
         command -v $tool >/dev/null || { why="no $tool"; return 1; }
     done
     look_into "$2" || return 1
-    package=$(apt-cache pkgnames "linux-image-$1" |
-        grep -E -- '^linux-image-[0-9]+\.[0-9]+\.[0-9]+.*-cloud-amd64$' | sort -V | tail -1)
-    if [ -z "$package" ]; then
+    linux=$(apt-cache pkgnames "linux-image-$1" | sed 's/^linux-image-//' |
+        grep -E -- '^[0-9]+\.[0-9]+\.[0-9]+.*-cloud-amd64$' | sort -V | tail -1)
+    if [ -z "$linux" ]; then
         why="no cloud kernel of that name in $2"
         return 1
     fi
+    # From Debian 14 on the file is in a package of its own, beside the modules.
+    package=$(apt-cache pkgnames "linux-binary-$linux" | grep -Fx "linux-binary-$linux" || echo "linux-image-$linux")
     fetched apt-get -qq download "$package" || return 1
-    dpkg --fsys-tarfile "$package"_*.deb | tar -x --wildcards './boot/vmlinuz-*' || why="$package: no kernel in it"
+    mkdir -p boot
+    dpkg --fsys-tarfile "$package"_*.deb | tar -x --wildcards --to-stdout '*/vmlinuz*' >image 2>log
+    if [ ! -s image ]; then
+        why="no kernel in $package"
+        return 1
+    fi
+    mv image "boot/vmlinuz-$linux"
 }
 
 for kernel in "$@"; do
@@ -33,7 +41,7 @@ for kernel in "$@"; do
     (
         cd "$folder/$name" || exit 1
         [ -z "$(find . -name 'vmlinuz-*')" ] || exit 0
-        rm -f missing
+        rm -f missing image
         why=
         fetch "$name" "${kernel#*/}"
         leave_release

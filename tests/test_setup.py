@@ -127,14 +127,12 @@ esac"""
 @pytest.fixture
 def archive(bare: Path) -> Path:
     """The folder of commands, with those that fetch: of the release `new`, the kernels 6.9 and 6.10."""
-    for name in ("dirname", "mkdir", "find", "sed", "head", "tail", "sort", "tar"):
+    for name in ("dirname", "mkdir", "find", "sed", "head", "tail", "sort", "tar", "mv"):
         (bare / name).symlink_to(next(p for p in (Path("/usr/bin", name), Path("/bin", name)) if p.exists()))
     executable(bare / "apt-get", RELEASE)
     kernels = [f"linux-image-6.{n}-cloud-amd64{end}" for n in ("9.3", "10.2") for end in ("", "-unsigned")]
     executable(bare / "apt-cache", f"printf '%s\\n' linux-image-6-cloud-amd64 {' '.join(kernels)}")
-    executable(
-        bare / "dpkg", "d=$(mktemp -d); mkdir $d/boot; touch $d/boot/vmlinuz-${2%%_*}; tar -C $d -c ./boot"
-    )
+    executable(bare / "dpkg", "d=$(mktemp -d); echo ${2%%_*} >$d/vmlinuz-6; tar -C $d -c ./vmlinuz-6")
     return bare
 
 
@@ -148,9 +146,23 @@ def test_the_newest_kernel_of_a_release_is_unpacked_once(repository: Path, archi
     for _ in range(2):
         done = kernels(repository, archive, "6/new")
         assert (done.returncode, done.stderr) == (0, "")
-    below = {str(path.relative_to(tmp_path / "kernels")) for path in (tmp_path / "kernels/6").rglob("*")}
-    assert below == {"6/boot", "6/boot/vmlinuz-linux-image-6.10.2-cloud-amd64"}
+    (image,) = (path for path in (tmp_path / "kernels/6").rglob("*") if path.is_file())
+    assert image == tmp_path / "kernels/6/boot/vmlinuz-6.10.2-cloud-amd64"
+    assert image.read_text() == "linux-image-6.10.2-cloud-amd64\n"
     assert (tmp_path / "kernels/fetched").read_text() == "fetched\n"
+
+
+def test_a_kernel_in_a_package_of_its_own_is_found(repository: Path, archive: Path, tmp_path: Path):
+    names = (f"linux-{kind}-7.2.1-cloud-amd64" for kind in ("image", "binary", "modules"))
+    executable(archive / "apt-cache", f"printf '%s\\n' {' '.join(names)}")
+    assert kernels(repository, archive, "7/new").stderr == ""
+    image = tmp_path / "kernels/7/boot/vmlinuz-7.2.1-cloud-amd64"
+    assert image.read_text() == "linux-binary-7.2.1-cloud-amd64\n"
+
+
+def test_a_package_without_a_kernel_is_told(repository: Path, archive: Path):
+    executable(archive / "dpkg", "tar -c --files-from /dev/null")
+    assert "no kernel in linux-image-6.10.2-cloud-amd64" in kernels(repository, archive, "6/new").stderr
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def initramfs(root: Path, source: Path, emulated: Path) -> Path:
 
 def said(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S) -> str:
     """What the script inside has printed on this kernel (a vmlinuz)."""
-    command = ["nice", "-n", "10", "qemu-system-x86_64", "-kernel", str(kernel), "-initrd", str(initramfs)]
+    command = ["nice", "-n", "5", "qemu-system-x86_64", "-kernel", str(kernel), "-initrd", str(initramfs)]
     command += ["-append", _BOOT, "-nographic", "-no-reboot"]
     command += ["-m", "1500", "-smp", "2", "-cpu", _CPU, "-nic", "none"]
     done = subprocess.run(
