@@ -37,7 +37,7 @@ from stallscope.store import node
 
 RANKS = 2
 DB, SAID = Path("/tmp/trace.db"), Path("/tmp/said")
-PATIENCE_S = 240
+PATIENCE_S = 600
 MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
 GROUPS = Path("/sys/fs/cgroup")
