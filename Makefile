@@ -96,7 +96,7 @@ $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
 	@touch $@
 
-# The oldest and the newest kernel of Debian's stable releases that a job's machine may have, for small machines.
+# The kernels of Debian 12 and 13, for small machines.
 $(STAMPS)/kernels: setup/kernels.sh setup/need.sh $(STAMPS)/venv
 	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@touch $@

@@ -29,6 +29,7 @@ fetch() { # fetch NAME RELEASE, into the current folder
     mkdir -p boot
     dpkg --fsys-tarfile "$package"_*.deb | tar -x --wildcards --to-stdout '*/vmlinuz*' >image 2>log
     if [ ! -s image ]; then
+        rm -f image
         why="no kernel in $package"
         return 1
     fi
@@ -41,7 +42,7 @@ for kernel in "$@"; do
     (
         cd "$folder/$name" || exit 1
         [ -z "$(find . -name 'vmlinuz-*')" ] || exit 0
-        rm -f missing image
+        rm -f missing
         why=
         fetch "$name" "${kernel#*/}"
         leave_release
