@@ -42,9 +42,10 @@ MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
 GROUPS = Path("/sys/fs/cgroup")
 QUOTA_US, PERIOD_US = 10_000, 1_000_000
-LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 20, 4, 3, 8
+LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 20, 7, 3, 8
 """One rank is in the group for a few pauses of a second each, now and then: far longer than what two ranks differ by in
-a machine that is emulated."""
+a machine that is emulated. Where that is slow, all pauses of a stay fall into one step: there are as many stays as make
+more late steps than chance."""
 STEPS = FIRST_STEPS + N_STAYS * (4 * N_PAUSES + FREE_STEPS)
 """Enough for a rank that makes four steps in a quota: one takes about 10 ms of an emulated CPU."""
 MEMORY_BYTES, HELD_BYTES = 64 << 20, 40 << 20
