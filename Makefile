@@ -22,7 +22,7 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python bpf ## .venv with all that development needs, and the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels bpf ## .venv with all that development needs, and the BPF programs
 
 demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
 	@$(BIN)/stallscope demo
@@ -61,10 +61,10 @@ bpf: ## build the BPF programs, where the tools for it are there
 bpf-arm64: ## build the BPF programs for arm64, where its headers are (linux-libc-dev-arm64-cross)
 	@$(MAKE) --no-print-directory --silent -C bpf arm64
 
-KERNELS ?= 6.1.0 6.12
-kernels: setup ## try other kernels in small machines (QEMU); KERNELS="6.1.0 6.12" of Debian's are fetched
+KERNELS ?= 6.1.0/bookworm 6.12/trixie
+kernels: setup ## try other kernels in small machines, as the tests do; KERNELS="7/sid" fetches more of Debian's
 	@setup/kernels.sh build/kernels $(KERNELS)
-	@STALLSCOPE_KERNELS=$(CURDIR)/build/kernels $(PY) -m pytest -rA tests/kernels
+	@$(PY) -m pytest -rA tests/kernels
 
 clean: ## remove what was built, the environment too
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -94,4 +94,9 @@ $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/d
 # The newest Python whose frames can be read, where this machine has none: from a newer Debian, unpacked into build.
 $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
+	@touch $@
+
+# The kernels of Debian 12 and 13, for small machines.
+$(STAMPS)/kernels: setup/kernels.sh setup/need.sh $(STAMPS)/venv
+	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@touch $@

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Makes sure that what is not Python is on this machine; installs it from Debian where it may.
 #
-#   need.sh venv   Python can make a virtual environment        (must be: fails with one line)
-#   need.sh bpf    the BPF programs can be built                (may be missing: exit code 3, one line)
-#   need.sh live   this machine can trace now                   (the same)
+#   need.sh venv      Python can make a virtual environment        (must be: fails with one line)
+#   need.sh bpf       the BPF programs can be built                (may be missing: exit code 3, one line)
+#   need.sh live      this machine can trace now                   (the same)
+#   need.sh kernels   small machines can run other kernels         (the same)
 #
 # It looks for the commands and files themselves, not for package names, so that it is right on other
 # distributions too. It installs only what is missing, and only as root or where sudo asks no password.
@@ -60,6 +61,12 @@ missing_for_bpf() {
     [ -e /usr/include/stdio.h ] || echo libc6-dev
 }
 
+missing_for_kernels() {
+    has_command qemu-system-x86_64 || echo qemu-system-x86
+    has_command busybox || echo busybox-static
+    has_command cpio || echo cpio
+}
+
 need_venv() {
     missing=$(missing_for_venv | paste -s -d ' ' -)
     [ -n "$missing" ] || return 0
@@ -93,12 +100,28 @@ need_live() {
     fi
 }
 
+need_kernels() {
+    if [ "$(uname -m)" != x86_64 ]; then
+        say "without other kernels: they are tried on x86-64 only"
+        exit 3
+    fi
+    missing=$(missing_for_kernels | paste -s -d ' ' -)
+    [ -n "$missing" ] || return 0
+    if can_install; then
+        # shellcheck disable=SC2086
+        install_packages $missing && [ -z "$(missing_for_kernels)" ] && return 0
+    fi
+    say "without other kernels: small machines cannot be started; install as root: apt-get install $missing"
+    exit 3
+}
+
 case "${1:-}" in
 venv) need_venv ;;
 bpf) need_bpf ;;
 live) need_live && need_bpf ;;
+kernels) need_kernels ;;
 *)
-    say "usage: need.sh venv|bpf|live"
+    say "usage: need.sh venv|bpf|live|kernels"
     exit 2
     ;;
 esac

@@ -7,6 +7,7 @@
 # Needs apt-get, dpkg and patchelf. Where it cannot be had, that is told, and the tests of that version are skipped.
 set -u
 
+. "$(dirname "$0")/release.sh"
 version=${2:?usage: python.sh FOLDER VERSION RELEASE}
 release=${3:?usage: python.sh FOLDER VERSION RELEASE}
 give_up() {
@@ -21,31 +22,13 @@ done
 mkdir -p "$1" && cd "$1" || exit 1
 python=$PWD/usr/bin/python$version
 [ -x "$python" ] && "$python" -c '' 2>/dev/null && exit 0
-archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep '/debian/$' | head -1)
-[ -n "$archive" ] || give_up "apt knows no archive of Debian's"
-
-# A world of its own for apt: its lists, its idea of what is installed (nothing), its downloads.
-mkdir -p lists/partial archives/partial
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $release main" >sources.list
-: >status
-cat >apt.conf <<END
-Dir::Etc::sourcelist "$PWD/sources.list";
-Dir::Etc::sourceparts "-";
-Dir::State::lists "$PWD/lists";
-Dir::State::status "$PWD/status";
-Dir::Cache "$PWD";
-APT::Sandbox::User "root";
-Acquire::Retries "2";
-Acquire::http::Timeout "30";
-END
-export APT_CONFIG="$PWD/apt.conf"
-apt-get -qq update >log 2>&1 || give_up "$(tail -1 log)"
-apt-get -qq -y --no-install-recommends --download-only install \
-    "python$version-minimal" "libpython$version-stdlib" >log 2>&1 || give_up "$(tail -1 log)"
+look_into "$release" || give_up "$why"
+fetched apt-get -qq -y --no-install-recommends --download-only install \
+    "python$version-minimal" "libpython$version-stdlib" || give_up "$why"
 for package in archives/*.deb; do
     dpkg -x "$package" .
 done
-rm -rf lists archives ./*.bin
+leave_release
 libraries=$(echo "$PWD"/usr/lib/*-linux-gnu*)
 loader=$libraries/$(basename "$(patchelf --print-interpreter "$python")")
 patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$python"

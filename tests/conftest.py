@@ -1,11 +1,12 @@
 """What every test may ask for, and which tests this machine cannot run.
 
-A test says with a marker what it needs: `bpf`, `compiler`, `gpu` or `shared`. Where that is missing the test
+A test says with a marker what it needs: `bpf`, `compiler`, `gpu`, `kernels` or `shared`. Where that is missing the test
 is skipped with the reason, and the reasons are counted at the end of the run.
 """
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -52,11 +53,19 @@ def _missing_for_compiler() -> str | None:
     return f"no {absent[0]} to build the libraries that are looked at" if absent else None
 
 
+def _missing_for_kernels() -> str | None:
+    if platform.machine() != "x86_64":
+        return "small machines are of x86-64"
+    absent = [tool for tool in ("qemu-system-x86_64", "busybox", "cpio") if not shutil.which(tool)]
+    return f"no {absent[0]} to start small machines" if absent else None
+
+
 _MISSING_FOR = {
     "shared": _missing_for_shared,
     "bpf": _missing_for_bpf,
     "gpu": _missing_for_gpu,
     "compiler": _missing_for_compiler,
+    "kernels": _missing_for_kernels,
 }
 
 

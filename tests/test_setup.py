@@ -1,4 +1,4 @@
-"""setup/need.sh on machines that lack something: what it installs, and what it says when it may not."""
+"""setup/*.sh on machines that lack something: what they install and fetch, and what they say when they cannot."""
 
 import os
 import subprocess
@@ -96,3 +96,88 @@ def test_sudo_that_asks_for_a_password_is_not_used(repository: Path, bare: Path)
 
 def test_a_wrong_word_is_refused(repository: Path, bare: Path):
     assert need(repository, bare, "everything").returncode == 2
+
+
+def test_small_machines_are_left_out_with_one_line_when_their_tools_are_missing(repository: Path, bare: Path):
+    executable(bare / "uname", "echo x86_64")
+    executable(bare / "cpio", "")
+    done = need(repository, bare, "kernels")
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "setup: without other kernels: small machines cannot be started; "
+        "install as root: apt-get install qemu-system-x86 busybox-static"
+    ]
+
+
+def test_other_machines_than_x86_start_no_small_ones(repository: Path, bare: Path):
+    executable(bare / "uname", "echo aarch64")
+    executable(bare / "apt-get", "echo called >&2")
+    done = need(repository, bare, "kernels")
+    assert (done.returncode, "called" in done.stderr) == (3, False)
+
+
+RELEASE = """case "$*" in
+*--print-uris*) echo "'http://mirror/debian/dists/old/InRelease' mirror_InRelease 0" ;;
+*update) grep -q "mirror/debian/ new main" sources.list || { echo "E: no network"; exit 100; } ;;
+*download*) echo fetched >>../fetched; touch "${*##* }_1_amd64.deb" ;;
+esac"""
+"""apt-get, where the machine is of the release `old` and the archive has `new` too."""
+
+
+@pytest.fixture
+def archive(bare: Path) -> Path:
+    """The folder of commands, with those that fetch: of the release `new`, the kernels 6.9 and 6.10."""
+    for name in ("dirname", "mkdir", "find", "sed", "head", "tail", "sort", "tar", "mv"):
+        (bare / name).symlink_to(next(p for p in (Path("/usr/bin", name), Path("/bin", name)) if p.exists()))
+    executable(bare / "apt-get", RELEASE)
+    kernels = [f"linux-image-6.{n}-cloud-amd64{end}" for n in ("9.3", "10.2") for end in ("", "-unsigned")]
+    executable(bare / "apt-cache", f"printf '%s\\n' linux-image-6-cloud-amd64 {' '.join(kernels)}")
+    executable(bare / "dpkg", "d=$(mktemp -d); echo ${2%%_*} >$d/vmlinuz-6; tar -C $d -c ./vmlinuz-6")
+    return bare
+
+
+def kernels(repository: Path, archive: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(archive / "sh"), str(repository / "setup" / "kernels.sh"), str(archive.parent / "kernels")]
+    environ = {"PATH": str(archive), "TMPDIR": str(archive.parent)}
+    return subprocess.run([*command, *words], env=environ, capture_output=True, text=True)
+
+
+def test_the_newest_kernel_of_a_release_is_unpacked_once(repository: Path, archive: Path, tmp_path: Path):
+    for _ in range(2):
+        done = kernels(repository, archive, "6/new")
+        assert (done.returncode, done.stderr) == (0, "")
+    (image,) = (path for path in (tmp_path / "kernels/6").rglob("*") if path.is_file())
+    assert image == tmp_path / "kernels/6/boot/vmlinuz-6.10.2-cloud-amd64"
+    assert image.read_text() == "linux-image-6.10.2-cloud-amd64\n"
+    assert (tmp_path / "kernels/fetched").read_text() == "fetched\n"
+
+
+def test_a_kernel_in_a_package_of_its_own_is_found(repository: Path, archive: Path, tmp_path: Path):
+    names = (f"linux-{kind}-7.2.1-cloud-amd64" for kind in ("image", "binary", "modules"))
+    executable(archive / "apt-cache", f"printf '%s\\n' {' '.join(names)}")
+    assert kernels(repository, archive, "7/new").stderr == ""
+    image = tmp_path / "kernels/7/boot/vmlinuz-7.2.1-cloud-amd64"
+    assert image.read_text() == "linux-binary-7.2.1-cloud-amd64\n"
+
+
+def test_a_package_without_a_kernel_is_told(repository: Path, archive: Path):
+    executable(archive / "dpkg", "tar -c --files-from /dev/null")
+    assert "no kernel in linux-image-6.10.2-cloud-amd64" in kernels(repository, archive, "6/new").stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"), [("gone", "E: no network"), ("new", "no cloud kernel of that name in new")]
+)
+def test_a_kernel_that_cannot_be_had_leaves_the_reason(
+    repository: Path, archive: Path, tmp_path: Path, release: str, reason: str
+):
+    executable(archive / "apt-cache", "echo linux-image-6-amd64")
+    done = kernels(repository, archive, f"6/{release}")
+    assert done.returncode == 0
+    assert done.stderr == f"setup: no kernel 6: {reason}; its test will be skipped\n"
+    assert (tmp_path / "kernels/6/missing").read_text() == f"{reason}\n"
+
+
+def test_a_machine_without_an_archive_of_debian_fetches_no_kernel(repository: Path, archive: Path):
+    executable(archive / "apt-get", "")
+    assert "apt knows no archive of Debian's" in kernels(repository, archive, "6/new").stderr

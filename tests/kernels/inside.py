@@ -1,7 +1,7 @@
 """Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out.
 
 On the way the kernel makes trouble for real, by control groups of version 2: one rank is throttled for a while, and
-a process is ended for memory that another one has asked for.
+a process is ended for memory that another one has asked for. Each part says when it begins, by the machine's clock.
 """
 
 import csv
@@ -35,16 +35,19 @@ from stallscope.events.names import Category, HostKind, OffCpuFlag
 from stallscope.events.trace import Trace
 from stallscope.store import node
 
-RANKS, STEPS = 2, 110
+RANKS = 2
 DB, SAID = Path("/tmp/trace.db"), Path("/tmp/said")
-PATIENCE_S = 240
+PATIENCE_S = 600
 MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
 GROUPS = Path("/sys/fs/cgroup")
-QUOTA_US, PERIOD_US = 30_000, 1_000_000
-LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 40, 5, 3, 8
+QUOTA_US, PERIOD_US = 10_000, 1_000_000
+LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 20, 7, 3, 8
 """One rank is in the group for a few pauses of a second each, now and then: far longer than what two ranks differ by in
-a machine that is emulated."""
+a machine that is emulated. Where that is slow, all pauses of a stay fall into one step: there are as many stays as make
+more late steps than chance."""
+STEPS = FIRST_STEPS + N_STAYS * (4 * N_PAUSES + FREE_STEPS)
+"""Enough for a rank that makes four steps in a quota: one takes about 10 ms of an emulated CPU."""
 MEMORY_BYTES, HELD_BYTES = 64 << 20, 40 << 20
 """A group has memory for one of the processes that hold so much, not for two."""
 
@@ -59,6 +62,7 @@ class Child(NamedTuple):
 
 def main() -> None:
     """One line of JSON after the word RESULT; what went wrong before it."""
+    _at("the job starts")
     (GROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
     plan = live.plan_for("healthy", ranks=RANKS, seconds=60)
     with live.started(Plan(**(vars(plan) | {"steps": STEPS}))) as job:
@@ -73,6 +77,7 @@ def main() -> None:
         finally:
             print(SAID.read_text())
             agent.kill()
+        _at("the trace is read")
         trace, mode = node.read(DB), _mode()
         steps = [_n_steps(job, rank) for rank in range(RANKS)]
         of_rank = [trace.collectives[trace.collectives["pid"] == pid]["seq"].tolist() for pid in job.pids]
@@ -90,13 +95,21 @@ def main() -> None:
             "told_throttled": {rank: _told_throttled(trace, pid) for rank, pid in enumerate(job.pids)},
             "verdicts": _verdicts(),
         }
+    *_, last_way = IOCTL_WAYS
     for way in IOCTL_WAYS:
+        _at(f"calls into a driver, by {way}")
         with Program.load(Options(ioctl_ways=(way,), pids=frozenset(), modes=(mode,))) as program:
             result.setdefault("driver_calls", {})[way] = _driver_calls(program)
             if "memory" not in result:
                 result["memory"] = _short_of_memory(program)
-    result["under_yama"] = _under_yama(mode)
+            if way == last_way:  # as long as the machine lives, no memory is read from here on
+                result["under_yama"] = _under_yama(program)
+    _at("the end")
     print("RESULT", json.dumps(result), flush=True)
+
+
+def _at(what: str) -> None:
+    print(f"at {time.monotonic():.1f} s: {what}", flush=True)
 
 
 def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[str, int]]:
@@ -104,10 +117,13 @@ def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[
 
     Returns the agent's exit code, and what the kernel counted of the rank's group.
     """
+    _at("the agent starts")
     _wait(lambda: SAID.read_text().count("attached to") >= 2 or agent.poll() is not None)
+    _at("the ranks go")
     job.go()
     counted = _limited(job)
     job.wait(PATIENCE_S)
+    _at("the agent ends")
     agent.send_signal(signal.SIGINT)
     return agent.wait(PATIENCE_S), counted
 
@@ -118,9 +134,9 @@ def _limited(job: live.Job) -> dict[str, int]:
     n_steps = FIRST_STEPS
     with _group("limited", {"cpu.max": f"{QUOTA_US} {PERIOD_US}"}) as home:
         for stay in range(1, N_STAYS + 1):
-            _wait(lambda n=n_steps: _n_steps(job, LIMITED_RANK) >= n)
+            _wait(lambda n=n_steps: _n_steps(job, LIMITED_RANK) >= n or _has_ended(job))
             (home / "cgroup.procs").write_text(pid)
-            _wait(lambda n=stay * N_PAUSES: _counted(home)["nr_throttled"] >= n)
+            _wait(lambda n=stay * N_PAUSES: _counted(home)["nr_throttled"] >= n or _has_ended(job))
             (GROUPS / "cgroup.procs").write_text(pid)
             n_steps = _n_steps(job, LIMITED_RANK) + FREE_STEPS
         return _counted(home)
@@ -247,6 +263,10 @@ def _wait(is_there: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def _has_ended(job: live.Job) -> bool:
+    return job.processes[LIMITED_RANK].poll() is not None
+
+
 def _n_steps(job: live.Job, rank: int) -> int:
     """How many steps a rank has made by its own clock."""
     clock = job.folder / f"rank{rank}.csv"
@@ -257,7 +277,7 @@ HANGS = "import time\ndef hangs(): time.sleep(600)\nprint(flush=True)\nhangs()"
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-def _under_yama(mode: str) -> dict[str, object]:
+def _under_yama(program: Program) -> dict[str, object]:
     """Where a thread hangs whose memory nobody may read (ptrace_scope 3, until the machine ends), and what was said."""
     PTRACE_SCOPE.write_text("3")
     said: list[str] = []
@@ -267,13 +287,10 @@ def _under_yama(mode: str) -> dict[str, object]:
         told.append(words)
         return len(told)
 
-    with (
-        subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as child,
-        Program.load(Options(modes=(mode,))) as program,
-    ):
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        time.sleep(1)  # until it stands in its sleep
+        _wait(lambda: "S" in Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1][:2])
         is_forbidden = False
         try:
             Memory(child.pid).read(1 << 20, 8)
