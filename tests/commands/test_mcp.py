@@ -29,6 +29,8 @@ from stallscope.settings import Settings
 from stallscope.store import node as store
 
 from ..diagnose.builders import MS, Gone, Job, data_parallel, trace_of
+from ..diagnose.slack import VICTIM as LATE_IN_SLACK
+from ..diagnose.slack import slack_trace
 from ..query.fleet import VICTIM, Fleet, fleet, job_trace, served
 
 TOOLS = {
@@ -143,6 +145,7 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
     async def cost(**settings: Any) -> tuple[float, float | None]:
         async with Client(serving.made(Node(Settings(db=db, **settings)))) as client:
             (verdict,) = (await called(client, "explain_rank"))["verdicts"]
+            assert (verdict["at_most_gpu_seconds"], verdict["at_most_usd"]) == (None, None)
             return verdict["lost_gpu_seconds"], verdict["lost_usd"]
 
     async def ask() -> None:
@@ -152,6 +155,34 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
         assert (await cost(usd_per_gpu_hour=360.0))[1] == pytest.approx(seconds / 10, rel=0.01)
 
     anyio.run(ask)
+
+
+COSTS = ("lost_gpu_seconds", "lost_usd", "at_most_gpu_seconds", "at_most_usd")
+
+
+def test_both_ends_of_a_cost_are_told_of_one_machine_and_of_all(tmp_path: Path):
+    trace = slack_trace(ranks_per_node=4)
+    db = tmp_path / "trace.db"
+    store.write(db, trace)
+
+    async def ask(agents: Fleet) -> None:
+        asker = Node(Settings(db=db, usd_per_gpu_hour=3600.0), agents.addresses, agents.access())
+        async with Client(serving.made(asker)) as client:
+            verdict = (await called(client, "explain_rank", detail="full"))["verdicts"][0]
+            assert verdict["ranks"] == [LATE_IN_SLACK]
+            least, usd, most, most_usd = (verdict[name] for name in COSTS)
+            assert 0 <= least < most == pytest.approx(most_usd, abs=0.001) and usd < most_usd
+            cost = verdict["full"]["cost"]
+            assert (cost["gpu_seconds"], cost["at_most_gpu_seconds"]) == (least, most)
+            chains = await called(client, "query_fleet", action="chains", since_s=None)
+            assert tuple(chains["columns"][-4:]) == COSTS
+            row = dict(zip(chains["columns"], chains["rows"][0], strict=True))
+            assert row["ranks"] == [LATE_IN_SLACK]
+            assert row["lost_gpu_seconds"] < row["at_most_gpu_seconds"]
+            assert row["at_most_usd"] == pytest.approx(row["at_most_gpu_seconds"], abs=0.001)
+
+    with fleet(tmp_path, trace) as agents:
+        anyio.run(ask, agents)
 
 
 def test_every_other_tool_answers(db: Path):
@@ -238,6 +269,7 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
             assert overview["missing"] == [{"node": "127.0.0.1:1", "reason": "Connection refused"}]
             chains = await called(client, "query_fleet", action="chains", since_s=None)
             assert [row[2:5] for row in chains["rows"]] == [[[VICTIM], ["node0001"], "host_sleep"]]
+            assert chains["rows"][0][6] > 0 and chains["rows"][0][8:] == [None, None]
             sql = "SELECT count(*) FROM collectives"
             rows = await called(client, "query_fleet", action="sql", sql=sql, since_s=None)
             assert rows["rows"] == [[len(store.read(db).collectives)]]

@@ -23,6 +23,7 @@ from stallscope.exporters.telling import story
 from stallscope.query.packed import together
 
 from ..diagnose.builders import MS, Gone, dp_trace, every
+from ..diagnose.slack import slack_trace
 
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -145,6 +146,17 @@ def test_the_verdict_is_a_slice_over_its_time(late):
     assert end - begin == report.verdicts[0].until_ns - report.verdicts[0].since_ns
     wall = found.clocks[1] + begin - found.clocks[3]
     assert wall == report.verdicts[0].since_ns
+    assert values["gpu_seconds"] == report.verdicts[0].cost.gpu_seconds
+    assert "at_most_gpu_seconds" not in values
+
+
+def test_the_slice_of_a_verdict_has_both_ends_of_its_cost():
+    trace = slack_trace()
+    report = diagnose(trace)
+    values = read(b"".join(perfetto_bytes(story(trace, report)))).slices["verdicts",][0][3]
+    cost = report.verdicts[0].cost
+    ends = cost.gpu_seconds, cost.at_most_gpu_seconds
+    assert ends[0] < ends[1] and (values["gpu_seconds"], values["at_most_gpu_seconds"]) == ends
 
 
 def test_the_same_trace_gives_the_same_bytes(late):

@@ -4,12 +4,23 @@ from stallscope.diagnose.engine import diagnose
 from stallscope.live.incidents import ATTRIBUTES, told
 
 from ..diagnose.builders import MS, dp_trace, every
+from ..diagnose.slack import slack_trace
+
+UPPER_END = "stallscope.at_most_gpu_seconds"
 
 
 def test_a_line_has_the_documented_attributes_and_times_in_order():
     (verdict,) = diagnose(dp_trace(every(2, 7, 50 * MS))).verdicts
     line = told("closed", "abc", verdict, at_ns=5)
-    assert set(line["attributes"]) == set(ATTRIBUTES)
+    assert set(line["attributes"]) == set(ATTRIBUTES) - {UPPER_END}
     assert line["attributes"]["stallscope.ranks"] == [2]
     assert (line["kind"], line["cause"]) == ("straggler", "host_sleep")
     assert line["begin_ns"] <= line["end_ns"]
+
+
+def test_a_cost_that_is_a_range_has_both_ends():
+    verdict = diagnose(slack_trace()).verdicts[0]
+    told_of = told("closed", "abc", verdict, at_ns=5)["attributes"]
+    assert verdict.cost.gpu_seconds < verdict.cost.at_most_gpu_seconds
+    assert told_of["stallscope.lost_gpu_seconds"] == verdict.cost.gpu_seconds
+    assert told_of[UPPER_END] == verdict.cost.at_most_gpu_seconds

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stallscope.diagnose.stream import Stream
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
@@ -21,6 +22,7 @@ from stallscope.standing.backlog import Bounds
 from stallscope.store.hub.store import Batch, HubStore
 
 from ..diagnose.builders import MS, dp_trace, every
+from ..diagnose.slack import slack_trace
 from ..store.hub.rows import sql
 
 TENANT = "a"
@@ -118,6 +120,28 @@ def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
         wait_for(standing.is_idle)
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
+
+
+COSTS = "gpu_seconds, at_most_gpu_seconds, usd, at_most_usd"
+
+
+@pytest.mark.parametrize(("trace", "is_range"), [(slow_job(), False), (slack_trace(), True)])
+def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
+    store: HubStore, trace: Trace, is_range: bool
+):
+    with closing(Standing(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
+        store.append(as_arrow(trace, "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+        ((seconds, most_seconds, usd, most_usd, whole),) = sql(
+            store, f"SELECT {COSTS}, verdict FROM verdicts", TENANT
+        )
+    assert seconds == pytest.approx(usd, abs=0.001)
+    if is_range:
+        assert most_seconds > seconds and most_usd == pytest.approx(most_seconds, abs=0.001)
+    else:
+        assert (most_seconds, most_usd) == (None, None)
+    cost = json.loads(str(whole))["cost"]
+    assert [cost[name] for name in COSTS.split(", ")] == [seconds, most_seconds, usd, most_usd]
 
 
 def test_a_healthy_job_has_no_verdict(store: HubStore):

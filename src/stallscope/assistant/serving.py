@@ -37,8 +37,8 @@ _STEPS = """Find out why the GPU job on this machine stalls{about}.
 4. Look where the cause points: get_causal_chains for calls that were held, get_stacks for the place in the code,
    run_sql for anything else (tables collectives, calls, offcpu, snapshots).
 5. If the job spans machines: query_fleet with action chains.
-6. Answer in four lines: who, since when, why with its share, what to do next. Give the cost as it is told, with
-   `at least` where it is a lower bound. Do not name a rank that no verdict names.
+6. Answer in four lines: who, since when, why with its share, what to do next. Give the cost as it is told: both
+   ends of a range, `at least` where it is a lower bound. Do not name a rank that no verdict names.
 """
 
 GUIDE = Guide(

@@ -102,6 +102,8 @@ def _verdict(seen: Scene, verdict: Verdict) -> Slice:
         told["cause"] = ", ".join(f"{part.cause.name} {part.share:.0%}" for part in verdict.causes)
     if verdict.cost:
         told["gpu_seconds"] = verdict.cost.gpu_seconds
+        if verdict.cost.at_most_gpu_seconds is not None:
+            told["at_most_gpu_seconds"] = verdict.cost.at_most_gpu_seconds
     who = f" rank {', '.join(map(str, verdict.ranks[:4]))}" if verdict.ranks else ""
     return Slice(begin, max(end - begin, 0), f"{verdict.kind}{who}", told)
 

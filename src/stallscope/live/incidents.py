@@ -30,7 +30,8 @@ ATTRIBUTES = {
     "stallscope.waiting_ranks": "the ranks that waited for them",
     "stallscope.late_ms": "median lateness",
     "stallscope.period_steps": "it comes back every so many steps",
-    "stallscope.lost_gpu_seconds": "what the others waited",
+    "stallscope.lost_gpu_seconds": "GPU time that the others lost, the lower end where a range is known",
+    "stallscope.at_most_gpu_seconds": "its upper end",
     "nccl.comm_hash": "the communicator in which it shows",
 }
 """Of the span of an incident; those from stallscope.late_ms on only where they are known."""
@@ -57,6 +58,8 @@ def told(change: str, incident: str, verdict: Verdict, *, at_ns: int) -> dict[st
         attributes["nccl.comm_hash"] = verdict.comm_hash
     if verdict.cost:
         attributes["stallscope.lost_gpu_seconds"] = verdict.cost.gpu_seconds
+        if verdict.cost.at_most_gpu_seconds is not None:
+            attributes["stallscope.at_most_gpu_seconds"] = verdict.cost.at_most_gpu_seconds
     return {
         "change": change,
         "incident": incident,

@@ -36,7 +36,7 @@ _STEPS = (
     ),
     _Step(
         "fleet.cluster.get_cost",
-        "With the cluster: what has it cost so far? Say `at least` for a lower bound.",
+        "With the cluster: what has it cost so far? Say both ends of a range, and `at least` for a lower bound.",
     ),
     _Step(
         "fleet.cluster.run_analysis", "Only for what these leave open: one SELECT; the schema is a resource."

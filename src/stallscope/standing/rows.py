@@ -46,6 +46,8 @@ def verdict_row(
         "gpu_seconds": verdict.cost.gpu_seconds if verdict.cost else None,
         "usd": verdict.cost.usd if verdict.cost else None,
         "is_lower_bound": verdict.cost.is_lower_bound if verdict.cost else None,
+        "at_most_gpu_seconds": verdict.cost.at_most_gpu_seconds if verdict.cost else None,
+        "at_most_usd": verdict.cost.at_most_usd if verdict.cost else None,
         "verdict": json.dumps(
             verdict_as_json(verdict)
             | ({"closed_because": change.reason} if change.reason else {})

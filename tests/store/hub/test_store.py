@@ -136,6 +136,53 @@ def test_a_migration_that_was_cut_off_is_done_again(store: HubStore, tmp_path: P
         assert sql(again, "SELECT count(*) FROM gpu_rates") == [(0,)]
 
 
+VERDICTS_2 = (
+    "CREATE TABLE verdicts (tenant VARCHAR, cluster_id VARCHAR, verdict_id VARCHAR, state VARCHAR, kind VARCHAR,"
+    " summary VARCHAR, opened_at TIMESTAMPTZ, updated_at TIMESTAMPTZ, closed_at TIMESTAMPTZ, since_ns BIGINT,"
+    " until_ns BIGINT, node_id VARCHAR, rank INTEGER, ranks VARCHAR, nodes VARCHAR, comm_hash VARCHAR, cause VARCHAR,"
+    " cause_share DOUBLE, confidence DOUBLE, late_ms DOUBLE, n_late_rounds BIGINT, gpu_seconds DOUBLE, usd DOUBLE,"
+    " is_lower_bound BOOLEAN, verdict VARCHAR, PRIMARY KEY (tenant, verdict_id))"
+)
+"""The table in schema 2, without the upper end of a cost."""
+
+
+def test_a_hub_of_schema_2_keeps_its_verdicts_and_takes_ranges(store: HubStore, tmp_path: Path):
+    store.close()
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        db.execute("DROP TABLE verdicts")
+        db.execute(VERDICTS_2)
+        for name in ("kept", "replaced"):
+            db.execute(
+                "INSERT INTO verdicts (tenant, verdict_id, state, gpu_seconds, is_lower_bound, verdict)"
+                " VALUES ('a', ?, 'open', 5, true, '{}')",
+                [name],
+            )
+        db.execute("DELETE FROM schema_version WHERE version > 2")
+    question = (
+        "SELECT verdict_id, state, gpu_seconds, is_lower_bound, at_most_gpu_seconds, at_most_usd, verdict"
+        " FROM verdicts ORDER BY 1"
+    )
+    kept = ("kept", "open", 5.0, True, None, None, "{}")
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert sql(again, question) == [kept, ("replaced", *kept[1:])]
+        said = {"gpu_seconds": [6.0], "is_lower_bound": [True], "at_most_gpu_seconds": [9.0]}
+        told = {
+            "verdict_id": ["replaced"],
+            "state": ["closed"],
+            "at_most_usd": [1.5],
+            "verdict": ["{}"],
+            **said,
+        }
+        appended(again, verdicts=pa.table(told))
+        now = sql(again, question)
+        assert now == [kept, ("replaced", "closed", 6.0, True, 9.0, 1.5, "{}")]
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert sql(again, question) == now
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        versions = db.execute("SELECT version FROM schema_version ORDER BY 1").fetchall()
+        assert versions == [(1,), (2,), (schema.SCHEMA_VERSION,)]
+
+
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000], ids=["empty", "garbage"])
 def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes):
     (tmp_path / "hub.duckdb").write_bytes(content)

@@ -33,8 +33,10 @@ class Found(Row):
     since: str | None
     causes: list[Why]
     waiting_ranks: list[int]
-    lost_gpu_seconds: float | None
+    lost_gpu_seconds: float | None = Field(description="The lower end where a range is known.")
+    at_most_gpu_seconds: float | None = Field(description="The upper end; null where there is no range.")
     lost_usd: float | None = Field(description="null where no price is known: it is not 0.")
+    at_most_usd: float | None
     confidence: float
     advice: list[str]
     full: dict[str, Any] | None = Field(description="Everything, with detail=full.")
@@ -82,7 +84,9 @@ def _found(told: dict[str, Any], *, is_full: bool) -> Found:
         causes=[Why(cause=part["cause"], share=part["share"]) for part in told["causes"][:3]],
         waiting_ranks=told["victims"][:32],
         lost_gpu_seconds=cost["gpu_seconds"] if cost else None,
+        at_most_gpu_seconds=cost["at_most_gpu_seconds"] if cost else None,
         lost_usd=cost["usd"] if cost else None,
+        at_most_usd=cost["at_most_usd"] if cost else None,
         confidence=told["confidence"],
         advice=told["advice"],
         full=told if is_full else None,

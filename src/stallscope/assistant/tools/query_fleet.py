@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
+from stallscope.diagnose.verdict import CostSaid
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits
@@ -19,6 +20,7 @@ _OVERVIEW = (
     "SELECT node, count(*) AS n_collectives, count(DISTINCT pid) AS n_processes, min(wall_time(node, ts_ns)) AS first,"
     " max(wall_time(node, ts_ns)) AS last FROM collectives GROUP BY node ORDER BY node"
 )
+_COSTS = ("lost_gpu_seconds", "lost_usd", "at_most_gpu_seconds", "at_most_usd")
 
 
 class FleetParams(Params):
@@ -77,18 +79,25 @@ def _chains(asker: Node, since_ns: int | None) -> Fleet:
             v.nodes,
             v.causes[0].cause.name if v.causes else None,
             v.confidence,
-            *((v.cost.gpu_seconds, v.cost.usd) if v.cost else (None, None)),
+            *_costs(v.cost),
         ]
         for v in report.verdicts
     ]
     said = report.verdicts[0].summary if report.verdicts else "Healthy: no rank drags the others."
     return Fleet(
         summary=_said(len(found.replies), found.failures, said),
-        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence", "lost_gpu_seconds", "lost_usd"],
+        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence", *_COSTS],
         rows=rows,
         is_cut=False,
         missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
     )
+
+
+def _costs(cost: CostSaid | None) -> tuple[float | None, ...]:
+    """In the order of _COSTS."""
+    if cost is None:
+        return (None,) * len(_COSTS)
+    return cost.gpu_seconds, cost.usd, cost.at_most_gpu_seconds, cost.at_most_usd
 
 
 def _said(n_answered: int, failures: list[Any], what: str) -> str:

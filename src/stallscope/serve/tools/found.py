@@ -23,8 +23,11 @@ class Found(Row):
     late_ms: float | None = Field(description="Median over the late steps.")
     since: str | None
     until: str | None
-    gpu_seconds: float | None = Field(description="GPU time lost.")
+    gpu_seconds: float | None = Field(description="GPU time lost; the lower end where a range is known.")
     is_lower_bound: bool = Field(description="At least so much was lost.")
+    at_most_gpu_seconds: float | None = Field(
+        description="And at most so much; null where that is not known."
+    )
     summary: str | None
 
 
@@ -60,7 +63,7 @@ def flat(row: dict[str, object]) -> Found:
     """One row of the question found_verdicts."""
     same = (
         *("verdict_id", "state", "kind", "rank", "cause", "cause_share", "confidence"),
-        *("late_ms", "gpu_seconds", "summary"),
+        *("late_ms", "gpu_seconds", "at_most_gpu_seconds", "summary"),
     )
     return Found.model_validate(
         {

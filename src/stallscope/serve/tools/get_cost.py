@@ -1,6 +1,7 @@
 """fleet.cluster.get_cost: incidents x what a GPU hour costs."""
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,7 +42,9 @@ class CostRow(Row):
     usd_per_gpu_hour: float | None
     n_incidents: int
     gpu_seconds: float
+    at_most_gpu_seconds: float | None
     usd: float | None = Field(description="null where no price is known: it is not 0.")
+    at_most_usd: float | None
     usd_per_hour: float | None = Field(description="usd by hours of the window.")
 
 
@@ -49,15 +52,20 @@ class Unpriced(Row):
     provider: str | None
     gpu: str | None
     gpu_seconds: float
+    at_most_gpu_seconds: float | None
 
 
 class Cost(Result):
     summary: str
     rows: list[CostRow]
     usd: float | None = Field(description="Of all that has a price; null where nothing has one.")
+    at_most_usd: float | None = Field(description="The upper end of usd, where a range is known.")
     usd_per_hour: float | None
     gpu_seconds: float
-    is_lower_bound: bool = Field(description="At least so much: an incident could be counted in part only.")
+    at_most_gpu_seconds: float | None = Field(
+        description="The upper end of gpu_seconds; null where one number is known, or no upper end."
+    )
+    is_lower_bound: bool = Field(description="At least so much: not all of an incident is sure.")
     without_price: list[Unpriced] = Field(description="GPU seconds whose price is not known; not in usd.")
     window_from: str | None
     window_to: str | None
@@ -67,10 +75,11 @@ class Cost(Result):
 
 @dataclass(frozen=True)
 class _Loss:
-    """One incident's part within the window. price: None where unknown."""
+    """One incident's part within the window. at_most_gpu_seconds: None without a range. price: None where unknown."""
 
     row: dict[str, Any]
     gpu_seconds: float
+    at_most_gpu_seconds: float | None
     price: Found | None
 
     @property
@@ -78,8 +87,43 @@ class _Loss:
         return f"{self.price.rate.provider}/{self.price.rate.gpu}" if self.price else None
 
     @property
-    def usd(self) -> float | None:
-        return self.gpu_seconds / 3600 * self.price.rate.usd_per_hour if self.price else None
+    def may_be_gpu_seconds(self) -> float:
+        """The largest that is told."""
+        return self.gpu_seconds if self.at_most_gpu_seconds is None else self.at_most_gpu_seconds
+
+    @property
+    def has_no_upper_end(self) -> bool:
+        return self.row["is_lower_bound"] and self.at_most_gpu_seconds is None
+
+    def usd(self, gpu_seconds: float) -> float:
+        """Their price, 0 where it is unknown."""
+        return gpu_seconds / 3600 * self.price.rate.usd_per_hour if self.price else 0.0
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What some incidents cost. at_most_...: None where one number is known, or one of them has no upper end."""
+
+    gpu_seconds: float
+    at_most_gpu_seconds: float | None
+    usd: float | None
+    at_most_usd: float | None
+    is_lower_bound: bool
+
+    def seconds_told(self) -> dict[str, Any]:
+        """The fields of a row that tell GPU seconds."""
+        return {
+            "gpu_seconds": round(self.gpu_seconds, 3),
+            "at_most_gpu_seconds": _rounded(self.at_most_gpu_seconds, 3),
+        }
+
+    def told(self, hours: float | None) -> dict[str, Any]:
+        """The fields of a row that tell what it cost. hours: of the window."""
+        return self.seconds_told() | {
+            "usd": _rounded(self.usd, 4),
+            "at_most_usd": _rounded(self.at_most_usd, 4),
+            "usd_per_hour": _rounded(self.usd / hours, 4) if self.usd is not None and hours else None,
+        }
 
 
 def get_cost(asker: Asker, params: CostParams) -> Cost:
@@ -98,16 +142,12 @@ def get_cost(asker: Asker, params: CostParams) -> Cost:
     hours = None
     if begin_ns is not None and end_ns is not None and end_ns > begin_ns:
         hours = (end_ns - begin_ns) / _HOUR_NS
-    usd = _sum([loss.usd for loss in losses])
-    is_least = any(loss.row["is_lower_bound"] for loss in losses)
-    unpriced = _unpriced(losses, params)
+    total, unpriced = _sum(losses), _unpriced(losses, params)
     return Cost(
-        summary=_said(losses, usd, is_least, unpriced),
+        summary=_said(losses, total, unpriced),
         rows=_grouped(losses, params, hours)[: params.limit],
-        usd=_cents(usd),
-        usd_per_hour=_cents(usd / hours) if usd is not None and hours else None,
-        gpu_seconds=round(sum(loss.gpu_seconds for loss in losses), 3),
-        is_lower_bound=is_least,
+        **total.told(hours),
+        is_lower_bound=total.is_lower_bound,
         without_price=unpriced,
         window_from=said(begin_ns),
         window_to=said(end_ns),
@@ -120,7 +160,26 @@ def _loss(row: dict[str, Any], params: CostParams, table: RateTable) -> _Loss:
     price = rates.lookup(
         table, gpu=row["gpu_model"] or params.gpu, provider=row["provider"] or params.provider
     )
-    return _Loss(row, row["gpu_seconds"] * _share_within(row, params), price)
+    share, most = _share_within(row, params), row["at_most_gpu_seconds"]
+    return _Loss(row, row["gpu_seconds"] * share, None if most is None else most * share, price)
+
+
+def _sum(losses: Sequence[_Loss]) -> _Sum:
+    priced = [loss for loss in losses if loss.price]
+    return _Sum(
+        gpu_seconds=sum(loss.gpu_seconds for loss in losses),
+        at_most_gpu_seconds=_upper_end(losses, lambda loss: loss.may_be_gpu_seconds),
+        usd=sum(loss.usd(loss.gpu_seconds) for loss in priced) if priced else None,
+        at_most_usd=_upper_end(priced, lambda loss: loss.usd(loss.may_be_gpu_seconds)),
+        is_lower_bound=any(loss.row["is_lower_bound"] for loss in losses),
+    )
+
+
+def _upper_end(losses: Sequence[_Loss], most: Callable[[_Loss], float]) -> float | None:
+    is_range = any(loss.at_most_gpu_seconds is not None for loss in losses)
+    if not is_range or any(loss.has_no_upper_end for loss in losses):
+        return None
+    return sum(map(most, losses))
 
 
 def _share_within(row: dict[str, Any], params: CostParams) -> float:
@@ -138,9 +197,13 @@ def _grouped(losses: list[_Loss], params: CostParams, hours: float | None) -> li
     for loss in losses:
         groups[_key(loss, params.by)].append(loss)
     rows = [_row(key, members, hours) for key, members in groups.items()]
-    return sorted(
-        rows, key=lambda row: (-(row.usd or 0), -row.gpu_seconds, row.cluster or "", row.rank or -1)
-    )
+    return sorted(rows, key=_costliest_first)
+
+
+def _costliest_first(row: CostRow) -> tuple[Any, ...]:
+    """By the largest cost that is told."""
+    usd, gpu_seconds = row.at_most_usd or row.usd or 0, row.at_most_gpu_seconds or row.gpu_seconds
+    return -usd, -gpu_seconds, row.cluster or "", row.rank or -1
 
 
 def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
@@ -152,7 +215,6 @@ def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
 
 
 def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> CostRow:
-    usd = _sum([loss.usd for loss in members])
     prices = {loss.price.rate.usd_per_hour for loss in members if loss.price}
     return CostRow(
         cluster=key[0],
@@ -161,48 +223,49 @@ def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> Cos
         rate_class=key[3],
         usd_per_gpu_hour=prices.pop() if len(prices) == 1 else None,
         n_incidents=len(members),
-        gpu_seconds=round(sum(loss.gpu_seconds for loss in members), 3),
-        usd=_cents(usd),
-        usd_per_hour=_cents(usd / hours) if usd is not None and hours else None,
+        **_sum(members).told(hours),
     )
 
 
 def _unpriced(losses: list[_Loss], params: CostParams) -> list[Unpriced]:
-    seconds: dict[tuple[str | None, str | None], float] = defaultdict(float)
+    groups: dict[tuple[str | None, str | None], list[_Loss]] = defaultdict(list)
     for loss in losses:
         if loss.price is None:
-            provider, gpu = loss.row["provider"] or params.provider, loss.row["gpu_model"] or params.gpu
-            seconds[provider, gpu] += loss.gpu_seconds
-    return [
-        Unpriced(provider=provider, gpu=gpu, gpu_seconds=round(lost, 3))
-        for (provider, gpu), lost in sorted(seconds.items(), key=lambda item: -item[1])
+            groups[loss.row["provider"] or params.provider, loss.row["gpu_model"] or params.gpu].append(loss)
+    rows = [
+        Unpriced(provider=provider, gpu=gpu, **_sum(members).seconds_told())
+        for (provider, gpu), members in groups.items()
     ]
+    return sorted(rows, key=lambda row: -(row.at_most_gpu_seconds or row.gpu_seconds))
 
 
-def _said(losses: list[_Loss], usd: float | None, is_least: bool, unpriced: list[Unpriced]) -> str:
+def _said(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
     if not losses:
         return "Nothing was lost to delays."
-    seconds = sum(loss.gpu_seconds for loss in losses)
-    least = "at least " if is_least else ""
-    priced = f"{least}${usd:,.2f}" if usd is not None else "an unknown price"
-    text = f"{counted(len(losses), 'incident')} cost {priced} ({least}{seconds:,.1f} GPU seconds)."
+    is_least, priced = total.is_lower_bound, "an unknown price"
+    if total.usd is not None:
+        priced = _range(total.usd, total.at_most_usd, form="${:,.2f}", is_least=is_least)
+    lost = _range(total.gpu_seconds, total.at_most_gpu_seconds, form="{:,.1f}", is_least=is_least)
+    text = f"{counted(len(losses), 'incident')} cost {priced} ({lost} GPU seconds)."
     if unpriced:
         missing = unpriced[0]
         what = f"{missing.gpu or 'a GPU that is not known'} at {missing.provider or 'a provider that is not known'}"
-        lost = sum(each.gpu_seconds for each in unpriced)
-        text += f" No price is known for {what}: {lost:,.1f} GPU seconds are not in it."
+        rest = _sum([loss for loss in losses if loss.price is None])
+        left_out = _range(rest.gpu_seconds, rest.at_most_gpu_seconds, form="{:,.1f}", is_least=False)
+        text += f" No price is known for {what}: {left_out} GPU seconds are not in it."
     return text
 
 
-def _sum(parts: list[float | None]) -> float | None:
-    """The sum of what is known; None where nothing is."""
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None
+def _range(low: float, high: float | None, *, form: str, is_least: bool) -> str:
+    """One number, or both ends; the lower is left out where it shows as 0."""
+    least = form.format(low)
+    if high is None:
+        return f"at least {least}" if is_least else least
+    return f"at most {form.format(high)}" if least == form.format(0) else f"{least} to {form.format(high)}"
 
 
-def _cents(usd: float | None) -> float | None:
-    """Rounded to hundredths of a cent."""
-    return None if usd is None else round(usd, 4)
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 TOOL = Tool("fleet.cluster.get_cost", "What delays cost", get_cost)

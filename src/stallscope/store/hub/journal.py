@@ -213,9 +213,10 @@ class Journal:
         }
 
     def kept(self, name: str) -> pa.Table:
-        """All rows of a table that the hub keeps itself."""
-        rows = self._db.sql(f"SELECT * FROM {name}").to_arrow_table()
-        return rows.cast(schema.arrow_schema(schema.TABLES[name]))
+        """All rows of a table that the hub keeps itself. By name: a column that was added later is the file's last."""
+        table = schema.TABLES[name]
+        rows = self._db.sql(f"SELECT {', '.join(table.names)} FROM {name}").to_arrow_table()
+        return rows.cast(schema.arrow_schema(table))
 
     def forget_verdicts(self, before_us: int) -> int:
         """Forget verdicts that were closed before that moment, with their chains. Returns how many."""

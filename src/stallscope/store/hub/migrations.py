@@ -17,5 +17,9 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         *(schema.create_statement(table) for table in schema.KEPT.values()),
     ),
     2: (),  # the journal's rows are packed more tightly (packing.py), which an older hub would read as other numbers
+    3: (
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_gpu_seconds DOUBLE",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_usd DOUBLE",
+    ),
 }
 """Statements by the version they lead to."""

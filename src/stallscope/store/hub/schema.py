@@ -14,7 +14,7 @@ from stallscope.errors import BadInput
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SQL = {
     "text": "VARCHAR",
@@ -217,9 +217,11 @@ VERDICTS = HubTable(
         Column("confidence", "double", "0 to 1"),
         Column("late_ms", "double", "median lateness over the late steps"),
         Column("n_late_rounds", "int64", "late rounds"),
-        Column("gpu_seconds", "double", "GPU time lost"),
+        Column("gpu_seconds", "double", "GPU time lost; the lower end where a range is known"),
         Column("usd", "double", "what it cost, where a price is known"),
         Column("is_lower_bound", "bool", "the loss is at least this"),
+        Column("at_most_gpu_seconds", "double", "and at most this, where a range is known"),
+        Column("at_most_usd", "double", "its price"),
         Column("verdict", "text", "JSON: the whole verdict"),
     ),
     ("tenant", "verdict_id"),

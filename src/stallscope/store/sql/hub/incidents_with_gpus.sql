@@ -1,13 +1,14 @@
 -- Question: what was lost in a time, and on which GPUs?
 -- Parameters: cluster, from_ns, to_ns (NULL: any), now_ns: the end of what still lasts.
 -- Columns: verdict_id, cluster_id, node_id, rank, kind, cause, state, since_ns, until_ns, gpu_seconds, is_lower_bound,
---   gpu_model, provider: of its machine, else of the whole cluster where that is one kind; NULL where unknown.
+--   at_most_gpu_seconds (NULL without a range), gpu_model, provider: of its machine, else of the whole cluster where
+--   that is one kind; NULL where unknown.
 WITH incidents AS (
     SELECT verdict_id, coalesce(cluster_id, '') AS cluster_id, node_id, rank, kind, cause, state,
         coalesce(since_ns, epoch_ns(opened_at)) AS since_ns,
         coalesce(until_ns, epoch_ns(closed_at), epoch_ns(updated_at), $now_ns::BIGINT) AS until_ns,
-        gpu_seconds, coalesce(is_lower_bound, false) AS is_lower_bound
-    FROM verdicts WHERE gpu_seconds > 0
+        gpu_seconds, coalesce(is_lower_bound, false) AS is_lower_bound, at_most_gpu_seconds
+    FROM verdicts WHERE gpu_seconds > 0 OR at_most_gpu_seconds > 0
 ), whole AS (
     SELECT coalesce(cluster_id, '') AS cluster_id,
         CASE WHEN count(DISTINCT gpu_model) = 1 THEN any_value(gpu_model) END AS gpu_model,

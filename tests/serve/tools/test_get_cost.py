@@ -1,0 +1,119 @@
+"""What delays cost where some of it is known as a range only: sums have two ends, or say that they have none."""
+
+from typing import Any
+
+import pytest
+from tests.serve.tools import cluster
+
+from stallscope.serve.tools.asking import Asker
+from stallscope.serve.tools.get_cost import Cost, CostParams, get_cost
+from stallscope.serve.tools.run_analysis import AnalysisParams, run_analysis
+from stallscope.serve.tools.summary import SummaryParams, summary
+from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
+from stallscope.store.hub.store import Batch
+
+NUMBER = {"verdict_id": "number", "rank": 1, "gpu_seconds": 100.0, "is_lower_bound": False}
+RANGE = {
+    "verdict_id": "range",
+    "rank": 2,
+    "gpu_seconds": 36.0,
+    "is_lower_bound": True,
+    "at_most_gpu_seconds": 360.0,
+}
+MAYBE = RANGE | {"verdict_id": "maybe", "rank": 3, "gpu_seconds": 0.0, "at_most_gpu_seconds": 720.0}
+OPEN_ENDED = NUMBER | {"verdict_id": "open-ended", "rank": 4, "is_lower_bound": True}
+USD_PER_HOUR = 6.88
+BEGIN_MS, LENGTH_MS = cluster.T0_NS // 10**6, 100_000
+
+
+@pytest.fixture
+def asker_of(tmp_path):
+    """Gives who asks a hub that holds these verdicts."""
+    with cluster.hub_in(tmp_path) as hub:
+
+        def asker(*said: dict[str, Any], **machines: Any) -> Asker:
+            same = {
+                "cluster_id": "alpha",
+                "node_id": "alpha-node-0",
+                "state": "open",
+                "kind": "straggler",
+                "since_ns": BEGIN_MS * 10**6,
+                "until_ns": (BEGIN_MS + LENGTH_MS) * 10**6,
+            }
+            rows = cluster.table("verdicts", [same | one for one in said])
+            tables = {"verdicts": rows, "nodes": cluster.machines("alpha", **machines)}
+            hub.store.append(Batch("", "a", tables)).result(timeout=30)
+            return Asker(hub, "a")
+
+        yield asker
+
+
+def usd(gpu_seconds: float) -> float:
+    return round(gpu_seconds / 3600 * USD_PER_HOUR, 4)
+
+
+def ends(cost: Any) -> tuple[Any, ...]:
+    return cost.gpu_seconds, cost.at_most_gpu_seconds, cost.usd, cost.at_most_usd
+
+
+def asked(asker: Asker, **params: Any) -> Cost:
+    return get_cost(asker, CostParams(**params))
+
+
+def test_numbers_have_no_upper_end(asker_of):
+    cost = asked(asker_of(NUMBER))
+    assert ends(cost) == (100.0, None, usd(100), None)
+    assert ends(cost.rows[0]) == ends(cost)
+    assert cost.summary == "1 incident cost $0.19 (100.0 GPU seconds)."
+
+
+def test_a_sum_with_a_range_in_it_has_two_ends_and_the_largest_row_is_first(asker_of):
+    cost = asked(asker_of(NUMBER, RANGE))
+    assert ends(cost) == (136.0, 460.0, usd(136), usd(460)) and cost.is_lower_bound
+    assert [(row.rank, *ends(row)) for row in cost.rows] == [
+        (2, 36.0, 360.0, usd(36), usd(360)),
+        (1, 100.0, None, usd(100), None),
+    ]
+    assert cost.summary == "2 incidents cost $0.26 to $0.88 (136.0 to 460.0 GPU seconds)."
+
+
+def test_what_may_have_cost_nothing_is_not_left_out(asker_of):
+    cost = asked(asker_of(MAYBE))
+    assert ends(cost) == (0.0, 720.0, 0.0, usd(720))
+    assert cost.summary == "1 incident cost at most $1.38 (at most 720.0 GPU seconds)."
+
+
+def test_an_incident_without_an_upper_end_leaves_the_sum_without(asker_of):
+    cost = asked(asker_of(RANGE, OPEN_ENDED))
+    assert ends(cost) == (136.0, None, usd(136), None) and cost.is_lower_bound
+    assert cost.summary == "2 incidents cost at least $0.26 (at least 136.0 GPU seconds)."
+    assert {row.rank: row.at_most_gpu_seconds for row in cost.rows} == {2: 360.0, 4: None}
+
+
+def test_both_ends_count_by_their_share_within_the_window(asker_of):
+    cost = asked(asker_of(RANGE), to=BEGIN_MS + LENGTH_MS // 4)
+    assert ends(cost) == (9.0, 90.0, usd(9), usd(90))
+
+
+def test_what_has_no_price_has_two_ends_too(asker_of):
+    cost = asked(asker_of(RANGE, gpu="A GPU of tomorrow"))
+    assert ends(cost) == (36.0, 360.0, None, None)
+    (missing,) = cost.without_price
+    assert (missing.gpu_seconds, missing.at_most_gpu_seconds) == (36.0, 360.0)
+    assert cost.summary == (
+        "1 incident cost an unknown price (36.0 to 360.0 GPU seconds). No price is known for A GPU of tomorrow at "
+        "ec2: 36.0 to 360.0 GPU seconds are not in it."
+    )
+
+
+def test_verdicts_are_shown_with_the_ends_that_are_known(asker_of):
+    asker = asker_of(NUMBER, RANGE)
+    sql = "SELECT verdict_id, gpu_seconds, at_most_gpu_seconds, at_most_usd FROM verdicts ORDER BY 1"
+    found = run_analysis(asker, AnalysisParams(sql=sql)).rows
+    assert found == [["number", 100.0, None, None], ["range", 36.0, 360.0, None]]
+    known = {"number": (100.0, None), "range": (36.0, 360.0)}
+    for rows in (
+        verdicts(asker, VerdictsParams()).rows,
+        summary(asker, SummaryParams()).open_verdicts,
+    ):
+        assert {row.verdict_id: (row.gpu_seconds, row.at_most_gpu_seconds) for row in rows} == known
