@@ -22,7 +22,7 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels bpf ## .venv with all that development needs, and the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels $(STAMPS)/prometheus bpf ## .venv with all that development needs, and the BPF programs
 
 demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
 	@$(BIN)/stallscope demo
@@ -94,6 +94,11 @@ $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/d
 # The newest Python whose frames can be read, where this machine has none: from a newer Debian, unpacked into build.
 $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
+	@touch $@
+
+# Tests let it scrape; not installed, since it would start as a service.
+$(STAMPS)/prometheus: setup/program.sh setup/release.sh $(STAMPS)/venv
+	@command -v prometheus >/dev/null || setup/program.sh build/prometheus prometheus/bookworm
 	@touch $@
 
 # The kernels of Debian 12 and 13, for small machines.

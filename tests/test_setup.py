@@ -127,7 +127,7 @@ esac"""
 @pytest.fixture
 def archive(bare: Path) -> Path:
     """The folder of commands, with those that fetch: of the release `new`, the kernels 6.9 and 6.10."""
-    for name in ("dirname", "mkdir", "find", "sed", "head", "tail", "sort", "tar", "mv"):
+    for name in ("dirname", "mkdir", "chmod", "find", "sed", "head", "tail", "sort", "tar", "mv"):
         (bare / name).symlink_to(next(p for p in (Path("/usr/bin", name), Path("/bin", name)) if p.exists()))
     executable(bare / "apt-get", RELEASE)
     kernels = [f"linux-image-6.{n}-cloud-amd64{end}" for n in ("9.3", "10.2") for end in ("", "-unsigned")]
@@ -137,9 +137,34 @@ def archive(bare: Path) -> Path:
 
 
 def kernels(repository: Path, archive: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(archive / "sh"), str(repository / "setup" / "kernels.sh"), str(archive.parent / "kernels")]
+    return fetched(repository, archive, "kernels", *words)
+
+
+def fetched(repository: Path, archive: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What setup/SCRIPT.sh says that fetches into the folder SCRIPT."""
+    command = [str(archive / "sh"), str(repository / "setup" / f"{script}.sh"), str(archive.parent / script)]
     environ = {"PATH": str(archive), "TMPDIR": str(archive.parent)}
     return subprocess.run([*command, *words], env=environ, capture_output=True, text=True)
+
+
+def test_a_program_is_unpacked_once(repository: Path, archive: Path, tmp_path: Path):
+    executable(
+        archive / "dpkg",
+        "d=$(mktemp -d); mkdir -p $d/usr/bin; touch $d/usr/bin/tool; chmod +x $d/usr/bin/tool; tar -C $d -c .",
+    )
+    for _ in range(2):
+        done = fetched(repository, archive, "program", "tool/new")
+        assert (done.returncode, done.stderr) == (0, "")
+    assert os.access(tmp_path / "program/usr/bin/tool", os.X_OK)
+    assert (tmp_path / "fetched").read_text() == "fetched\n"
+
+
+@pytest.mark.parametrize(("release", "reason"), [("gone", "E: no network"), ("new", "no program in tool")])
+def test_a_program_that_cannot_be_had_is_told(repository: Path, archive: Path, release: str, reason: str):
+    executable(archive / "dpkg", "tar -c --files-from /dev/null")
+    done = fetched(repository, archive, "program", f"tool/{release}")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == f"setup: no tool: {reason}; the tests with it will be skipped"
 
 
 def test_the_newest_kernel_of_a_release_is_unpacked_once(repository: Path, archive: Path, tmp_path: Path):

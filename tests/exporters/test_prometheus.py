@@ -1,6 +1,7 @@
 """The metrics as Prometheus sees them: by its client library's parser, and by a real Prometheus."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -93,10 +94,10 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def prometheus(port: int, tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("prometheus")
-    if not program:
-        pytest.skip("no prometheus to scrape with (Debian package prometheus)")
+def prometheus(port: int, tmp_path: Path, repository: Path) -> Iterator[str]:
+    program = shutil.which("prometheus") or repository / "build/prometheus/usr/bin/prometheus"
+    if not os.access(program, os.X_OK):
+        pytest.skip("no prometheus to scrape with (make setup fetches it)")
     target = {"job_name": "node", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
     config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [target]}
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))
