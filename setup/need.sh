@@ -67,24 +67,22 @@ missing_for_kernels() {
     has_command cpio || echo cpio
 }
 
-need_venv() {
-    missing=$(missing_for_venv | paste -s -d ' ' -)
+# have LIST: all that LIST looks for is there, installed now if need be; else false, and $missing says what is not.
+have() {
+    missing=$($1 | paste -s -d ' ' -)
     [ -n "$missing" ] || return 0
-    if can_install; then
-        # shellcheck disable=SC2086
-        install_packages $missing && [ -z "$(missing_for_venv)" ] && return 0
-    fi
+    # shellcheck disable=SC2086
+    can_install && install_packages $missing && [ -z "$($1)" ]
+}
+
+need_venv() {
+    have missing_for_venv && return 0
     say "Python cannot make a virtual environment; install it as root: apt-get install $missing"
     exit 1
 }
 
 need_bpf() {
-    missing=$(missing_for_bpf | paste -s -d ' ' -)
-    [ -n "$missing" ] || return 0
-    if can_install; then
-        # shellcheck disable=SC2086
-        install_packages $missing && [ -z "$(missing_for_bpf)" ] && return 0
-    fi
+    have missing_for_bpf && return 0
     say "without live tracing: BPF programs cannot be built; install as root: apt-get install $missing"
     exit 3
 }
@@ -105,12 +103,7 @@ need_kernels() {
         say "without other kernels: they are tried on x86-64 only"
         exit 3
     fi
-    missing=$(missing_for_kernels | paste -s -d ' ' -)
-    [ -n "$missing" ] || return 0
-    if can_install; then
-        # shellcheck disable=SC2086
-        install_packages $missing && [ -z "$(missing_for_kernels)" ] && return 0
-    fi
+    have missing_for_kernels && return 0
     say "without other kernels: small machines cannot be started; install as root: apt-get install $missing"
     exit 3
 }
