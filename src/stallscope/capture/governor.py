@@ -3,7 +3,7 @@
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
 cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on is off the
-budget of copies, and what copies take is off that of hot ones, as long as a fifth is left.
+budget of copies, and what copies take is off that of hot ones, as long as a tenth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
 themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
@@ -40,7 +40,7 @@ _WORTH_KEEPING = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
 _DEAR = 0.075
 """... if hooks add no more than this share to them. Many short ones are copies on the device: those block nobody."""
-_LEAST_SHARE = 0.2
+_LEAST_SHARE = 0.1
 """Of the budget, which a group has in any case, however much of it those before it take."""
 _COPIES_BUDGET = 0.005
 """Where hot hooks have none."""
