@@ -13,9 +13,6 @@ shift
 . "$(dirname "$0")/release.sh"
 
 fetch() { # fetch NAME RELEASE, into the current folder
-    for tool in apt-get dpkg tar; do
-        command -v $tool >/dev/null || { why="no $tool"; return 1; }
-    done
     look_into "$2" || return 1
     linux=$(apt-cache pkgnames "linux-image-$1" | sed 's/^linux-image-//' |
         grep -E -- '^[0-9]+\.[0-9]+\.[0-9]+.*-cloud-amd64$' | sort -V | tail -1)

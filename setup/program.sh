@@ -13,9 +13,7 @@ package=${2%/*}
 mkdir -p "$folder" && cd "$folder" || exit 1
 [ ! -x "usr/bin/$package" ] || exit 0
 why=
-if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
-    why="no apt-get and dpkg"
-elif look_into "${2#*/}" && fetched apt-get -qq download "$package"; then
+if look_into "${2#*/}" && fetched apt-get -qq download "$package"; then
     dpkg --fsys-tarfile "$package"_*.deb | tar -x "./usr/bin/$package" 2>log || why="no program in $package"
 fi
 leave_release

@@ -16,9 +16,7 @@ give_up() {
 }
 
 "python$version" -c '' 2>/dev/null && exit 0
-for tool in apt-get dpkg patchelf; do
-    command -v $tool >/dev/null || give_up "no $tool"
-done
+command -v patchelf >/dev/null || give_up "no patchelf"
 mkdir -p "$1" && cd "$1" || exit 1
 python=$PWD/usr/bin/python$version
 [ -x "$python" ] && "$python" -c '' 2>/dev/null && exit 0

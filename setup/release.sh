@@ -6,6 +6,9 @@
 # downloads. Nothing of the machine's is touched, and no right is needed. leave_release takes the world away.
 
 look_into() {
+    for tool in apt-get dpkg tar; do
+        command -v $tool >/dev/null || { why="no $tool"; return 1; }
+    done
     # Where lists come from is told by the settings, so that it is known before any list was fetched.
     archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
     if [ -z "$archive" ]; then
