@@ -5,7 +5,7 @@ function starts with an instruction that need not be single-stepped, as CUDA's d
 
 What a hook adds to a call depends on what has gone before: 0.9 us in a loop of calls, 7 us where the caches hold
 nothing of the kernel's way into it, more on a CPU whose other half is busy. But the program's own first steps, which
-find the process and the thread, take the same part of it everywhere: a hook with its return takes 14 to 18 times as
+find the process and the thread, take the same part of it everywhere: a hook with its return takes 14 to 19 times as
 long (from 0.9 to 7.9 us; Xeon, Linux 6.18). So this number is measured here, and the programs tell how long these steps
 took them (SLOT.way_ns). What the job loses is more than the call takes longer: AFTERMATH.
 
@@ -27,7 +27,7 @@ from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 from stallscope.capture.program import Program
 
-AFTERMATH = 2.3
+AFTERMATH = 1.7
 """What a job loses, over what its calls take longer: its own code has to come back into the caches. Of a loop of
 PyTorch that launches bound hooks on launches took 13.2 +- 3.0 % while they were on, where the calls told 5.1, and those
 on copies 3.2 +- 1.0 % where they told 1.4 (an H200's host); of a loop on the CPU 18.8 +- 0.6 % where they took 9.2.
@@ -56,40 +56,41 @@ def times_way_in(program: Program) -> float:
             if not cheap:
                 return ASSUMED
             offset = hooked_at(found, entries)[cheap[0]]
-            measured = (_measured(program, image.path, cheap[0], offset, *fill) for fill in _FILLS)
-            return AFTERMATH * fmean(measured)
+            return AFTERMATH * fmean(_measured(program, image.path, cheap[0], offset))
     except (OSError, NotElf, Refused, StopIteration):
         return ASSUMED
 
 
-def _measured(program: Program, path: str, name: str, offset: int, n_bytes: int, n_calls: int) -> float:
-    function = getattr(ctypes.PyDLL(None), name)
-    nothing, other = (ctypes.c_size_t * 8)(), ctypes.create_string_buffer(n_bytes)
+def _measured(program: Program, path: str, name: str, offset: int) -> list[float]:
+    """A hook in ways in, for each of _FILLS. One hook for all of them: to take it off waits for the kernel."""
+    function, nothing = getattr(ctypes.PyDLL(None), name), (ctypes.c_size_t * 8)()
 
     def call() -> None:
         function(nothing, nothing, nothing, ctypes.c_size_t(1), nothing)
 
-    def fill() -> None:
-        ctypes.memset(other, 1, n_bytes)
-
-    plain_ns, hooked_ns, way_ns = [], [], []
+    plain_ns, hooked_ns, way_ns = ([[] for _ in _FILLS] for _ in range(3))
     for _ in range(_N_TURNS):
-        plain_ns.append(_ns_per_call(call, fill, n_calls))
+        for told_ns, fill in zip(plain_ns, _FILLS, strict=True):
+            told_ns.append(_ns_per_call(call, *fill))
         link = program.attach(path, [Hook(offset, 0, "gauge", name)], pid=os.getpid())
         try:
-            hooked_ns.append(_ns_per_call(call, fill, n_calls))
+            for told_ns, ways_ns, fill in zip(hooked_ns, way_ns, _FILLS, strict=True):
+                told_ns.append(_ns_per_call(call, *fill))
+                ways_ns.append(_way_in_ns(program))
+                program.forget([os.getpid()])
         finally:
             program.release(link)
-        way_ns.append(_way_in_ns(program))
-        program.forget([os.getpid()])
-    return max(min(hooked_ns) - min(plain_ns), 1.0) / min(way_ns)
+    return [
+        max(min(hooked) - min(plain), 1.0) / min(ways)
+        for plain, hooked, ways in zip(plain_ns, hooked_ns, way_ns, strict=True)
+    ]
 
 
-def _ns_per_call(call: Callable[[], None], fill: Callable[[], None], n_calls: int) -> float:
+def _ns_per_call(call: Callable[[], None], n_bytes: int, n_calls: int) -> float:
     """The median, with what the clock takes."""
-    took_ns = []
+    other, took_ns = ctypes.create_string_buffer(n_bytes), []
     for _ in range(n_calls):
-        fill()
+        ctypes.memset(other, 1, n_bytes)
         begin_ns = time.perf_counter_ns()
         call()
         took_ns.append(time.perf_counter_ns() - begin_ns)
