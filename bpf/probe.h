@@ -623,7 +623,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	s->on_ns = 0;
 	s->is_mending = 0;
 	s->has_yielded = s->has_base = 0;
-	__builtin_memset(s->hits, 0, sizeof(s->hits));
+	s->scheduler_ns = 0;
 	__builtin_memset(s->way_ns, 0, sizeof(s->way_ns));
 	__builtin_memset(s->inside_ns, 0, sizeof(s->inside_ns));
 	s->woken_ns = s->off_ns = 0;
@@ -639,12 +639,11 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	return true;
 }
 
-/* What the hooks of this thread cost: n is two for a call with its return, one for a call inside it. */
+/* Tells what the hooks of this thread cost: n is two for a call with its return, one for a call inside it. */
 INLINE void count_hit(struct slot *s, u8 group, u32 n)
 {
 	if (!s)
 		return;
-	s->hits[MASK(group, 3)] += n;
 	s->way_ns[MASK(group, 3)] += n * s->last_way_ns;
 }
 

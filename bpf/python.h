@@ -15,6 +15,8 @@
 #define FRAME_BYTES 128
 #define CODE_BYTES 256
 #define WALK_APART_NS 5000000 /* a thread that blocks more often is not walked each time */
+#define WALK_SHARE 4000 /* where it has just been walked, only so many times as long after as that took ... */
+#define MOST_WALK_NS 12500 /* ... had no interrupt come in between */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

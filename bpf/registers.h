@@ -24,6 +24,14 @@ struct task_struct___hooked {
 } CORE;
 
 #ifdef __TARGET_ARCH_x86
+/* Where in its program a task is: the same number there at the same depth of the stack. */
+INLINE u64 place_of(struct task_struct *task)
+{
+	struct pt_regs___saved *regs = (void *)bpf_task_pt_regs(task);
+
+	return BPF_CORE_READ(regs, ip) << 16 ^ BPF_CORE_READ(regs, sp);
+}
+
 INLINE void saved_registers(struct registers *told, struct task_struct *task)
 {
 	struct pt_regs___saved *regs = (void *)bpf_task_pt_regs(task);
@@ -51,6 +59,11 @@ INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
 	}
 }
 #else
+INLINE u64 place_of(struct task_struct *task)
+{
+	return 0;
+}
+
 INLINE void saved_registers(struct registers *told, struct task_struct *task)
 {
 }

@@ -163,16 +163,24 @@ INLINE bool is_idle(const struct slot *s, struct task_struct *task, u32 off, u64
 }
 
 /* Where Python is when a thread blocks outside of calls, which tell that themselves. At an exception it may be anywhere,
- * also in the middle of changing its frames. */
-INLINE void note_stack(struct slot *s, u32 off, u64 now)
+ * also in the middle of changing its frames. Where a thread blocks in every step, walks take WALK_SHARE of its time. */
+INLINE void note_stack(struct slot *s, struct task_struct *task, u32 off, u64 now)
 {
+	u64 place, took;
+
 	if (off == PREEMPTED) /* after a block it is still the same */
 		return;
 	s->stack = 0;
 	if (s->call || off == STOPPED || s->syscall_nr < 0 || now - s->walked_ns < WALK_APART_NS)
 		return;
-	s->walked_ns = now;
+	place = place_of(task);
+	if (place == s->walked_at && now - s->walked_ns < s->walk_apart_ns)
+		return;
 	s->stack = whole_stack(false);
+	took = bpf_ktime_get_ns() - now;
+	s->walked_ns = now;
+	s->walked_at = place;
+	s->walk_apart_ns = WALK_SHARE * (took < MOST_WALK_NS ? took : MOST_WALK_NS);
 }
 
 INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,
@@ -201,7 +209,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 	}
 	now = settle(p, s, index, state_of(s));
 	s->off_ns = now;
-	note_stack(s, off, now);
+	note_stack(s, task, off, now);
 	s->woken_ns = off == PREEMPTED ? now : 0;
 	note_bases(p, s, now);
 	if (cfg_record_all) {
@@ -305,14 +313,21 @@ INLINE int switched(bool preempt, struct task_struct *prev, struct task_struct *
 {
 	struct process *p;
 	struct slot *s;
+	u64 begin;
 	u32 index;
 
 	s = slot_of(prev, &p, &index);
-	if (s)
+	if (s) {
+		begin = bpf_ktime_get_ns();
 		leaves_cpu(p, s, index, preempt, prev, next, prev_state);
+		s->scheduler_ns += bpf_ktime_get_ns() - begin;
+	}
 	s = slot_of(next, &p, &index);
-	if (s)
+	if (s) {
+		begin = bpf_ktime_get_ns();
 		runs_again(p, s, index, next);
+		s->scheduler_ns += bpf_ktime_get_ns() - begin;
+	}
 	return 0;
 }
 
@@ -426,14 +441,19 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 	return 0;
 }
 
-/* The scheduler brings its account of the running task up to date: at every tick, and now and then between. */
+#define COMPARE_BITS 22 /* of ns on the CPU: 4.2 ms, a tick of most kernels */
+
+/* The scheduler brings its account of the running task up to date: at every tick, and at each switch and more between. */
 SEC("?tp_btf/sched_stat_runtime")
-int BPF_PROG(on_tick, struct task_struct *task)
+int BPF_PROG(on_tick, struct task_struct *task, u64 grown_ns)
 {
+	u64 runtime = task->se.sum_exec_runtime;
 	struct process *p;
 	struct slot *s;
 	u32 index;
 
+	if (runtime >> COMPARE_BITS == (runtime - grown_ns) >> COMPARE_BITS)
+		return 0;
 	if (task->pid != (u32)bpf_get_current_pid_tgid())
 		return 0;
 	s = slot_of(task, &p, &index);

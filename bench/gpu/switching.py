@@ -26,7 +26,7 @@ from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
 from stallscope import agent, cli
 from stallscope.capture import program as kernel_side
-from stallscope.capture.governor import Governor
+from stallscope.capture.governor import Count, Governor, counted
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.operations import Hook
 from stallscope.capture.optional import ASKED, Optional
@@ -156,8 +156,12 @@ class Told(Governor):
 
     def tells(self) -> dict[str, Any]:
         """What Governed holds, of now."""
-        lost_ns = self.program.ways_ns() / 2 * self.times_way
-        return {"turns": self.turns, "lost_ns": lost_ns.tolist(), "on_ns": self.clock_ns()}
+        found = counted(self.program.slots(), list(HookGroup))
+        lost_ns = [
+            sum(count.lost_ns(Count(), self.times_way) for count in found[group].values())
+            for group in HookGroup
+        ]
+        return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns()}
 
     def _turn(self, group: HookGroup, *, is_on: bool) -> None:
         super()._turn(group, is_on=is_on)

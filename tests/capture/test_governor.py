@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stallscope.capture import elf, operations
-from stallscope.capture.calibration import AFTERMATH, times_way_in
+from stallscope.capture.calibration import AFTERMATH, SCHEDULER_TIMES, times_way_in
 from stallscope.capture.governor import Count, Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.operations import SYMBOLS, Hook
 from stallscope.capture.program import Program
@@ -40,6 +40,13 @@ def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_c
     group = spending({THREAD: 2 * 3000, OTHER: 2 * 1000, (9, 9): 2 * 3500})
     assert group.spent == 4000 * 1000
     assert group.load(SECOND_NS) == pytest.approx(0.004)
+
+
+def test_what_the_scheduler_s_side_takes_is_off_the_budget():
+    group = Group(period_ns=0)
+    group.look({THREAD: Count()}, 0, times_way=TIMES_WAY)
+    group.look({THREAD: Count(2 * 1000 * WAY_NS, scheduler_ns=500_000)}, SECOND_NS, times_way=TIMES_WAY)
+    assert group.spent == 1000 * 1000 + 500_000 * SCHEDULER_TIMES
 
 
 def test_hooks_cost_more_where_their_way_in_is_long():

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stallscope.capture.calibration import SCHEDULER_TIMES
 from stallscope.capture.elf import FileKey
 from stallscope.capture.libbpf import Refused
 from stallscope.capture.maps import Entries
@@ -51,10 +52,19 @@ _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
 
 
 class Count(NamedTuple):
-    """Of one group and thread: how long the programs took on their way in (SLOT.way_ns), and the time inside."""
+    """Of one group and thread: how long the programs took on their way in (SLOT.way_ns), and the time inside.
+
+    scheduler_ns: what programs took that no hook runs; with the group that is always on.
+    """
 
     way_ns: int = 0
     inside_ns: int = 0
+    scheduler_ns: int = 0
+
+    def lost_ns(self, before: "Count", times_way: float) -> float:
+        """What a job has lost to them since then."""
+        hooks_ns = (self.way_ns - before.way_ns) / 2 * times_way
+        return hooks_ns + (self.scheduler_ns - before.scheduler_ns) * SCHEDULER_TIMES
 
 
 Counted = Mapping[tuple[int, int], Count]
@@ -89,7 +99,7 @@ class Group:
             if count.way_ns < before.way_ns:
                 before = Count()
             spent, inside = self._spent_by.get(thread, (0.0, 0))
-            lost_ns = (count.way_ns - before.way_ns) / 2 * times_way
+            lost_ns = count.lost_ns(before, times_way)
             self._spent_by[thread] = spent + lost_ns, inside + max(count.inside_ns - before.inside_ns, 0)
         self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
         self._before = now
@@ -386,10 +396,11 @@ def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Coun
     tids = slots.values["tid"]
     of, which = np.nonzero(tids)
     threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
-    told = [slots.values[name][of, which].tolist() for name in ("way_ns", "inside_ns")]
+    told = [slots.values[name][of, which].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
     return {
         group: {
-            thread: Count(*(one[group] for one in of)) for thread, *of in zip(threads, *told, strict=True)
+            thread: Count(way_ns[group], inside_ns[group], scheduler_ns if group is HookGroup.ALWAYS else 0)
+            for thread, way_ns, inside_ns, scheduler_ns in zip(threads, *told, strict=True)
         }
         for group in groups
     }

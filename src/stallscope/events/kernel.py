@@ -229,14 +229,15 @@ SLOT = np.dtype(
         ("hook_runtime", "<u8"),
         *((name, "<i4") for name in ("waker_pid", "waker_tid", "by_pid")),
         ("is_mending", "<u4"),
-        *((name, "<u4") for name in ("is_idle", "last_way_ns", "spare")),
+        *((name, "<u4") for name in ("is_idle", "last_way_ns", "walk_apart_ns")),
         *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
         ("by_comm", "S16"),
-        ("hits", "<u4", (4,)),
+        ("scheduler_ns", "<u8"),
         ("way_ns", "<u8", (4,)),
         ("inside_ns", "<u8", (4,)),
         ("stack", "<u8"),
         ("walked_ns", "<i8"),
+        ("walked_at", "<u8"),
     ]
 )
 """struct slot: a GPU thread as others see it; tid 0: nobody."""
