@@ -202,3 +202,35 @@ def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> di
         "each_percent": [round(one, 3) for one in found],
         "off_step_ms": [round(one / 1e6, 4) for one in off_ns],
     }
+
+
+def pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs of a workload as one: the slowdown is their mean, weighted by 1 / spread^2.
+
+    runs: of slowdown(), with what else is told of each. Lists are put together, other numbers are means weighted by
+    comparisons, and what each run found stands in `of`.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    weight = np.array([one["spread_percent"] ** -2 for one in runs])
+    mean = float(np.average([one["slowdown_percent"] for one in runs], weights=weight))
+    half = float(weight.sum() ** -0.5)
+    return {
+        **_together(runs, [one["runs"] for one in runs]),
+        "slowdown_percent": round(mean, 3),
+        "spread_percent": round(half, 3),
+        "upper_bound_percent": round(mean + half, 3),
+        "runs": sum(one["runs"] for one in runs),
+        "of": [{key: one[key] for key in ("slowdown_percent", "spread_percent", "runs")} for one in runs],
+    }
+
+
+def _together(values: list[Any], n: list[int]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _together([one[key] for one in values], n) for key in first}
+    if isinstance(first, list):
+        return [one for value in values for one in value] if isinstance(first[0], float) else first
+    if isinstance(first, float):
+        return round(float(np.average(values, weights=n)), 3)
+    return first

@@ -116,3 +116,22 @@ def test_what_hot_hooks_cost_a_part_of_the_time_is_told_exactly():
     assert share == pytest.approx(is_hot.mean(), abs=1e-3)
     assert found["slowdown_percent"] == pytest.approx(0.2 + 10 * share, abs=0.2)
     assert blind["slowdown_percent"] < 0.2 + 5 * share
+
+
+def test_runs_are_put_together_by_how_sharp_they_are():
+    runs = [
+        {
+            "slowdown_percent": mean,
+            "spread_percent": half,
+            "runs": n,
+            "each_percent": [mean] * n,
+            "agent": {"cpu": cpu},
+        }
+        for mean, half, n, cpu in ((1.0, 0.3, 30, 2.0), (0.5, 0.15, 90, 4.0))
+    ]
+    found = comparing.pooled(runs)
+    assert (found["slowdown_percent"], found["spread_percent"]) == (0.6, 0.134)
+    assert found["upper_bound_percent"] == 0.734
+    assert (found["runs"], len(found["each_percent"]), found["agent"]["cpu"]) == (120, 120, 3.5)
+    assert [one["runs"] for one in found["of"]] == [30, 90]
+    assert comparing.pooled(runs[:1]) is runs[0]

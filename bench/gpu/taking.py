@@ -1,0 +1,35 @@
+"""Takes slowdowns that were measured on machines with GPUs into bench/results/slowdown.json.
+
+    python bench/gpu/taking.py FILE...      # slowdown.json of prove.py
+
+Those of a workload take the place of the one that stands there; several runs of one commit become one.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from comparing import pooled
+
+KEPT = Path(__file__).parents[1] / "results" / "slowdown.json"
+
+
+def main() -> None:
+    """Take all files."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sys.argv[1:]:
+        for one in json.loads(Path(path).read_text()):
+            runs.setdefault(one["workload"], []).append(one)
+    kept = {one["workload"]: one for one in json.loads(KEPT.read_text())}
+    for name, of in runs.items():
+        if len({one["machine"]["commit"] for one in of}) > 1:
+            sys.exit(f"taking: runs of {name} are of several commits: those of one can be put together")
+        kept[name] = pooled(of)
+    KEPT.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+    for name in runs:
+        print(f"{name}: {kept[name]['slowdown_percent']} +- {kept[name]['spread_percent']} %")
+
+
+if __name__ == "__main__":
+    main()
