@@ -378,7 +378,7 @@ INLINE u64 clamp(u64 x, u64 low, u64 high)
 
 /* A thread that counts as off the CPU runs: its switch-in was missed, and perhaps its wakeup. The scheduler's own
  * accounts of the task tell when they were: for a thread that left runnable, the growth of its run queue delay; for
- * one that left blocked, the growth of its run time, which is exact when it leaves again and else a tick late. */
+ * one that left blocked, the growth of its run time, which is exact when it leaves again and else up to 4 ms late. */
 INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_struct *task)
 {
 	u64 now = bpf_ktime_get_ns(), on = now, woken, ns, delay = 0, runnable = 0;

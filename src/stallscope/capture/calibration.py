@@ -29,8 +29,8 @@ from stallscope.capture.program import Program
 
 AFTERMATH = 1.7
 """What a job loses, over what its calls take longer: its own code has to come back into the caches. Of a loop of
-PyTorch that launches bound hooks on launches took 13.2 +- 3.0 % while they were on, where the calls told 5.1, and those
-on copies 3.2 +- 1.0 % where they told 1.4 (an H200's host); of a loop on the CPU 18.8 +- 0.6 % where they took 9.2.
+PyTorch that launches bound hooks on copies took 2.0 +- 0.7 % while they were on, where the calls told 1.1, those on
+launches 12.6 +- 2.9 %, where they told 4.6 (an H200's host); of a loop on the CPU 8.0 +- 1.5 % where they told 6.2.
 """
 ASSUMED = 16.0 * AFTERMATH
 """Where it cannot be measured."""
