@@ -2,8 +2,8 @@
 
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on is off the
-budget of copies, and what copies take is off that of hot ones, as long as a tenth is left.
+cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on, and the
+scheduler's side, is off the budget of copies, and what copies take is off that of hot ones, as long as a tenth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
 themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
@@ -90,13 +90,13 @@ class Group:
     on_since_ns: int = 0
     _before: Counted = field(default_factory=dict)
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
-    """By thread: ns lost to hooks, ns inside."""
+    """By thread: ns lost, ns inside."""
 
     def look(self, now: Counted, now_ns: int, *, times_way: float) -> None:
         """Take in what has been counted since the last look."""
         for thread, count in now.items():
             before = self._before.get(thread, Count())
-            if count.way_ns < before.way_ns:
+            if count.way_ns < before.way_ns or count.scheduler_ns < before.scheduler_ns:
                 before = Count()
             spent, inside = self._spent_by.get(thread, (0.0, 0))
             lost_ns = count.lost_ns(before, times_way)
