@@ -328,6 +328,18 @@ def test_a_damaged_file_is_an_error_or_a_trace(
             report_of(trace)
 
 
+def test_words_that_are_no_text_are_an_error(tmp_path: Path):
+    found = table(rows(Job()))
+    offsets = np.arange(len(found) + 1, dtype=np.int32)
+    words = pa.StringArray.from_buffers(
+        len(found), pa.py_buffer(offsets), pa.py_buffer(b"\x80" * len(found)), None, 0
+    )
+    changed = found.set_column(found.column_names.index("optype"), "optype", words)
+    pq.write_table(changed, tmp_path / "trace.parquet")
+    with pytest.raises(BadTrace, match=r"no readable Parquet file .*Invalid UTF8"):
+        IMPORTER.read(tmp_path / "trace.parquet")
+
+
 @pytest.mark.parametrize("word", ["x" * 30_000_000, "x" * 20_000, None, b"\xff"])
 def test_long_or_missing_words_are_not_written_out_for_every_row(tmp_path: Path, word: str | bytes | None):
     found = table(rows(Job()))

@@ -57,7 +57,7 @@ def coded(
 def _columns(
     path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], most_rows: int
 ) -> dict[str, Any]:
-    """The wanted columns as pyarrow has them."""
+    """The wanted columns as pyarrow has them. It takes text as it comes: what is no UTF-8 has to be looked for."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -67,6 +67,7 @@ def _columns(
         with pq.ParquetFile(path, read_dictionary=list(as_codes)) as file:
             _check(file, path, wanted, most_rows)
             found = file.read(columns=list(wanted))
+            found.validate(full=True)
             return {name: found.column(name) for name in wanted}
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

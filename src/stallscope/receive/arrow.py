@@ -120,6 +120,9 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
         raise BadInput("an Arrow request begins with one line of JSON")
     try:
         head = json.loads(body[:end])
+        json.dumps(
+            head, ensure_ascii=False
+        ).encode()  # JSON can tell of halves of characters, which nothing can store
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the first line of an Arrow request is no JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
@@ -158,7 +161,7 @@ def _stream(buffer: pa.Buffer, name: str, limit: int) -> pa.Table:
         with pa.ipc.open_stream(buffer) as reader:
             _check_names(reader.schema.names, name)
             for batch in reader:
-                batch.validate()
+                batch.validate(full=True)  # also that text is UTF-8: what is stored has to be read again
                 n_bytes += batch.nbytes
                 n_rows += batch.num_rows
                 if n_bytes > limit or n_rows > _MOST_ROWS:

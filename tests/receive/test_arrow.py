@@ -1,0 +1,51 @@
+"""What the Arrow lane refuses, so that what a hub stores can be read again."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stallscope.errors import BadInput
+from stallscope.receive import arrow
+
+from .requests import NOW_NS
+
+NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\x80a")]
+)
+
+
+def request(symbol: pa.Array, **head: object) -> bytes:
+    """One row of `calls`."""
+    rows = pa.table({"ts_ns": [NOW_NS], "symbol": symbol})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    stream = sink.getvalue().to_pybytes()
+    head |= {"tables": [{"name": "calls", "n_bytes": len(stream)}]}
+    return json.dumps(head).encode() + b"\n" + stream
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        NO_TEXT,
+        pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), NO_TEXT, safe=False),
+        pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), pa.array(["word"]), safe=False),
+    ],
+)
+def test_text_that_is_none_is_refused(symbol: pa.Array):
+    with pytest.raises(BadInput, match=r"the rows for table calls are no Arrow stream: .*Invalid"):
+        arrow.decode(request(symbol), "a", limit=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "head", [{"batch_id": "\ud800"}, {"node": "\ud800"}, {"node": "n", "about": {"gpu_model": "\ud800"}}]
+)
+def test_halves_of_characters_in_the_head_are_refused(head: dict[str, object]):
+    assert (
+        arrow.decode(request(pa.array(["word"]), node="n"), "a", limit=1 << 20).tables["calls"].num_rows == 1
+    )
+    with pytest.raises(BadInput, match="the first line of an Arrow request is no JSON"):
+        arrow.decode(request(pa.array(["word"]), **head), "a", limit=1 << 20)
