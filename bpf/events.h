@@ -454,14 +454,14 @@ struct slot {
 	u32 is_mending;		/* put_right() is at work; a tick may come in between */
 	u32 is_idle;		/* parked, and makes no calls any more: it counts for nothing */
 	u32 last_way_ns;	/* at its last hook, see way_ns */
-	u32 walk_apart_ns;	/* from there on it may be walked again at the same place */
+	u32 walk_apart_ns;	/* so long after walked_ns it is walked again at the same place */
 	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
 	u8 off_flags;		/* enum off_cpu_flag */
 	u8 has_yielded;		/* it gave the CPU away by sched_yield */
 	u8 has_base;		/* own_base and low_base are good */
 	char by_comm[16];
-	u64 scheduler_ns;	/* it has lost to the programs that see it leave the CPU and come back */
-	u64 way_ns[4];		/* how long hooks took to find the process and the thread, by group: twice for a call with its return */
+	u64 scheduler_ns;	/* that the programs took which see it leave the CPU and come back */
+	u64 way_ns[4];		/* that hooks took to find process and thread, by group; twice for a call with its return */
 	u64 inside_ns[4];	/* time in the calls of each group */
 	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
 	s64 walked_ns;		/* when that was last looked for */

@@ -5,6 +5,7 @@
 Those of a workload take the place of the one that stands there; several runs of one commit become one.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ KEPT = Path(__file__).parents[1] / "results" / "slowdown.json"
 
 def main() -> None:
     """Take all files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", type=Path, nargs="+")
     runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sys.argv[1:]:
-        for one in json.loads(Path(path).read_text()):
+    for path in parser.parse_args().files:
+        for one in json.loads(path.read_text()):
             runs.setdefault(one["workload"], []).append(one)
     kept = {one["workload"]: one for one in json.loads(KEPT.read_text())}
     for name, of in runs.items():

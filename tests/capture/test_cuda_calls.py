@@ -285,16 +285,20 @@ def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], pu
 
 def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program], puppet):
     program = tracing()
-    puppet.does(
-        *PREPARE, "lib.storm(1000)", "[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(10)]"
-    )
+    puppet.does(*PREPARE)
+    program.measure()
+    puppet.does("lib.storm(1000)", "[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(10)]")
     found = counted(program, puppet.pid)
     assert {name: row["n"] for name, row in found.items()} == {
         "cudaLaunchKernel": 1000,
         "cudaMemcpyAsync": 10,
     }
-    ways_ns = program.ways_ns()
+    ways_ns, costs = program.ways_ns(), program.costs()
     assert ways_ns[HookGroup.HOT] > ways_ns[HookGroup.COPIES] > 0
+    if program.mode == "session":  # the call inside the other is not told when it returns
+        assert (costs["counted_session"].n_runs, costs["cuda_session"].n_runs) == (3000, 30)
+    else:
+        assert (costs["counted_enter"].n_runs, costs["cuda_enter"].n_runs) == (2000, 20)
 
 
 def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Program], puppet):

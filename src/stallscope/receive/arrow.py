@@ -120,9 +120,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
         raise BadInput("an Arrow request begins with one line of JSON")
     try:
         head = json.loads(body[:end])
-        json.dumps(
-            head, ensure_ascii=False
-        ).encode()  # JSON can tell of halves of characters, which nothing can store
+        json.dumps(head, ensure_ascii=False).encode()  # fails for half of a character: nothing can store one
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the first line of an Arrow request is no JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
