@@ -14,8 +14,8 @@ import numpy as np
 from bench_import import recordings
 from report import report
 
+from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.groups import numbered
 from stallscope.events.layout import TABLES, UNKNOWN, Array, Table
 from stallscope.events.names import P2P_OPS
 from stallscope.events.trace import Trace

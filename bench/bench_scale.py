@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from report import report
 
+from stallscope.diagnose.arrays.grouping import numbered, order_of
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.groups import numbered, order_of
 from stallscope.events.columns import Columns
 from stallscope.events.layout import COLLECTIVES, UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES

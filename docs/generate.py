@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from stallscope import cli, errors, settings
 from stallscope.assistant import serving
 from stallscope.diagnose import thresholds
-from stallscope.diagnose.causes import registry
+from stallscope.diagnose.causes import _registry
 from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
 from stallscope.exporters.meter import MAX_SERIES
@@ -204,7 +204,7 @@ def _categories() -> tuple[str, str]:
 
 
 def _leads_to(category: names.Category) -> str:
-    return ", ".join(f"[{c.name}](causes.md)" for c in registry.causes() if category in c.categories)
+    return ", ".join(f"[{c.name}](causes.md)" for c in _registry.causes() if category in c.categories)
 
 
 def _causes() -> tuple[str, str]:
@@ -214,12 +214,12 @@ def _causes() -> tuple[str, str]:
     )
     rows = [
         (f"`{c.name}`", _module_doc(c), ", ".join(k.name.lower() for k in c.categories))
-        for c in registry.causes()
+        for c in _registry.causes()
     ]
     return "Causes", head + _table(("cause", "meaning", "categories it claims"), rows)
 
 
-def _module_doc(cause: registry.Cause) -> str:
+def _module_doc(cause: _registry.Cause) -> str:
     """What the file of a cause says first."""
     module = inspect.getmodule(cause.evidence)
     return (inspect.getdoc(module) or "").partition("\n\n")[0].replace("\n", " ")

@@ -9,7 +9,7 @@ from typing import Any
 from marking import judged
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.report.verdict import Report
 from stallscope.errors import StallscopeError
 from stallscope.importers import importer_for
 from stallscope.synth.faults import Answer

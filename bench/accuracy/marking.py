@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from stallscope.diagnose.verdict import Report, Verdict
+from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.synth.faults import Answer
 
 Mark = Literal["right", "wrong", "abstained"]

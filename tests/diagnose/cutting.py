@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream import Change, Retention, Stream
-from stallscope.diagnose.verdict import Report
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Trace
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import jsonschema
 
-from stallscope.diagnose import text
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.verdict import Report, Verdict, as_json
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Report, Verdict, as_json
 from stallscope.events.trace import Trace
 
 SCHEMA: dict[str, Any] = json.loads(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from stallscope.diagnose import text
 from stallscope.diagnose.engine import diagnose
+from stallscope.diagnose.report import text
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind

@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from stallscope.diagnose.blame import LateStep
-from stallscope.diagnose.recurrence import (
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.recurrence import (
     _binomial_tail,
     _poisson_tail,
     _rate_of_quiet,

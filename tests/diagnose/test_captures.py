@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.diagnose.in_order import RowsInOrder
-from stallscope.diagnose.sequences import matched
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.arrays.row_order import RowsInOrder
+from stallscope.diagnose.timeline.late_attach import matched
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
 from stallscope.events.trace import Trace

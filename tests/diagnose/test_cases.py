@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.report.verdict import Report
 from stallscope.events.names import Category, Datatype
 from stallscope.synth import Capture, CrossedOrder, SharedDevice, SlowDevice, simulate
 from stallscope.synth import Job as SimulatedJob

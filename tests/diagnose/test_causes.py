@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.diagnose.causes import Excess, explained
-from stallscope.diagnose.causes.registry import causes
+from stallscope.diagnose.causes._registry import causes
 from stallscope.events import layout
 from stallscope.events.names import N_CATEGORIES, Category, Op
 

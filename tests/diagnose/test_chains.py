@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.chains import chains
+from stallscope.diagnose.views.slow_calls import chains
 from stallscope.events import layout
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.meetings import _by_row, meetings
-from stallscope.diagnose.timeline import timeline
-from stallscope.diagnose.verdict import as_json
+from stallscope.diagnose.report.verdict import as_json
+from stallscope.diagnose.timeline.node_rounds import _by_row, meetings
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.columns import Columns, is_one_value
 from stallscope.events.layout import COLLECTIVES, Array
 from stallscope.events.trace import Trace

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.diagnose.cost import longest_ns
+from stallscope.diagnose.cost.waiting import longest_ns
 from stallscope.events.names import Op
 
 from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of

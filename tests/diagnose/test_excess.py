@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.excess import excess_ns, ledger_excess_ns
-from stallscope.diagnose.programs import programs
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.timeline.excess import excess_ns, ledger_excess_ns
+from stallscope.diagnose.timeline.programs import programs
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.names import Category, Op
 
 from .builders import MS, Call, Delay, Job, dp_trace, trace_of

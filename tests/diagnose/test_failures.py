@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.failures import CODES, OUT_OF_MEMORY
+from stallscope.diagnose.processes.cuda_errors import CODES, OUT_OF_MEMORY
 from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import Op

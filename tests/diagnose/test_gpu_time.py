@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.gpu_time import gpu_time
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.gpu.gpu_clock import gpu_time
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.synth import Capture, ClockSpread, Job, MovingImbalance, Schedule, SlowDevice, simulate
 from stallscope.synth.slow import SharedDevice
 

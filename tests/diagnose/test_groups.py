@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.diagnose.groups import median_of_others, numbered
+from stallscope.diagnose.arrays.grouping import median_of_others, numbered
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**52), 2**52)), max_size=30)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stallscope.diagnose import text
 from stallscope.diagnose.causes import Excess, explained
+from stallscope.diagnose.report import text
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events import layout

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.by_process import process_rows
-from stallscope.diagnose.jobs import job_of, parts
 from stallscope.diagnose.stream import Stream
+from stallscope.diagnose.timeline.jobs import job_of, parts
+from stallscope.diagnose.views.by_process import process_rows
 from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, UNKNOWN, Array, empty
 from stallscope.events.names import HostKind

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose import text
+from stallscope.diagnose.report import text
 from stallscope.events.layout import COMMUNICATORS, empty
 from stallscope.events.names import Op
 from stallscope.events.trace import Trace

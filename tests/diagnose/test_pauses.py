@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.pauses import _student_tail
+from stallscope.diagnose.lateness.pauses import _student_tail
 from stallscope.events.names import Category
 from stallscope.synth import HostStall, Schedule, Timing, simulate
 from stallscope.synth import Job as SimulatedJob

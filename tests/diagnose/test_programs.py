@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.programs import programs, repeat_length
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.timeline.programs import programs, repeat_length
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.names import Op
 
 from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, trace_of, where

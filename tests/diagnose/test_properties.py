@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.demo.recording import recorded
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.report.verdict import Report
 from stallscope.events import layout
 from stallscope.events.layout import TABLES, UNKNOWN
 from stallscope.events.names import Category, Op

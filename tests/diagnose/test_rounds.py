@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.clocks import aligned
-from stallscope.diagnose.period import period_steps
-from stallscope.diagnose.rounds import rounds
+from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.timeline.clocks import aligned
+from stallscope.diagnose.timeline.rounds import rounds
+from stallscope.diagnose.timeline.timeline import timeline
 
 from .builders import MS, Call, Delay, Job, dp_trace, trace_of
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.groups import median_of_others
-from stallscope.diagnose.sampled import SAMPLED_FROM, spread_out
-from stallscope.diagnose.tables import Tables
+from stallscope.diagnose.arrays.grouping import median_of_others
+from stallscope.diagnose.arrays.round_tables import Tables
+from stallscope.diagnose.arrays.subsample import SAMPLED_FROM, spread_out
 
 N, ROUNDS = 3 * SAMPLED_FROM, 12
 RANDOM = np.random.default_rng(7)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose import text
-from stallscope.diagnose.single import outermost, steps_of
+from stallscope.diagnose.processes.single import outermost, steps_of
+from stallscope.diagnose.report import text
 from stallscope.events import layout
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Clock, Trace

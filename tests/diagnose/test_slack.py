@@ -6,9 +6,9 @@ The truth is the simulator's: how much later the job ends than its twin without 
 import numpy as np
 import pytest
 
-from stallscope.diagnose import text
-from stallscope.diagnose.hidden import passed_on_by
-from stallscope.diagnose.verdict import CostSaid
+from stallscope.diagnose.cost.absorbed import passed_on_by
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import CostSaid
 from stallscope.synth import (
     Capture,
     HostStall,

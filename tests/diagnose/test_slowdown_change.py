@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.slowdown import _change
+from stallscope.diagnose.lateness.slowdown import _change
 from stallscope.synth import Job, simulate
 
 from .reports import report_of

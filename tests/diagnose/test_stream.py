@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.demo.recording import recorded
-from stallscope.diagnose.case import case_of
-from stallscope.diagnose.delays import delays_by_process, total
+from stallscope.diagnose.cost.delays import delays_by_process, total
 from stallscope.diagnose.engine import findings
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
-from stallscope.diagnose.stream.rows import complete
+from stallscope.diagnose.stream.window import complete
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.case import case_of
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.failures import OUT_OF_MEMORY
+from stallscope.diagnose.processes.cuda_errors import OUT_OF_MEMORY
 from stallscope.diagnose.stream import Change, Stream
 from stallscope.events.names import Op
 from stallscope.events.trace import Trace

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.programs import programs
-from stallscope.diagnose.timeline import timeline
-from stallscope.diagnose.told_steps import told_steps
+from stallscope.diagnose.timeline.annotated_steps import told_steps
+from stallscope.diagnose.timeline.programs import programs
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events import layout
 from stallscope.events.trace import Trace
 

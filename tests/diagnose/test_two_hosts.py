@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.clocks import aligned
-from stallscope.diagnose.timeline import timeline
+from stallscope.diagnose.timeline.clocks import aligned
+from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers import importer_for

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.case import case_of
+from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.timeline.case import case_of
 from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, simulate
 
 from .reports import report_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from stallscope.diagnose import text
-from stallscope.diagnose.verdict import CostSaid, Report, Verdict, as_json, wall_text
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, as_json, wall_text
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock
 

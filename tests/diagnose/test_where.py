@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.diagnose.where import held_at, in_own_code
+from stallscope.diagnose.timeline.user_frame import held_at, in_own_code
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace

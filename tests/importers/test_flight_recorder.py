@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.report.verdict import Report
 from stallscope.errors import BadTrace, NotFound
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import CollectiveFlag, Datatype, Op

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.report.verdict import Report
 from stallscope.errors import BadTrace
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.importers import importer_for

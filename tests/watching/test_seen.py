@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import Change
-from stallscope.diagnose.verdict import Verdict
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op

@@ -14,7 +14,7 @@ from stallscope.settings import Settings
 from stallscope.store import node as store
 
 if TYPE_CHECKING:
-    from stallscope.diagnose.verdict import Report
+    from stallscope.diagnose.report.verdict import Report
     from stallscope.events.trace import Trace
     from stallscope.query.nodes import Access
 

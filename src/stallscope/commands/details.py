@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing these here would slow every command
-    from stallscope.diagnose.by_process import ProcessRow
-    from stallscope.diagnose.chains import Chain
-    from stallscope.diagnose.verdict import Report
+    from stallscope.diagnose.report.verdict import Report
+    from stallscope.diagnose.views.by_process import ProcessRow
+    from stallscope.diagnose.views.slow_calls import Chain
     from stallscope.events.trace import Trace
 
 
@@ -35,8 +35,8 @@ class Details:
 
     def data(self, trace: Trace, report: Report) -> dict[str, Any]:
         """As data, to stand in the report's JSON."""
-        from stallscope.diagnose.by_process import as_rows, container_rows
-        from stallscope.diagnose.chains import chains
+        from stallscope.diagnose.views.by_process import as_rows, container_rows
+        from stallscope.diagnose.views.slow_calls import chains
 
         out: dict[str, Any] = {}
         rows = self._rows(trace, report)
@@ -50,7 +50,7 @@ class Details:
 
     def _rows(self, trace: Trace, report: Report) -> list[ProcessRow]:
         """What each process did, where somebody asks."""
-        from stallscope.diagnose.by_process import process_rows
+        from stallscope.diagnose.views.by_process import process_rows
 
         return process_rows(trace, report) if self.by_process or self.by_container else []
 
@@ -78,7 +78,7 @@ def _processes(told: list[ProcessRow]) -> str:
 
 def _containers(told: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
-    from stallscope.diagnose.by_process import container_rows
+    from stallscope.diagnose.views.by_process import container_rows
     from stallscope.query.sql import Answer
 
     names = ("container", "node", "ranks", "processes", "at most ms", "part", "where the time went")
@@ -99,7 +99,7 @@ def _containers(told: list[ProcessRow]) -> str:
 
 def _chains(trace: Trace, report: Report) -> str:
     """The longest slow call of each function in each process, and how many there were."""
-    from stallscope.diagnose.chains import chains
+    from stallscope.diagnose.views.slow_calls import chains
 
     groups: dict[tuple[str, int, str], list[Chain]] = {}
     for chain in chains(trace):
@@ -136,7 +136,7 @@ def _held(chain: Chain, report: Report) -> str:
 
 
 def _chain(chain: Chain) -> dict[str, Any]:
-    from stallscope.diagnose.verdict import wall_text
+    from stallscope.diagnose.report.verdict import wall_text
 
     return {
         "function": chain.function or chain.op.name.lower(),

@@ -12,7 +12,7 @@ from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
-    from stallscope.diagnose.verdict import Report
+    from stallscope.diagnose.report.verdict import Report
     from stallscope.events.trace import Trace
     from stallscope.rates import Listed
     from stallscope.settings import Settings
@@ -23,12 +23,13 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
 
     details: what is told besides.
     """
-    from stallscope.diagnose import already_still, text
-    from stallscope.diagnose.verdict import as_json as report_json
+    from stallscope.diagnose.hangs import before_attach
+    from stallscope.diagnose.report import text
+    from stallscope.diagnose.report.verdict import as_json as report_json
 
     has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans)
     listed = listed_price(trace, settings)
-    report = diagnosed(trace, settings, listed) if has_rows or already_still.is_for(trace) else None
+    report = diagnosed(trace, settings, listed) if has_rows or before_attach.is_for(trace) else None
     if report is None or (not has_rows and report.healthy):
         raise NotFound(
             "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "

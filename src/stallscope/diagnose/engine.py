@@ -4,16 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import already_still, jobs, late_verdicts, single, text, told
-from stallscope.diagnose.absent import n_unseen
-from stallscope.diagnose.blame import LateStep, late_steps
-from stallscope.diagnose.case import Case, case_of
+from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
 from stallscope.diagnose.causes import Explained
-from stallscope.diagnose.causes.registry import cause
-from stallscope.diagnose.clocks import wall_ns
-from stallscope.diagnose.cores import both, keep_freed_memory
-from stallscope.diagnose.deaths import with_deaths
-from stallscope.diagnose.delays import (
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.cost.delays import (
     as_steps_grew,
     delays_by_process,
     delays_in_all,
@@ -21,19 +15,29 @@ from stallscope.diagnose.delays import (
     grown_as_steps,
     total,
 )
-from stallscope.diagnose.device import SlowDevice
-from stallscope.diagnose.failures import with_failures
-from stallscope.diagnose.gpu_states import with_gpu_states
-from stallscope.diagnose.hang import Stuck, patience_ns, stuck
-from stallscope.diagnose.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
-from stallscope.diagnose.late_verdicts import Seen, between, cost_said
-from stallscope.diagnose.mismatch import Mismatch, mismatches
-from stallscope.diagnose.on_device import on_device
-from stallscope.diagnose.recurrence import alone, one_offs, recurring, unsure
-from stallscope.diagnose.slowdown import slowdown
+from stallscope.diagnose.gpu.device_findings import on_device
+from stallscope.diagnose.gpu.driver_state import with_gpu_states
+from stallscope.diagnose.gpu.slow_gpu import SlowDevice
+from stallscope.diagnose.hangs import before_attach
+from stallscope.diagnose.hangs.deadlock import Wedged, left_by_the_dead, wedged
+from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
+from stallscope.diagnose.hangs.missing_rank import Stuck, patience_ns, stuck
+from stallscope.diagnose.lateness.imbalance import Moving, SlowStage, moving, slow_stage, with_more_work
+from stallscope.diagnose.lateness.late_steps import LateStep, late_steps
+from stallscope.diagnose.lateness.recurrence import alone, one_offs, recurring, unsure
+from stallscope.diagnose.lateness.slowdown import slowdown
+from stallscope.diagnose.processes import single
+from stallscope.diagnose.processes.cuda_errors import with_failures
+from stallscope.diagnose.processes.exits import with_deaths
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import CostSaid, Report, Verdict
-from stallscope.diagnose.wedged import Wedged, left_by_the_dead, wedged
+from stallscope.diagnose.timeline import jobs
+from stallscope.diagnose.timeline.case import Case, case_of
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.unseen_ranks import n_unseen
+from stallscope.diagnose.verdicts import late_verdicts, without_ledger
+from stallscope.diagnose.verdicts.late_verdicts import Seen, between, cost_said
 from stallscope.events.trace import Trace
 
 _MANY_ROWS = 1 << 20
@@ -81,15 +85,17 @@ def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | No
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report by what the source tells: calls only, work and completion, or arrivals with ledgers."""
-    if already_still.is_for(trace):
-        found = already_still.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
+    if before_attach.is_for(trace):
+        found = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
         if found or not len(trace.calls):
-            return found or already_still.nothing(trace)
+            return found or before_attach.nothing(trace)
     if single.is_single(trace):
         return single.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
-    if told.is_told(trace):
-        return told.report(trace, mismatch_verdicts(case), limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
+    if without_ledger.is_told(trace):
+        return without_ledger.report(
+            trace, mismatch_verdicts(case), limits=limits, usd_per_gpu_hour=usd_per_gpu_hour
+        )
     return report(findings(case))
 
 

@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import Change, Stream
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Verdict
 from stallscope.errors import StallscopeError
 from stallscope.live.following import Following
 from stallscope.store import node

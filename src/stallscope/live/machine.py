@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from stallscope.diagnose.causes.on_host import STOPS, sender
-from stallscope.diagnose.ends import end, name
+from stallscope.diagnose.processes.exit_reason import end, name
 from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from stallscope.diagnose.report.verdict import Report, as_json, wall_text
 from stallscope.diagnose.stream import Change
-from stallscope.diagnose.verdict import Report, as_json, wall_text
 from stallscope.events.layout import TABLES, UNKNOWN, Table
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, Op
 from stallscope.events.trace import Clock, Trace

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
-from stallscope.diagnose import already_still
+from stallscope.diagnose.hangs import before_attach
+from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import Change
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Verdict
 from stallscope.live.page import VerdictLine
 from stallscope.store import node
 
@@ -48,7 +48,7 @@ class Standstill:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
             trace = node.read(self._db)
-            found = already_still.report(trace, limits=self._limits) if already_still.is_for(trace) else None
+            found = before_attach.report(trace, limits=self._limits) if before_attach.is_for(trace) else None
             if found and not self._told:
                 self._since_ns = time.time_ns()
             self._told = found.verdicts[0] if found else None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from stallscope.diagnose.report.verdict import verdict_as_json
 from stallscope.diagnose.stream import Change
-from stallscope.diagnose.verdict import verdict_as_json
 from stallscope.store.hub import schema
 
 _SEVERITY = {"hang": "HIGH", "mismatch": "HIGH", "straggler": "HIGH", "inconclusive": "LOW"}

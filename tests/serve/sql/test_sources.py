@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stallscope import rates
-from stallscope.diagnose.verdict import wall_text
+from stallscope.diagnose.report.verdict import wall_text
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
 from stallscope.store.hub.store import Batch, HubStore

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.assistant.asking import Detail, Node, Since
-from stallscope.diagnose import text
-from stallscope.diagnose.verdict import Report, as_json
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Report, as_json
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
-from stallscope.diagnose.verdict import CostSaid
+from stallscope.diagnose.report.verdict import CostSaid
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits

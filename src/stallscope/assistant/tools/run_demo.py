@@ -6,8 +6,8 @@ from pydantic import Field
 
 from stallscope.assistant.asking import Node
 from stallscope.demo.scenarios import SCENARIOS, made_up, named
-from stallscope.diagnose import text
 from stallscope.diagnose.engine import diagnose
+from stallscope.diagnose.report import text
 from stallscope.serve.tools.registry import Params, Result, Tool
 
 Name = Literal[

@@ -4,6 +4,6 @@ A cause claims a part of the excess: what a late rank's ledger shows beyond its 
 claim the time of one ledger category; some need counts of calls beside it.
 """
 
-from stallscope.diagnose.causes.registry import Cause, Excess, Explained, explained, leading
+from stallscope.diagnose.causes._registry import Cause, Excess, Explained, explained, leading
 
 __all__ = ["Cause", "Excess", "Explained", "explained", "leading"]

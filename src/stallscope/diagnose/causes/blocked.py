@@ -1,6 +1,6 @@
 """The rank was off the CPU, and the recording does not tell in what it was blocked."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals, most_of
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals, most_of
 from stallscope.events.names import Category
 
 

@@ -1,7 +1,7 @@
 """The rank wanted to run and did not get a CPU."""
 
 from stallscope.diagnose.causes import on_host
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals, most_of
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals, most_of
 from stallscope.events.names import Category
 
 

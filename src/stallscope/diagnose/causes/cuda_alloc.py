@@ -1,6 +1,6 @@
 """The rank allocates or frees GPU or pinned memory in the loop."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op
 
 

@@ -1,6 +1,6 @@
 """The rank's own kernel failed: an assert, an illegal address or instruction. Later calls only repeat it."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
 
 def _evidence(excess: Excess) -> Evidence:

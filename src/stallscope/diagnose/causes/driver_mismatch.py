@@ -1,6 +1,6 @@
 """The driver, its services and the CUDA version of the program do not fit together."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
 
 def _evidence(excess: Excess) -> Evidence:

@@ -1,6 +1,6 @@
 """The rank synchronises with its GPU far more often than its peers."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import Category
 
 _MANY_PER_STEP = 20

@@ -1,6 +1,6 @@
 """The rank's GPU, its memory or one of its links is broken: the CUDA calls say so."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
 
 def _evidence(excess: Excess) -> Evidence:

@@ -1,6 +1,6 @@
 """Another process uses the rank's GPU: it works in turns, by varying amounts."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
 
 def _evidence(excess: Excess) -> Evidence:

@@ -1,6 +1,6 @@
 """The rank waits for its own GPU longer than its peers for theirs, on the same work."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op
 
 

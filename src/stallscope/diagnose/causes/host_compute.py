@@ -1,6 +1,6 @@
 """The rank computes on the CPU: no CUDA call, no system call."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import Category
 
 

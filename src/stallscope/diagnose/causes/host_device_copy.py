@@ -1,6 +1,6 @@
 """The rank copies between host and GPU, and waits for it."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, slow_calls
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op
 
 

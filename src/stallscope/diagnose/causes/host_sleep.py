@@ -1,6 +1,6 @@
 """The rank sleeps: nanosleep and the like."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 

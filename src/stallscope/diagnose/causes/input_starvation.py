@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 _WAITS_FOR_AN_END = (61, 247, 260, 95)

@@ -1,6 +1,6 @@
 """The rank spends the time in launches: many small kernels."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import Category
 
 

@@ -1,6 +1,6 @@
 """The rank waits in a futex that another of its threads holds."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 

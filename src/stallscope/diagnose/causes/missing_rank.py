@@ -2,7 +2,7 @@
 
 import signal
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import BY_SIGNAL
 
 _COMPUTES = ("on_cpu", "preempted")

@@ -4,7 +4,7 @@ import signal
 
 import numpy as np
 
-from stallscope.diagnose.causes.registry import Evidence, Excess, most_of
+from stallscope.diagnose.causes._registry import Evidence, Excess, most_of
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import HostKind, OffCpuFlag
 

@@ -1,7 +1,7 @@
 """The rank waits for memory: page faults, reclaim, compaction."""
 
 from stallscope.diagnose.causes import on_host
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
 
 

@@ -1,6 +1,6 @@
 """Nothing in the ledger explains it."""
 
-from stallscope.diagnose.causes.registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
 
 def _evidence(excess: Excess) -> Evidence:

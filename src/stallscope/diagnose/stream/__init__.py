@@ -16,7 +16,7 @@ incidents  verdicts over time
 """
 
 from stallscope.diagnose.stream.incidents import Change
-from stallscope.diagnose.stream.rows import Retention
 from stallscope.diagnose.stream.stream import Stream
+from stallscope.diagnose.stream.window import Retention
 
 __all__ = ["Change", "Retention", "Stream"]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stallscope.diagnose.blame import LateStep
-from stallscope.diagnose.delays import MOST_KEPT, Delays, total
-from stallscope.diagnose.stream.members import Who
-from stallscope.diagnose.verdict import Verdict
+from stallscope.diagnose.cost.delays import MOST_KEPT, Delays, total
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.stream.job_members import Who
 
 LEAST_QUIET_STEPS = 20
 _QUIET_GAPS = 4

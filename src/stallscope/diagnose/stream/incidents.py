@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stallscope.diagnose import text
-from stallscope.diagnose.stream.members import Who
-from stallscope.diagnose.verdict import Verdict
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.stream.job_members import Who
 
 _GROWN = 1.2  # told again when its delays or its cost have grown by so much ...
 _MOST_OVER = 256  # ids of incidents that are over: the same is not opened again

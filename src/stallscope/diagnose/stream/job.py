@@ -6,26 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.diagnose import engine, single, told
-from stallscope.diagnose.case import Case, case_of
-from stallscope.diagnose.deaths import with_deaths
-from stallscope.diagnose.delays import delays_by_process, device_delays
-from stallscope.diagnose.failures import with_failures
-from stallscope.diagnose.gpu_states import with_gpu_states
-from stallscope.diagnose.stream import sightings
-from stallscope.diagnose.stream.drivers import Drivers, explained
-from stallscope.diagnose.stream.failing import Failing
+from stallscope.diagnose import engine
+from stallscope.diagnose.cost.delays import delays_by_process, device_delays
+from stallscope.diagnose.gpu.driver_state import with_gpu_states
+from stallscope.diagnose.processes import single
+from stallscope.diagnose.processes.cuda_errors import with_failures
+from stallscope.diagnose.processes.exits import with_deaths
+from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.stream import candidates
+from stallscope.diagnose.stream.call_errors import Failing
+from stallscope.diagnose.stream.evaluation import Look, look
+from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Change, Incident, Incidents, Sighted, worded
-from stallscope.diagnose.stream.look import Look, look
-from stallscope.diagnose.stream.members import Who
-from stallscope.diagnose.stream.nodes import Nodes
-from stallscope.diagnose.stream.numbering import Numbering, is_late
-from stallscope.diagnose.stream.rows import Retention, Rows, chosen, complete, told_by_all
-from stallscope.diagnose.stream.standing import Silence, hangs, usual_patience_ns
-from stallscope.diagnose.stream.watch import Watch
+from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.node_clocks import Nodes
+from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
+from stallscope.diagnose.stream.round_numbers import Numbering, is_late
+from stallscope.diagnose.stream.trigger import Watch
+from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete, told_by_all
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Report, Verdict
+from stallscope.diagnose.timeline.case import Case, case_of
+from stallscope.diagnose.verdicts import without_ledger
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
@@ -146,7 +148,7 @@ class Job:
         self.n_rows_looked_at += n
         usable, right = self._usable(nodes, is_last=is_last)
         trace = self.trace(nodes, at_ns, right, usable=usable)
-        if not usable.any() or told.is_told(trace) or single.is_single(trace):
+        if not usable.any() or without_ledger.is_told(trace) or single.is_single(trace):
             return self._told(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
         case = self._case(trace, is_numbered=right is not None)
         seen = look(case, self.rows.step[usable], self.history)
@@ -156,7 +158,7 @@ class Job:
         n_judged = seen.looked_at.n_steps
         self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
         shown = (
-            sightings.sightings(
+            candidates.sightings(
                 seen, self.history, self.incidents, is_whole=is_whole, is_usual=not was_urgent
             )
             if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)
@@ -182,17 +184,17 @@ class Job:
         self.rows.fold()
         right = None if is_last else self.numbering.put_right(self.rows.tables["collectives"])
         trace = self.trace(nodes, at_ns, right)
-        if told.is_told(trace):
+        if without_ledger.is_told(trace):
             return []
         case = self._case(trace, is_numbered=right is not None)
         self.silence.patience_ns = usual_patience_ns(case)
         if odd := engine.mismatch_verdicts(case):
-            shown = [sightings.odd(worded(verdict)) for verdict in odd]
+            shown = [candidates.odd(worded(verdict)) for verdict in odd]
             return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
         found = hangs(case)
         self._n_at_hang = self._n_arrived if found else self._n_at_hang
-        return self._tell(trace, sightings.HANG, found, at_ns)
+        return self._tell(trace, candidates.HANG, found, at_ns)
 
     def failed(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Tell CUDA calls that failed, once each is known to be the end of its process."""
@@ -208,17 +210,17 @@ class Job:
         trace = replace(trace, calls=failing.judged(trace.calls))
         found = with_failures(trace, Report("", {}, [])).verdicts
         if went_on and not found:
-            return self.incidents.end(at_ns, "the process went on", self._close, sort=sightings.FAILED)
-        return self._tell(trace, sightings.FAILED, found, at_ns)
+            return self.incidents.end(at_ns, "the process went on", self._close, sort=candidates.FAILED)
+        return self._tell(trace, candidates.FAILED, found, at_ns)
 
     def _broke(self, nodes: Nodes, at_ns: int) -> list[Change]:
         """Tell what broke of a job that is over: calls that failed, or the rank that took it with it."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
-        known = [one.sighted.verdict for one in self.incidents.open if one.sighted.sort == sightings.HANG]
+        known = [one.sighted.verdict for one in self.incidents.open if one.sighted.sort == candidates.HANG]
         found = with_deaths(trace, with_failures(trace, Report("", {}, known))).verdicts
         broke = [verdict for verdict in found if verdict.kind == "failure"]
-        return self._tell(trace, sightings.FAILED, broke, at_ns)
+        return self._tell(trace, candidates.FAILED, broke, at_ns)
 
     def _tell(self, trace: Trace, sort: str, verdicts: list[Verdict], at_ns: int) -> list[Change]:
         """Tell verdicts of a sort that is no matter of steps."""
@@ -229,7 +231,7 @@ class Job:
         """Close a hang whose ranks go on."""
         if self.silence.n_silent or self._n_arrived == self._n_at_hang:
             return []
-        return self.incidents.end(at_ns, "the ranks go on", self._close, sort=sightings.HANG)
+        return self.incidents.end(at_ns, "the ranks go on", self._close, sort=candidates.HANG)
 
     def trace(
         self, nodes: Nodes, at_ns: int, right: Array | None = None, *, usable: Array | None = None
@@ -279,10 +281,10 @@ class Job:
         """What is known of the job: of all of it, where its rows are still there."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
-        if not self.history.is_trimmed or told.is_told(trace):
+        if not self.history.is_trimmed or without_ledger.is_told(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
         seen = look(self._case(trace), self.rows.step, self.history)
-        verdicts = sightings.report(
+        verdicts = candidates.report(
             seen, self.history, self.incidents, standstill=engine.standstill(seen.case)
         )
         looked_at = engine.counted(seen.case) | {
@@ -336,15 +338,15 @@ class Job:
     def _close(self, incident: Incident, reason: str) -> None:
         """The delays of an incident that is over are not those of the next one."""
         sort, history = incident.sighted.sort, self.history
-        if sort == sightings.MOVES:
+        if sort == candidates.MOVES:
             taken = {
                 who
                 for one in self.incidents.open
-                if one.sighted.sort == sightings.RANK
+                if one.sighted.sort == candidates.RANK
                 for who in one.sighted.who
             }
             self._end_tracks(history.late, set(self._newest_ns) - taken)
-        if sort == sightings.RANK:
+        if sort == candidates.RANK:
             self._end_tracks(history.late, set(incident.sighted.who))
             self._end_tracks(history.device, set(incident.sighted.who))
         history.add_over(incident.sighted.verdict)

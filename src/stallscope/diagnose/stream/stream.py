@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.jobs import together
-from stallscope.diagnose.stream.drivers import Drivers
+from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.job import Job
-from stallscope.diagnose.stream.members import Members, Who
-from stallscope.diagnose.stream.nodes import Nodes
-from stallscope.diagnose.stream.rows import Retention
+from stallscope.diagnose.stream.job_members import Members, Who
+from stallscope.diagnose.stream.node_clocks import Nodes
+from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdict import Report
+from stallscope.diagnose.timeline.jobs import together
 from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 

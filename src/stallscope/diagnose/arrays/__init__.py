@@ -1,0 +1,1 @@
+"""Array operations without knowledge of GPU jobs: grouping, ordering, subsampling, parallel evaluation."""

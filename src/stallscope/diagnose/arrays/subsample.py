@@ -1,0 +1,112 @@
+"""Medians over very many processes that call together: some of them stand for all.
+
+The median of a thousand members is off that of all by a twentieth of what one member's values vary (1.25 / sqrt(m) of
+a standard deviation, for a normal distribution), which is far below anything that counts as late. The thousand are
+chosen once, so that what is compared is the same members in every round.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
+from stallscope.events.layout import Array
+
+SAMPLED_FROM = 1024
+"""Members of a set of which some stand for all."""
+
+_CHOSEN = 1024
+_FEW = _CHOSEN // 8  # members seen in a round, of those chosen, below which all are looked at
+_COLUMNS_AT_ONCE = 1 << 8
+_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly and fall in step with nothing
+
+
+def spread_out(size: int, n: int) -> Array:
+    """At most n of the places 0..size, evenly spread: int64, sorted.
+
+    They keep step with no number of ranks a node: of those, a rank of each place is chosen equally often.
+    """
+    if size <= n:
+        return np.arange(size)
+    return np.unique((np.arange(n) * _GOLDEN % 1.0 * size).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The large sets among those of some rows. rows, cell: int64 (k,), those of chosen members, and where they stand in
+    tables below each other. tables: by set its first group, first cell, members and columns. is_of: bool by group,
+    whether it is of such a set.
+    """
+
+    rows: Array
+    cell: Array
+    tables: tuple[tuple[int, int, int, int], ...]
+    is_of: Array
+
+    @staticmethod
+    def of(
+        of_set: Array, member: Array, group: Array, *, n_members: Array, n_columns: Array
+    ) -> "Sampled | None":
+        """Those of rows that are laid out so (see Tables.of). n_members, n_columns: int64 by set."""
+        large = np.flatnonzero(n_members >= SAMPLED_FROM)
+        if not len(large):
+            return None
+        chosen = [spread_out(size, _CHOSEN) for size in n_members[large].tolist()]
+        first_group = np.cumsum(n_columns) - n_columns
+        # By set and member: where the member's line begins, -1 for those that are not chosen.
+        begin = np.cumsum(n_members) - n_members
+        line = np.full(int(n_members.sum()), -1)
+        is_of, tables, first_cell = np.zeros(int(n_columns.sum()), bool), [], 0
+        for number, places in zip(large.tolist(), chosen, strict=True):
+            columns, own = int(n_columns[number]), int(first_group[number])
+            line[begin[number] + places] = first_cell + np.arange(len(places)) * columns - own
+            tables.append((own, first_cell, len(places), columns))
+            is_of[own : own + columns] = True
+            first_cell += len(places) * columns
+        is_chosen = np.empty(len(group), bool)
+        is_member = line != -1
+
+        def choose(here: slice) -> None:
+            np.take(is_member, begin[of_set[here]] + member[here], out=is_chosen[here], mode="clip")
+
+        in_pieces(len(group), choose, rows_at_once=ROWS_AT_ONCE)
+        rows = np.flatnonzero(is_chosen)
+        return Sampled(rows, line[begin[of_set[rows]] + member[rows]] + group[rows], tuple(tables), is_of)
+
+    def medians(self, value: Array, is_in: Array | None) -> tuple[Array, Array]:
+        """The median of each group of a large set: float64 (n_groups,), NaN for the others. And the groups that few of
+        the chosen members are in, of which it is not told: bool (n_groups,).
+
+        value, is_in: of all rows, see Tables.median_of_others.
+        """
+        empty = np.iinfo(np.int64).max if value.dtype.kind == "i" else np.inf
+        found, is_few = np.full(len(self.is_of), np.nan), self.is_of.copy()
+        rows, cell = self.rows, self.cell
+        if is_in is not None:
+            kept = is_in[rows]
+            rows, cell = rows[kept], cell[kept]
+        _, first_cell, n_lines, n_columns = self.tables[-1]
+        cells = np.full(first_cell + n_lines * n_columns, empty, value.dtype)
+        cells[cell] = value[rows]
+        for first, first_cell, n_lines, n_columns in self.tables:
+            table = cells[first_cell : first_cell + n_lines * n_columns].reshape(n_lines, n_columns)
+
+            def fill(here: slice, table: Array = table, first: int = first) -> None:
+                ranked = np.ascontiguousarray(table[:, here].T)
+                n_seen = np.count_nonzero(ranked != empty, axis=1)
+                own = slice(first + here.start, first + here.stop)
+                found[own], is_few[own] = _medians(ranked, n_seen), n_seen < _FEW
+
+            in_pieces(n_columns, fill, rows_at_once=_COLUMNS_AT_ONCE, is_much=True)
+        return found, is_few
+
+
+def _medians(ranked: Array, n_seen: Array) -> Array:
+    """The median of the n_seen lowest in each row, NaN for one or none: float64 (k,)."""
+    found = np.full(len(ranked), np.nan)
+    for n in np.unique(n_seen[n_seen > 1]).tolist():
+        at = n_seen == n
+        low, high = (n - 1) // 2, n // 2
+        some = np.partition(ranked if at.all() else ranked[at], sorted({low, high}), axis=1)
+        found[at] = (some[:, low] + some[:, high]) / 2
+    return found

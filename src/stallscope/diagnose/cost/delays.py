@@ -1,0 +1,403 @@
+"""Late steps summed up: all that a verdict on them needs, so that their rows need not be kept.
+
+Sums of two stretches of time add up to that of both; a stream of events keeps them instead of its past.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from stallscope.diagnose.causes import Excess
+from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
+from stallscope.diagnose.cost.retransmits import sent_again
+from stallscope.diagnose.cost.step_growth import longer_ns
+from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.excess import ledger_excess_ns
+from stallscope.events.layout import Array
+from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
+
+MOST_KEPT = 1024
+"""Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
+
+_MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
+_SECOND_NS = 1_000_000_000
+_MOST_WAITS = 1 << 21  # late steps x processes that are looked at to tell the cost: some seconds of work
+_MOST_WAITS_IN_ALL = 1 << 18  # the same where only the sum is told, which some of all sizes tell as well
+_APART_STEPS = 2  # late steps with at most one good step between them are one incident
+
+N = TypeVar("N", int, float)
+
+Who = tuple[int, int]
+"""A process beyond one case: node and pid."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Late steps, in order of time, and their sums.
+
+    late: the latest MOST_KEPT; only what does not point to rows means anything. n_late: all of them. by_process: how
+    many of each process. n_rounds: late rounds. rounds: by communicator how many of the late steps peaked there, and
+    the first and last round of those. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
+    lost_ns: by process, time it was kept waiting at most, least_ns: for sure; is_lower_bound: something of that could
+    not be counted.
+    """
+
+    late: tuple[LateStep, ...]
+    n_late: int
+    by_process: Mapping[Who, int]
+    n_incidents: int
+    n_rounds: int
+    rounds: Mapping[int, tuple[int, int, int]]
+    max_late_ns: float
+    since_ns: int | None
+    until_ns: int | None
+    excess: Excess
+    lost_ns: Mapping[Who, float] = field(default_factory=dict)
+    least_ns: Mapping[Who, float] = field(default_factory=dict)
+    is_lower_bound: bool = False
+
+    @property
+    def steps(self) -> Array:
+        """Of the late steps kept: int64."""
+        return np.array([one.step for one in self.late], np.int64)
+
+    @property
+    def sizes_ns(self) -> Array:
+        """Their own excess: float64."""
+        return np.array([one.excess_ns for one in self.late])
+
+    @property
+    def comm_hash(self) -> int:
+        """The communicator in which most of them peaked."""
+        return max(self.rounds, key=lambda comm: self.rounds[comm][0])
+
+
+def delays_by_process(
+    case: Case, late: Iterable[LateStep], *, among: Iterable[LateStep] = ()
+) -> dict[int, Delays]:
+    """The delays of each process, with what they cost the others by waiting.
+
+    among: further late steps, which share in what the others waited.
+    """
+    late = list(late)
+    if not late:
+        return {}
+    counted = _largest(late, _n_counted(case, _MOST_WAITS))
+    among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
+    costs, n_counted = _costs(case, counted, among_all), Counter(one.process for one in counted)
+    excess, found, nothing = _excess_by_process(case, late), {}, np.zeros(case.line.n_processes)
+    for process, mine in _by_process(case, late).items():
+        spent = costs.get(process, Cost(nothing, nothing))
+        found[process] = replace(
+            _delays(case, mine, excess[process]),
+            lost_ns=_lost_by(case, spent.lost_ns),
+            least_ns=_lost_by(case, spent.least_ns),
+            is_lower_bound=n_counted[process] < len(mine),
+        )
+    return found
+
+
+def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
+    """The sum of the delays of all processes, of at least one late step.
+
+    The others wait for the last one in a step; what is behind before it costs nothing more.
+    """
+    late = sorted(late, key=lambda one: case.arrival_ns[one.peak_row])
+    last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
+    counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
+    costs = list(_costs(case, counted, last_ones, uneven=late).values())
+    all_ns = sum(one.late_ns for one in last_ones)
+    more = all_ns / sum(one.late_ns for one in counted)
+    lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
+    if case.line.is_p2p.any():  # not all waits for what others wait for are seen
+        lost_ns = np.maximum(lost_ns, all_ns)
+    delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
+    return replace(
+        delays,
+        lost_ns=_lost_by(case, lost_ns),
+        least_ns=_lost_by(case, more * np.sum([spent.least_ns for spent in costs], axis=0)),
+    )
+
+
+def _costs(
+    case: Case, late: list[LateStep], among: list[LateStep], *, uneven: Sequence[LateStep] = ()
+) -> dict[int, Cost]:
+    """What the late steps of each process cost the others. among: all that share in what the others waited. uneven:
+    others for which nobody would have waited without what is wrong.
+    """
+    by_round = RowsByRound.of(case.met, case.table, late, among=[*among, *uneven])
+    share, times = shares(case.arrival_ns, among), HostTimes.of(case.line, case.plan, late)
+    return {
+        process: cost(
+            case.line,
+            case.met,
+            case.arrival_ns,
+            waits=case.waits,
+            by_round=by_round,
+            late=mine,
+            among=among,
+            share=share,
+            passed_on=passed_on(case.line, times, mine),
+            step_ns=case.step_ns,
+            limits=case.limits,
+        )
+        for process, mine in _by_process(case, late).items()
+    }
+
+
+def as_steps_grew(
+    case: Case, delays: Mapping[int, Delays], *, everyones: Iterable[LateStep]
+) -> dict[int, Delays]:
+    """The delays of all processes to name in a whole trace, costing as much as the steps lasted longer.
+
+    A GPU that has work enqueued hides a delay of its host, from others, too, that wait for their own GPUs meanwhile.
+    everyones: all late steps of the trace.
+    """
+    among = list(everyones)
+    return {process: grown_as_steps(case, process, each, among=among) for process, each in delays.items()}
+
+
+def grown_as_steps(case: Case, process: int, delays: Delays, *, among: Sequence[LateStep]) -> Delays:
+    """Delays that cost nobody more than the steps of a process lasted longer, nor less where nothing else was late."""
+    if delays.n_late > len(delays.late):
+        return delays
+    grown = longer_ns(case, process, delays.late, among)
+    if grown is None:
+        return delays
+    lost_ns = {who: min(ns, grown.most_ns) for who, ns in delays.lost_ns.items()}
+    return replace(
+        delays,
+        lost_ns=lost_ns,
+        least_ns={
+            who: max(min(delays.least_ns.get(who, 0.0), ns), min(grown.least_ns, ns))
+            for who, ns in lost_ns.items()
+        },
+    )
+
+
+def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
+    """By process beyond the case, those that lost something."""
+    kept_waiting = np.flatnonzero(lost_ns > 0)
+    places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
+    return {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
+
+
+def _n_counted(case: Case, most_waits: int) -> int:
+    return max(most_waits // max(case.line.n_processes, 1), 1)
+
+
+def _largest(late: list[LateStep], most: int) -> list[LateStep]:
+    """The longest of them."""
+    return late if len(late) <= most else sorted(late, key=lambda one: -one.late_ns)[:most]
+
+
+def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
+    """Some of them, evenly from the longest to the shortest."""
+    if len(late) <= most:
+        return late
+    by_size = sorted(late, key=lambda one: -one.late_ns)
+    places = (2 * np.arange(most) + 1) * len(late) // (2 * most)
+    return [by_size[i] for i in places.tolist()]
+
+
+def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
+    """The delays of a process by its GPU: each of the others loses as much at most."""
+    delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
+    lost = float(sum(one.excess_ns for one in late))
+    others = (other for other in range(case.line.n_processes) if other != process)
+    return replace(delays, lost_ns={case.who(other): lost for other in others})
+
+
+def total(parts: Iterable[Delays]) -> Delays:
+    """The sum of one or more delays, given in order of time or of different processes."""
+    found = list(parts)
+    if len(found) == 1:
+        return found[0]
+    return Delays(
+        late=tuple(one for part in found for one in part.late)[-MOST_KEPT:],
+        n_late=sum(part.n_late for part in found),
+        by_process=_added(part.by_process for part in found),
+        n_incidents=sum(part.n_incidents for part in found) - _n_going_on(found),
+        n_rounds=sum(part.n_rounds for part in found),
+        rounds=_all_rounds(found),
+        max_late_ns=max(part.max_late_ns for part in found),
+        since_ns=min((part.since_ns for part in found if part.since_ns is not None), default=None),
+        until_ns=max((part.until_ns for part in found if part.until_ns is not None), default=None),
+        excess=_in_all([part.excess for part in found]),
+        lost_ns=_in_order(_added(part.lost_ns for part in found), found[0].lost_ns),
+        least_ns=_in_order(_added(part.least_ns for part in found), found[0].least_ns),
+        is_lower_bound=any(part.is_lower_bound for part in found),
+    )
+
+
+def n_incidents(steps: Array) -> int:
+    """Runs of late steps with at most one good step between them."""
+    return int((np.diff(np.unique(steps)) > _APART_STEPS).sum()) + 1 if len(steps) else 0
+
+
+def _by_process(case: Case, late: list[LateStep]) -> dict[int, list[LateStep]]:
+    """The late steps of each process, in order of time."""
+    groups: dict[int, list[LateStep]] = {}
+    for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
+        groups.setdefault(one.process, []).append(one)
+    return groups
+
+
+def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
+    """What the late steps of each process have more than their peers; looked up for the largest ones."""
+    largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
+    more = _more_spent(case, largest)
+    knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
+    looked_at = _by_process(case, largest)
+    nothing = _excess(case, [], more=more, knows_syscalls=knows_syscalls)
+    return {one.process: nothing for one in late} | {
+        process: _excess(case, mine, more=more, knows_syscalls=knows_syscalls)
+        for process, mine in looked_at.items()
+    }
+
+
+def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Array]]:
+    """By id of a late step, the excess of the ledger and of the calls in each row of it: see ledger_excess_ns."""
+    rows = [np.arange(one.first_row, one.peak_row + 1) for one in late]
+    ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *rows]))
+    ends = np.cumsum([len(own) for own in rows])
+    parts = (np.split(each, ends[:-1]) for each in (ledger, counts))
+    return {id(one): more for one, more in zip(late, zip(*parts, strict=True), strict=True)}
+
+
+def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
+    """late: of one process or several, in order of time."""
+    first, last = late[0], late[-1]
+    begin = case.arrival_ns[first.peak_row] - first.late_ns
+    steps: dict[int, list[int]] = {}
+    for one in late:
+        steps.setdefault(one.process, []).append(one.step)
+    return Delays(
+        late=tuple(late),
+        n_late=len(late),
+        by_process={case.who(process): len(own) for process, own in steps.items()},
+        n_incidents=sum(n_incidents(np.array(own)) for own in steps.values()),
+        n_rounds=sum(one.n_rounds for one in late),
+        rounds=_rounds(case, late),
+        max_late_ns=max(one.late_ns for one in late),
+        since_ns=wall_ns(case.trace, case.first_node, begin),
+        until_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[last.peak_row])),
+        excess=excess,
+    )
+
+
+def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]:
+    peaks = np.array([one.peak_row for one in late])
+    comms, seqs = (case.line.rows.column(name, peaks).tolist() for name in ("comm_hash", "seq"))
+    found: dict[int, tuple[int, int, int]] = {}
+    for comm, seq in zip(comms, seqs, strict=True):
+        n, first, last = found.get(comm, (0, seq, seq))
+        found[comm] = n + 1, min(first, seq), max(last, seq)
+    return found
+
+
+def _excess(
+    case: Case, late: list[LateStep], *, more: Mapping[int, tuple[Array, Array]], knows_syscalls: bool
+) -> Excess:
+    parts = [more[id(one)] for one in late]
+    ledger = np.concatenate([np.zeros((0, N_CATEGORIES)), *(part for part, _ in parts)]).sum(axis=0)
+    counts = np.concatenate([np.zeros((0, 4)), *(part for _, part in parts)]).sum(axis=0)
+    calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
+    host = _within(case, case.trace.host_events, late)
+    host = np.concatenate([host, sent_again(case.trace, host)])
+    return Excess(
+        total_ns=float(sum(one.excess_ns for one in late)),
+        ledger_ns=ledger,
+        n_steps=len(late),
+        n_syncs=counts[0],
+        n_allocs=counts[1],
+        n_copies=counts[2],
+        n_launches=counts[3],
+        calls=calls,
+        offcpu=offcpu,
+        host=host,
+        knows_syscalls=knows_syscalls,
+        symbols=case.trace.symbols,
+    )
+
+
+def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
+    """Rows of calls, offcpu or host_events of the late process that overlap one of its late intervals."""
+    if not late:
+        return table[:0]
+    line, process = case.line, late[0].process
+    own = table[(table["pid"] == line.pid[process]) & (table["node"] == line.node[process])]
+    own_end = own["ts_ns"] + np.maximum(own["duration_ns"], 0)
+    if "kind" in (own.dtype.names or ()):  # what is counted once a second may have been at any time in it
+        own_end[np.isin(own["kind"], SUMMED)] += _SECOND_NS
+    is_within = np.zeros(len(own), bool)
+    for one in late:
+        begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
+        is_within |= (own["ts_ns"] < end) & (own_end > begin)
+    return own[is_within]
+
+
+def _n_going_on(parts: list[Delays]) -> int:
+    """How many of them go on with the last incident of those before, of the same processes."""
+    who, last_step, n = set(parts[0].by_process), _last_step(parts[0]), 0
+    for part in parts[1:]:
+        if part.late and last_step is not None and who == part.by_process.keys():
+            n += part.late[0].step - last_step <= _APART_STEPS
+        who |= part.by_process.keys()
+        last_step = _last_step(part) if part.late else last_step
+    return n
+
+
+def _last_step(part: Delays) -> int | None:
+    return part.late[-1].step if part.late else None
+
+
+def _added(parts: Iterable[Mapping[Who, N]]) -> dict[Who, N]:
+    found: dict[Who, N] = {}
+    for part in parts:
+        for who, value in part.items():
+            found[who] = found[who] + value if who in found else value
+    return found
+
+
+def _in_order(lost_ns: dict[Who, float], first: Mapping[Who, float]) -> dict[Who, float]:
+    """By process; already so where the first of the parts had all of them."""
+    return lost_ns if len(lost_ns) == len(first) else dict(sorted(lost_ns.items()))
+
+
+def _all_rounds(parts: list[Delays]) -> dict[int, tuple[int, int, int]]:
+    found: dict[int, tuple[int, int, int]] = {}
+    for part in parts:
+        for comm, (n, first, last) in part.rounds.items():
+            before = found.get(comm, (0, first, last))
+            found[comm] = before[0] + n, min(before[1], first), max(before[2], last)
+    return found
+
+
+def _in_all(parts: list[Excess]) -> Excess:
+    return Excess(
+        total_ns=sum(part.total_ns for part in parts),
+        ledger_ns=np.sum([part.ledger_ns for part in parts], axis=0),
+        n_steps=sum(part.n_steps for part in parts),
+        n_syncs=sum(part.n_syncs for part in parts),
+        n_allocs=sum(part.n_allocs for part in parts),
+        n_copies=sum(part.n_copies for part in parts),
+        n_launches=sum(part.n_launches for part in parts),
+        calls=_longest([part.calls for part in parts]),
+        offcpu=_longest([part.offcpu for part in parts]),
+        host=_longest([part.host for part in parts]),
+        knows_syscalls=all(part.knows_syscalls for part in parts),
+        symbols=max((part.symbols for part in parts), key=len),
+    )
+
+
+def _longest(tables: list[Array]) -> Array:
+    """The longest rows of all, in their order."""
+    rows = np.concatenate([table for table in tables if len(table)] or tables[:1])
+    return rows if len(rows) <= MOST_KEPT else rows[np.sort(np.argsort(-rows["duration_ns"])[:MOST_KEPT])]

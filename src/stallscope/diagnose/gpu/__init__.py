@@ -1,0 +1,1 @@
+"""Slow GPUs: GPU clocks, device-side lateness, driver state."""

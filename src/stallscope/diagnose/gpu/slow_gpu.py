@@ -1,0 +1,211 @@
+"""Slowness on the GPU, which the host does not see: from the times collectives start and end there (see gpu_time).
+
+What a rank's host spent longer than its peers' within the calls delays the starts too; that is the host's doing, and
+taken off.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.row_order import flagged
+from stallscope.diagnose.gpu.gpu_clock import GpuTime
+from stallscope.diagnose.lateness.late_steps import LateStep, Pace
+from stallscope.diagnose.lateness.recurrence import beyond_chance
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.clocks import Clocks
+from stallscope.diagnose.timeline.programs import Programs
+from stallscope.diagnose.timeline.rounds import Rounds, clock_error_ns
+from stallscope.diagnose.timeline.step_table import Cells
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+from stallscope.events.names import CollectiveFlag
+
+_ALONE = 4  # so many times more slow steps than any other GPU has
+_OFTEN = 0.3  # share of the steps
+_IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
+
+
+@dataclass(frozen=True)
+class SlowDevice:
+    """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts.
+    seen_by: what told it.
+    """
+
+    late: list[LateStep]
+    is_irregular: bool
+    seen_by: str
+
+
+@dataclass(frozen=True)
+class DeviceExcess:
+    """by_cell_ns: float64 (c,), device time of a process in a step beyond its peers'. error_ns: float64 (p,).
+    noise_ns: how much that of a quiet GPU varies from step to step.
+    """
+
+    by_cell_ns: Array
+    error_ns: Array
+    noise_ns: float = 0.0
+
+
+def device_excess(
+    line: Timeline, plan: Programs, table: Cells, times: GpuTime, *, host_excess_ns: Array
+) -> DeviceExcess:
+    """Own device time in each step beyond the peers' median, less what the host explains.
+
+    By bounds: what it is at least, beyond what the peers' is at most.
+
+    host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
+    """
+    beyond = plan.calls.beyond_others(times.least_ns, times.known, held_against=times.most_ns)
+    more = np.nan_to_num(beyond, nan=0.0)
+    # A call's own host time lies in the interval after its arrival.
+    of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
+    by_host = np.maximum(table.sums(of_host), 0.0)
+    by_cell = table.sums(more) - by_host
+    return DeviceExcess(np.maximum(by_cell, 0.0), times.error_ns, _noise_ns(table, by_cell, line.n_processes))
+
+
+def late_devices(
+    table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, found: list[LateStep]
+) -> list[LateStep]:
+    """The steps in which a GPU worked longer than its peers'; those that the host explains are left out."""
+    least = least_device_ns(usual, limits)
+    needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
+    explained = {(late.process, late.step) for late in found}
+    return [
+        _late(table, i, float(more.by_cell_ns[i]))
+        for i in np.flatnonzero(more.by_cell_ns >= needed).tolist()
+        if (int(table.process[i]), int(table.step[i])) not in explained
+    ]
+
+
+def least_device_ns(usual: Pace, limits: Thresholds) -> float:
+    """From which excess on a GPU is late in a step."""
+    return max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
+
+
+def slow_devices(
+    table: Cells, more: DeviceExcess, late: list[LateStep], *, limits: Thresholds, found: list[LateStep]
+) -> dict[int, SlowDevice]:
+    """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
+
+    late: see late_devices(). found: late steps of the hosts, which say nothing of the GPU.
+    """
+    explained = {(one.process, one.step) for one in found}
+    least = limits.steady_noise_factor * more.noise_ns
+    late = [one for one in late if one.excess_ns >= least]
+    counts = np.bincount([one.process for one in late], minlength=len(more.error_ns))
+    slow: dict[int, SlowDevice] = {}
+    for process in np.flatnonzero(counts >= limits.min_late_steps).tolist():
+        cells = np.flatnonzero(table.process == process)
+        cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
+        by_step = {one.step: one for one in late if one.process == process}
+        is_late = np.array([int(step) in by_step for step in table.step[cells]])
+        others = np.delete(counts, process)
+        during = _steadily(is_late, limits)
+        if during is None and counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
+            during = _now_and_then(is_late, limits)
+        if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
+            continue
+        values = more.by_cell_ns[cells[during]]
+        is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
+        kept = [by_step[int(step)] for step in table.step[cells[during]] if int(step) in by_step]
+        slow[process] = SlowDevice(kept, is_irregular, "start and end of collectives on the GPUs")
+    return slow
+
+
+def _noise_ns(table: Cells, by_cell_ns: Array, n_processes: int) -> float:
+    """How much the excess of a quiet GPU varies from step to step (robust standard deviation).
+
+    The median over the GPUs; with few of them the lower quartile, which one slow GPU cannot raise. Of two each is
+    compared with the other only, and varies by what the other does: nothing is known then.
+    """
+    if n_processes <= 2 or not len(by_cell_ns):
+        return 0.0
+    spreads = by_group(table.process, by_cell_ns, n_processes, _spread)
+    spreads = spreads[np.isfinite(spreads)]
+    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5))
+
+
+def _spread(values: Array) -> Array:
+    return 1.4826 * medians(np.abs(values - medians(values)[:, None]))
+
+
+def released_late(
+    line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
+) -> dict[int, SlowDevice]:
+    """Processes that are released from their waits later than the others from the same round, step after step.
+
+    A collective ends for all its ranks at once; what one GPU still has to do after it takes longer where the GPU
+    is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. Where
+    ranks also send to each other, a wait can be for those too, and where ranks were captured late, a round can be
+    another one: then nothing is said.
+    """
+    if line.is_p2p.any() or flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
+        return {}
+    release, is_last = line.releases
+    rows = np.flatnonzero(is_last)
+    common = release - (line.ts_ns - clocks.arrival_ns)
+    late = line.meetings.beyond_others(common, is_last)[rows]
+    error_ns = clock_error_ns(line, clocks)
+    if error_ns is not None:
+        late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[line.round[rows]], 0, late)
+    cell = np.searchsorted(table.first_row, rows, side="right") - 1
+    inside = (cell >= 0) & np.isfinite(late)
+    inside &= rows < table.end_row[np.maximum(cell, 0)] if len(table.end_row) else False
+    least = max(limits.released_late_ns, limits.released_late_share * step_ns)
+    owner = line.process[rows]
+    n_seen = np.bincount(owner[inside], minlength=line.n_processes)
+    n_late = np.bincount(owner[inside & (late >= least)], minlength=line.n_processes)
+    slow: dict[int, SlowDevice] = {}
+    for process in np.flatnonzero((n_seen >= 2 * limits.steady_steps) & (n_late >= 0.8 * n_seen)).tolist():
+        mine = inside & (owner == process) & (late >= least)
+        steps = [
+            _late(table, i, excess)
+            for i, excess in zip(cell[mine].tolist(), late[mine].tolist(), strict=True)
+        ]
+        slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
+    return slow
+
+
+def _steadily(is_late: Array, limits: Thresholds) -> slice | None:
+    """The stretch of a process's steps in which most are slow; None without a long one."""
+    run = _longest_slow_run(is_late)
+    if run is None or run[1] - run[0] < 2 * limits.min_late_steps:
+        return None
+    return slice(*run) if is_late[slice(*run)].mean() >= limits.steady_share else None
+
+
+def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
+    """From the first slow step to the last, where those between are often slow: what shares the GPU comes and goes."""
+    slow = np.flatnonzero(is_late)
+    if len(slow) < 3 * limits.min_late_steps:
+        return None
+    return slice(slow[0], slow[-1] + 1) if len(slow) >= _OFTEN * (slow[-1] + 1 - slow[0]) else None
+
+
+def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
+    """Where slow steps are dense: the stretch with the largest count of slow beyond quiet steps."""
+    score = np.where(is_over, 1.0, -1.0)
+    best, best_range, current, start = 0.0, None, 0.0, 0
+    for i, value in enumerate(score.tolist()):
+        if current <= 0:
+            current, start = 0.0, i
+        current += value
+        if current > best:
+            best, best_range = current, (start, i + 1)
+    return best_range
+
+
+def _late(table: Cells, i: int, excess_ns: float) -> LateStep:
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=int(table.first_row[i]),
+        peak_row=int(table.end_row[i]) - 1,
+        late_ns=excess_ns,
+        excess_ns=excess_ns,
+        n_rounds=int(table.end_row[i] - table.first_row[i]),
+    )

@@ -1,0 +1,1 @@
+"""Jobs without progress: a missing rank, a deadlock, different calls in one round."""

@@ -1,0 +1,144 @@
+"""Jobs that stand still though no rank is missing: every rank has entered every round, and all wait.
+
+A rank whose process has died within a round is named: its GPU has left the round with it. Else either the ranks
+entered the rounds of two communicators in different orders, so that their GPUs wait for each other: then the rank
+whose order differs from the rest of its program is named. Or the order is the same everywhere, and the device or the
+fabric holds the round: then no rank can be named from the host's side.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.hangs.missing_rank import Stuck, doing, ended_ns, patience_ns, waits_for_gpu
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.clocks import Clocks
+from stallscope.diagnose.timeline.programs import Programs
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.diagnose.timeline.unseen_ranks import absent
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+
+_MOST_ORDERS = 32  # compared with each other
+
+
+@dataclass(frozen=True)
+class Wedged:
+    """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
+    since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
+    n_unseen: how many ranks of its communicator no record names. is_crossed: the orders differ, though no majority
+    tells whose is odd.
+    """
+
+    odd: Array
+    waiting: Array
+    since_ns: int
+    for_ns: int
+    row: int
+    n_unseen: int = 0
+    is_crossed: bool = False
+
+
+def wedged(
+    line: Timeline, plan: Programs, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> Wedged | None:
+    """The standstill at the end of a trace in which all ranks wait for the GPU, if there is one."""
+    if line.n_processes < 2 or not _all_wait(line, trace):
+        return None
+    last_row = line.first[1:] - 1
+    since = int(clocks.arrival_ns[last_row].max())
+    if now_ns - since < patience_ns(line, clocks.arrival_ns, limits):
+        return None
+    odd = _out_of_order(line, plan)
+    row = int(last_row[odd[0]] if len(odd) else last_row[0])
+    return Wedged(
+        odd=odd,
+        waiting=np.setdiff1d(np.arange(line.n_processes), odd),
+        since_ns=since,
+        for_ns=now_ns - since,
+        row=row,
+        n_unseen=absent(line, trace).n_unseen.get(int(line.comm[row]), 0),
+        is_crossed=len(odd) == 0 and _orders_differ(line, plan),
+    )
+
+
+def left_by_the_dead(
+    line: Timeline, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> Stuck | None:
+    """The round that ranks died in after they had entered it, where all that are left wait, if there is one.
+
+    One that has ended well may have had nothing more to do: nothing is said of it.
+    """
+    ended = ended_ns(line, clocks, trace)
+    left, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
+    told = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
+    dead = np.array([p for p, said in told.items() if said.get("exit_status") not in (None, 0)], np.int64)
+    if not len(dead) or not len(left) or not all(waits_for_gpu(line, trace, int(p)) for p in left):
+        return None
+    row = int(line.first[dead[0] + 1]) - 1
+    since = max(int(ended[dead].min()), int(clocks.arrival_ns[line.first[left + 1] - 1].max()))
+    if now_ns - since < limits.dead_after_ns:
+        return None
+    return Stuck(
+        comm=int(line.comm[row]),
+        seq=int(line.rows["seq"][row]),
+        missing=dead,
+        waiting=left,
+        since_ns=since,
+        for_ns=now_ns - since,
+        is_circle=False,
+        doing=tuple(told[int(process)] | {"has": "not_completed"} for process in dead),
+        ranks=tuple(line.rank[dead].tolist()),
+        nodes=tuple(line.node[dead].tolist()),
+    )
+
+
+def _all_wait(line: Timeline, trace: Trace) -> bool:
+    """Whether the last that is known of every process is that it waits for its GPU."""
+    states = np.sort(trace.snapshots, order="ts_ns")
+    last = {(int(s["node"]), int(s["pid"])): s for s in states}
+    for node, pid in zip(line.node.tolist(), line.pid.tolist(), strict=True):
+        state = last.get((node, pid))
+        if state is None or not state["alive"] or int(state["category"]) != Category.WAIT_GPU:
+            return False
+    return True
+
+
+def _out_of_order(line: Timeline, plan: Programs) -> Array:
+    """Processes whose calls since their last release are the program's calls in another order."""
+    odd = []
+    for program in np.unique(plan.program):
+        members = np.flatnonzero(plan.program == program)
+        orders = {int(process): _since_release(line, plan, int(process)) for process in members}
+        counts: dict[tuple[int, ...], int] = {}
+        for order in orders.values():
+            counts[order] = counts.get(order, 0) + 1
+        usual = max(counts, key=lambda order: counts[order])
+        if counts[usual] * 2 <= len(members):
+            continue
+        odd += [p for p, order in orders.items() if order != usual and _crosses(order, usual)]
+    return np.array(odd, np.int64)
+
+
+def _orders_differ(line: Timeline, plan: Programs) -> bool:
+    """Whether two processes of a program have made the same calls since their last release in different orders."""
+    for program in np.unique(plan.program):
+        members = np.flatnonzero(plan.program == program)
+        orders = sorted({_since_release(line, plan, int(process)) for process in members})[:_MOST_ORDERS]
+        if any(_crosses(one, other) for one in orders for other in orders):
+            return True
+    return False
+
+
+def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, ...]:
+    rows = np.arange(line.first[process], line.first[process + 1])
+    released = int(line.rows["wait_leave_ns"][rows[-1]])
+    after = rows[line.ts_ns[rows] > released] if released != UNKNOWN else rows[-64:]
+    return tuple(plan.key[after].tolist())
+
+
+def _crosses(order: tuple[int, ...], usual: tuple[int, ...]) -> bool:
+    """Whether the calls that both have come in another order."""
+    common = set(order) & set(usual)
+    return [key for key in order if key in common] != [key for key in usual if key in common]

@@ -1,0 +1,97 @@
+"""Rounds that ranks entered with different calls: another operation, size or type."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.diagnose.arrays.row_order import flagged
+from stallscope.diagnose.timeline.programs import Programs
+from stallscope.diagnose.timeline.rounds import Rounds
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.columns import is_one_value
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CollectiveFlag, Op, word
+
+_CALL = ("op", "count", "datatype")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A round that its ranks entered with different operations, sizes or types.
+
+    odd: the processes that differ from the majority; all of them when there is none. calls: what each entered.
+    """
+
+    comm: int
+    seq: int
+    odd: Array
+    present: Array
+    at_ns: int
+    calls: tuple[dict[str, object], ...]
+
+
+def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array) -> list[Mismatch]:
+    """Rounds whose ranks disagree on operation, count or datatype. Late attachers are not accused of it.
+
+    In small groups, where no majority tells who is odd, the same call in the other groups of the program does.
+
+    Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
+    """
+    rows = line.rows
+    counted = ~line.is_p2p & (rows["seq"] != UNKNOWN)
+    counted &= ~flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
+    odd_rounds = _disagreeing(line, met, counted)
+    if not len(odd_rounds):
+        return []
+    call, _ = numbered(*(rows[name] for name in _CALL))
+    told = []
+    comm_of_round = line.comm_of_round
+    n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
+    for number in odd_rounds.tolist():
+        members = np.flatnonzero((met.round == number) & counted)
+        is_numbered_twice = len(np.unique(line.process[members])) < len(members)
+        if n_odd[comm_of_round[number]] > 3 or is_numbered_twice:
+            continue
+        alike = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
+        told.append(_mismatch(line, members, call, alike=alike, arrival_ns=arrival_ns))
+    return told
+
+
+def _disagreeing(line: Timeline, met: Rounds, counted: Array) -> Array:
+    """The rounds in which not all rows that count, bool (n,), tell the same call: int64, sorted."""
+    is_odd = np.zeros(met.n_rounds, bool)
+    here = slice(None) if counted.all() else np.flatnonzero(counted)
+    number = met.round[here]
+    for column in (line.rows[name] for name in _CALL):
+        if is_one_value(column):
+            continue
+        value, of_round = column[here], np.zeros(met.n_rounds, column.dtype)
+        of_round[number] = value  # the last to be written stays
+        is_odd[number[value != of_round[number]]] = True
+    return np.flatnonzero(is_odd)
+
+
+def _mismatch(line: Timeline, members: Array, call: Array, *, alike: Array, arrival_ns: Array) -> Mismatch:
+    """members: rows of the round. call: by row, what was called. alike: rows of the same call in all groups."""
+    values, counts = np.unique(call[alike], return_counts=True)
+    usual = values[np.argmax(counts)]
+    differs = members[call[members] != usual]
+    odd = differs if counts.max() * 2 > len(alike) and len(differs) else members
+    rows = line.rows[members]
+    return Mismatch(
+        comm=int(line.comm[members[0]]),
+        seq=int(rows["seq"][0]),
+        odd=line.process[odd],
+        present=line.process[members],
+        at_ns=int(arrival_ns[members].max()),
+        calls=tuple(
+            {
+                "rank": int(line.rank[line.process[row]]),
+                "op": word(Op, int(line.rows["op"][row])),
+                "count": int(line.rows["count"][row]),
+                "datatype": int(line.rows["datatype"][row]),
+            }
+            for row in members.tolist()
+        ),
+    )

@@ -1,0 +1,122 @@
+"""Uneven work: a stage that is slow because it has more to do, and delays that move around."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.programs import Programs
+from stallscope.diagnose.timeline.step_table import Cells
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+
+_CLEAR, _CLEAR_IN_MOST = 2.0, 1.5  # so many times the least that counts, in some steps and in most
+_MOST_STEPS = 0.5
+
+
+@dataclass(frozen=True)
+class SlowStage:
+    """Processes of one program that work while the others wait for them in most steps.
+
+    excess_ns: what a step of theirs takes longer than the other stages' (median). wait_share: share of a step the
+    others wait. n_steps: steps looked at.
+    """
+
+    processes: Array
+    excess_ns: float
+    wait_share: float
+    n_steps: int
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Late steps that no rank owns."""
+
+    late: tuple[LateStep, ...]
+
+
+def slow_stage(
+    line: Timeline,
+    plan: Programs,
+    table: Cells,
+    *,
+    step_ns: float,
+    limits: Thresholds,
+    wait_ns: Array | None = None,
+    own_ns: Array | None = None,
+) -> SlowStage | None:
+    """The program whose ranks keep all others waiting, when there are several programs.
+
+    wait_ns, own_ns: (n,) by row, how long it waited and worked: those of the hosts, unless those of the GPUs are given.
+    """
+    numbers = np.unique(plan.program)
+    if len(numbers) < 2 or step_ns <= 0 or len(np.unique(plan.program[table.process])) < len(numbers):
+        return None
+    waits = _per_step(line, table, line.wait_ns if wait_ns is None else wait_ns)
+    own = _per_step(line, table, line.self_ns if own_ns is None else own_ns)
+    wait = {int(k): float(np.nanmedian(waits[plan.program == k])) for k in numbers}
+    self_time = {int(k): float(np.nanmedian(own[plan.program == k])) for k in numbers}
+    slow = max(self_time, key=lambda number: self_time[number])
+    rest = [k for k in wait if k != slow]
+    excess = self_time[slow] - float(np.median([self_time[k] for k in rest]))
+    waited = float(np.median([wait[k] for k in rest])) - wait[slow]
+    if min(excess, waited) < max(limits.imbalance_share * step_ns, limits.min_late_ns / 2):
+        return None
+    return SlowStage(
+        processes=np.flatnonzero(plan.program == slow),
+        excess_ns=excess,
+        wait_share=waited / step_ns,
+        n_steps=len(np.unique(table.step)),
+    )
+
+
+def moving(
+    line: Timeline,
+    found: list[LateStep],
+    named: dict[int, list[LateStep]],
+    *,
+    table: Cells,
+    least_ns: float,
+    limits: Thresholds,
+) -> Moving | None:
+    """Late steps of ranks that were not named, when they are too many and too long to be nothing."""
+    left = tuple(late for late in found if late.process not in named)
+    n_steps = len(np.unique(table.step))
+    n_late = len({late.step for late in left})
+    if n_late < max(5, 0.05 * n_steps) or len({late.process for late in left}) < 2:
+        return None
+    by_step: dict[int, float] = {}
+    for late in left:
+        by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
+    size = float(np.median(list(by_step.values())))
+    # Delays in most steps raise what counts as noise themselves.
+    is_clear = size >= (_CLEAR if n_late < _MOST_STEPS * n_steps else _CLEAR_IN_MOST) * least_ns
+    begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
+    takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
+    return Moving(left) if is_clear and takes_much else None
+
+
+def with_more_work(
+    named: dict[int, list[LateStep]], alone: list[int], *, n_processes: int, limits: Thresholds
+) -> list[int]:
+    """The processes of `alone` that have more work than the others, rather than a bad machine each.
+
+    A bad machine is rare. Where many ranks are late in the same steps, most of them, what they have in common is the
+    work they were given: experts with more tokens, longer sequences.
+    alone: named processes that do not make up a whole node, which may well be bad.
+    """
+    if len(alone) < max(limits.least_uneven, limits.uneven_share * n_processes):
+        return []
+    steps = [{late.step for late in named[process]} for process in alone]
+    shared = set.intersection(*steps)
+    is_together = len(shared) >= limits.steady_steps and all(
+        len(shared) >= limits.steady_share * len(own) for own in steps
+    )
+    return alone if is_together else []
+
+
+def _per_step(line: Timeline, table: Cells, value: Array) -> Array:
+    """Median over the steps of each process's sum of a value: float64 (p,)."""
+    return by_group(table.process, table.sums(value), line.n_processes, medians)

@@ -1,0 +1,206 @@
+"""Who is slow itself: the late steps of each rank. Whether they recur enough to name it: see recurrence.
+
+Two votes must agree. The rank arrives late (needs clocks), and its own self time exceeds its peers' by what
+explains the lateness (needs none; it is the same as waiting least). A rank that is late without such an excess
+was kept waiting itself: a victim.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.lateness.launch_queue import held_in_launches
+from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.rounds import Rounds
+from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, touched, usual_step_ns
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+
+_WANDERING = 2.5  # 1.25 for a median, twice as much where six tenths of what is off stay off in the next step
+
+
+@dataclass(frozen=True)
+class LateStep:
+    """A rank was late in a step by its own doing.
+
+    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the peak,
+    against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
+    time beyond its peers'. n_rounds: rounds of the step it was late in. is_held: it was not late to arrive, but
+    kept the others waiting in a round under way. is_usual: all ranks paused, and in pauses they differ by as much.
+    """
+
+    process: int
+    step: int
+    first_row: int
+    peak_row: int
+    late_ns: float
+    excess_ns: float
+    n_rounds: int
+    is_held: bool = False
+    is_usual: bool = False
+
+
+def noise_ns(line: Timeline, table: Cells) -> float:
+    """How much the self time of a quiet rank varies from step to step (robust standard deviation).
+
+    The median over the ranks; with few of them the lower quartile, which one disturbed rank of two cannot raise.
+    """
+    spreads = by_group(table.process, table.self_ns, line.n_processes, _spread)
+    spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
+    return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
+
+
+def _spread(values: Array) -> Array:
+    return 1.4826 * medians(np.abs(values - medians(values)[:, None]))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is usual in a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: from which lateness on a single
+    step counts as late; steady_ns: the same for a rank that is late in most steps; even_ns: for
+    one that is late by about as much in nearly all.
+    """
+
+    step_ns: float
+    noise_ns: float
+    least_ns: float
+    steady_ns: float
+    even_ns: float
+
+
+def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
+    """The pace of a job, from its judged steps."""
+    step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
+    in_all = min(noise, _steady_noise_ns(line, table, noise, limits))
+    steady = max(limits.min_late_ns, limits.steady_step_share * step_ns)
+    return Pace(
+        step_ns=step_ns,
+        noise_ns=noise,
+        least_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
+        steady_ns=max(steady, limits.steady_noise_factor * noise),
+        even_ns=max(steady, limits.steady_noise_factor * in_all),
+    )
+
+
+def _steady_noise_ns(line: Timeline, table: Cells, noise: float, limits: Thresholds) -> float:
+    """How much ranks differ from each other over all steps: the largest median lateness of all but the one that is
+    latest (or earliest); and no less than what is left of the noise of single steps in a median over so many, which
+    follow each other as hosts wander.
+    """
+    n_cells = np.bincount(table.process, minlength=line.n_processes)
+    known = n_cells >= limits.steady_steps
+    if known.sum() < 3:
+        return noise
+    each = np.abs(by_group(table.process, table.rise_ns, line.n_processes, medians))[known]
+    left = _WANDERING * noise / float(np.median(n_cells[known])) ** 0.5
+    return max(float(np.sort(each)[-2]), left)
+
+
+def late_steps(
+    line: Timeline, met: Rounds, table: Cells, *, program: Array, usual: Pace, limits: Thresholds
+) -> list[LateStep]:
+    """The steps in which a rank was late by its own doing. program: int64 (p,), see Programs."""
+    if not len(table.step):
+        return []
+    least = usual.least_ns
+    needed = _needed_ns(table, usual, limits)[table.process]
+    is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
+    is_late &= table.excess_ns >= limits.source_share * needed
+    pause = shared_pause_ns(table, least, program)
+    is_held = ~is_late & (table.held_ns >= np.maximum(least, limits.shared_factor * pause))
+    is_late &= table.rise_ns >= limits.shared_factor * pause
+    is_late &= ~_absorbed(line, table, is_late, limits)
+    late = np.flatnonzero(is_late)
+    late = late[~_queued(line, met, table, late)]
+    is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
+    found = [
+        _late(table, met, i, needed_ns=float(needed[i]), is_usual=usual_there)
+        for i, usual_there in zip(late.tolist(), is_usual.tolist(), strict=True)
+    ]
+    return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+
+
+def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
+    """Which late cells were spent in launches that waited for another rank: bool (k,); none where it synchronised."""
+    out = np.zeros(len(late), bool)
+    ahead = np.flatnonzero(table.wait_ns[late] == 0)
+    cells = late[ahead]
+    spans = list(zip(table.first_row[cells].tolist(), table.peak_row[cells].tolist(), strict=True))
+    out[ahead] = held_in_launches(line, met, spans)
+    return out
+
+
+def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
+    """Late cells of ranks whose late steps last no longer than steps around which nobody is late: nobody had to wait.
+
+    Nothing is said where there are too few such steps to compare with.
+    """
+    out = np.zeros(len(is_late), bool)
+    length = lengths_ns(line, table)
+    late = np.flatnonzero(is_late)
+    quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])))
+    if not len(late) or not len(quiet):
+        return out
+
+    def usual(value: Array, cells: Array) -> Array:
+        return by_group(table.process[cells], value[cells], line.n_processes, medians)
+
+    longer = usual(length, late) - usual(length, quiet)
+    n_quiet = np.bincount(table.process[quiet], minlength=line.n_processes)
+    is_absorbed = n_quiet >= limits.steady_steps
+    is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)
+    out[late] = is_absorbed[table.process[late]]
+    return out
+
+
+def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float, is_usual: bool) -> LateStep:
+    rows = slice(int(table.first_row[i]), int(table.end_row[i]))
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=int(table.first_row[i]),
+        peak_row=int(table.peak_row[i]),
+        late_ns=float(table.rise_ns[i]),
+        excess_ns=float(table.excess_ns[i]),
+        n_rounds=int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns).sum()),
+        is_usual=is_usual,
+    )
+
+
+def _held(table: Cells, i: int) -> LateStep:
+    """It arrived in time and then could not go on: it is as late as it was held up after that."""
+    row = int(table.held_row[i])
+    return LateStep(
+        process=int(table.process[i]),
+        step=int(table.step[i]),
+        first_row=row,
+        peak_row=row,
+        late_ns=float(table.held_ns[i]),
+        excess_ns=float(table.held_ns[i]),
+        n_rounds=1,
+        is_held=True,
+    )
+
+
+def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
+    """By process: from which lateness on a step of it is late.
+
+    Less is needed of one that is late in most steps, with an excess of its own that explains it; still less where it is
+    so by about as much in nearly all. A host that wanders is late by turns.
+    """
+    n = int(table.process.max()) + 1
+    n_cells = np.bincount(table.process, minlength=n)
+    late, own = (by_group(table.process, each, n, medians) for each in (table.rise_ns, table.excess_ns))
+
+    def is_late(least_ns: float | Array, share: float) -> Array:
+        n_late = np.bincount(table.process[table.rise_ns >= least_ns], minlength=n)
+        return np.asarray(n_late >= share * n_cells)
+
+    is_own = (n_cells >= limits.steady_steps) & (own >= limits.source_share * late)
+    is_steady, is_even = (
+        is_own & is_late(least, limits.steady_share) for least in (usual.steady_ns, usual.even_ns)
+    )
+    is_even &= (late > 0) & is_late(0.5 * late[table.process], limits.even_share)
+    return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.least_ns))

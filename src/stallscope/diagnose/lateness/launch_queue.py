@@ -1,0 +1,83 @@
+"""Late steps of ranks whose hosts were held in a launch, as the queue of launches was full: victims of another rank.
+
+A host that runs ahead does not wait in a call that says so. When its GPU waits in a collective for somebody who is
+further behind, the host goes on until no more launches fit, and then stands in one: that looks like work of its own.
+Told from the arrivals alone: it had entered a round already, the last of its members came only while it stood, and had
+been standing itself meanwhile.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stallscope.diagnose.timeline.rounds import Rounds
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+from stallscope.events.names import Category
+
+_LOOKED_BACK = 512  # calls of a process before it stood: a queue holds 1,024 launches
+_MOST = 0.5  # share of the time it stood
+
+
+def held_in_launches(line: Timeline, met: Rounds, spans: Sequence[tuple[int, int]]) -> Array:
+    """Whether each late step was spent in a launch that had to wait for a rank further behind: bool (k,).
+
+    spans: first and last row of each, of one process in order. Only time on the CPU and in launches can be that.
+    """
+    stood = np.array([_longest(line, first, last) for first, last in spans], np.int64)
+    out = np.zeros(len(stood), bool)
+    candidates = np.flatnonzero(_may_be_queued(line, stood))
+    before = [_entered(line, met, row) for row in stood[candidates].tolist()]
+    last_of = _last_members(met, np.unique(np.concatenate([np.zeros(0, np.int64), *before])))
+    for i, rounds in zip(candidates.tolist(), before, strict=True):
+        last = [last_of[number] for number in rounds.tolist()]
+        out[i] = _stood_too(line, met, int(stood[i]), last)
+    return out
+
+
+def _longest(line: Timeline, first: int, last: int) -> int:
+    """The row before which the process was busy for longest."""
+    return first + int(np.argmax(line.host_ns[first : last + 1]))
+
+
+def _may_be_queued(line: Timeline, rows: Array) -> Array:
+    """Whether most of the time before each of some rows was spent on the CPU or in launches: bool (k,)."""
+    before = np.maximum(rows - 1, 0)
+    if not len(rows):
+        return np.zeros(0, bool)
+    spent = np.zeros(len(rows))
+    for category in (Category.ON_CPU, Category.LAUNCH):
+        after, ahead = (line.rows.column("ledger_ns", at, category - 1) for at in (rows, before))
+        spent += after.astype(np.float64) - ahead
+    return np.asarray(~line.is_first[rows] & (spent >= _MOST * (line.ts_ns[rows] - line.ts_ns[before])))
+
+
+def _entered(line: Timeline, met: Rounds, row: int) -> Array:
+    """Rounds that a process had entered before it stood, and whose last member came while it did."""
+    begin, end = met.arrival_ns[row - 1], met.arrival_ns[row]
+    first = max(int(line.first[line.process[row]]), row - _LOOKED_BACK)
+    entered = met.round[first:row]
+    last_ns = met.last_ns[entered]
+    return np.asarray(entered[(last_ns >= begin + _MOST * (end - begin)) & (last_ns <= end)])
+
+
+def _last_members(met: Rounds, rounds: Array) -> dict[int, int]:
+    """The row of the last member of each of some rounds."""
+    if not len(rounds):
+        return {}
+    members = np.flatnonzero(np.isin(met.round, rounds))
+    order = members[np.lexsort((met.arrival_ns[members], met.round[members]))]
+    last = order[np.flatnonzero(np.diff(met.round[order], append=-1))]
+    return dict(zip(met.round[last].tolist(), last.tolist(), strict=True))
+
+
+def _stood_too(line: Timeline, met: Rounds, row: int, last: list[int]) -> bool:
+    """Whether one of the last members of rounds was standing, too, for most of the time before it came."""
+    begin, end = met.arrival_ns[row - 1], met.arrival_ns[row]
+    for other in last:
+        if line.process[other] == line.process[row] or line.is_first[other]:
+            continue
+        together = min(met.arrival_ns[other], end) - max(met.arrival_ns[other - 1], begin)
+        if together >= _MOST * (end - begin):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Single processes: steps without peers, CUDA errors, exits."""

@@ -1,0 +1,1 @@
+"""The report and its verdicts as data and as text."""

@@ -1,0 +1,350 @@
+"""A report in words, for people. Everything here is made from the data; nothing is read back from it."""
+
+from stallscope.diagnose.causes import leading
+from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_text
+from stallscope.events.counted import counted
+
+_MOST_PLACES = 4
+_STATES = {"preempted": "on_cpu", "other_off": "blocked", "net": "waiting for a socket or pipe"}
+"""States in words, where the name of the ledger's category says less of one moment."""
+
+_MOST_FRAMES = 6
+
+
+def summary(verdict: Verdict) -> str:
+    """One or two sentences: who, how late, how often, why."""
+    say = {
+        "straggler": _straggler,
+        "device": _device,
+        "process": _process,
+        "failure": _failure,
+        "hang": _hang,
+        "mismatch": _mismatch,
+        "imbalance": _imbalance,
+        "inconclusive": _inconclusive,
+    }
+    return say[verdict.kind](verdict)
+
+
+def report(found: Report) -> str:
+    """The whole report as plain text."""
+    lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
+    if found.healthy:
+        has_others = found.looked_at["n_rounds"] and found.looked_at["n_ranks"] != 1
+        said = "no rank drags the others" if has_others else "nothing keeps a GPU waiting"
+        lines += ["", f"Healthy: {said}." if not _n_unseen(found) else _healthy_here(found)]
+    for number, verdict in enumerate(found.verdicts, 1):
+        lines += ["", *_block(verdict, number, len(found.verdicts))]
+    for remark in found.benign:
+        lines += ["", f"Not an alarm: {_remark(remark)}"]
+    return "\n".join(lines)
+
+
+def _n_unseen(found: Report) -> int:
+    return int(found.looked_at.get("n_ranks_unseen", 0))
+
+
+def _healthy_here(found: Report) -> str:
+    n = _n_unseen(found)
+    others, it = ("1 rank of the job is", "it") if n == 1 else (f"{n} ranks of the job are", "them")
+    return (
+        f"Healthy, as far as was looked: none of these ranks drags the others. {others} not in this trace: trace "
+        f"{it} too and merge the traces, or let all agents send to a hub, before you look elsewhere."
+    )
+
+
+def _looked_at(found: Report) -> str:
+    seen = found.looked_at
+    lost = seen["n_lost_records"]
+    apart = f" of {counted(seen['n_jobs'], 'job')}" if "n_jobs" in seen else ""
+    of_all = f" of {seen['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
+    tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
+    return (
+        f"Looked at {counted(seen['n_ranks'], 'rank')}{of_all}{apart} on {counted(seen['n_nodes'], 'node')}, "
+        f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
+        f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
+    )
+
+
+def _block(verdict: Verdict, number: int, total: int) -> list[str]:
+    head = f"[{number}/{total}] " if total > 1 else ""
+    lines = [f"{head}{verdict.summary}"]
+    rows: list[tuple[str, str]] = []
+    job = verdict.evidence.get("job")
+    if isinstance(job, dict):
+        times = f", {job['since']} until {job['until']}" if "since" in job else ""
+        rows.append(("job", f"{job['number']} of {job['of']}{times}"))
+    if verdict.since_ns is not None:
+        until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
+        rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
+    if verdict.late_ms and verdict.kind in ("straggler", "device", "process"):
+        often = f"{counted(verdict.n_late_rounds, 'late round')}, {counted(verdict.n_incidents, 'incident')}"
+        rows.append(
+            ("late", f"{_ms(verdict.late_ms['median'])}, at most {_ms(verdict.late_ms['max'])}; {often}")
+        )
+    for i, part in enumerate(verdict.causes):
+        seen = ", ".join(
+            f"{_words(name)} {_value(value)}" for name, value in part.evidence.items() if name != "doing"
+        )
+        share = f"{part.share:.0%}" if verdict.kind != "hang" else ""
+        said = f"{share} {part.title}".strip()
+        rows.append(("why" if i == 0 else "", f"{said}{f' ({seen})' if seen else ''}"))
+    rows += [("at", line) for line in _places(verdict)]
+    if verdict.victims:
+        rows.append(("waiting", f"{_ranks(verdict.victims)}"))
+    if verdict.cost:
+        rows.append(("cost", _cost(verdict)))
+    rows.append(("sure", f"{verdict.confidence:.0%}"))
+    if verdict.abstained_because:
+        rows.append(("but", verdict.abstained_because))
+    rows += [("next" if i == 0 else "", advice) for i, advice in enumerate(verdict.advice)]
+    return lines + [f"  {name:<8}{value}" for name, value in rows]
+
+
+def _straggler(verdict: Verdict) -> str:
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    who = (
+        f"Node {', '.join(verdict.nodes)} ({_ranks(verdict.ranks)})"
+        if len(verdict.ranks) > 1
+        else (f"Rank {verdict.ranks[0]}{where}")
+    )
+    late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    return f"{who} drags the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+
+
+def _because(verdict: Verdict) -> str:
+    titles = [one.title for one in leading(verdict.causes)]
+    return f", because it {' and '.join(titles)}" if titles else ""
+
+
+def _how_often(verdict: Verdict) -> str:
+    if verdict.evidence.get("is_one_off"):
+        return "once"
+    if verdict.period_steps:
+        return f"every {verdict.period_steps} steps"
+    return f"in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} steps"
+
+
+def _device(verdict: Verdict) -> str:
+    late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    why = f": it {verdict.causes[0].title}" if verdict.causes else ""
+    return f"The GPU of {_ranks(verdict.ranks)} is {late} slower per step {_how_often(verdict)}{why}."
+
+
+def _process(verdict: Verdict) -> str:
+    said = verdict.evidence
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    return (
+        f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
+        f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
+        f"where {_ms_of(said.get('step_ms_usual'))} is usual{_because(verdict)}."
+    )
+
+
+def _failure(verdict: Verdict) -> str:
+    said = verdict.evidence
+    who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    if "exit_status" in said:
+        how = f"{_in_vain(said)}; its process {_ended(said)}"
+        return f"{who}{where} ended before the others and took the job with it{how}."
+    first = " first" if verdict.victims or said.get("also_failed_later") else ""
+    what = verdict.causes[0].title if verdict.causes else "made a call that failed"
+    return (
+        f"{who}{where} failed{first}: it {what} "
+        f"(error {said.get('error')}, {said.get('said')}, in {said.get('function') or 'a CUDA call'})."
+    )
+
+
+def _ms_of(value: object) -> str:
+    return _ms(value) if isinstance(value, float) else "some time"
+
+
+def _hang(verdict: Verdict) -> str:
+    waited = verdict.evidence.get("waited_s")
+    time = f" for {waited} s" if waited is not None else ""
+    if verdict.evidence.get("captured_late"):
+        return _captured_late(verdict)
+    if verdict.evidence.get("is_circle"):
+        return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
+    what = (
+        f"round {verdict.first_round} of communicator {verdict.comm_hash}"
+        if verdict.first_round is not None
+        else "what others wait for"
+    )
+    if verdict.abstained_because:
+        return f"The job hangs for {waited} s, and no rank can be named: {verdict.abstained_because}."
+    if verdict.evidence.get("crossed_order"):
+        return (
+            f"The job hangs for {waited} s: {_ranks(verdict.ranks)} entered the rounds of two communicators in "
+            "another order than the others."
+        )
+    doing = verdict.evidence.get("doing")
+    said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
+    verb = "has" if len(verdict.ranks) == 1 else "have"
+    silent = verdict.evidence.get("left_no_dump")
+    more = f" What {_ranks(silent)} did is not known: no dump was left." if isinstance(silent, list) else ""
+    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}.{more}"
+
+
+def _captured_late(verdict: Verdict) -> str:
+    said = verdict.evidence
+    head = (
+        f"Captured after the stall began: all {said.get('n_ranks')} ranks stand still, for {said.get('waited_s')} s "
+        "at least"
+    )
+    doing = said.get("doing")
+    if verdict.ranks and isinstance(doing, list):
+        return f"{head}. The others likely wait for {_ranks(verdict.ranks)}{_doing(doing[0])}."
+    return f"{head}, and no rank can be named: {verdict.abstained_because}."
+
+
+def _lacking(doing: object) -> str:
+    """What those held responsible have not done: enter the round, or get through it."""
+    has = {told.get("has") for told in doing if isinstance(told, dict)} if isinstance(doing, list) else set()
+    if has == {"not_completed"}:
+        return "got through"
+    return "entered or not got through" if "not_completed" in has else "entered"
+
+
+def _doing(told: dict[str, object]) -> str:
+    has_hung = bool(told.get("has_hung"))
+    if told.get("is_alive") is False and not has_hung:
+        return f"{_in_vain(told)}; its process {_ended(told)}"
+    state, stopped_by = _STATES.get(str(told.get("state")), told.get("state")), told.get("stopped_by")
+    by = f" ({stopped_by})" if stopped_by else ""
+    verb, later = ("was", f", until its process {_ended(told)}") if has_hung else ("is", "")
+    if told.get("at"):
+        known = f" (state {_words(str(state))})" if state else ""
+        return f"{_in_vain(told)}; it {verb} at {_short(str(told['at']))} instead{known}{by}{later}"
+    doing = f"; it {verb} in state {_words(str(state))} instead{by}" if state else ""
+    return f"{_in_vain(told)}{doing}{later}"
+
+
+def _in_vain(told: dict[str, object]) -> str:
+    """The call after which the rank did something else."""
+    return f"; its {told['failed_call']} failed with error {told['error']}" if "failed_call" in told else ""
+
+
+def _ended(told: dict[str, object]) -> str:
+    status, by = told.get("exit_status"), told.get("ended_by")
+    how = f" (exit status {status})" if status is not None else ""
+    asked = f" after {told['asked_by']}" if "asked_by" in told else ""
+    return f"was ended by {by}{how}" if by else f"has ended{asked}{how}"
+
+
+def _short(frame: str) -> str:
+    """A frame without the folders of its file."""
+    place, _, function = frame.rpartition(" ")
+    return f"{place.rpartition('/')[2]} {function}"
+
+
+def _places(verdict: Verdict) -> list[str]:
+    """Where in the code those named are or were held: a line each."""
+    own = verdict.evidence.get("stack")
+    if isinstance(own, list):
+        return [stack(own)]
+    doing = verdict.evidence.get("doing")
+    told = [one for one in doing if isinstance(one, dict)] if isinstance(doing, list) else []
+    return [
+        (f"rank {one['rank']}: " if len(told) > 1 else "") + stack(one["stack"])
+        for one in told[:_MOST_PLACES]
+        if isinstance(one.get("stack"), list)
+    ]
+
+
+def stack(frames: list[str]) -> str:
+    """A stack in one line, innermost first, without the interpreter's own frames."""
+    own = [frame for frame in frames if not frame.startswith("<frozen ")] or frames
+    more = f" <- {len(own) - _MOST_FRAMES} more" if len(own) > _MOST_FRAMES else ""
+    return " <- ".join(_short(frame) for frame in own[:_MOST_FRAMES]) + more
+
+
+def _mismatch(verdict: Verdict) -> str:
+    return (
+        f"{_ranks(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
+        f"{verdict.comm_hash} with another operation, size or type than the others{_since_then(verdict)}."
+    )
+
+
+def _since_then(verdict: Verdict) -> str:
+    waited = verdict.evidence.get("waited_s")
+    return f"; the job has stood still for {waited} s since" if waited is not None else ""
+
+
+def _imbalance(verdict: Verdict) -> str:
+    stage = verdict.evidence.get("slow_stage")
+    if isinstance(stage, list):
+        extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no bad machine: the stage of {_ranks(stage)} works {extra} longer per step, "
+            "and the others wait for it."
+        )
+    more = verdict.evidence.get("more_work")
+    if isinstance(more, list):
+        extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no bad machine: {_ranks(more)} work {extra} longer {_how_often(verdict)}, "
+            "and the others wait for them."
+        )
+    return (
+        f"Uneven work, no bad machine: in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} "
+        "steps some rank is late, but not the same one."
+    )
+
+
+def _inconclusive(verdict: Verdict) -> str:
+    return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
+
+
+def _cost(verdict: Verdict) -> str:
+    if verdict.cost is None:
+        return ""
+    said = f"{_gpu_seconds(verdict.cost)} GPU seconds"
+    if verdict.cost.usd is None:
+        return f"{said} (no price given: --usd-per-gpu-hour)"
+    if verdict.cost.at_most_usd is not None:
+        return f"{said}, {_range(verdict.cost.usd, verdict.cost.at_most_usd, least=0.005, digits=2)} USD"
+    per_hour = (
+        f", {verdict.cost.usd_per_hour:.2f} USD an hour" if verdict.cost.usd_per_hour is not None else ""
+    )
+    return f"{said}, {verdict.cost.usd:.2f} USD{per_hour}"
+
+
+def _gpu_seconds(cost: CostSaid) -> str:
+    if cost.at_most_gpu_seconds is not None:
+        return _range(cost.gpu_seconds, cost.at_most_gpu_seconds, least=0.05, digits=1)
+    return f"{'at least ' if cost.is_lower_bound else ''}{cost.gpu_seconds:.1f}"
+
+
+def _range(low: float, high: float, *, least: float, digits: int) -> str:
+    """Two numbers; the first is left out where it is below least."""
+    return f"{low:.{digits}f} to {high:.{digits}f}" if low >= least else f"at most {high:.{digits}f}"
+
+
+def _remark(remark: dict[str, object]) -> str:
+    rest = ", ".join(
+        f"{_words(name)} {_value(value)}" for name, value in remark.items() if name not in ("what", "at_ns")
+    )
+    return f"{remark['what']}{f' ({rest})' if rest else ''}."
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:12])
+    return f"ranks {shown}{f' and {len(ranks) - 12} more' if len(ranks) > 12 else ''}"
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"
+
+
+def _words(name: str) -> str:
+    return name.replace("n_", "", 1).replace("_", " ") if name.startswith("n_") else name.replace("_", " ")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value)
+    return str(value)

@@ -1,0 +1,1 @@
+"""Sources that record spans of work instead of collectives."""

@@ -1,0 +1,232 @@
+"""What a look shows, verdict by verdict, each with what tells whether it is an incident that is open already."""
+
+from dataclasses import replace
+
+from stallscope.diagnose import engine
+from stallscope.diagnose.cost.delays import Delays, delays_by_process, total
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.stream import evaluation as looks
+from stallscope.diagnose.stream.evaluation import Look
+from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
+from stallscope.diagnose.stream.incidents import Incidents, Sighted, worded
+from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.verdicts import late_verdicts
+
+RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
+UNSURE = "unsure"
+_CONFIRM_STEPS = 4  # what is no matter of seconds is opened when it is still seen so many steps later
+_CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
+_CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
+_STILL_SLOW = 0.8  # of the growth that was told first
+
+
+def sightings(
+    seen: Look, history: History, incidents: Incidents, *, is_whole: bool = False, is_usual: bool = True
+) -> list[Sighted]:
+    """The verdicts of a look, each on its incident only.
+
+    is_whole: these are all the rows there will ever be. is_usual: the look was not made for one odd rank; then all
+    ranks are looked at for being slow alike, which takes long.
+    """
+    found, case = seen.found, seen.case
+    known = {
+        process
+        for process in range(case.line.n_processes)
+        for one in [incidents.of(RANK, frozenset([case.who(process)]))]
+        if one is not None and one.sighted.verdict.kind == "straggler"
+    }
+    ranks = _ranks(seen, history, known, only_since=True, is_whole=is_whole)
+    taken = {p for p in range(case.line.n_processes) for one in ranks if case.who(p) in one.who}
+    devices = [one for one in _devices(seen, history, only_since=True) if not one.who & _who(seen, taken)]
+    out = [*(odd(worded(verdict)) for verdict in found.odd), *ranks, *devices]
+    if found.stage:
+        said = worded(stage(seen, history))
+        out.append(Sighted(STAGE, frozenset(), said, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
+    if found.uneven:
+        out += _moves(seen, history, named=taken, only_since=True)
+    out += _once(seen, history)
+    if out or not (is_usual or is_whole):
+        return out
+    return _slow(seen, incidents) or _unsure(seen)
+
+
+def report(seen: Look, history: History, incidents: Incidents, *, standstill: list[Verdict]) -> list[Verdict]:
+    """All verdicts on a job whose first rows are gone, those on incidents that are over included.
+
+    What only the rows that are left show is told when an incident was opened on it.
+    """
+    found = seen.found
+    ranks = _ranks(seen, history, set(), only_since=False, is_whole=False)
+    taken = frozenset(who for one in ranks for who in one.who)
+    rest = [one for one in _devices(seen, history, only_since=False) if not one.who & taken]
+    if found.stage:
+        rest.append(Sighted(STAGE, frozenset(), stage(seen, history), -1, 0))
+    if found.uneven:
+        rest += _moves(seen, history, named=set(found.named), only_since=False)
+    now = [
+        *found.odd,
+        *([] if found.odd else standstill),
+        *engine.costliest_first([one.verdict for one in ranks]),
+        *(one.verdict for one in rest if incidents.of(one.sort, one.who)),
+        *(one.verdict for one in _once(seen, history)),
+    ]
+    told = {_what(verdict) for verdict in now}
+    before = [*history.over, *(one.sighted.verdict for one in incidents.open)]
+    now += [verdict for verdict in before if _what(verdict) not in told and _matters(seen, verdict)]
+    return [worded(verdict) for verdict in now]
+
+
+def odd(verdict: Verdict) -> Sighted:
+    """A round that was entered differently."""
+    sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
+    return Sighted(sort, frozenset(), verdict, -1, LEAST_QUIET_STEPS)
+
+
+def stage(seen: Look, history: History) -> Verdict:
+    """The verdict on a slow stage, with what it cost before these rows."""
+    assert seen.found.stage is not None
+    verdict = engine.stage_verdict(seen.case, seen.found.stage)
+    if not history.is_trimmed or verdict.cost is None:
+        return verdict
+    share = seen.looked_at.n_steps / max(seen.found.stage.n_steps, 1)
+    spent = late_verdicts.between(
+        seen.case,
+        0.0,
+        verdict.cost.may_be_gpu_seconds * share,
+        observed_ns=seen.looked_at.observed_ns,
+    )
+    return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.looked_at.n_steps})
+
+
+def _ranks(
+    seen: Look, history: History, known: set[int], *, only_since: bool, is_whole: bool
+) -> list[Sighted]:
+    """Ranks to name. known: those named before whose incident is open; late or not, they stay named.
+
+    is_whole: what is likely after one look at everything is enough.
+    """
+    case, least = seen.case, seen.case.limits.min_late_steps
+    held = looks.parts(seen, history.late, seen.live, only_since=only_since)
+    n_late = {p: sum(one.n_late for one in kept) + len(late) for p, (kept, late) in held.items()}
+    named = {p for p in seen.found.named if is_whole or p in seen.firm}
+    chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
+    delays = looks.summed(seen, held, sorted(chosen))
+    out = []
+    for group in engine.by_node(case, sorted(chosen)):
+        verdict = late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
+        if engine.is_nothing(seen.case, verdict) and not known.issuperset(group):
+            continue
+        steps = total(delays[process] for process in group).steps
+        confirm = 0 if seen.large.issuperset(group) else _CONFIRM_SMALL_STEPS
+        who, last = _who(seen, set(group)), int(steps.max())
+        out.append(Sighted(RANK, who, worded(verdict), last, quiet_steps(steps), confirm))
+    return out
+
+
+def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]:
+    held = looks.parts(seen, history.device, seen.device, only_since=only_since)
+    out = []
+    for process, slow in seen.found.device.items():
+        delays = looks.summed_device(seen, held, process)
+        if delays is None:
+            continue
+        verdict = late_verdicts.device(seen.case, process, slow, delays, looked_at=seen.looked_at)
+        quiet = quiet_steps(delays.steps)
+        last = int(delays.steps.max())
+        out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), last, quiet, _CONFIRM_STEPS))
+    return out
+
+
+def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -> list[Sighted]:
+    if seen.found.is_on_device:
+        return _moves_on_devices(seen)
+    held = looks.parts(seen, history.late, seen.live, only_since=only_since)
+    uneven = [p for p in held if p not in named and p not in seen.found.device]
+    delays = looks.summed(seen, held, uneven)
+    if not delays:
+        return []
+    whole = total(delays.values())
+    verdict = late_verdicts.moving(seen.case, whole, looked_at=seen.looked_at)
+    last, quiet = int(whole.steps.max()), quiet_steps(whole.steps)
+    return [Sighted(MOVES, frozenset(), worded(verdict), last, quiet, _CONFIRM_SMALL_STEPS)]
+
+
+def _moves_on_devices(seen: Look) -> list[Sighted]:
+    """Delays of the GPUs that move around, as far as the rows that are left show them."""
+    assert seen.found.uneven is not None
+    verdict = engine.moving_verdict(seen.found, seen.found.uneven, seen.looked_at)
+    return [Sighted(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
+
+
+def _unsure(seen: Look) -> list[Sighted]:
+    """Clear late steps that chance may have chosen: told when they are still seen a good while later."""
+    return [
+        Sighted(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
+        for verdict in engine.unsure_verdicts(seen.found, seen.looked_at)
+    ]
+
+
+def _once(seen: Look, history: History) -> list[Sighted]:
+    """Single delays that took much of the time looked at, and of which no other rank had the like."""
+    least = seen.case.limits.one_off_share * seen.looked_at.observed_ns
+    found: list[tuple[int, Delays]] = []
+    for process in range(seen.case.line.n_processes):
+        track = history.late.of.get(seen.case.who(process))
+        kept = [part for part in track.once if part.max_late_ns >= least] if track else []
+        here = [one for one in seen.live.get(process, []) if one.excess_ns >= least]
+        here = [one for one in here if (process, one.step) in seen.alone]
+        found += [(process, part) for part in kept if (process, part.late[0].step) in seen.alone]
+        found += [(process, delays_by_process(seen.case, [one])[process]) for one in here]
+    out = []
+    for process, delays in found:
+        verdict = late_verdicts.once(seen.case, process, delays, looked_at=seen.looked_at)
+        step = delays.late[0].step
+        out.append(
+            Sighted(
+                f"once {step}",
+                _who(seen, {process}),
+                worded(verdict),
+                step,
+                LEAST_QUIET_STEPS,
+                _CONFIRM_STEPS,
+            )
+        )
+    return out
+
+
+def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
+    """All ranks slow alike: as long as steps take nearly what they took when that was told."""
+    found = engine.alike(seen.case)
+    known = incidents.of(SLOW, frozenset())
+    if not found and known is not None:
+        was = known.sighted.verdict
+        before, after = (float(str(was.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
+        if seen.case.step_ns / 1e6 >= before + _STILL_SLOW * (after - before):
+            found = [was]
+    return [
+        Sighted(SLOW, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STEPS)
+        for verdict in found
+    ]
+
+
+def _who(seen: Look, processes: set[int]) -> frozenset[Who]:
+    return frozenset(seen.case.who(process) for process in processes)
+
+
+def _what(verdict: Verdict) -> tuple[object, ...]:
+    """What makes two verdicts on one job the same thing."""
+    if verdict.kind in ("straggler", "device"):
+        return "rank", tuple(verdict.ranks), verdict.evidence.get("is_one_off", False)
+    if verdict.kind in ("hang", "mismatch"):
+        return verdict.kind, verdict.comm_hash, verdict.first_round
+    return verdict.kind, "moves" in verdict.evidence
+
+
+def _matters(seen: Look, verdict: Verdict) -> bool:
+    """Whether a verdict on something that is over is still worth a word beside all that was seen since."""
+    if not verdict.evidence.get("is_one_off") or verdict.late_ms is None:
+        return True
+    rank = seen.case.line.rank
+    if {int(rank[process]) for process, _ in seen.once - seen.alone}.issuperset(verdict.ranks):
+        return False  # others have had the like since
+    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.one_off_share * seen.looked_at.observed_ns

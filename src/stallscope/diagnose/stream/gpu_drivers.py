@@ -1,0 +1,55 @@
+"""What drivers said of the GPUs lately, of all nodes of a stream, and verdicts with it.
+
+A row holds until the next one of its GPU (or of a process on it), so the last one of each is never dropped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stallscope.diagnose.gpu.driver_state import with_gpu_states
+from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.stream.incidents import Sighted
+from stallscope.events.layout import GPU_PROCESSES, GPUS, Array, empty
+from stallscope.events.trace import Trace
+
+_KEYS = {"gpus": ("node", "gpu", "mig"), "gpu_processes": ("node", "gpu", "mig", "pid")}
+
+
+@dataclass
+class Drivers:
+    """Rows of both tables in order of time, with the stream's node numbers. most_rows: of each table, more or less."""
+
+    most_rows: int = 1 << 15
+    tables: dict[str, Array] = field(
+        default_factory=lambda: {t.name: empty(t) for t in (GPUS, GPU_PROCESSES)}
+    )
+
+    def add(self, batch: Trace) -> None:
+        """Take a batch's rows."""
+        for name, known in self.tables.items():
+            rows = getattr(batch, name)
+            if len(rows):
+                both = np.concatenate([known, rows])
+                both = both[np.argsort(both["ts_ns"], kind="stable")]
+                self.tables[name] = _lately(both, _KEYS[name], self.most_rows)
+
+    def of(self, nodes: set[int]) -> dict[str, Array]:
+        """The rows of some nodes, by table."""
+        return {name: rows[np.isin(rows["node"], sorted(nodes))] for name, rows in self.tables.items()}
+
+
+def explained(trace: Trace, shown: Sequence[Sighted]) -> list[Sighted]:
+    """What was sighted, with what the drivers say of the GPUs it is about."""
+    told = with_gpu_states(trace, Report("", {}, [one.verdict for one in shown])).verdicts
+    return [replace(one, verdict=verdict) for one, verdict in zip(shown, told, strict=True)]
+
+
+def _lately(rows: Array, key: tuple[str, ...], most_rows: int) -> Array:
+    """The newest half of too many rows, and of each key the last one before it."""
+    if len(rows) <= most_rows:
+        return rows
+    cut = len(rows) - most_rows // 2
+    _, last = np.unique(rows[list(key)][:cut][::-1], return_index=True)
+    return np.concatenate([rows[np.sort(cut - 1 - last)], rows[cut:]])

@@ -1,0 +1,74 @@
+"""Which processes belong to one job: those that share communicators, directly or through others."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.events.layout import Array
+from stallscope.events.trace import Trace
+
+Who = tuple[int, int]
+"""A process: node and pid."""
+
+
+class Members:
+    """Groups of processes, growing together as communicators are seen. A group is known by its first process."""
+
+    def __init__(self) -> None:
+        self._above: dict[Who, Who] = {}
+        self._of_comm: dict[tuple[int, int], Who] = {}
+        self._n_ranks: dict[Who, int] = {}
+
+    def add(self, batch: Trace) -> list[tuple[Who, Who]]:
+        """Note the memberships of a batch. Returns the groups that are one from now on: (kept, given up)."""
+        for row in batch.processes[["node", "pid", "nranks"]].tolist():
+            self._n_ranks[row[0], row[1]] = row[2]
+        merged = []
+        for rows in (batch.collectives, batch.communicators):
+            for node, pid, comm in _memberships(rows):
+                merged += self._join((node, pid), comm)
+        return merged
+
+    def group(self, who: Who) -> Who:
+        """The group of a process, perhaps its own."""
+        above = self._above.setdefault(who, who)
+        while above != self._above[above]:
+            above = self._above[above]
+        self._above[who] = above
+        return above
+
+    def forget(self, group: Iterable[Who]) -> None:
+        """Drop the processes of a group that has ended: their numbers may come again."""
+        gone = set(group)
+        for who in gone:
+            self._above.pop(who, None)
+            self._n_ranks.pop(who, None)
+        self._of_comm = {comm: who for comm, who in self._of_comm.items() if who not in gone}
+
+    def _join(self, who: Who, comm: int) -> list[tuple[Who, Who]]:
+        # A communicator older than the capture has no known identity: its members are those of a job of that size.
+        key = (comm, 0 if comm else self._n_ranks.get(who, 0))
+        mine = self.group(who)
+        if key not in self._of_comm:
+            self._of_comm[key] = mine
+            return []
+        theirs = self.group(self._of_comm[key])
+        if mine == theirs:
+            return []
+        kept, given_up = sorted((mine, theirs))
+        self._above[given_up] = kept
+        return [(kept, given_up)]
+
+
+def _memberships(rows: Array) -> list[tuple[int, int, int]]:
+    """The distinct (node, pid, communicator) of some rows."""
+    if not len(rows):
+        return []
+    number, n = numbered(rows["node"], rows["pid"], rows["comm_hash"])
+    one = np.zeros(n, np.int64)
+    one[number] = np.arange(len(rows))
+    picked = rows[one]
+    return list(
+        zip(picked["node"].tolist(), picked["pid"].tolist(), picked["comm_hash"].tolist(), strict=True)
+    )

@@ -1,0 +1,73 @@
+"""Hangs, told by time going by: a job whose ranks make no more calls is looked at when its patience is over.
+
+Looked at twice: what is said must have held a second before, too. Where the missing ranks' node is not heard of any
+more, it may be its agent that is gone, so twice the patience is needed.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose import engine
+from stallscope.diagnose.hangs.missing_rank import patience_ns
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.case import Case
+from stallscope.events.layout import UNKNOWN
+
+_BETWEEN_LOOKS_NS = 1_000_000_000
+_LONGER = 2.0  # an open hang is told again when it has lasted so many times what it had
+
+
+@dataclass
+class Silence:
+    """When a job that makes no calls is worth a look. patience_ns: of the job, as last known."""
+
+    patience_ns: float
+    n_silent: int = 0
+    told_ns: int = 0
+
+    def is_due(self, silent_ns: list[int], *, is_one_gone: bool, limits: Thresholds) -> bool:
+        """Whether more processes are silent than at the last look, or those that are for much longer.
+
+        silent_ns: how long each process that runs made no call. is_one_gone: a process of the job has ended.
+        """
+        limit = min(self.patience_ns, limits.dead_after_ns) if is_one_gone else self.patience_ns
+        n_silent = sum(ns >= limit + _BETWEEN_LOOKS_NS for ns in silent_ns)
+        longest = max(silent_ns, default=0)
+        if n_silent > self.n_silent or (n_silent and longest >= _LONGER * max(self.told_ns, limit)):
+            self.n_silent, self.told_ns = n_silent, longest
+            return True
+        self.n_silent = min(self.n_silent, n_silent)
+        if not n_silent:
+            self.told_ns = 0
+        return False
+
+
+def usual_patience_ns(case: Case) -> float:
+    """How long a job may be silent."""
+    return patience_ns(case.line, case.arrival_ns, case.limits)
+
+
+def hangs(case: Case) -> list[Verdict]:
+    """The standstill at the end of a job's rows, if it has lasted for two looks."""
+    now = engine.standstill(case)
+    if not now:
+        return []
+    earlier = tuple(end - _BETWEEN_LOOKS_NS if end != UNKNOWN else end for end in case.trace.ends_ns)
+    known = case.trace.snapshots
+    seen = known[known["ts_ns"] <= np.array(earlier)[known["node"]]]
+    before = engine.standstill(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=seen)))
+    if [one.ranks for one in before] != [one.ranks for one in now]:
+        return []
+    return [one for one in now if _is_heard(case, one)]
+
+
+def _is_heard(case: Case, verdict: Verdict) -> bool:
+    """Whether the missing ranks' nodes were heard of while the others waited, or are silent for long."""
+    waited_ns = float(str(verdict.evidence.get("waited_s", 0.0))) * 1e9
+    patience = usual_patience_ns(case)
+    nodes = {int(case.line.node[p]) for p, rank in enumerate(case.line.rank) if int(rank) in verdict.ranks}
+    ends = [case.clocks.common_ns(node, case.trace.ends_ns[node]) for node in nodes]
+    silent_ns = max((case.now_ns - end for end in ends), default=0)
+    return silent_ns < waited_ns / 2 or waited_ns >= _LONGER * patience

@@ -1,0 +1,76 @@
+"""Rounds of ranks whose capture began late, put right by what an earlier look found (see sequences).
+
+Finding the shifts takes longer than all else, and once found they hold. They are found anew while the rows that they
+were found from are few.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.diagnose.arrays.row_order import RowsInOrder
+from stallscope.events.layout import Array
+from stallscope.events.names import P2P_OPS, CollectiveFlag
+
+_SURER = 2  # found anew when there are so many times as many rows
+
+Unit = tuple[int, ...]
+"""The calls of one process on one communicator: node, pid, hash or address, and for point-to-point op and peer."""
+
+
+@dataclass
+class Numbering:
+    """found: by unit what to add to seq, and the communicator and its size. n_rows: found from so many."""
+
+    found: dict[Unit, tuple[int, int, int]] = field(default_factory=dict)
+    n_rows: int = 0
+
+    def put_right(self, rows: Array) -> Array | None:
+        """The rows, numbered as they were before; None where that is not known, or not yet well enough.
+
+        rows: COLLECTIVES sorted by node, pid, time.
+        """
+        if not is_late(rows):
+            return rows
+        unit, first = _units(rows)
+        known = [self.found.get(_key(rows[row])) for row in first.tolist()]
+        if len(rows) >= _SURER * self.n_rows or None in known:
+            return None
+        shift, comm, size = (np.array(part) for part in zip(*(one for one in known if one), strict=True))
+        out = rows.copy()
+        out["seq"] += shift[unit]
+        out["comm_hash"], out["nranks"] = comm.astype(np.uint64)[unit], size[unit]
+        return out
+
+    def note(self, before: Array, after: RowsInOrder) -> None:
+        """Remember what a look found. before, after: the same rows as they came and as they were put right."""
+        _, first = _units(before)
+        for row in first.tolist():
+            now = after[row]
+            shift = int(now["seq"]) - int(before["seq"][row])
+            self.found[_key(before[row])] = shift, int(now["comm_hash"]), int(now["nranks"])
+        self.n_rows = len(before)
+
+
+def is_late(rows: Array) -> bool:
+    """Whether some ranks were captured late."""
+    return bool((rows["flags"] & CollectiveFlag.LATE_ATTACH).any())
+
+
+def _units(rows: Array) -> tuple[Array, Array]:
+    """Number of each row's unit, and a row of each unit."""
+    is_p2p = np.isin(rows["op"], P2P_OPS)
+    own = np.where(rows["comm_hash"] == 0, rows["comm_handle"], rows["comm_hash"])
+    op, peer = (np.where(is_p2p, rows[name], 0) for name in ("op", "peer_rank"))
+    unit, n = numbered(rows["node"], rows["pid"], own, op, peer)
+    first = np.zeros(n, np.int64)
+    first[unit[::-1]] = np.arange(len(rows))[::-1]
+    return unit, first
+
+
+def _key(row: Array) -> Unit:
+    is_p2p = row["op"] in P2P_OPS
+    own = int(row["comm_hash"]) or int(row["comm_handle"])
+    ends = (int(row["op"]), int(row["peer_rank"])) if is_p2p else (0, 0)
+    return int(row["node"]), int(row["pid"]), own, *ends

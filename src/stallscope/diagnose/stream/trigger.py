@@ -1,0 +1,113 @@
+"""A cheap look at each arriving row: did a rank take longer itself than the others did before the same round?
+
+It decides only when a diagnosis is worth its cost, never what is said. Point-to-point calls and rounds of ranks that
+do different work tell it nothing, or too much; the job is diagnosed every so often anyway.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import median_of_others, numbered
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import P2P_OPS, Category
+
+_WAIT = Category.WAIT_GPU - 1
+_AGAIN = 4  # what waits for its round is looked at again when a quarter as much has come
+_ROW = np.dtype(
+    [("process", "i8"), ("comm", "u8"), ("seq", "i8"), ("ts", "i8"), ("own", "i8"), ("nranks", "i4")]
+)
+
+
+@dataclass
+class Watch:
+    """least_ns: from what on an excess is worth a look. step_ns: excesses closer together are one. count: by process,
+    excesses since the last diagnosis, those that one has not named included.
+    """
+
+    least_ns: float
+    enough: int
+    step_ns: float = 0.0
+    count: dict[int, int] = field(default_factory=dict)
+    is_due: bool = False
+    _number: dict[tuple[int, int], int] = field(default_factory=dict)
+    _last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _last_excess_ns: dict[int, int] = field(default_factory=dict)
+    _arrived: list[Array] = field(default_factory=list)
+    _open: list[Array] = field(default_factory=list)
+    _n_open: int = 0
+    _n_new: int = 0
+
+    def add(self, rows: Array) -> None:
+        """Look at arriving collectives, of any of the job's processes, in order of time for each."""
+        self._arrived.append(rows)
+        self._n_new += len(rows)
+        if self._n_new >= max(self._n_open / _AGAIN, len(self._number)):
+            self._take()
+            self._compare()
+
+    def last_ns(self) -> dict[tuple[int, int], int]:
+        """The last arrival of each process, node and pid, on its clock."""
+        self._take()
+        return {who: self._last[number][0] for who, number in self._number.items() if number in self._last}
+
+    def _take(self) -> None:
+        if self._arrived:
+            self._open.append(self._light(np.concatenate(self._arrived)))
+            self._arrived = []
+
+    def looked(self, *, step_ns: float, least_ns: float) -> None:
+        """A diagnosis was made: only more than now is worth another."""
+        self.step_ns, self.least_ns, self.is_due = step_ns, least_ns, False
+        self.count = {process: min(n, self.enough - 1) for process, n in self.count.items()}
+
+    def _light(self, rows: Array) -> Array:
+        """Own time before each arrival, for what belongs to a round."""
+        process, n = numbered(rows["node"], rows["pid"])
+        order = np.lexsort((rows["ts_ns"], process))
+        rows, process = rows[order], process[order]
+        first = np.searchsorted(process, np.arange(n + 1))
+        numbers = [
+            self._number.setdefault((int(rows["node"][i]), int(rows["pid"][i])), len(self._number))
+            for i in first[:-1]
+        ]
+        ts, waited = rows["ts_ns"], rows["ledger_ns"][:, _WAIT]
+        own = np.diff(ts, prepend=ts[:1]) - np.maximum(np.diff(waited, prepend=waited[:1]), 0)
+        for place, number in zip(first[:-1].tolist(), numbers, strict=True):
+            before = self._last.get(number)
+            own[place] = 0 if before is None else ts[place] - before[0] - max(waited[place] - before[1], 0)
+        for place, number in zip((first[1:] - 1).tolist(), numbers, strict=True):
+            self._last[number] = int(ts[place]), int(waited[place])
+        kept = ~np.isin(rows["op"], P2P_OPS) & (rows["nranks"] > 1) & (rows["seq"] != UNKNOWN)
+        out = np.zeros(int(kept.sum()), _ROW)
+        out["process"] = np.array(numbers, np.int64)[process[kept]]
+        for name, column in (("comm", "comm_hash"), ("seq", "seq"), ("ts", "ts_ns"), ("nranks", "nranks")):
+            out[name] = rows[column][kept]
+        out["own"] = np.maximum(own[kept], 0)
+        return out
+
+    def _compare(self) -> None:
+        rows = np.concatenate(self._open)
+        comm, _ = numbered(rows["comm"])
+        group, n_groups = numbered(comm, rows["seq"])
+        is_whole = (
+            np.bincount(group, minlength=n_groups)
+            >= np.minimum(rows["nranks"], len(self._number))[_one(group, n_groups)]
+        )[group]
+        excess = rows["own"][is_whole] - median_of_others(group[is_whole], rows["own"][is_whole])
+        odd = np.flatnonzero(excess >= self.least_ns)
+        for process, ts in rows[is_whole][odd][["process", "ts"]].tolist():
+            if ts - self._last_excess_ns.get(process, -(1 << 62)) >= 0.5 * self.step_ns:
+                self.count[process] = self.count.get(process, 0) + 1
+                self._last_excess_ns[process] = ts
+                self.is_due |= self.count[process] >= self.enough
+        most = 64 * max(len(self._number), 64)
+        left = rows[~is_whole][-most:]
+        self._open, self._n_open, self._n_new = [left], len(left), 0
+
+
+def _one(group: Array, n_groups: int) -> Array:
+    """A row of each group."""
+    one = np.zeros(n_groups, np.int64)
+    one[group] = np.arange(len(group))
+    return one

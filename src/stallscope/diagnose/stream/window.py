@@ -1,0 +1,187 @@
+"""The latest rows of one job, and which of them are complete.
+
+Nodes send at different moments. A rank's arrivals are usable up to the first round that some member has not told of
+yet, for then only is known who came last. A member that stays silent is waited for for some seconds of the others'
+time, no longer.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.diagnose.timeline.timeline import by_process_and_time
+from stallscope.events import layout
+from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
+from stallscope.events.names import Op
+
+_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events")
+_KEPT = ("processes", "communicators")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much of the past is kept as rows.
+
+    n_steps: of a job, at least half and at most all of so many. least_rows: but no fewer than half of so many rows of
+    a small job. most_rows: and no more of a large one. all_rows: of all jobs together. lag_ns: how long a node that
+    is behind is waited for. looks: how often a row is looked at, at most.
+    """
+
+    n_steps: int = 128
+    least_rows: int = 1 << 15
+    most_rows: int = 1 << 20
+    all_rows: int = 1 << 22
+    lag_ns: int = 10_000_000_000
+    looks: int = 16
+
+
+@dataclass
+class Rows:
+    """The rows of one job. step: number of the training step of each collective in the stream, UNKNOWN before it was
+    looked at; parallel to collectives, which are sorted by node, pid and time. new: rows not in order yet, n_waiting of
+    all tables and n_new collectives.
+    """
+
+    tables: dict[str, Array] = field(
+        default_factory=lambda: {t.name: layout.empty(t) for t in (*TABLES, HOST_EVENTS)}
+    )
+    step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    new: dict[str, list[Array]] = field(default_factory=dict)
+    n_new: int = 0
+    n_waiting: int = 0
+
+    @property
+    def n(self) -> int:
+        """Collectives, those that have just come included."""
+        return len(self.step) + self.n_new
+
+    @property
+    def n_all(self) -> int:
+        """Rows of all tables."""
+        return sum(len(rows) for rows in self.tables.values()) + self.n_waiting
+
+    def add(self, name: str, rows: Array) -> None:
+        """Take rows of a table; they are put in order when they are needed."""
+        self.new.setdefault(name, []).append(rows)
+        self.n_waiting += len(rows)
+        self.n_new += len(rows) if name == "collectives" else 0
+
+    def fold(self) -> None:
+        """Put what has come in order."""
+        if not self.new:
+            return
+        for name, parts in self.new.items():
+            rows = joined([self.tables[name], *parts])
+            if name == "collectives":
+                order, _ = by_process_and_time(rows)
+                self.step = np.concatenate([self.step, np.full(len(rows) - len(self.step), UNKNOWN)])
+                if order is not None:
+                    self.step, rows = self.step[order], rows.take(order)
+            elif name in _KEPT:
+                rows = _latest(rows, name)
+            self.tables[name] = rows
+        self.new, self.n_new, self.n_waiting = {}, 0, 0
+
+    def keep(self, kept: Array, *, most_side_rows: int) -> None:
+        """Drop collectives that are not kept, and what other tables tell of the time before each process's first."""
+        rows = chosen(self.tables["collectives"], kept)
+        self.tables["collectives"], self.step = rows, self.step[kept]
+        who, first = np.unique(_who(rows), return_index=True)
+        for name in _SIDE_TABLES:
+            side = self.tables[name]
+            if not len(side) or not len(who):
+                continue
+            place = np.minimum(np.searchsorted(who, _who(side)), len(who) - 1)
+            begin = np.where(who[place] == _who(side), rows["ts_ns"][first][place], 0)
+            self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-most_side_rows:]
+
+
+def joined(parts: list[Array]) -> Array:
+    """Rows of one table, one after the other.
+
+    numpy copies structured rows field by field, several times slower than as plain bytes.
+    """
+    out: Array = np.concatenate([_as_bytes(rows) for rows in parts]).view(parts[0].dtype)
+    return out
+
+
+def chosen(rows: Array, which: Array) -> Array:
+    """Some rows of a table. which: bool (n,)."""
+    out: Array = _as_bytes(rows)[which].view(rows.dtype)
+    return out
+
+
+def _as_bytes(rows: Array) -> Array:
+    return np.ascontiguousarray(rows).view(f"V{rows.dtype.itemsize}")
+
+
+def complete(rows: Array, lag_ns: int) -> Array:
+    """Which rows of a job are usable: bool (n,).
+
+    rows: COLLECTIVES sorted by node, pid, time, with the rounds of ranks that were captured late put right.
+    """
+    n = len(rows)
+    if not n:
+        return np.zeros(0, bool)
+    who, ts_ns, seq = _who(rows), rows["ts_ns"], rows["seq"]
+    first = np.flatnonzero(np.concatenate([[True], who[1:] != who[:-1]]))
+    sizes = np.diff(first, append=n)
+    process = np.repeat(np.arange(len(first)), sizes)
+    age_ns = np.repeat(ts_ns[first + sizes - 1], sizes) - ts_ns
+    op, comm_hash = rows["op"], rows["comm_hash"]
+    counted = (op != Op.SEND) & (op != Op.RECV) & (seq != UNKNOWN) & (comm_hash != 0)
+    comm, n_comms = numbered(comm_hash)
+    here = np.flatnonzero(counted)
+    pair, n_pairs = numbered(comm[here], process[here])
+    # Of each member, in order of time: what is written last stays.
+    last, size, span_ns, comm_of = (np.zeros(n_pairs, np.int64) for _ in range(4))
+    last[:] = UNKNOWN
+    np.maximum.at(last, pair, seq[here])
+    comm_of[pair], size[pair], span_ns[pair[::-1]] = comm[here], rows["nranks"][here], age_ns[here][::-1]
+    reached = np.full(n_comms, np.iinfo(np.int64).max)
+    np.minimum.at(reached, comm_of, last)
+    size_of, span_of = np.zeros((2, n_comms), np.int64)
+    np.maximum.at(size_of, comm_of, size)
+    np.maximum.at(span_of, comm_of, span_ns)
+    lacks = np.bincount(comm_of, minlength=n_comms) < size_of
+    reached[lacks & (span_of < lag_ns)] = UNKNOWN
+    is_open = np.flatnonzero(counted & (age_ns < lag_ns) & (seq > reached[comm]))
+    first_open = np.full(len(first), n)
+    np.minimum.at(first_open, process[is_open], is_open)
+    usable: Array = np.arange(n) < np.repeat(first_open, sizes)
+    return usable
+
+
+def told_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
+    """The same where rounds cannot be matched yet: rows up to the moment that each node has told of: bool (n,).
+
+    wall_ns: int64 (n,), when they happened.
+    """
+    newest = np.full(int(rows["node"].max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(newest, rows["node"], wall_ns)
+    here = newest[np.unique(rows["node"])]
+    usable: Array = wall_ns <= here[here >= here.max(initial=0) - lag_ns].min(initial=here.max(initial=0))
+    return usable
+
+
+def _latest(rows: Array, name: str) -> Array:
+    """One row of each process, or of each membership: the last one, with what earlier ones knew."""
+    columns = ("node", "pid") if name == "processes" else ("node", "pid", "comm_hash")
+    number, n = numbered(*(rows[column] for column in columns))
+    if n == len(rows):
+        return rows
+    out = np.zeros(n, rows.dtype)
+    out[number] = rows
+    for field_ in rows.dtype.names or ():
+        if rows.dtype[field_].kind != "i":
+            continue
+        known = rows[field_] != UNKNOWN
+        best = np.full(n, UNKNOWN, rows.dtype[field_])
+        best[number[known]] = rows[field_][known]
+        out[field_] = best
+    return out
+
+
+def _who(rows: Array) -> Array:
+    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)

@@ -1,0 +1,115 @@
+"""What all steps of the diagnosis share: the arrays that a trace becomes before anybody is looked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from stallscope.diagnose.arrays.parallel import both
+from stallscope.diagnose.cost.waiting import Waits
+from stallscope.diagnose.lateness.late_steps import Pace, pace
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.annotated_steps import told_steps
+from stallscope.diagnose.timeline.clocks import Clocks, aligned
+from stallscope.diagnose.timeline.excess import excess_ns, held_ns
+from stallscope.diagnose.timeline.programs import Programs, programs
+from stallscope.diagnose.timeline.rounds import Rounds, rounds
+from stallscope.diagnose.timeline.step_table import Cells, cells, judged
+from stallscope.diagnose.timeline.timeline import Timeline, timeline
+from stallscope.events.layout import Array
+from stallscope.events.trace import Trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace, put in order. table: all steps; judged: those that are not warm-up."""
+
+    trace: Trace
+    line: Timeline
+    clocks: Clocks
+    plan: Programs
+    met: Rounds
+    table: Cells
+    judged: Cells
+    pace: Pace
+    limits: Thresholds
+    usd_per_gpu_hour: float | None
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What the cost of late steps is worked out from."""
+        return Waits.of(
+            self.line,
+            self.arrival_ns,
+            step=self.plan.step,
+            step_ns=self.step_ns,
+            first_step=int(self.judged.step[0]) if len(self.judged.step) else 0,
+        )
+
+    @property
+    def arrival_ns(self) -> Array:
+        """Arrivals of all rows on one clock, that of the first node."""
+        return self.clocks.arrival_ns
+
+    @property
+    def first_node(self) -> int:
+        """The node whose clock arrival_ns are on."""
+        return int(self.line.node.min())
+
+    @property
+    def step_ns(self) -> float:
+        """The usual step."""
+        return self.pace.step_ns
+
+    @property
+    def observed_ns(self) -> float:
+        """From the first arrival to the last."""
+        if not len(self.line.rows):
+            return 0.0
+        return float(self.arrival_ns.max() - self.arrival_ns.min())
+
+    @property
+    def now_ns(self) -> int:
+        """The last moment any node's capture ran, on the common clock."""
+        tied = self.clocks.offsets
+        ends = [
+            self.clocks.common_ns(node, end)
+            for node, end in enumerate(self.trace.ends_ns)
+            if end >= 0 and node in tied
+        ]
+        return max([*ends, int(self.arrival_ns.max(initial=0))])
+
+    def who(self, process: int) -> tuple[int, int]:
+        """What names a process beyond this case: node and pid."""
+        return int(self.line.node[process]), int(self.line.pid[process])
+
+
+def case_of(
+    trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_numbered: bool = False
+) -> Case:
+    """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
+    line = timeline(trace, is_numbered=is_numbered)
+    n = len(line.rows)
+    clocks, plan = both(
+        lambda: aligned(line, trace.probed), lambda: programs(line, told_steps(trace, line)), n=n
+    )
+
+    def on_host() -> tuple[Array, Array]:
+        excess = excess_ns(line, plan, line.host_ns)
+        return excess, held_ns(line, plan, excess, least_ns=limits.min_late_ns)
+
+    (met, of_self), (of_host, held) = both(
+        lambda: (rounds(line, clocks, limits), excess_ns(line, plan, line.self_ns)), on_host, n=n
+    )
+    table = cells(line, plan, met, excess=(of_self, of_host), held_ns=held)
+    counted = judged(table, line, limits)
+    return Case(
+        trace=trace,
+        line=line,
+        clocks=clocks,
+        plan=plan,
+        met=met,
+        table=table,
+        judged=counted,
+        pace=pace(line, counted, limits),
+        limits=limits,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+    )

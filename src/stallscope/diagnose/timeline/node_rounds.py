@@ -1,0 +1,198 @@
+"""Rounds as seen from each node that takes part in them: what ties the nodes' clocks together (see clocks).
+
+The rounds stand in tables, a line per process (see tables). Processes are numbered by node, so that those of one node
+are lines below each other, which are folded into one.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered, order_of
+from stallscope.diagnose.arrays.parallel import together
+from stallscope.diagnose.arrays.round_tables import Block
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import SYNCHRONISING_OPS, Op
+
+_EARLY, _LATE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
+    their first release after it (UNKNOWN where none was seen).
+
+    is_last: nothing else was enqueued between the arrivals and the release. waits: the node's ranks cannot be
+    released before the other side has entered; holds: the other side cannot before these have. Both are true for
+    synchronising collectives; of a send and its receive only one each.
+    """
+
+    round: Array
+    comm: Array
+    node: Array
+    arrival_ns: Array
+    release_ns: Array
+    is_last: Array
+    waits: Array
+    holds: Array
+
+    def of(self, node: int) -> slice:
+        """The rows of a node."""
+        begin, end = np.searchsorted(self.node, [node, node + 1])
+        return slice(int(begin), int(end))
+
+
+def meetings(line: Timeline) -> Meetings:
+    """The rounds that ranks of several nodes take part in, seen from each node."""
+    release, is_last = line.releases
+    waits_for_all = np.zeros(max(Op) + 1, bool)
+    waits_for_all[list(SYNCHRONISING_OPS)] = True
+    usable = waits_for_all[line.rows["op"]]
+    usable |= line.is_p2p
+    spans = spans_nodes(line)
+    if not spans.all():
+        usable &= spans[line.comm]
+    rows = np.flatnonzero(usable)
+    lines = _Lines.of(line)
+    if len(line.meetings.irregular) or lines is None:
+        return _by_row(line, rows, release, is_last)
+    return _by_table(line, lines, rows, release, is_last)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines of the tables that belong to one communicator and one node, together: arrays (k,), by communicator, node.
+
+    first_cell: where the first line of each begins. n_lines: how many.
+    """
+
+    comm: Array
+    node: Array
+    first_cell: Array
+    n_lines: Array
+    waits: Array
+    holds: Array
+
+    @staticmethod
+    def of(line: Timeline) -> "_Lines | None":
+        """Those of a timeline; None where processes of one node do different things in a communicator."""
+        calls = line.calls
+        order = np.lexsort((calls.place, calls.comm))
+        comm, node = calls.comm[order], line.node[calls.process[order]]
+        op = line.rows.column("op", calls.first_row[order])
+        kind = np.where(op == Op.SEND, 1, np.where(op == Op.RECV, 2, 0))
+        begins = np.ones(len(comm), bool)
+        begins[1:] = (np.diff(comm) != 0) | (np.diff(node) != 0)
+        if (np.diff(kind)[~begins[1:]] != 0).any():
+            return None
+        first = np.flatnonzero(begins)
+        sets = line.meetings
+        cell = sets.first_cell[comm] + calls.place[order] * sets.line_cells[comm]
+        return _Lines(
+            comm=comm[first],
+            node=node[first],
+            first_cell=cell[first],
+            n_lines=np.diff(np.append(first, len(comm))),
+            waits=kind[first] != 1,
+            holds=kind[first] != 2,
+        )
+
+
+def _by_table(line: Timeline, lines: _Lines, rows: Array, release: Array, is_last: Array) -> Meetings:
+    """The meetings where each process is in a round once. rows: those that tie processes."""
+    sets = line.meetings
+    arrived, released = np.full(sets.n_cells, _EARLY), np.full(sets.n_cells, _LATE)
+    last = np.ones(sets.n_cells, bool)
+    where = rows if len(rows) < len(line.process) else slice(None)
+
+    def lay_out(cells: Array, value: Array) -> None:
+        cells[sets.cell[where]] = value[where]
+
+    values = (
+        (arrived, line.ts_ns),
+        (released, np.where(release == UNKNOWN, _LATE, release)),
+        (last, is_last),
+    )
+    together(partial(lay_out, cells, value) for cells, value in values)
+    parts = [_folded(block, lines, arrived, released, last) for block in sets.blocks]
+    if not parts:
+        return _by_row(line, rows, release, is_last)
+    part, column, arrival_ns, release_ns, all_last = (np.concatenate(one) for one in zip(*parts, strict=True))
+    n_seen = np.bincount(part, minlength=len(lines.comm))
+    begin = np.cumsum(n_seen) - n_seen
+    order = order_of(part, len(lines.comm))
+    by_node = np.lexsort((lines.comm, lines.node))
+    sizes = n_seen[by_node]
+    chosen = order[np.repeat(begin[by_node] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())]
+    part, arrival_ns, release_ns = part[chosen], arrival_ns[chosen], release_ns[chosen]
+    return Meetings(
+        round=sets.first_group[lines.comm[part]] + column[chosen],
+        comm=lines.comm[part],
+        node=lines.node[part],
+        arrival_ns=arrival_ns,
+        release_ns=np.where(release_ns == _LATE, UNKNOWN, release_ns),
+        is_last=all_last[chosen],
+        waits=lines.waits[part],
+        holds=lines.holds[part],
+    )
+
+
+def _folded(block: Block, lines: _Lines, arrived: Array, released: Array, last: Array) -> tuple[Array, ...]:
+    """What the lines of each part of a block have in common where any of them has an arrival: the part, the column, the
+    last arrival, the first release, whether all are the last before a wait; arrays (k,), by part, column.
+    """
+    parts = np.flatnonzero(
+        (lines.first_cell >= block.first) & (lines.first_cell < block.first + block.n_cells)
+    )
+    first = (lines.first_cell[parts] - block.first) // block.n_columns
+    shape = (block.n_sets * block.n_members, block.n_columns)
+    arrival_ns, release_ns = np.empty((2, len(parts), block.n_columns), np.int64)
+    all_last = np.empty((len(parts), block.n_columns), bool)
+    folds = (
+        (np.maximum, arrived, arrival_ns),
+        (np.minimum, released, release_ns),
+        (np.logical_and, last, all_last),
+    )
+    together(
+        partial(fold.reduceat, block.of(cells).reshape(shape), first, axis=0, out=out)
+        for fold, cells, out in folds
+    )
+    part, column = np.nonzero(arrival_ns != _EARLY)
+    return parts[part], column, arrival_ns[part, column], release_ns[part, column], all_last[part, column]
+
+
+def _by_row(line: Timeline, rows: Array, release: Array, is_last: Array) -> Meetings:
+    """The meetings of some rows, whatever they look like."""
+    number = line.round[rows]
+    node = line.node[line.process[rows]]
+    group, n_groups = numbered(node, number)
+    arrival, first_release = np.full(n_groups, _EARLY), np.full(n_groups, _LATE)
+    np.maximum.at(arrival, group, line.ts_ns[rows])
+    known = release[rows] != UNKNOWN
+    np.minimum.at(first_release, group[known], release[rows][known])
+    all_last = np.ones(n_groups, bool)
+    np.logical_and.at(all_last, group, is_last[rows])
+    one = np.zeros(n_groups, np.int64)
+    one[group] = np.arange(len(rows))
+    op = line.rows.column("op", rows[one])
+    return Meetings(
+        round=number[one],
+        comm=line.comm[rows][one],
+        node=node[one],
+        arrival_ns=arrival,
+        release_ns=np.where(first_release == _LATE, UNKNOWN, first_release),
+        is_last=all_last,
+        waits=op != Op.SEND,
+        holds=op != Op.RECV,
+    )
+
+
+def spans_nodes(line: Timeline) -> Array:
+    """By communicator: whether ranks of several nodes are in it."""
+    n_comms = len(line.comm_hash)
+    low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)
+    np.minimum.at(low, line.calls.comm, line.calls.process)
+    np.maximum.at(high, line.calls.comm, line.calls.process)
+    return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]

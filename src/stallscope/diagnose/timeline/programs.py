@@ -1,0 +1,300 @@
+"""Which ranks run the same program, and where its training steps begin.
+
+Ranks of one program are peers: their self times can be compared call by call. Stages of a pipeline run different
+programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls or copies
+between them make the pattern, or the long intervals. Where the pattern is one of many steps, because something comes
+in some of them only, a step is what repeats between two such marks. Where nothing repeats, it is what lies between
+two waits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.diagnose.arrays.round_tables import Tables
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+
+_SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of one program have in common
+_SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
+_FEW = 3  # so many calls may be missing by chance, as records that were lost
+_LOST, _BY_CHANCE = 0.02, 4  # or those of which this share was lost differ by: so many standard deviations
+_MOST_ALONE = 256  # more are no accident, and each is compared with all
+_COUNTED = 20  # calls rarer than this are not compared by share
+_MIN_REPEATS = 6
+_MAX_PERIOD = 4096
+_MATCH = 0.9
+_ALIKE = 0.8  # share of the marks that begin a step, and of the calls that are part of one
+_LONG = 2.5  # intervals of so many medians are the gaps between the steps of jobs that run ahead
+_COMPARED_ROWS = 16_384
+_TOLD = 0.5  # share of the rows of a process that must lie in a step that it told
+
+
+@dataclass(frozen=True)
+class Programs:
+    """program, member: int64 (p,) by process, and its place among the processes of the program.
+    key: int64 (n,), equal for rows that are the same call of one program; n_calls: how many there are. calls: the
+    same rows laid out as tables.
+    step: int64 (n,), training step of each row within its program; -1 before the pattern begins.
+    has_steps: bool by program, whether a repeating pattern was found.
+    """
+
+    program: Array
+    member: Array
+    key: Array
+    n_calls: int
+    calls: Tables
+    step: Array
+    has_steps: Array
+
+
+def programs(line: Timeline, told: Array | None = None) -> Programs:
+    """Programs, matching calls and steps of a timeline.
+
+    told: int64 (n,), the step in which each row lies as the job told it (see told_steps); it beats what is found.
+    """
+    kind = _kind(line)
+    signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, *kind)
+    program = _same_program(line, signature)
+    n_programs = int(program.max(initial=-1)) + 1
+    by_row = (program[line.process],) if n_programs > 1 else ()
+    called_with, _ = numbered(*by_row, line.role, *kind)
+    key, n_calls = numbered(called_with, line.rows["seq"])
+    step_of_key, has_steps = np.full(n_calls, -1, np.int64), np.zeros(n_programs, bool)
+    member, counts = np.zeros(line.n_processes, np.int64), np.diff(line.first)
+    for number in range(n_programs):
+        members = np.flatnonzero(program == number)
+        member[members] = np.arange(len(members))
+        teller = _teller(line, members, told)
+        model = members[np.argmax(counts[members])] if teller < 0 else teller
+        rows = slice(int(line.first[model]), int(line.first[model + 1]))
+        if told is not None and teller >= 0:
+            step_of_key[key[rows]], has_steps[number] = told[rows], True
+        else:
+            step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature[rows])
+    return Programs(
+        program=program,
+        member=member,
+        key=key,
+        n_calls=n_calls,
+        calls=Tables.of(called_with, member[line.process], key, is_laid_out=False),
+        step=_carried_forward(step_of_key[key], line.is_first),
+        has_steps=has_steps,
+    )
+
+
+def first_of_steps(line: Timeline, plan: Programs) -> Array:
+    """The first row of each step of each process: int64, sorted."""
+    begins = line.is_first.copy()
+    begins[1:] |= plan.step[1:] != plan.step[:-1]
+    return np.flatnonzero(begins)
+
+
+def _teller(line: Timeline, members: Array, told: Array | None) -> int:
+    """The process of a program that has told the step of most of its rows; -1 where none told enough of them."""
+    if told is None:
+        return -1
+    n_told = np.bincount(line.process[told >= 0], minlength=line.n_processes)[members]
+    n_rows = np.diff(line.first)[members]
+    best = int(np.argmax(n_told))
+    return int(members[best]) if n_told[best] >= _TOLD * n_rows[best] > 0 else -1
+
+
+def _kind(line: Timeline) -> tuple[Array, ...]:
+    """A column with 0 for collectives, and for point-to-point a number per direction and distance to the peer; no
+    column where there is no such call.
+    """
+    calls = np.flatnonzero(line.is_p2p)
+    if not len(calls):
+        return ()
+    op, peer, own = (line.rows.column(name, calls) for name in ("op", "peer_rank", "comm_rank"))
+    kind = np.zeros(len(line.rows), np.int64)
+    kind[calls] = numbered(op, peer.astype(np.int64) - own)[0] + 1
+    return (kind,)
+
+
+def _same_program(line: Timeline, signature: Array) -> Array:
+    """Number of the program of each process: int64 (p,)."""
+    previous = np.concatenate([[-1], signature[:-1]])[: len(signature)]
+    previous[line.first[:-1]] = -1
+    pair, _ = numbered(previous, signature)
+    pairs, calls = _shares(line, pair), _shares(line, signature)
+    n_rows = np.diff(line.first)
+    program = np.full(line.n_processes, -1, np.int64)
+    number = 0
+    while (program < 0).any():
+        left = np.flatnonzero(program < 0)
+        model = left[np.argmax(n_rows[left])]
+        common = np.minimum(pairs[left], pairs[model]).sum(axis=1)
+        compared = np.minimum(n_rows[left], n_rows[model])[:, None]
+        expected = calls[model] * compared
+        lost = _BY_CHANCE * np.sqrt(2 * _LOST * expected)
+        allowed = np.maximum(np.maximum(_SAME_COUNTS * expected, _FEW), lost)
+        differs = np.abs(calls[left] - calls[model]) * compared > allowed
+        alike = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
+        alike[left == model] = True
+        program[left[alike]] = number
+        number += 1
+    return numbered(_with_companions(program, pairs))[0]
+
+
+def _with_companions(program: Array, pairs: Array) -> Array:
+    """The programs, with processes that are alone in theirs put to the one of several that calls most like them.
+
+    That it makes some call more or less often, as records were lost, leaves it without peers otherwise.
+    """
+    size, out = np.bincount(program), program.copy()
+    alone = np.flatnonzero(size[program] == 1).tolist()
+    if len(alone) > _MOST_ALONE or not (size > 1).any():
+        return out
+    for process in alone:
+        common = np.minimum(pairs, pairs[process]).sum(axis=1)
+        common[size[program] == 1] = 0.0
+        best = int(np.argmax(common))
+        if common[best] >= _SAME_PAIRS:
+            out[process] = program[best]
+    return out
+
+
+def _shares(line: Timeline, code: Array) -> Array:
+    """How often each process has each code, as shares: float64 (p, codes)."""
+    n_codes = int(code.max(initial=-1)) + 1
+    counts = np.bincount(line.process * n_codes + code, minlength=line.n_processes * n_codes)
+    counts = counts.reshape(line.n_processes, n_codes).astype(np.float64)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+
+def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
+    """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
+    rows = line.rows[where]
+    sized, _ = numbered(signature, rows["count"])
+    interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
+    synced, copied = (np.diff(rows[name].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies"))
+    is_step_per_call = synced.mean() >= _MATCH  # then long intervals are delays, not gaps between steps
+    is_long = interval > _LONG * np.median(interval)
+    choices: list[tuple[Array, ...]] = [(sized,), (signature,), (synced, copied)]
+    if not is_step_per_call:
+        choices.append((is_long,))
+    marks = (synced, copied) if synced.any() or copied.any() else (is_long,)
+    length, begins = _shortest_stretch((sized, signature), marks)
+    for choice in choices:
+        symbols = [numbered(signature, mark)[0] for mark in choice]
+        # A job that runs ahead waits every so many steps, but copies its input in each: the shorter one is the step.
+        periods = [(period, i) for i, one in enumerate(symbols) if (period := repeat_length(one)) > 1]
+        if periods:
+            period, shortest = min(periods)
+            if 0 < length <= period // 2:
+                break
+            return _counted(symbols[shortest], period, interval), True
+    if length:
+        return np.cumsum(begins) - 1, True
+    if is_step_per_call:
+        return np.arange(len(rows)), True
+    waited = line.wait_ns[where] > 0
+    if waited.sum() >= _MIN_REPEATS:
+        return np.cumsum(waited) - 1, False
+    return np.arange(len(rows)), False
+
+
+def _shortest_stretch(sequences: Sequence[Array], marks: Sequence[Array]) -> tuple[int, Array]:
+    """The shortest stretch of calls that marks begin again and again: its length, 0 if there is none, and where
+    one begins, bool (n,). marks: bool (n,) each, such as "it has copied its input".
+
+    What comes in some steps only, a checkpoint's barrier or a logged loss, makes so many steps look like one period
+    of the calls; the steps in it still begin alike.
+    """
+    found = [stretch for mark in marks for symbols in sequences if (stretch := _stretch(symbols, mark))[0]]
+    return min(found, key=lambda stretch: stretch[0]) if found else (0, np.zeros(0, bool))
+
+
+def _stretch(symbols: Array, mark: Array) -> tuple[int, Array]:
+    """Where most marks begin equal stretches, which hold most calls: their length and beginnings."""
+    at, begins = np.flatnonzero(mark), np.zeros(len(mark), bool)
+    if len(at) <= _MIN_REPEATS:
+        return 0, begins
+    lengths = np.diff(at, append=len(mark))
+    usual = int(np.bincount(lengths).argmax())
+    starts = at[lengths >= usual]
+    calls = symbols[starts[:, None] + np.arange(usual)]
+    starts = starts[(calls == np.median(calls, axis=0)).all(axis=1)]
+    if len(starts) < _ALIKE * len(at) or len(starts) * usual < _ALIKE * (len(mark) - at[0]):
+        return 0, begins
+    begins[starts] = True
+    return usual, begins
+
+
+def repeat_length(symbols: Array) -> int:
+    """The period of a sequence: 0 when it does not repeat, 1 when all symbols are equal.
+
+    symbols: int64 (n,). Every pair of successive symbols must recur at that distance, also the rare ones: so a
+    step of many equal layers is found, not a layer. Pairs too rare to say anything are left out.
+    """
+    symbols = symbols[-_COMPARED_ROWS:]
+    n = len(symbols)
+    if n < 2 * _MIN_REPEATS:
+        return 0
+    pair, n_pairs = numbered(symbols[:-1], symbols[1:])
+    if n_pairs == 1:
+        return 1
+    counts = np.bincount(pair)
+    for least in np.unique(np.concatenate([[_MIN_REPEATS - 1], counts[counts >= _MIN_REPEATS]])):
+        kept = counts >= least
+        if kept.sum() < 2 or counts[kept].sum() < _MATCH * len(pair):
+            break
+        found = _shortest(pair, counts, kept)
+        if found:
+            return found
+    return 0
+
+
+def _shortest(pair: Array, counts: Array, kept: Array) -> int:
+    rarest = int(np.argmin(np.where(kept, counts, np.iinfo(np.int64).max)))
+    at = np.flatnonzero(pair == rarest)
+    candidates = np.unique(np.diff(at), return_counts=True)
+    usual = [int(lag) for lag, n in zip(*candidates, strict=True) if n >= 0.5 * len(at) * _MATCH]
+    sums = [int(at[i + k] - at[i]) for k in (1, 2, 3, 4) for i in range(min(len(at) - k, 1))]
+    for lag in sorted({*usual, *sums}):
+        if 1 < lag <= min(_MAX_PERIOD, len(pair) // _MIN_REPEATS) and _matches(pair, kept, lag):
+            return lag
+    return 0
+
+
+def _matches(pair: Array, kept: Array, lag: int) -> bool:
+    """Whether each kept pair recurs at this distance."""
+    same = pair[lag:] == pair[:-lag]
+    total = np.bincount(pair[:-lag], minlength=len(kept))
+    good = np.bincount(pair[:-lag][same], minlength=len(kept))
+    return bool((good[kept] >= _MATCH * total[kept]).all())
+
+
+def _counted(symbols: Array, period: int, interval_ns: Array) -> Array:
+    """Step number of each row: a step begins with the row after the longest usual interval.
+
+    The beginning is recognised by the pair of symbols there when that pair comes once a step, so that rows that
+    do not belong to the pattern (a validation, a checkpoint) do not shift what follows.
+    """
+    n = len(symbols)
+    phase = np.arange(n) % period
+    usual = np.array([np.median(interval_ns[phase == i]) if (phase == i).any() else 0 for i in range(period)])
+    previous = np.concatenate([[-1], symbols[:-1]])
+    pair, _ = numbered(previous, symbols)
+    begins_at = int(np.argmax(usual))
+    here = pair[phase == begins_at]
+    mark = int(np.bincount(here).argmax())
+    marked = pair == mark
+    if 0.8 * n / period <= marked.sum() <= 1.2 * n / period:
+        return np.cumsum(marked) - 1
+    return np.where(np.arange(n) < begins_at, -1, (np.arange(n) - begins_at) // period)
+
+
+def _carried_forward(step: Array, is_first: Array) -> Array:
+    """Rows whose call the model process lacks belong to the step before them."""
+    known = step >= 0
+    if not (known[:-1] & ~known[1:] & ~is_first[1:]).any():
+        return step
+    start = np.maximum.accumulate(np.where(is_first, np.arange(len(step)), 0))
+    last = np.maximum.accumulate(np.where(known, np.arange(len(step)), -1))
+    usable = last >= start
+    return np.where(known, step, np.where(usable, step[np.maximum(last, 0)], -1))

@@ -1,0 +1,92 @@
+"""Rounds: which arrivals belong together, and how late each is among them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
+from stallscope.diagnose.arrays.row_order import flagged
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.clocks import Clocks
+from stallscope.diagnose.timeline.node_rounds import spans_nodes
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+from stallscope.events.names import CollectiveFlag
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """round: int64 (n,) by row. n_arrived: int64 by round. late_ns: float64 (n,), arrival minus the median of the
+    others' arrivals; NaN for a rank alone in its round. arrival_ns: int64 (n,), on the common clock.
+    """
+
+    round: Array
+    n_arrived: Array
+    late_ns: Array
+    arrival_ns: Array
+
+    @property
+    def n_rounds(self) -> int:
+        return len(self.n_arrived)
+
+    @cached_property
+    def last_ns(self) -> Array:
+        """The last arrival of each round: int64 (n_rounds,)."""
+        last = np.full(self.n_rounds, np.iinfo(np.int64).min)
+        np.maximum.at(last, self.round, self.arrival_ns)
+        return last
+
+
+def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
+    """The rounds of a timeline. Lateness below twice the error counts as none: that of the clocks, and for
+    ranks captured late that of finding their rounds.
+    """
+    late_ns = line.meetings.beyond_others(clocks.arrival_ns)
+    of_clocks_ns, matching_error_ns = clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
+
+    def leave_out(here: slice) -> None:
+        error_ns = np.zeros(here.stop - here.start)
+        if of_clocks_ns is not None:
+            error_ns += of_clocks_ns[line.round[here]]
+        if matching_error_ns is not None:
+            error_ns += matching_error_ns[here]
+        late_ns[here][np.abs(late_ns[here]) < limits.clock_error_factor * error_ns] = 0.0
+
+    if of_clocks_ns is not None or matching_error_ns is not None:
+        in_pieces(len(late_ns), leave_out, rows_at_once=ROWS_AT_ONCE)
+    return Rounds(
+        round=line.round,
+        n_arrived=np.bincount(line.round, minlength=line.n_rounds),
+        late_ns=late_ns,
+        arrival_ns=clocks.arrival_ns,
+    )
+
+
+def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
+    """By round: how wrong lateness can be in it, as the largest error of the clocks of its communicator; 0 within one
+    node. None where there is one node only.
+    """
+    if line.n_processes == 0 or line.node.min() == line.node.max():
+        return None
+    worst = np.zeros(len(line.comm_hash))
+    np.maximum.at(worst, line.calls.comm, clocks.error_ns[line.node[line.calls.process]])
+    return np.where(spans_nodes(line), worst, 0.0)[line.comm_of_round]
+
+
+def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:
+    """By row: how far a rank that was captured late usually is from its rounds; 0 for the others. None
+    where there is no such rank.
+
+    Such ranks are put into rounds by their rhythm. Where ranks run ahead that may be wrong by a call or two, and all
+    of them then are early or late by about as much; one slow rank does not change the median of them.
+    """
+    is_late = flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)
+    rows = np.flatnonzero(is_late & np.isfinite(late_ns)) if is_late.any() else ()
+    if not len(rows):
+        return None
+    edges = np.flatnonzero(np.diff(line.process[rows])) + 1
+    usual = [float(np.median(part)) for part in np.split(np.abs(late_ns[rows]), edges)]
+    error = np.zeros(len(late_ns))
+    error[rows] = float(np.median(usual))
+    return error

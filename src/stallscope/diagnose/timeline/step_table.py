@@ -1,0 +1,203 @@
+"""Steps x processes: how late each process was in each step, and how much longer than its peers it took itself."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose.arrays.parallel import MUCH, in_pieces
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.programs import Programs, first_of_steps
+from stallscope.diagnose.timeline.rounds import Rounds
+from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.events.layout import Array
+
+_STRETCHES_AT_ONCE = 1 << 12
+_FEW = 0.05  # share of the rows up to which they are looked at one by one
+_STEPS_AHEAD = 64
+"""A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Steps x processes: the rows of one process in one step form a cell; arrays (c,)."""
+
+    process: Array
+    step: Array
+    first_row: Array
+    end_row: Array
+    peak_row: Array
+    late_ns: Array
+    rise_ns: Array
+    excess_ns: Array
+    held_row: Array
+    held_ns: Array
+    self_ns: Array
+    wait_ns: Array
+
+    def sums(self, value: Array) -> Array:
+        """The sum of a value (n,) over the rows of each cell: (c,)."""
+        return _sums(value, self.first_row, self.end_row)
+
+
+def cells(
+    line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, Array], held_ns: Array
+) -> Cells:
+    """Lateness and own excess of each process in each step of the pattern (step >= 0).
+
+    excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
+    host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
+    held_ns: float64 (n,), what the process held the others up for while they were waiting already (see excess).
+    self_ns, wait_ns: the process's self time in the step, and its waits.
+
+    rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
+    is what the rank was late at the step's first call beyond its own excess there.
+    """
+    n = len(line.rows)
+    if not n:
+        none = np.zeros(0, np.int64)
+        real = none.astype(np.float64)
+        return Cells(none, none, none, none, none, real, real, real, none, real, real, none)
+    first = first_of_steps(line, plan)
+    end = np.append(first[1:], n)
+    late = _known(met.late_ns)
+    peak, held_row = _last_largest(late, first, end), _largest_of_few(held_ns, first, end)
+    is_start = line.is_first[first]
+    before = np.where(is_start, 0.0, late[np.maximum(first - 1, 0)])
+    waited = _sums(line.wait_ns, first, end)
+    length = line.ts_ns[end - 1] - line.ts_ns[np.where(is_start, first, first - 1)]
+    at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
+    carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
+    rise = late[peak] - carried
+    own = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
+    kept = plan.step[first] >= 0
+    return Cells(
+        process=line.process[first][kept],
+        step=plan.step[first][kept],
+        first_row=first[kept],
+        end_row=end[kept],
+        peak_row=peak[kept],
+        late_ns=late[peak][kept],
+        rise_ns=rise[kept],
+        excess_ns=own[kept],
+        held_row=held_row[kept],
+        held_ns=held_ns[held_row][kept],
+        self_ns=(length - waited)[kept].astype(np.float64),
+        wait_ns=waited[kept],
+    )
+
+
+def _sums(value: Array, first: Array, end: Array) -> Array:
+    """The sum of value over each stretch of rows first..end: (k,)."""
+    out = np.empty(len(first), np.promote_types(value.dtype, np.int64))
+
+    def add(here: slice) -> None:
+        begin, ends = int(first[here.start]), end[here]
+        before = np.zeros(ends[-1] - begin + 1, out.dtype)  # before[i]: sum of all up to row i, without it
+        np.cumsum(value[begin : ends[-1]], out=before[1:])
+        np.subtract(before[ends - begin], before[first[here] - begin], out=out[here])
+
+    in_pieces(len(first), add, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
+
+
+def _largest_of_few(value: Array, first: Array, end: Array) -> Array:
+    """As _last_largest, of values that are 0 in most rows and negative in none."""
+    rows = np.flatnonzero(value)
+    if len(rows) > _FEW * len(value):
+        return _last_largest(value, first, end)
+    out = end - 1
+    stretch = np.searchsorted(first, rows, side="right") - 1
+    order = np.lexsort((rows, value[rows], stretch))
+    is_largest = np.append(np.diff(stretch[order]) != 0, True)[: len(rows)]
+    out[stretch[order[is_largest]]] = rows[order[is_largest]]
+    return out
+
+
+def _known(value: Array) -> Array:
+    """The value with 0 where it is NaN."""
+    is_unknown = np.isnan(value)
+    if not is_unknown.any():
+        return value
+    value = value.copy()
+    value[is_unknown] = 0.0
+    return value
+
+
+def _last_largest(value: Array, first: Array, end: Array) -> Array:
+    """The row of the largest value in each stretch of rows, the last of equals; stretches cover all rows in order."""
+    out = np.empty(len(first), np.int64)
+
+    def find(here: slice) -> None:
+        begin, ends = int(first[here.start]), end[here]
+        own = value[begin : ends[-1]]
+        starts = first[here] - begin
+        largest = np.repeat(np.maximum.reduceat(own, starts), ends - first[here])
+        rows = np.flatnonzero(own == largest)
+        out[here] = rows[np.searchsorted(rows, ends - begin) - 1] + begin
+
+    in_pieces(len(first), find, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
+
+
+def _largest_tail(value: Array, first: Array, last: Array) -> Array:
+    """The largest sum of value over a tail of each stretch first..last (both included)."""
+    out = np.empty(len(first))
+
+    def find(here: slice) -> None:
+        begin, after = int(first[here.start]), last[here] + 1
+        before = np.zeros(after[-1] - begin + 1)  # before[i]: sum of all up to row i, without it
+        np.cumsum(value[begin : after[-1]], out=before[1:])
+        ends = np.stack([first[here], after], axis=1).ravel() - begin
+        np.subtract(before[after - begin], np.minimum.reduceat(before, ends)[::2], out=out[here])
+
+    in_pieces(len(first), find, rows_at_once=_STRETCHES_AT_ONCE, is_much=len(value) >= MUCH)
+    return out
+
+
+def usual_step_ns(line: Timeline, table: Cells) -> float:
+    """Median time that a step of a process takes; 0 when unknown.
+
+    From the beginning of one step to that of the next, where processes wait for their GPUs in most steps. Where they
+    do not, their hosts run ahead, and only many steps together take as long as on the GPUs.
+    """
+    starts = line.ts_ns[table.first_row]
+    n_steps = len(np.unique(table.step))
+    runs_ahead = n_steps > 0 and not np.median(table.wait_ns)
+    apart = min(max(n_steps // 4, 1), _STEPS_AHEAD) if runs_ahead else 1
+    n_between = table.step[apart:] - table.step[:-apart]
+    same = (table.process[apart:] == table.process[:-apart]) & (n_between == apart)
+    return float(np.median((starts[apart:] - starts[:-apart])[same])) / apart if same.any() else 0.0
+
+
+def lengths_ns(line: Timeline, table: Cells, here: slice = slice(None)) -> Array:
+    """From the arrival before each of some cells to its last: int64 (k,)."""
+    before = np.maximum(table.first_row[here] - 1, 0)
+    return np.asarray(line.ts_ns[table.end_row[here] - 1] - line.ts_ns[before])
+
+
+def touched(step: Array, late: Array) -> Array:
+    """Whether each step is one of the late ones, or follows one: what a late step makes others wait for shows in the
+    interval that leads into the next.
+    """
+    return np.asarray(np.isin(step, late) | np.isin(step - 1, late))
+
+
+def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:
+    """The cells without warm-up: the first steps, and further ones while they take several times the usual."""
+    starts = line.ts_ns[table.first_row]
+    usual = usual_step_ns(line, table)
+    first_judged = limits.warm_up_steps
+    for step in range(limits.warm_up_steps, 10):
+        now, after = starts[table.step == step], starts[table.step == step + 1]
+        if (
+            not len(now)
+            or not len(after)
+            or np.median(after) - np.median(now) <= limits.warm_up_factor * usual
+        ):
+            break
+        first_judged = step + 1
+    return _where(table, table.step >= first_judged)
+
+
+def _where(table: Cells, mask: Array) -> Cells:
+    return replace(table, **{name: getattr(table, name)[mask] for name in Cells.__dataclass_fields__})

@@ -1,0 +1,413 @@
+"""All arrivals, sorted by process and time, each with the interval that leads up to it.
+
+The interval before an arrival began at the process's previous arrival, on any communicator. Its self time is its
+length minus the waits in it. Differences of one process's clock need no other clock, so self time is exact
+whatever the clocks of the hosts do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered, order_of, places
+from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, both, in_pieces
+from stallscope.diagnose.arrays.round_tables import Tables
+from stallscope.diagnose.arrays.row_order import RowsInOrder, flagged, in_order, taken
+from stallscope.diagnose.timeline.late_attach import matched
+from stallscope.diagnose.timeline.releases import released
+from stallscope.events.columns import Columns, is_one_value
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, CollectiveFlag, Op
+from stallscope.events.trace import Trace
+
+_MAY_WAIT_FOR_GPU = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Category.COPY, Category.ALLOC)
+"""Besides synchronise calls: a blocking copy or a free waits for what was enqueued before it, a launch on a full
+queue for room."""
+
+_COLUMNS = (
+    *("ts_ns", "comm_hash", "comm_rank", "peer_rank", "nranks", "seq"),
+    *("op", "datatype", "count", "flags", "wait_leave_ns", "gpu_start_ns", "gpu_end_ns"),
+)
+_SPARSE = 4  # numbers of rounds may leave out so many times those that occur
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Processes in communicators; `m` of them, in order of process, then communicator.
+
+    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). place: int64 (m,), the process's place
+    among those of the communicator. first_row: int64 (m,).
+    """
+
+    pair: Array
+    process: Array
+    comm: Array
+    place: Array
+    first_row: Array
+
+    @staticmethod
+    def of(process: Array, comm: Array) -> "Membership":
+        pair, n_pairs = numbered(process, comm)
+        first_row = np.zeros(n_pairs, np.int64)
+        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
+        comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
+        order = np.argsort(comm_of, kind="stable")
+        place[order] = places(comm_of[order])
+        return Membership(pair, process[first_row], comm_of, place, first_row)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One row per arrival, sorted by process, then time; `n` rows, `p` processes.
+
+    rows: the collectives (n,). ts_ns: int64 (n,), arrivals, each on its node's clock. process: int64 (n,), number of
+    the process. is_first: bool (n,), the process's first arrival: it has no interval. is_whole: bool (n,), no record
+    was lost within the interval.
+    wait_ns: int64 (n,), the waits in the interval.
+    host_ns: int64 (n,), the interval without any call that can wait for the GPU: what the host did itself.
+    comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
+    is_p2p: bool (n,). role: (n,), the communicator's place in its process's program.
+    round: int64 (n,), number of the round, in order of the communicators; meetings: the rounds laid out as tables.
+    calls: the processes in communicators.
+    node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
+    first: int64 (p + 1,), where each process's rows begin.
+    comm_hash: uint64, and n_members: int64, by communicator number.
+    """
+
+    rows: RowsInOrder
+    ts_ns: Array
+    process: Array
+    is_first: Array
+    is_whole: Array
+    wait_ns: Array
+    host_ns: Array
+    comm: Array
+    is_p2p: Array
+    role: Array
+    round: Array
+    n_rounds: int
+    meetings: Tables
+    calls: Membership
+    node: Array
+    pid: Array
+    rank: Array
+    first: Array
+    comm_hash: Array
+    n_members: Array
+
+    @property
+    def n_processes(self) -> int:
+        return len(self.pid)
+
+    @property
+    def interval_ns(self) -> Array:
+        """Length of each row's interval: int64 (n,). It is worked out each time."""
+        return _increase(self.ts_ns, self.first)
+
+    @property
+    def in_gpu_calls_ns(self) -> Array:
+        """The interval without what the host did itself: int64 (n,). It is worked out each time."""
+        spent = self.interval_ns
+        spent -= self.host_ns
+        return spent
+
+    @property
+    def self_ns(self) -> Array:
+        """The interval without its waits: int64 (n,). It is worked out each time."""
+        return self.interval_ns - self.wait_ns
+
+    @cached_property
+    def comm_of_round(self) -> Array:
+        """Number of the communicator of each round: int64 (n_rounds,)."""
+        out = np.zeros(self.n_rounds, np.int64)
+        out[self.round] = self.comm
+        return out
+
+    @cached_property
+    def releases(self) -> tuple[Array, Array]:
+        """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was
+        not seen; and whether that was before its next arrival, bool (n,).
+        """
+        return released(self.ts_ns, self.rows["wait_leave_ns"], self.first)
+
+
+def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
+    """The timeline of a trace; empty when it holds no collectives.
+
+    is_numbered: rounds of ranks that were captured late have been put right before.
+    """
+    order, first = by_process_and_time(trace.collectives)
+    process = np.repeat(np.arange(len(first) - 1), np.diff(first))
+    rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
+    is_first = np.zeros(len(rows), bool)
+    is_first[first[:-1]] = True
+    comm, is_p2p, comm_hash, whole = _communicators(rows)
+    (wait_ns, host_ns), (number, n_rounds) = both(
+        lambda: _spent(rows["ts_ns"], waited, may_wait, first),
+        lambda: numbered(comm, rows["seq"]),
+        n=len(rows),
+    )
+    calls = Membership.of(process, comm)
+    members = Membership.of(process, whole) if whole is not comm else calls
+    sizes = rows["nranks"][members.first_row]
+    one_each = rows.table[rows.at(members.first_row)]
+    node, pid = (rows.table[name][rows.at(first[:-1])].astype(np.int64) for name in ("node", "pid"))
+    meetings, is_whole = both(
+        lambda: Tables.of(comm, calls.place[calls.pair], number),
+        lambda: ~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
+        n=len(rows),
+    )
+    return Timeline(
+        rows=rows,
+        ts_ns=rows["ts_ns"],
+        process=process,
+        is_first=is_first,
+        is_whole=is_whole,
+        wait_ns=wait_ns,
+        host_ns=host_ns,
+        comm=comm,
+        is_p2p=is_p2p,
+        role=_roles(members, sizes, rows["seq"][members.first_row]),
+        round=number,
+        n_rounds=n_rounds,
+        meetings=meetings,
+        calls=calls,
+        node=node,
+        pid=pid,
+        rank=_ranks(trace, node, pid, one_each),
+        first=first,
+        comm_hash=comm_hash,
+        n_members=np.bincount(calls.comm, minlength=len(comm_hash)),
+    )
+
+
+def _rows(
+    trace: Trace, order: Array | None, process: Array, *, is_numbered: bool
+) -> tuple[RowsInOrder, Array, list[Array]]:
+    """The collectives in order, with the columns that are needed all along; what their processes had spent in waits for
+    the GPU, int64 (n,); and what they had in all that may wait for it, int64 (n,) each, to be added up.
+    """
+    if isinstance(trace.collectives, Columns):
+        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS)
+        spent = {
+            category: taken(trace.collectives.place("ledger_ns", category - 1), order)
+            for category in _MAY_WAIT_FOR_GPU
+        }
+        waited = spent[Category.WAIT_GPU]
+        may_wait = [column for column in spent.values() if not is_one_value(column)]
+    else:
+        waited, in_all = np.empty((2, len(process)), np.int64)
+
+        def add(here: slice, rows: Array) -> None:
+            ledger = rows["ledger_ns"]
+            waited[here] = ledger[:, Category.WAIT_GPU - 1]
+            in_all[here] = sum(ledger[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
+
+        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
+        may_wait = [in_all]
+    if not is_numbered:
+        rows = rows.standing_for(matched(rows, process, trace.clocks))
+    return rows, waited, may_wait
+
+
+def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
+    """The order of the rows by process, then time, None where they stand in it; and where each process's rows begin:
+    int64 (n,), (p + 1,).
+
+    Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
+    """
+    node, pid, ts_ns = in_order(table, None, ("node", "pid", "ts_ns")).values()
+    process, n_processes = _numbered_in_turn(node, pid)
+    first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
+    order = None if (process[1:] >= process[:-1]).all() else order_of(process, n_processes)
+    in_turn = taken(ts_ns, order)
+    is_back = in_turn[1:] < in_turn[:-1]
+    is_back[first[1:-1] - 1] = False
+    if is_back.any():
+        order = np.lexsort((ts_ns, process))
+    return order, first
+
+
+def _numbered_in_turn(node: Array, pid: Array) -> tuple[Array, int]:
+    """As numbered(node, pid); quicker where each pair stands in one stretch, and these in order."""
+    begins = np.empty(len(node), bool)
+    begins[:1] = True
+    np.not_equal(pid[1:], pid[:-1], out=begins[1:])
+    begins[1:] |= node[1:] != node[:-1]
+    first = np.flatnonzero(begins)
+    nodes, pids = node[first].astype(np.int64), pid[first].astype(np.int64)
+    if ((nodes[1:] > nodes[:-1]) | ((nodes[1:] == nodes[:-1]) & (pids[1:] > pids[:-1]))).all():
+        return np.repeat(np.arange(len(first)), np.diff(first, append=len(node))), len(first)
+    return numbered(node, pid)
+
+
+def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Sequence[Array], first: Array) -> tuple[Array, Array]:
+    """What each interval holds of waits, and what the host did itself in it: int64 (n,) each, 0 in first rows.
+
+    waited_ns, may_wait_ns: what the process had spent until then in waits, and in each kind of calls that may wait.
+    """
+    wait_ns, host_ns = np.empty((2, len(ts_ns)), np.int64)
+
+    def fill(here: slice) -> None:
+        begin = max(here.start, 1)
+        own, before = slice(begin, here.stop), slice(begin - 1, here.stop - 1)
+        interval = ts_ns[own] - ts_ns[before]
+        np.minimum(np.maximum(waited_ns[own] - waited_ns[before], 0), interval, out=wait_ns[own])
+        in_calls = np.zeros_like(interval)
+        for spent in may_wait_ns:
+            in_calls += spent[own]
+            in_calls -= spent[before]
+        np.maximum(interval - np.maximum(in_calls, 0), 0, out=host_ns[own])
+
+    in_pieces(len(ts_ns), fill, rows_at_once=ROWS_AT_ONCE)
+    wait_ns[first[:-1]] = 0
+    host_ns[first[:-1]] = 0
+    return wait_ns, host_ns
+
+
+def _increase(total: Array, first: Array) -> Array:
+    """What a running number of each process grew by since the row before: int64 (n,), 0 in first rows."""
+    grown = np.empty_like(total)
+    np.subtract(total[1:], total[:-1], out=grown[1:])
+    grown[first[:-1]] = 0
+    return grown
+
+
+def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
+    """Number of the communicator of each row, whether it is point-to-point, the hashes by number, and a number that
+    all point-to-point pairs of one communicator share with its collectives.
+
+    Point-to-point calls match per (communicator, source, destination).
+    """
+    op = rows["op"]
+    is_p2p = (op == Op.SEND) | (op == Op.RECV)
+    comm_hash = rows["comm_hash"]
+    whole, n_comms = numbered(comm_hash)
+    comm = whole
+    if is_p2p.any():
+        own, peer = rows["comm_rank"].astype(np.int64), rows["peer_rank"].astype(np.int64)
+        is_send = op == Op.SEND
+        source = np.where(is_p2p, np.where(is_send, own, peer), UNKNOWN)
+        destination = np.where(is_p2p, np.where(is_send, peer, own), UNKNOWN)
+        comm, n_comms = numbered(whole, source, destination)
+    hashes = np.zeros(n_comms, np.uint64)
+    hashes[comm] = comm_hash
+    return comm, is_p2p, hashes, whole
+
+
+def _after_gap(seq: Array, calls: Membership) -> Array:
+    """Whether a record of the same process and communicator is missing right before each row."""
+    n, n_pairs = len(seq), len(calls.process)
+    low, high = _range_of_each(seq, calls)
+    span = high - low + 2  # one more, for what is before the first
+    n_cells = float(span.sum(dtype=np.float64))
+    if n_cells <= _SPARSE * n + n_pairs:
+        before_first = np.cumsum(span) - span
+        cell = (before_first + 1 - low)[calls.pair] + seq
+        is_there = np.zeros(int(n_cells), bool)
+        is_there[before_first] = True
+        is_there[cell] = True
+        if np.count_nonzero(is_there) == n + n_pairs:
+            return ~is_there[cell - 1] if n_cells > n + n_pairs else np.zeros(n, bool)
+    order = np.lexsort((seq, calls.pair))
+    gap = np.zeros(n, bool)
+    gap[order[1:]] = (np.diff(calls.pair[order]) == 0) & (np.diff(seq[order]) > 1)
+    return gap
+
+
+def _range_of_each(seq: Array, calls: Membership) -> tuple[Array, Array]:
+    """The least and the largest number of each membership: int64 (m,) each."""
+    last_row = np.zeros(len(calls.process), np.int64)
+    last_row[calls.pair] = np.arange(len(seq))  # the last to be written stays
+    low, high = seq[calls.first_row], seq[last_row]
+    if (seq < low[calls.pair]).any() or (seq > high[calls.pair]).any():  # not in order of time
+        np.minimum.at(low, calls.pair, seq)
+        np.maximum.at(high, calls.pair, seq)
+    return low, high
+
+
+def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
+    """Whether the running sums of a row count from another moment than those of the row before: bool (n,).
+
+    So it is where an agent was started anew.
+    """
+    anew = np.zeros(len(rows), bool)
+    is_late = flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
+    if not is_late.any():
+        return anew
+    late = np.flatnonzero(is_late & ~is_first)
+    anew[late] = (rows[late]["ledger_ns"] < rows[late - 1]["ledger_ns"]).any(axis=1)
+    return anew
+
+
+def _roles(members: Membership, nranks: Array, first_seq: Array) -> Array:
+    """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
+
+    nranks, first_seq: (m,), the size of each membership's communicator and the first round seen of it. A process that
+    was captured late has first uses of its own: its communicators have the places that they have for their others.
+    """
+    order = np.lexsort((members.first_row, nranks, members.process))
+    ordinal = np.zeros(len(order), np.int64)
+    ordinal[order] = places(members.process[order], nranks[order])
+    first_of_all = np.full(int(members.comm.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_of_all, members.comm, first_seq)
+    # The order of first uses is wrong in all communicators of a process that lacks its first call in one of them.
+    lacks = np.bincount(members.process, weights=first_seq > first_of_all[members.comm])
+    earliest = np.lexsort((ordinal, lacks[members.process], first_seq, members.comm))
+    model = earliest[places(members.comm[earliest]) == 0]
+    by_model, first_of_model = np.zeros((2, int(members.comm.max(initial=-1)) + 1), np.int64)
+    by_model[members.comm[model]], first_of_model[members.comm[model]] = ordinal[model], first_seq[model]
+    for process in np.unique(members.process[first_seq > first_of_model[members.comm]]).tolist():
+        mine = np.flatnonzero(members.process == process)
+        theirs = by_model[members.comm[mine]]
+        if numbered(nranks[mine], theirs)[1] == len(mine):
+            ordinal[mine] = theirs
+    role, n_roles = numbered(nranks, ordinal)
+    return role.astype(np.uint16 if n_roles <= 1 << 16 else np.int64)[members.pair]
+
+
+def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
+    """The job's own numbers of the processes: int64 (p,).
+
+    As their launcher told them; where it did not tell all (processes that a parent forked, say), as they are
+    numbered in the largest communicator that all are in, when that contradicts nothing told; else in order.
+    memberships: a collective of each process in each communicator.
+    """
+    told = trace.told_ranks()
+    who = list(zip(node.tolist(), pid.tolist(), strict=True))
+    ranks = np.array([told.get(one, UNKNOWN) for one in who], np.int64)
+    is_known = ranks != UNKNOWN
+    has_twins = len(np.unique(ranks[is_known])) < is_known.sum()
+    if is_known.all() and not (has_twins and _meet_a_twin(who, ranks, memberships)):
+        return ranks
+    numbered_in = _ranks_in_largest(trace, who, memberships)
+    if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
+        return numbered_in
+    return np.arange(len(ranks))
+
+
+def _meet_a_twin(who: list[tuple[int, int]], ranks: Array, memberships: Array) -> bool:
+    """Whether a communicator has two processes that were told the same rank: else they are of several jobs."""
+    rank_of = dict(zip(who, ranks.tolist(), strict=True))
+    rows = memberships[memberships["comm_hash"] != 0][["comm_hash", "node", "pid"]]
+    found = [(comm_hash, rank_of[node, pid]) for comm_hash, node, pid in np.unique(rows).tolist()]
+    return len(set(found)) < len(found)
+
+
+def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]], memberships: Array) -> Array | None:
+    """Each process's rank in the largest communicator that all of them are in; None without such a one."""
+    columns = ["node", "pid", "comm_hash", "comm_rank", "nranks"]
+    seen = np.concatenate([trace.communicators[columns], memberships[columns]])
+    seen = seen[(seen["comm_hash"] != 0) & (seen["comm_rank"] != UNKNOWN)]
+    for nranks in np.unique(seen["nranks"])[::-1].tolist():
+        if nranks < len(who):
+            return None
+        for comm_hash in np.unique(seen["comm_hash"][seen["nranks"] == nranks]).tolist():
+            here = seen[(seen["comm_hash"] == comm_hash) & (seen["nranks"] == nranks)]
+            rank_of = {(int(row["node"]), int(row["pid"])): int(row["comm_rank"]) for row in here}
+            found = [rank_of.get(one, UNKNOWN) for one in who]
+            if UNKNOWN not in found and len(set(found)) == len(found):
+                return np.array(found, np.int64)
+    return None

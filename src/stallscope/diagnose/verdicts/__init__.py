@@ -1,0 +1,1 @@
+"""One file per kind of verdict: takes findings, returns the verdict."""

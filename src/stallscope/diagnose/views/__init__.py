@@ -1,0 +1,1 @@
+"""Tables that other interfaces show: rows by process, chains of slow calls."""

@@ -1,0 +1,143 @@
+"""What each process did in a trace, and each container: rounds, lateness, where the time went, part in the verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline import jobs
+from stallscope.diagnose.timeline.clocks import aligned
+from stallscope.diagnose.timeline.rounds import rounds
+from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag
+from stallscope.events.trace import Trace
+
+_LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class ProcessRow:
+    """late_ms, worst_ms: median and largest lateness over its rounds, None without peers. shares: of its time by
+    category, the largest first, those below 1 % left out. part: culprit, victim, or empty. job: its number, where the
+    trace holds several; else 1.
+    """
+
+    node: str
+    rank: int | None
+    pid: int
+    name: str
+    container: str
+    n_rounds: int
+    late_ms: float | None
+    worst_ms: float | None
+    shares: Mapping[str, float]
+    part: str
+    job: int = 1
+
+
+@dataclass(frozen=True)
+class ContainerRow:
+    """The processes of one container, or of none (empty name) on a node. worst_ms: of its latest process."""
+
+    node: str
+    container: str
+    ranks: Sequence[int]
+    n_processes: int
+    n_rounds: int
+    worst_ms: float | None
+    shares: Mapping[str, float]
+    part: str
+
+
+def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
+    """A row for each process of the trace, by node, job, rank and pid."""
+    line = timeline(trace)
+    met = rounds(line, aligned(line, trace.probed), Thresholds())
+    places = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
+    told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
+    containers = {
+        (int(row["node"]), int(row["pid"])): row["value"].decode("utf-8", "replace")
+        for row in trace.annotations
+        if row["label"] == b"container"
+    }
+    job_of = jobs.job_of(trace)
+    found = []
+    for node, pid in {*places, *told}:
+        place = places.get((node, pid), UNKNOWN)
+        own, mine = told.get((node, pid)), np.flatnonzero(line.process == place)
+        rank = int(line.rank[place]) if place >= 0 else int(own["rank"]) if own is not None else UNKNOWN
+        late_ms = met.late_ns[mine][~np.isnan(met.late_ns[mine])] / 1e6
+        found.append(
+            ProcessRow(
+                node=trace.nodes[node],
+                rank=None if rank == UNKNOWN else rank,
+                pid=pid,
+                name=own["comm"].decode("utf-8", "replace") if own is not None else "",
+                container=containers.get((node, pid), ""),
+                n_rounds=len(mine),
+                late_ms=round(float(np.median(late_ms)), 3) if len(late_ms) else None,
+                worst_ms=round(float(late_ms.max()), 3) if len(late_ms) else None,
+                shares=_shares(_ledger(trace, line.rows[mine], node=node, pid=pid)),
+                part=_part(report, rank, job=job_of.get((node, pid), 0) + 1),
+                job=job_of.get((node, pid), 0) + 1,
+            )
+        )
+    return sorted(found, key=lambda row: (row.node, row.job, row.rank is None, row.rank or 0, row.pid))
+
+
+def container_rows(rows: Sequence[ProcessRow]) -> list[ContainerRow]:
+    """The same by container; what is in none counts as one a node."""
+    groups: dict[tuple[str, str], list[ProcessRow]] = {}
+    for row in rows:
+        groups.setdefault((row.node, row.container), []).append(row)
+    return [
+        ContainerRow(
+            node=node,
+            container=container,
+            ranks=sorted({row.rank for row in own if row.rank is not None}),
+            n_processes=len(own),
+            n_rounds=sum(row.n_rounds for row in own),
+            worst_ms=max((row.worst_ms for row in own if row.worst_ms is not None), default=None),
+            shares=_mean([row.shares for row in own]),
+            part=", ".join(part for part in ("culprit", "victim") if any(row.part == part for row in own)),
+        )
+        for (node, container), own in sorted(groups.items())
+    ]
+
+
+def as_rows(rows: Sequence[ProcessRow] | Sequence[ContainerRow]) -> list[dict[str, Any]]:
+    """As data for JSON."""
+    return [asdict(row) for row in rows]
+
+
+def _ledger(trace: Trace, arrivals: Array, *, node: int, pid: int) -> Array:
+    """ns by category that the process spent between the first and the last record that carries its account."""
+    states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
+    kept = arrivals[arrivals["flags"] & CollectiveFlag.NO_LEDGER == 0]
+    accounts = np.concatenate([kept["ledger_ns"], states["ledger_ns"]])
+    return accounts.max(axis=0) - accounts.min(axis=0) if len(accounts) > 1 else np.zeros(len(CATEGORY_NAMES))
+
+
+def _shares(spent_ns: Array) -> dict[str, float]:
+    total = max(float(spent_ns.sum()), 1.0)
+    order = np.argsort(-spent_ns, kind="stable").tolist()
+    shares = {CATEGORY_NAMES[i]: round(float(spent_ns[i]) / total, 3) for i in order}
+    return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+
+
+def _mean(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for shares in each for name in shares}
+    mean = {name: round(sum(shares.get(name, 0.0) for shares in each) / len(each), 3) for name in names}
+    return dict(sorted(mean.items(), key=lambda one: (-one[1], one[0])))
+
+
+def _part(report: Report, rank: int, *, job: int) -> str:
+    """job: its number, where the verdicts tell of which one they are."""
+    mine = [one for one in report.verdicts if jobs.number_of(one) in (None, job)]
+    if any(rank in verdict.ranks for verdict in mine):
+        return "culprit"
+    return "victim" if any(rank in verdict.victims for verdict in mine) else ""

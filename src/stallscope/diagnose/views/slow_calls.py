@@ -1,0 +1,142 @@
+"""Slow-call chains: what overlapped, on its own thread, with a call that took far longer than its like.
+
+Like are calls of one function and size class in one process: a copy is compared by its time per byte. First calls of a
+function load and compile, and are left out. Time alone explains nothing: only what the calling thread itself was held
+by while it was inside the call counts, each with its share of the call.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.processes.single import outermost
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, Op
+from stallscope.events.trace import Trace
+
+SLOW_FACTOR = 10.0
+"""A call is slow from so many times the median of its like on ..."""
+
+SLOW_NS = 1_000_000
+"""... and from this length on: nobody acts on less."""
+
+LEAST_LIKE = 5
+"""Fewer calls have no usual length."""
+
+_LEAST_SHARE = 0.05
+_PER_BYTE_FROM = 1 << 16  # smaller copies take a fixed time
+
+
+@dataclass(frozen=True)
+class Link:
+    """One thing that held the call. share: of the call's duration. by: who took the CPU, where known."""
+
+    category: Category
+    share: float
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A slow call and what held it, longest first; what is left was inside the call itself. Times in ns.
+
+    wall_ns: entry, since 1970; None without a clock. usual_ns: what its like take (for a copy of this size).
+    """
+
+    node: str
+    pid: int
+    tid: int
+    function: str
+    op: Op
+    wall_ns: int | None
+    duration_ns: int
+    usual_ns: float
+    n_like: int
+    count_bytes: int
+    links: tuple[Link, ...]
+
+    @property
+    def explained(self) -> float:
+        """Share of the call in which its thread was held by something: 0 to 1."""
+        return sum(link.share for link in self.links)
+
+
+def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
+    """The slow calls of a trace that can be compared with their like, the longest first; at most so many."""
+    calls = outermost(trace.calls)
+    if not len(calls):
+        return []
+    order = np.lexsort((calls["ts_ns"], calls["symbol"], calls["pid"], calls["node"]))
+    calls = calls[order]
+    is_first = _changes(calls, ("node", "pid", "symbol"))
+    function = np.cumsum(is_first)
+    cost = _comparable(calls)
+    size = np.where(cost != calls["duration_ns"], -1, _size_class(calls))
+    like = function * 128 + size + 1
+    found: list[tuple[int, float, int]] = []
+    for value in np.unique(like[~is_first]):
+        mine = np.flatnonzero((like == value) & ~is_first)
+        if len(mine) < LEAST_LIKE:
+            continue
+        usual = float(np.median(cost[mine]))
+        slow = mine[(cost[mine] > SLOW_FACTOR * usual) & (calls["duration_ns"][mine] >= SLOW_NS)]
+        found += [(int(row), usual * float(calls["duration_ns"][row] / cost[row]), len(mine)) for row in slow]
+    found.sort(key=lambda one: -int(calls["duration_ns"][one[0]]))
+    return [_chain(trace, calls[row], usual, n) for row, usual, n in found[:most]]
+
+
+def _changes(rows: Array, columns: tuple[str, ...]) -> Array:
+    """Where a group begins, along rows sorted by these columns: (n,) bool."""
+    begins = np.zeros(len(rows), bool)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= rows[column][1:] != rows[column][:-1]
+    return begins
+
+
+def _comparable(calls: Array) -> Array:
+    """What calls are compared by: their duration; of large copies the ns a byte takes. (n,) float64."""
+    by_byte = (calls["op"] == Op.COPY) & (calls["count_bytes"] >= _PER_BYTE_FROM)
+    return np.where(by_byte, calls["duration_ns"] / np.maximum(calls["count_bytes"], 1), calls["duration_ns"])
+
+
+def _size_class(calls: Array) -> Array:
+    """Power of two of the bytes, 0 where none are told."""
+    n_bytes = np.maximum(calls["count_bytes"], 0)
+    return np.floor(np.log2(n_bytes + 1)).astype(np.int64)
+
+
+def _chain(trace: Trace, call: Array, usual_ns: float, n_like: int) -> Chain:
+    symbol = int(call["symbol"])
+    return Chain(
+        node=trace.nodes[int(call["node"])],
+        pid=int(call["pid"]),
+        tid=int(call["tid"]),
+        function=trace.symbols[symbol] if symbol < len(trace.symbols) else "",
+        op=Op(int(call["op"])),
+        wall_ns=wall_ns(trace, int(call["node"]), int(call["ts_ns"])),
+        duration_ns=int(call["duration_ns"]),
+        usual_ns=usual_ns,
+        n_like=n_like,
+        count_bytes=int(call["count_bytes"]),
+        links=_links(trace, call),
+    )
+
+
+def _links(trace: Trace, call: Array) -> tuple[Link, ...]:
+    """What held the calling thread during the call."""
+    off = trace.offcpu
+    begin, end = int(call["ts_ns"]), int(call["ts_ns"] + call["duration_ns"])
+    mine = off[(off["node"] == call["node"]) & (off["tid"] == call["tid"]) & (off["pid"] == call["pid"])]
+    leaves = np.where(mine["duration_ns"] == UNKNOWN, end, mine["ts_ns"] + mine["duration_ns"])
+    inside = np.minimum(leaves, end) - np.maximum(mine["ts_ns"], begin)
+    links = []
+    for category in np.unique(mine["category"][inside > 0]):
+        held = (mine["category"] == category) & (inside > 0)
+        share = float(inside[held].sum() / max(end - begin, 1))
+        longest = mine[held][np.argmax(inside[held])]
+        by = longest["by_comm"].decode("utf-8", "replace") if category == Category.PREEMPTED else ""
+        if share >= _LEAST_SHARE:
+            links.append(Link(Category(int(category)), min(share, 1.0), by))
+    return tuple(sorted(links, key=lambda link: -link.share))
