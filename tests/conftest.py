@@ -1,7 +1,8 @@
-"""What every test may ask for, and which tests this machine cannot run.
+"""Fixtures for all tests, and the markers that skip or rerun a test.
 
-A test says with a marker what it needs: `bpf`, `compiler`, `gpu`, `kernels` or `shared`. Where that is missing the test
-is skipped with the reason, and the reasons are counted at the end of the run.
+The markers `bpf`, `compiler`, `gpu`, `kernels` and `shared` name a requirement. Where the requirement is missing, the
+test is skipped with the reason, and the summary counts the reasons. The marker `live` permits two reruns of a test that
+waits for events of another process; the summary lists each rerun.
 """
 
 import ctypes
@@ -20,8 +21,6 @@ import pytest
 from stallscope.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-_SERVERS = {"deploy", "demo", "exporters", "hub", "query", "receive", "serve", "standing", "stress"}
-"""Folders of tests that start servers or whole jobs."""
 
 
 def data_folder() -> Path:
@@ -70,11 +69,9 @@ _MISSING_FOR = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that trace watch a live machine, and those that start servers need it to answer: two repeats are
-    allowed where it was busy, and are told as such.
-    """
+    """A test that waits for live events may be rerun twice; every other test fails at its first failure."""
     for item in items:
-        if item.get_closest_marker("bpf") or _SERVERS & set(item.path.relative_to(ROOT).parts):
+        if item.get_closest_marker("live"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
@@ -86,15 +83,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Count the skips by what was missing; the reasons themselves come from -ra."""
+    """Count the skipped tests by missing requirement, and list each rerun. Reasons are printed by -ra."""
     reports = terminalreporter.stats.get("skipped", [])
-    if not reports:
-        return
     reasons = [report.longrepr[2] if isinstance(report.longrepr, tuple) else "" for report in reports]
-    words = [reason.removeprefix("Skipped: ").split(":", 1)[0] for reason in reasons]
-    counts = Counter(word if word in _MISSING_FOR else "other" for word in words)
-    said = ", ".join(f"{word} {count}" for word, count in sorted(counts.items()))
-    terminalreporter.write_line(f"not run for want of: {said}")
+    markers = [reason.removeprefix("Skipped: ").split(":", 1)[0] for reason in reasons]
+    counts = Counter(marker if marker in _MISSING_FOR else "other" for marker in markers)
+    skipped = ", ".join(f"{marker} {count}" for marker, count in sorted(counts.items()))
+    terminalreporter.write_line(f"skipped: {skipped or 'none'}")
+    reruns = Counter(report.nodeid for report in terminalreporter.stats.get("rerun", []))
+    for nodeid, count in sorted(reruns.items()):
+        terminalreporter.write_line(f"rerun {count} of 2: {nodeid}")
+    terminalreporter.write_line(f"reruns: {reruns.total()} in {len(reruns)} tests")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ MOST_MB = 6
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_an_agent_does_not_grow_while_processes_come_and_go(tmp_path: Path):
     samples, cost = bench_soak.soaked(tmp_path, 15, n_ranks=2, every_s=0.75, visit_every_s=3)

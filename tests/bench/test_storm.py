@@ -5,7 +5,7 @@ from pathlib import Path
 import bench_storm
 import pytest
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 N_CALLS = 20_000
 

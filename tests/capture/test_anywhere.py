@@ -22,6 +22,7 @@ from stallscope.capture.program import Link, Options, Program
 
 pytestmark = [
     pytest.mark.bpf,
+    pytest.mark.live,
     pytest.mark.compiler,
     pytest.mark.skipif(not shutil.which("unshare"), reason="unshare(1) is missing"),
 ]

@@ -13,7 +13,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array
 from stallscope.events.names import Op
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 ID, NEW_ID = bytes(range(1, 129)), bytes(range(128, 0, -1))
 ALL_REDUCE = "lib.ncclAllReduce(P(0), P(0), Z(16), 7, 0, comm({}), P(0))"

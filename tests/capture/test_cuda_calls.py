@@ -19,7 +19,7 @@ from stallscope.events.names import Category, Direction, HostMemory, MemoryKind,
 
 from .conftest import TARGETS
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 MIB = 1 << 20
 PREPARE = (

@@ -110,6 +110,7 @@ def counted(program: Program, pid: int) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 @pytest.mark.parametrize("way", IOCTL_WAYS)
 def test_calls_into_the_driver_are_counted_and_no_others(
@@ -154,6 +155,7 @@ def test_calls_into_the_driver_are_counted_and_no_others(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_numbers_have_the_names_of_the_drivers_headers(
     tracing: Callable[..., Program], caller: Caller, device: Callable[..., Path]
@@ -179,6 +181,7 @@ def test_numbers_have_the_names_of_the_drivers_headers(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_nothing_is_loaded_where_nobody_asked(tracing: Callable[..., Program]):
     program = tracing()
@@ -187,6 +190,7 @@ def test_nothing_is_loaded_where_nobody_asked(tracing: Callable[..., Program]):
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_a_program_that_is_loaded_and_cannot_be_attached_is_named(tracing: Callable[..., Program]):
     program = tracing()
@@ -197,6 +201,7 @@ def test_a_program_that_is_loaded_and_cannot_be_attached_is_named(tracing: Calla
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_others_than_the_chosen_processes_are_left_out(
     tracing: Callable[..., Program], caller: Caller, device: Callable[..., Path]
@@ -223,6 +228,7 @@ def n_named(db: Path) -> int:
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 def test_a_trace_tells_who_called_the_driver(
     bpf_object: Path, caller: Caller, device: Callable[..., Path], tmp_path: Path
 ):

@@ -123,6 +123,7 @@ def hooks(library: Path) -> list[Hook]:  # noqa: F811
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
     tracing: Callable[..., Program],
@@ -162,6 +163,7 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_few_hits_are_not_looked_at_by_thread_and_count_later(
     tracing: Callable[..., Program],
@@ -188,6 +190,7 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 @pytest.mark.parametrize("n_frees, is_on", [(0, True), (20_000, False)])
 def test_what_is_always_hooked_takes_of_the_budget_too(
@@ -212,6 +215,7 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16, slow_call_ns=1)
@@ -231,6 +235,7 @@ def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program]
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_without_a_budget_hot_functions_are_not_hooked(
     tracing: Callable[..., Program],
@@ -250,6 +255,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
     with Program.load() as program:
         assert 4 < times_way_in(program) / AFTERMATH < 60
@@ -257,6 +263,7 @@ def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], puppet):
     program, ways_ns = tracing(), []

@@ -27,7 +27,7 @@ from stallscope.events.names import Category, HostKind, OffCpuFlag
 
 from .groups import group, join, network, versions
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 CALL = "lib.cudaMalloc(0, Z(64))"
 SENDER = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"

@@ -10,7 +10,7 @@ from stallscope.capture.program import MODES, Program
 from stallscope.events import kernel
 from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 MS = 1_000_000
 NOISE = ("preempted", "on_cpu")

@@ -12,7 +12,7 @@ import pytest
 from stallscope.capture.discovery import Discovery, Library
 from stallscope.capture.mapped import Mapped, Told
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 NCCL = "int ncclAllReduce(void *s) { return 0; }\n"
 LOADER = "import ctypes, os, sys\nfor line in sys.stdin:\n    exec(line); print('ok', flush=True)\n"

@@ -42,6 +42,7 @@ WHERE = installed()
 
 pytestmark = [
     pytest.mark.bpf,
+    pytest.mark.live,
     pytest.mark.compiler,
     pytest.mark.skipif(
         not WHERE,

@@ -47,6 +47,7 @@ def installed() -> Path | None:
 
 pytestmark = [
     pytest.mark.bpf,
+    pytest.mark.live,
     pytest.mark.compiler,
     pytest.mark.skipif(installed() is None, reason="libnccl is not installed: pip install nvidia-nccl-cu13"),
 ]

@@ -75,8 +75,8 @@ def test_a_fault_is_a_scenario_too():
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
-@pytest.mark.flaky(reruns=1)
 def test_a_gpu_that_somebody_uses_makes_the_whole_job_slow_and_names_nobody():
     found = told("gpu-steal", "--live", "--json")
     (verdict,) = json.loads(found.stdout)["verdicts"]

@@ -15,7 +15,7 @@ import pytest
 from stallscope.demo import live, traced
 from stallscope.errors import BadInput, CannotTrace
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.live]
 
 ATTACHES = """
 import json, signal, sys, time

@@ -30,6 +30,8 @@ from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.spool import Spool
 
+pytestmark = pytest.mark.live
+
 CLOCK = Clock(0, monotonic_ns=1_000, wall_ns=1_000_000_000_000_001_000)
 PATIENCE_S = 30.0
 

@@ -28,6 +28,8 @@ from stallscope.exporters.otlp import Sending
 from stallscope.exporters.otlp_messages import Incident
 from stallscope.exporters.otlp_wire import headers_from, wire
 
+pytestmark = pytest.mark.live
+
 START_NS, BOOT_NS = 1_800_000_000 * 10**9, 1_700_000_000 * 10**9
 INCIDENT = Incident(
     "abc", "stallscope.verdict straggler", START_NS, START_NS + 10**9, "rank 2", {"stallscope.ranks": [2]}

@@ -20,6 +20,8 @@ from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.meter import MAX_SERIES, Meter
 from stallscope.exporters.prometheus import host_and_port, serving
 
+pytestmark = pytest.mark.live
+
 WAITS_S = np.array([0.002, 0.002, 0.02, 0.5, 99.0])
 
 

@@ -32,6 +32,8 @@ from stallscope.store.hub.store import HubStore
 
 from .conftest import COMMAND, PATIENCE_S, HubProcess, Served
 
+pytestmark = pytest.mark.live
+
 CLOCK = Clock(0, monotonic_ns=0, wall_ns=1_700_000_000_000_000_000)
 
 

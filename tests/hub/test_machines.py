@@ -43,6 +43,7 @@ def until(is_so: Callable[[], Any], told: Callable[[], object] = lambda: "") -> 
 
 
 @pytest.mark.bpf
+@pytest.mark.live
 @pytest.mark.compiler
 def test_a_rank_on_another_machine_is_named_with_its_cause_while_the_job_runs(
     two_machines: Network,

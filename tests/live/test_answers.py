@@ -16,7 +16,7 @@ from stallscope.demo.faults import FAULTS
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.store import node
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 SECONDS = 7.0
 

@@ -21,7 +21,7 @@ from stallscope.events.names import CollectiveFlag, Datatype, HostKind, Op
 from stallscope.events.trace import Trace
 from stallscope.store import node
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 ROUNDS_A_STEP = N_BUCKETS + 1  # gradients, and the loss
 STEPS = 150  # some seconds: who a process is is read once a second

@@ -14,7 +14,7 @@ import pytest
 
 from stallscope.store import node
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 needs_bpftool = pytest.mark.skipif(not shutil.which("bpftool"), reason="bpftool lists what is loaded")
 

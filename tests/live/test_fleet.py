@@ -18,7 +18,7 @@ from stallscope.store import node as store
 
 from ..query.fleet import VICTIM, job_trace, part
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, pytest.mark.live]
 
 N_NODES = 3
 AHEAD_NS = 80_000_000

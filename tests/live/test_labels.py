@@ -9,7 +9,7 @@ from stallscope.annotate import tell
 from stallscope.store import node
 from stallscope.store.part import Part
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 
 def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):

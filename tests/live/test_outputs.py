@@ -14,7 +14,7 @@ from stallscope.store import node as store
 
 from ..exporters.test_otlp import Receiver, over_http
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 SECONDS = 8.0
 

@@ -16,7 +16,7 @@ from stallscope.store import node
 
 from .conftest import COMMAND, PATIENCE_S
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 

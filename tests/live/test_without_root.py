@@ -16,7 +16,7 @@ from stallscope.store import node
 
 from .conftest import Agent
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 NOBODY = 65534
 CAPABILITIES = "-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search,+checkpoint_restore"

@@ -15,6 +15,8 @@ from stallscope.query.sql import Answer, Limits, ask
 
 from .fleet import Fleet, fleet, job_trace
 
+pytestmark = pytest.mark.live
+
 EVERYTHING = Limits(max_rows=10_000)
 
 LIKE_ONE_TRACE = [

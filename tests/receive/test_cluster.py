@@ -18,6 +18,8 @@ from stallscope.store.hub.limits import Limits
 from .requests import logs, numbers, spans
 from .senders import AS_A, LOGS, METRICS, TRACES, Hub, running
 
+pytestmark = pytest.mark.live
+
 N_NODES = 8
 N_EVENTS = 250
 N_CHAINS = 80

@@ -20,6 +20,8 @@ from stallscope.store.hub.limits import Limits
 from .requests import NOW_NS, logs
 from .senders import ARROW, AS_A, LOGS, METRICS, TRACES, Hub, running
 
+pytestmark = pytest.mark.live
+
 PROTOBUF = {"content-type": "application/x-protobuf"}
 JSON = {"content-type": "application/json"}
 

@@ -13,6 +13,8 @@ from tests.serve.tools import cluster
 
 from stallscope.serve.tokens import bearer
 
+pytestmark = pytest.mark.live
+
 BASELINE = Path(__file__).with_name("conformance.yml")
 
 

@@ -18,6 +18,8 @@ from stallscope.serve.tokens import bearer
 from stallscope.serve.tools.registry import collected
 from stallscope.store import node as store
 
+pytestmark = pytest.mark.live
+
 PROGRAM = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 STALLSCOPE = (
     "env",  # the inspector hands no environment of its own on

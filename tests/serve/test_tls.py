@@ -21,6 +21,8 @@ from stallscope.serve.tls import Certificates, Files, checked, self_signed
 
 from .house import house_in
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:

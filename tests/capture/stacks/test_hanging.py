@@ -14,7 +14,7 @@ from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.stacks.memory import Memory
 from stallscope.capture.stacks.native import standing
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 SYNC = "lib.cudaStreamSynchronize(20000000, 0)"
 NANOSLEEP = 230

@@ -19,7 +19,7 @@ from stallscope.capture.stacks.sampling import sampled
 
 from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, running
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 FLAGS = {
     "without frame pointers": ("-O2", "-fomit-frame-pointer"),

@@ -10,7 +10,7 @@ from .calls_walked import walked
 from .interpreters import EACH_VERSION, INTERPRETERS
 from .test_walked_native import Told
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 N_CALLS = 1500
 

@@ -13,7 +13,7 @@ from stallscope.capture.stacks.looking import Stacks
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 N_CALLS = 6000
 INNER, OUTER = ("first", "second", "wide"), ("left", "right")
