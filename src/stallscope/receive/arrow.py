@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, TooLarge
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
-from stallscope.receive import words
+from stallscope.receive import sender_aliases
 from stallscope.receive.unpacking import inflated_to, unpacked
 from stallscope.store.hub import schema
+from stallscope.store.hub.arrow_tables import repeated
 from stallscope.store.hub.batches import Batch
-from stallscope.store.hub.joining import repeated
 
 METHOD = "/stallscope.v1.Ingest/Append"
 VERSION = 1
@@ -36,7 +36,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "op": tuple(Op(n).name.lower() if n in set(Op) and n else "" for n in range(max(Op) + 1)),
     "category": ("", *CATEGORY_NAMES),
     "datatype": tuple(d.name.lower() if d else "" for d in Datatype),
-    "reduce_op": ("", *words.REDUCE_OPS),
+    "reduce_op": ("", *sender_aliases.REDUCE_OPS),
 }
 _WORDS["in_call"] = _WORDS["op"]
 _HASHES = ("comm_hash", "parent_hash")

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from stallscope.errors import Overloaded
 from stallscope.receive import arrow
-from stallscope.receive.answers import status
+from stallscope.receive.error_status import status
 from stallscope.receive.receiver import Accepted, Receiver
 
 _OTLP = {

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from stallscope.errors import BadInput, NotFound, Overloaded, TooLarge
-from stallscope.receive.answers import retry_after_header, status
+from stallscope.receive.error_status import retry_after_header, status
 from stallscope.receive.otlp import SIGNALS
 from stallscope.receive.receiver import Accepted, Receiver, Sender
 from stallscope.receive.unpacking import unpacked

@@ -1,6 +1,6 @@
 """OTLP logs: from protobuf bytes to flat records.
 
-Records of one shape are read all at once (alike.py), others by ptars (Rust) or, where that is not installed, in a loop.
+Records of one shape are read all at once (uniform_records.py), others by ptars (Rust) or, without ptars, in a loop.
 All three give the same; tests hold them together. Raises BadInput for bytes that are no ExportLogsServiceRequest.
 """
 
@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput
-from stallscope.receive import alike
-from stallscope.receive.flat import Aligned, Array, Attributes, AttributesBuilder, Flat, Group, dumped
-from stallscope.receive.own import of_one_type, quoted
-from stallscope.receive.shape import Unlike
-from stallscope.receive.times import moments
-from stallscope.receive.values import any_value, as_dict
-from stallscope.store.hub.joining import nulls
+from stallscope.receive import uniform_records
+from stallscope.receive.any_value import any_value, as_dict
+from stallscope.receive.decoded import Aligned, Array, Attributes, AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.record_attributes import of_one_type, quoted
+from stallscope.receive.record_shape import Unlike
+from stallscope.receive.timestamps import moments
+from stallscope.store.hub.arrow_tables import nulls
 
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")
 _NESTED = ("array_value", "kvlist_value", "bytes_value")
@@ -57,7 +57,7 @@ def _handler() -> Any:
 
 def by_shape(body: bytes, now_ns: int) -> Flat:
     """Decode records that all have the same fields and attributes. Raises Unlike for others."""
-    found = alike.records(body)
+    found = uniform_records.records(body)
     fields, n = found.fields, found.attributes.n
     columns = _Columns(
         time=fields.get(1, np.zeros(n, np.uint64)),

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from stallscope.errors import BadInput
-from stallscope.receive.flat import AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.any_value import any_value, as_dict
+from stallscope.receive.cumulative_counters import Series
+from stallscope.receive.decoded import AttributesBuilder, Flat, Group, dumped
 from stallscope.receive.logs import group_of_scope
-from stallscope.receive.series import Series
-from stallscope.receive.times import moments
-from stallscope.receive.values import any_value, as_dict
+from stallscope.receive.timestamps import moments
 
 _CUMULATIVE = 2
 _NO_VALUE = 1  # DataPointFlags.NO_RECORDED_VALUE

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput
-from stallscope.receive import lifting, logs, metrics, spans, words
+from stallscope.receive import logs, metrics, sender_aliases, spans
 from stallscope.receive.attributes import OURS
-from stallscope.receive.flat import Array, Attributes, Flat, Group
-from stallscope.receive.series import Series
+from stallscope.receive.cumulative_counters import Series
+from stallscope.receive.decoded import Array, Attributes, Flat, Group
+from stallscope.receive.rows import REQUEST, about_nodes, table_rows
 from stallscope.store.hub import schema
+from stallscope.store.hub.arrow_tables import parted
 from stallscope.store.hub.batches import Batch
-from stallscope.store.hub.joining import parted
 
 SIGNALS = ("logs", "metrics", "traces")
 BATCH_ID = "stallscope.batch.id"
@@ -59,15 +60,15 @@ class Decoder:
             tables = _tables_of_logs(flat)
         elif signal == "metrics":
             flat = metrics.decode(body, now_ns, tenant=tenant, series=self.series)
-            tables = {"node_metrics": lifting.rows(flat, "node_metrics")} if flat.n else {}
+            tables = {"node_metrics": table_rows(flat, "node_metrics")} if flat.n else {}
         elif signal == "traces":
             flat = spans.decode(body, now_ns)
-            tables = {"events": lifting.rows(flat, "events")} if flat.n else {}
+            tables = {"events": table_rows(flat, "events")} if flat.n else {}
         else:
             raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
         kept = {name: _of_bearable_size(rows) for name, rows in tables.items()}
         n_rejected = flat.n - sum(len(rows) for rows in kept.values())
-        if told := lifting.about_nodes(flat, [0] * len(flat.groups)):
+        if told := about_nodes(flat, [0] * len(flat.groups)):
             kept["nodes"] = pa.Table.from_pylist(told[0])
         is_known = flat.n > 0 and "untimed_records" not in flat.counts
         batch_id = _batch_id(flat.groups, signal, body if is_known else b"")
@@ -96,7 +97,7 @@ class Decoder:
             return None
         of_group = np.searchsorted(ends, [group.place for group in flat.groups], side="right")
         request = of_group[flat.group]
-        flat.given[lifting.REQUEST] = pa.array(request)
+        flat.given[REQUEST] = pa.array(request)
         groups: list[list[Group]] = [[] for _ in bodies]
         for number, group in zip(of_group.tolist(), flat.groups, strict=True):
             groups[number].append(group)
@@ -106,7 +107,7 @@ class Decoder:
             for number, part, n in _by_request(name, _of_bearable_size(rows)):
                 parts[number][name] = part
                 n_bytes[number] += n
-        nodes = lifting.about_nodes(flat, of_group.tolist())
+        nodes = about_nodes(flat, of_group.tolist())
         n_records = np.bincount(request, minlength=len(bodies)).tolist()
         out = []
         for number, (body, tables) in enumerate(zip(bodies, parts, strict=True)):
@@ -140,11 +141,11 @@ def _n_parts(body: bytes) -> int | None:
 
 def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int]]:
     """The rows of each request, as the store wants them, and about how many bytes they take."""
-    request = rows[lifting.REQUEST].to_numpy()
+    request = rows[REQUEST].to_numpy()
     if (np.diff(request) < 0).any():
         order = np.argsort(request, kind="stable")
         rows, request = rows.take(pa.array(order)), request[order]
-    rows = schema.conformed(table, rows.drop_columns(lifting.REQUEST))
+    rows = schema.conformed(table, rows.drop_columns(REQUEST))
     numbers, lengths = np.unique(request, return_counts=True)
     for number, (part, n_bytes) in zip(numbers.tolist(), parted(rows, lengths.tolist()), strict=True):
         yield number, part, n_bytes
@@ -164,7 +165,7 @@ def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
         which = number_of == number
         if which.any():
             part = flat if which.all() else _part(flat, which)
-            found = _of_others(part) if not name else {name: lifting.rows(_without_name(part), name)}
+            found = _of_others(part) if not name else {name: table_rows(_without_name(part), name)}
             for table, rows in found.items():
                 there = out.get(table)
                 out[table] = (
@@ -182,7 +183,7 @@ def _without_name(flat: Flat) -> Flat:
     """Our agents' event names say the table, which the row's place says, too; they have no body."""
     return Flat(
         flat.n,
-        {name: flat.given[name] for name in ("ts_ns", lifting.REQUEST) if name in flat.given},
+        {name: flat.given[name] for name in ("ts_ns", REQUEST) if name in flat.given},
         {k: v for k, v in flat.extra.items() if k != "otel.severity_number"},
         flat.attributes,
         flat.group,
@@ -192,10 +193,10 @@ def _without_name(flat: Flat) -> Flat:
 
 def _of_others(flat: Flat) -> dict[str, pa.Table]:
     """Records of other senders: collectives where they are known to be, else events."""
-    rows = lifting.rows(flat, "events")
+    rows = table_rows(flat, "events")
     if not {"op", "comm_hash", "seq"} <= set(rows.column_names):
         return {"events": rows}
-    known = pa.array(sorted(words.COLLECTIVE_OPS))
+    known = pa.array(sorted(sender_aliases.COLLECTIVE_OPS))
     is_one = pc.and_(
         pc.is_in(rows["op"], known), pc.and_(rows["comm_hash"].is_valid(), rows["seq"].is_valid())
     )

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from stallscope.errors import Overloaded, StallscopeError, TooLarge
-from stallscope.receive import arrow, arrow_together, otlp
-from stallscope.receive.answers import Refusal, refusal
+from stallscope.receive import arrow, arrow_batches, otlp
 from stallscope.receive.counters import Counters
-from stallscope.receive.gathering import SMALL_BYTES, Gathering
+from stallscope.receive.error_status import Refusal, refusal
+from stallscope.receive.micro_batches import SMALL_BYTES, Gathering
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
@@ -73,7 +73,7 @@ class Receiver:
             self._decoder.logs_together,
             at_work=self._at_work,
         )
-        self._small_arrow = Gathering(arrow.batch, arrow_together.batches, at_work=self._at_work)
+        self._small_arrow = Gathering(arrow.batch, arrow_batches.batches, at_work=self._at_work)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
         """Who sends; looked at before the body is. Raises NotAuthenticated, NotAllowed."""

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from stallscope.errors import BadInput
-from stallscope.receive.flat import AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.any_value import any_value, as_dict
+from stallscope.receive.decoded import AttributesBuilder, Flat, Group, dumped
 from stallscope.receive.logs import group_of_scope
-from stallscope.receive.times import moments
-from stallscope.receive.values import any_value, as_dict
+from stallscope.receive.timestamps import moments
 
 _KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
 _MOST_NS = 1 << 62

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stallscope.store.hub import schema
-from stallscope.store.hub.joining import joined, nulls, repeated
+from stallscope.store.hub.arrow_tables import joined, nulls, repeated
 from stallscope.store.hub.journal import Entry
 from stallscope.store.hub.packing import packed
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stallscope.store.hub.joining import joined
+from stallscope.store.hub.arrow_tables import joined
 from stallscope.store.hub.journal import Segment
 
 _MOST_ROWS_OF_A_PIECE = 16_384

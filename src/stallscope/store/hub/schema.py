@@ -332,7 +332,7 @@ def conformed(name: str, rows: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from stallscope.store.hub.joining import nulls
+    from stallscope.store.hub.arrow_tables import nulls
 
     if name not in TABLES:
         raise BadInput(f"there is no table {name!r} in the hub; there are {', '.join(sorted(TABLES))}")

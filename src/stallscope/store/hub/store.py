@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.batches import Batch, Receipt, completed
+from stallscope.store.hub.compactor import Keeper, Kept
 from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal, Segment
-from stallscope.store.hub.keeper import Keeper, Kept
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
 from stallscope.store.hub.limits import Limits

@@ -21,9 +21,9 @@ from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
 from stallscope.store.hub.hot import Hot
 from stallscope.store.hub.journal import Entry, Journal
-from stallscope.store.hub.kept import with_latest
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
+from stallscope.store.hub.small_tables import with_latest
 
 Listener = Callable[[Batch], None]
 _IDLE_S = 0.25

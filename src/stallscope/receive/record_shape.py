@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from stallscope.receive.flat import Array
+from stallscope.receive.decoded import Array
 
 _ALL, _GOES_ON, _NONE = b"\xff", b"\x80", b"\x00"
 """Of a byte that belongs to the shape; of a varint's, whose highest bit says whether another follows; of a value's."""

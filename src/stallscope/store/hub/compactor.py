@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from stallscope.errors import StallscopeError
-from stallscope.store.hub import rounds
+from stallscope.store.hub import round_lateness
 from stallscope.store.hub.hot import Hot, Piece
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS, SealedLateness
@@ -133,8 +133,10 @@ class Keeper:
         until_us = now[-1].last_us
         medians: pa.Table | None = None
         if table == "collectives":
-            known = self._medians.get(tenant, rounds.MEDIANS.empty_table())
-            select, medians = rounds.with_lateness(self._sealer.db, _rows(now), _rows(later), known=known)
+            known = self._medians.get(tenant, round_lateness.MEDIANS.empty_table())
+            select, medians = round_lateness.with_lateness(
+                self._sealer.db, _rows(now), _rows(later), known=known
+            )
         else:
             self._sealer.db.register("now_rows", pa.concat_tables(_rows(now)))
             select = "SELECT * FROM now_rows"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from stallscope.errors import BadInput
-from stallscope.receive import alike
 from stallscope.receive import logs as decoding
+from stallscope.receive import uniform_records
 from stallscope.receive.otlp import Decoder
-from stallscope.receive.shape import Unlike
+from stallscope.receive.record_shape import Unlike
 from stallscope.store.hub import schema
 
 from .requests import NOW_NS, add_logs, logs
@@ -132,7 +132,7 @@ def test_a_byte_that_is_wrong_is_never_read_as_something_else(data):
 
 
 def test_the_usual_records_are_read_all_at_once():
-    found = alike.records(collectives().SerializeToString())
+    found = uniform_records.records(collectives().SerializeToString())
     assert found.attributes.names == ["nccl.op_type", "nccl.comm_id_hash", "nccl.seq", "step", "note", "ü"]
     assert found.attributes.columns["nccl.seq"].to_pylist() == [100 + i for i in range(1000)]
     assert found.attributes.columns["step"].to_pylist() == [i - 20 for i in range(1000)]
@@ -171,26 +171,28 @@ NUMBERS = [0, 1, 127, 128, (1 << 14) - 1, 1 << 14, (1 << 56) - 1, 1 << 56, (1 <<
 
 
 def test_numbers_of_every_length_are_read():
-    found = alike.records(logs([{"attributes": {"a": one}} for one in NUMBERS * 120]).SerializeToString())
+    found = uniform_records.records(
+        logs([{"attributes": {"a": one}} for one in NUMBERS * 120]).SerializeToString()
+    )
     assert found.attributes.columns["a"].to_pylist() == NUMBERS * 120
 
 
 def test_a_number_of_more_than_64_bits_is_none():
     body = logs([{"attributes": {"a": -1}}]).SerializeToString()
-    assert alike.records(body).attributes.columns["a"].to_pylist() == [-1]
+    assert uniform_records.records(body).attributes.columns["a"].to_pylist() == [-1]
     with pytest.raises(Unlike):
-        alike.records(body.replace(b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02"))
+        uniform_records.records(body.replace(b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02"))
 
 
 @pytest.mark.parametrize("n", [60, 6_000])
 def test_records_of_many_lengths_are_left_to_the_others(n):
     body = logs([{"body": "x" * (i % 60)} for i in range(n)]).SerializeToString()
     with pytest.raises(Unlike):
-        alike.records(body)
+        uniform_records.records(body)
 
 
 def test_attributes_of_every_record_are_the_same_record_by_record():
-    found = alike.records(collectives(3).SerializeToString()).attributes
+    found = uniform_records.records(collectives(3).SerializeToString()).attributes
     listed = found.listed()
     assert listed.parent.tolist() == [i for i in range(3) for _ in range(6)]
     assert listed.key.to_pylist() == [*found.names] * 3

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.receive import words
+from stallscope.receive import sender_aliases
 from stallscope.receive.attributes import keys_of
-from stallscope.receive.flat import Aligned, Array, Attributes, dumped
+from stallscope.receive.decoded import Aligned, Array, Attributes, dumped
 from stallscope.store.hub import schema
-from stallscope.store.hub.joining import nulls
+from stallscope.store.hub.arrow_tables import nulls
 
 INT = re.compile(r"-?\d{1,18}")
 INT32 = 1 << 31
@@ -54,8 +54,8 @@ class OfAligned:
                 found, fits = _as_kind(column, of_one_type(values))
             if fits.all():
                 self._lifted[key] = None
-                if column.name in words.TEXT:
-                    found, is_same = _in_our_words(found, words.TEXT[column.name])
+                if column.name in sender_aliases.TEXT:
+                    found, is_same = _in_our_words(found, sender_aliases.TEXT[column.name])
                     self._lifted[key] = None if is_same.all() else is_same
                 return _cast(found, column)
             if fits.any():
@@ -109,8 +109,8 @@ class OfListed:
                 return None
             picked = values.take(pa.array(pick, mask=~is_found))
             source = np.where(is_found, at[pick], -1)
-        if column.name in words.TEXT:
-            picked, is_same = _in_our_words(picked, words.TEXT[column.name])
+        if column.name in sender_aliases.TEXT:
+            picked, is_same = _in_our_words(picked, sender_aliases.TEXT[column.name])
             source = source[is_same]
         self._is_lifted[source[source >= 0]] = True
         return _cast(picked, column)
@@ -216,10 +216,10 @@ def _fits_int32(numbers: Array) -> Array:
 def _as_text(name: str, text: pa.Array, integer: pa.Array) -> pa.Array:
     if integer.null_count == len(integer):
         return text
-    if name not in words.NUMBER:
+    if name not in sender_aliases.NUMBER:
         return pc.coalesce(text, integer.cast(pa.string()))
     coded = integer.dictionary_encode()
-    ours = [words.NUMBER[name](number) or None for number in coded.dictionary.to_pylist()]
+    ours = [sender_aliases.NUMBER[name](number) or None for number in coded.dictionary.to_pylist()]
     return pc.coalesce(text, pa.array(ours, pa.string()).take(coded.indices))
 
 
@@ -240,7 +240,7 @@ def _as_integer(text: pa.Array, integer: pa.Array, number: pa.Array) -> pa.Array
 
 def _as_signed(text: pa.Array, integer: pa.Array) -> pa.Array:
     """Handles: 16 hexadecimal digits as the signed number of the same bits."""
-    signed = [None if word is None else words.signed(word) for word in text.to_pylist()]
+    signed = [None if word is None else sender_aliases.signed(word) for word in text.to_pylist()]
     return pc.coalesce(pa.array(signed, pa.int64()), integer)
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from stallscope.errors import BadInput
 from stallscope.receive.arrow import Request, in_our_form, with_about
 from stallscope.store.hub import schema
+from stallscope.store.hub.arrow_tables import parted
 from stallscope.store.hub.batches import Batch
-from stallscope.store.hub.joining import parted
 
 
 def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.receive.flat import Array
+from stallscope.receive.decoded import Array
 
 EARLIEST_NS = 946_684_800 * 10**9
 """2000-01-01: what is older is an unset clock, or a unit that is not ns."""

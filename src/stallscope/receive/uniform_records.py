@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from stallscope.receive.flat import Aligned, Array, Group
-from stallscope.receive.shape import BODY, Place, Shape, Unlike, as_text, shape_of, tag_of, values
-from stallscope.receive.values import as_dict
-from stallscope.store.hub.joining import repeated
+from stallscope.receive.any_value import as_dict
+from stallscope.receive.decoded import Aligned, Array, Group
+from stallscope.receive.record_shape import BODY, Place, Shape, Unlike, as_text, shape_of, tag_of, values
+from stallscope.store.hub.arrow_tables import repeated
 
 _REMEMBERED_BYTES = 4096
 _WORD = 8

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.receive import own, words
+from stallscope.receive import record_attributes, sender_aliases
 from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
-from stallscope.receive.flat import Aligned, Attributes, Flat, Group, dumped
+from stallscope.receive.decoded import Aligned, Attributes, Flat, Group, dumped
 from stallscope.store.hub import schema
 
 _MOST_ABOUT = 200
@@ -25,15 +25,15 @@ REQUEST = "request"
 """Not a column of any table: rows of several requests carry the number of theirs in it until they are parted."""
 
 
-def rows(flat: Flat, table: str) -> pa.Table:
+def table_rows(flat: Flat, table: str) -> pa.Table:
     """The rows of a table that the records are; without the columns that no record fills."""
     if isinstance(flat.attributes, Aligned):
-        with suppress(own.NotInEvery):
-            return _rows(flat, own.OfAligned(flat.attributes), table)
-    return _rows(flat, own.OfListed(flat.attributes.listed(), flat.n), table)
+        with suppress(record_attributes.NotInEvery):
+            return _rows(flat, record_attributes.OfAligned(flat.attributes), table)
+    return _rows(flat, record_attributes.OfListed(flat.attributes.listed(), flat.n), table)
 
 
-def _rows(flat: Flat, attributes: own.Own, table: str) -> pa.Table:
+def _rows(flat: Flat, attributes: record_attributes.Own, table: str) -> pa.Table:
     lifting = _Lifting(flat, attributes)
     columns: dict[str, pa.Array] = {}
     for column in lifted_columns(table):
@@ -101,7 +101,7 @@ class _Lifting:
     """One pass over the records."""
 
     flat: Flat
-    attributes: own.Own
+    attributes: record_attributes.Own
 
     def __post_init__(self) -> None:
         groups = self.flat.groups
@@ -128,7 +128,7 @@ class _Lifting:
         """JSON of what has no column: own attributes, then what the decoder adds, then scope and resource."""
         parts = [
             *self.attributes.fragments(),
-            *(own.member(key, values) for key, values in self.flat.extra.items()),
+            *(record_attributes.member(key, values) for key, values in self.flat.extra.items()),
         ]
         shared = [dumped(group.as_json())[1:-1] for group in self.flat.groups]
         if not self.flat.n or not (parts or any(shared)):
@@ -158,9 +158,9 @@ def _of_group(column: schema.Column, sources: tuple[dict[str, Any], ...]) -> Any
 def _fitting(column: schema.Column, value: Any) -> Any:
     if column.kind == "text":
         if isinstance(value, str):
-            return words.TEXT.get(column.name, str)(value)
+            return sender_aliases.TEXT.get(column.name, str)(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            return words.NUMBER.get(column.name, str)(value) or None
+            return sender_aliases.NUMBER.get(column.name, str)(value) or None
         return None
     if column.kind == "bool":
         return value if isinstance(value, bool) else None
@@ -169,8 +169,8 @@ def _fitting(column: schema.Column, value: Any) -> Any:
     if column.kind == "double":
         return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
     if isinstance(value, str):
-        value = int(value) if own.INT.fullmatch(value) else None
+        value = int(value) if record_attributes.INT.fullmatch(value) else None
     if isinstance(value, float):
-        value = int(value) if value.is_integer() and abs(value) < own.EXACT else None
-    most = own.INT32 if column.kind == "int32" else 1 << 63
+        value = int(value) if value.is_integer() and abs(value) < record_attributes.EXACT else None
+    most = record_attributes.INT32 if column.kind == "int32" else 1 << 63
     return value if isinstance(value, int) and -most <= value < most else None

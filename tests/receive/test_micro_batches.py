@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stallscope.errors import BadInput, Overloaded
 from stallscope.events import layout
 from stallscope.exporters import hub_arrow
-from stallscope.receive import arrow, arrow_together
-from stallscope.receive.gathering import Gathering
+from stallscope.receive import arrow, arrow_batches
+from stallscope.receive.micro_batches import Gathering
 from stallscope.receive.otlp import Decoded, Decoder
 from stallscope.store.hub import schema
 
@@ -212,7 +212,7 @@ def arrow_bodies() -> list[bytes]:
 
 def test_arrow_requests_together_are_what_each_is_alone():
     bodies = arrow_bodies()
-    together = arrow_together.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
+    together = arrow_batches.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
     assert together is not None
     assert [arrow_told(one) for one in together] == [
         arrow_told(arrow.decode(body, "a", limit=1 << 24)) for body in bodies
@@ -227,7 +227,7 @@ def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
     good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
     wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})})
     requests = [*good, wrong]
-    gathering, barrier = Gathering(arrow.batch, arrow_together.batches), threading.Barrier(len(requests))
+    gathering, barrier = Gathering(arrow.batch, arrow_batches.batches), threading.Barrier(len(requests))
 
     def send(request: arrow.Request) -> object:
         barrier.wait()
