@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.events import layout
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Coverage, Gap, Trace
 from stallscope.query.packed import packed, together, unpacked
 
 from ..diagnose.builders import MS, dp_trace, every
@@ -30,3 +30,10 @@ def test_labels_stay_with_their_machine():
     whole = together([labelled(), labelled()])
     assert whole.annotations["node"].tolist() == [0, len(labelled().nodes)]
     assert whole.annotations["label"].tolist() == [b"phase", b"phase"]
+
+
+def test_the_coverage_of_each_source_arrives_and_is_joined():
+    gap = Gap("the kernels carry no arguments", "Record again with a newer version.")
+    trace = replace(dp_trace(), coverage=Coverage(("slowness",), {"negative durations": 2}, (gap,)))
+    assert unpacked(packed(trace)).coverage == trace.coverage
+    assert together([trace, trace]).coverage == replace(trace.coverage, omitted={"negative durations": 4})

@@ -20,7 +20,7 @@ import pytest
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events import layout
 from stallscope.events.layout import ARRAYS, COLLECTIVES
-from stallscope.events.trace import Clock, Trace, WallClock
+from stallscope.events.trace import Clock, Coverage, Gap, Trace, WallClock
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
 
@@ -428,6 +428,18 @@ def test_every_question_can_be_asked(db, name):
         assert reader.execute(f"EXPLAIN {text}").fetchall()
         rows = reader.execute(text).fetchall()
     assert rows, "the full trace has an answer to each"
+
+
+def test_the_coverage_of_a_source_is_stored_and_joined_over_sessions(tmp_path):
+    trace = dp_trace()
+    gap = Gap("the kernels carry no arguments", "Record again with a newer version.")
+    first = replace(trace, coverage=Coverage(("slowness",), {"negative durations": 2}, (gap,)))
+    second = replace(trace, coverage=Coverage(("slowness",), {"negative durations": 3}, (gap,)))
+    node.write(tmp_path / "t.db", first)
+    store = node.NodeTrace(tmp_path / "t.db")
+    node.add(store, second)
+    store.close()
+    assert node.read(tmp_path / "t.db").coverage == Coverage(("slowness",), {"negative durations": 5}, (gap,))
 
 
 def test_facts_are_json_for_everybody(db):

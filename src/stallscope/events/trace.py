@@ -1,6 +1,8 @@
 """A whole trace as arrays: what importers and the store give, and the diagnosis takes."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
@@ -28,6 +30,57 @@ class WallClock:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """Why the data of a source cannot decide the answer (`reason`), and the next step that would (`action`)."""
+
+    reason: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a source can show, stated by its reader.
+
+    blind_spots: kinds of fault that the source never shows, e.g. "slowness" for dumps.
+    omitted: records that the reader left out, counted by reason.
+    gaps: defects of the data that leave the answer inconclusive where no fault is reported.
+    """
+
+    blind_spots: tuple[str, ...] = ()
+    omitted: Mapping[str, int] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+
+    @staticmethod
+    def joined(parts: Iterable["Coverage"]) -> "Coverage":
+        """The coverage of several traces read together."""
+        blind_spots: dict[str, None] = {}
+        omitted: dict[str, int] = {}
+        gaps: dict[Gap, None] = {}
+        for part in parts:
+            blind_spots |= dict.fromkeys(part.blind_spots)
+            gaps |= dict.fromkeys(part.gaps)
+            for reason, n in part.omitted.items():
+                omitted[reason] = omitted.get(reason, 0) + n
+        return Coverage(tuple(blind_spots), omitted, tuple(gaps))
+
+    def to_text(self) -> str:
+        """The coverage as JSON, for the store and the wire; empty where there is nothing to state."""
+        return json.dumps(asdict(self), sort_keys=True) if self != Coverage() else ""
+
+    @staticmethod
+    def from_text(text: str) -> "Coverage":
+        """The coverage that to_text() wrote. Raises ValueError, KeyError, TypeError for other text."""
+        if not text:
+            return Coverage()
+        data = json.loads(text)
+        return Coverage(
+            blind_spots=tuple(map(str, data["blind_spots"])),
+            omitted={str(reason): int(n) for reason, n in data["omitted"].items()},
+            gaps=tuple(Gap(**gap) for gap in data["gaps"]),
+        )
+
+
+@dataclass(frozen=True)
 class Trace:
     """Arrays by table (see layout) and what is known about where they come from.
 
@@ -36,7 +89,7 @@ class Trace:
     error is half the round trip, so that they tie the nodes' clocks together; `clocks` are each node's own.
     stacks: frames by the number in `stack` columns, innermost first, of those that the tables name.
     lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
-    facts: free text about the source (hardware, software).
+    facts: free text about the source (hardware, software). coverage: what the source can show.
     The diagnosis takes the collectives column by column too (columns.Columns): where they are very many.
     """
 
@@ -61,6 +114,7 @@ class Trace:
     ends_ns: tuple[int, ...] = ()
     source: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
 
     def told_ranks(self) -> dict[tuple[int, int], int]:
         """The rank of each process, by node and pid, whose launcher has told it."""

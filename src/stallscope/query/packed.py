@@ -12,7 +12,7 @@ import numpy as np
 from stallscope.errors import BadTrace
 from stallscope.events import layout
 from stallscope.events.layout import ARRAYS
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Coverage, Trace
 
 _ABOUT = "about"
 
@@ -28,6 +28,7 @@ def packed(trace: Trace) -> bytes:
         "ends_ns": trace.ends_ns,
         "source": trace.source,
         "facts": trace.facts,
+        "coverage": trace.coverage.to_text(),
     }
     out = io.BytesIO()
     arrays: dict[str, Any] = {table.name: getattr(trace, table.name) for table in ARRAYS}
@@ -55,6 +56,7 @@ def unpacked(content: bytes) -> Trace:
             ends_ns=tuple(about["ends_ns"]),
             source=about["source"],
             facts=about["facts"],
+            coverage=Coverage.from_text(about.get("coverage", "")),
         )
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise BadTrace(
@@ -102,6 +104,7 @@ def together(traces: Sequence[Trace]) -> Trace:
         ends_ns=tuple(ends),
         source=traces[0].source,
         facts=traces[0].facts,
+        coverage=Coverage.joined(trace.coverage for trace in traces),
     )
 
 

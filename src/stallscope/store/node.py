@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
-from stallscope.events.trace import Clock, Trace, WallClock
+from stallscope.events.trace import Clock, Coverage, Trace, WallClock
 from stallscope.store import columns
 from stallscope.store.part import Part, narrow, windows
 
@@ -29,6 +29,9 @@ _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 """What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
 _STATEMENTS = 40
 """That are kept compiled; those for many rows at once are used once, and take 20 to 80 KB."""
+
+COVERAGE = "coverage"
+"""The fact of a session that holds its trace's Coverage, as text."""
 
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
@@ -270,8 +273,10 @@ def add(store: NodeTrace, trace: Trace) -> None:
     """Append a whole trace to an open store, its nodes and symbols renumbered, and commit."""
     nodes = [store.node(name) for name in trace.nodes]
     symbols = [0, *(store.symbol(name) for name in trace.symbols[1:])]
+    coverage = {COVERAGE: text} if (text := trace.coverage.to_text()) else {}
     for number, node in enumerate(nodes):
-        session = store.session(node, trace.source, started_ns=0, facts=trace.facts)
+        facts = trace.facts if number else trace.facts | coverage
+        session = store.session(node, trace.source, started_ns=0, facts=facts)
         if number < len(trace.ends_ns) and trace.ends_ns[number] >= 0:
             store.end_session(session, trace.ends_ns[number])
     stacks = {number: store.stack(nodes[0], 0, frames) for number, frames in trace.stacks.items()}
@@ -314,7 +319,9 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             "SELECT node, monotonic_ns, wall_ns, error_ns FROM clocks ORDER BY node, monotonic_ns"
         )
         ended = dict(db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
-        first = db.execute("SELECT source, facts FROM sessions ORDER BY id LIMIT 1").fetchone() or ("", "{}")
+        sessions = db.execute("SELECT source, facts FROM sessions ORDER BY id").fetchall() or [("", "{}")]
+        facts = [json.loads(text) for _, text in sessions]
+        coverage = Coverage.joined(Coverage.from_text(of_one.pop(COVERAGE, "")) for of_one in facts)
         symbols = dict(db.execute("SELECT symbol, name FROM symbols"))
         return Trace(
             **tables,
@@ -327,8 +334,9 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             ends_ns=tuple(
                 min(_or_unknown(ended.get(node)), last_ns.get(node, 1 << 62)) for node in sorted(names)
             ),
-            source=first[0],
-            facts=json.loads(first[1]),
+            source=sessions[0][0],
+            facts=facts[0],
+            coverage=coverage,
         )
 
 
