@@ -27,11 +27,11 @@ from stallscope.diagnose import thresholds
 from stallscope.diagnose.causes import _registry
 from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
-from stallscope.exporters.meter import MAX_SERIES
 from stallscope.exporters.metric_table import METRICS
+from stallscope.exporters.metric_values import MAX_SERIES
 from stallscope.live.incidents import ATTRIBUTES
 from stallscope.query import schema
-from stallscope.query.words import FUNCTIONS
+from stallscope.query.sql_functions import FUNCTIONS
 from stallscope.serve import tools as hub_tools
 from stallscope.serve.tools.registry import Tool, collected
 

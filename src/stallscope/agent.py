@@ -56,7 +56,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters.outputs import Outputs, outputs
+from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.serve.beside import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot

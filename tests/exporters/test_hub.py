@@ -24,7 +24,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters import sending
+from stallscope.exporters import hub_sender
 from stallscope.exporters.hub import HubLine, Target
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
@@ -112,8 +112,8 @@ def line(tmp_path: Path) -> Iterator[Callable[..., HubLine]]:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(sending, "MAX_RETRY_S", 0.3)
+    monkeypatch.setattr(hub_sender, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(hub_sender, "MAX_RETRY_S", 0.3)
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -326,7 +326,7 @@ def test_what_comes_while_all_lanes_are_taken_goes_out_together(line):
     far = Far(says=lambda number: is_over.wait(PATIENCE_S) and None)
     with serving(far) as port:
         open_line = line(port)
-        while len(far.got) < sending.MAX_IN_FLIGHT:
+        while len(far.got) < hub_sender.MAX_IN_FLIGHT:
             open_line.offer({"collectives": collectives(1)}, clock=CLOCK)
             time.sleep(0.02)
         for _ in range(50):
@@ -334,7 +334,7 @@ def test_what_comes_while_all_lanes_are_taken_goes_out_together(line):
         time.sleep(0.2)
         is_over.set()
         open_line.close()
-    assert len(far.got) <= sending.MAX_IN_FLIGHT + 3
+    assert len(far.got) <= hub_sender.MAX_IN_FLIGHT + 3
 
 
 def test_a_token_that_cannot_be_read_now_is_read_later(line):
@@ -367,7 +367,7 @@ def test_a_batch_that_cannot_be_sent_is_dropped_and_the_next_one_goes_out(line, 
 
 
 def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):
-    monkeypatch.setattr(sending, "_MAX_BATCH_BYTES", 20_000)
+    monkeypatch.setattr(hub_sender, "_MAX_BATCH_BYTES", 20_000)
     far = Far()
     with serving(far) as port:
         open_line = line(port)

@@ -23,7 +23,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.metric_values import Meter
 from stallscope.exporters.otlp import Sending
 from stallscope.exporters.otlp_messages import Incident
 from stallscope.exporters.otlp_wire import headers_from, wire

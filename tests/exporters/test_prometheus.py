@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
-from stallscope.exporters.meter import MAX_SERIES, Meter
+from stallscope.exporters.metric_values import MAX_SERIES, Meter
 from stallscope.exporters.prometheus import host_and_port, serving
 
 pytestmark = pytest.mark.live

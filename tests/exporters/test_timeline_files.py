@@ -15,12 +15,12 @@ from stallscope.events import layout
 from stallscope.events.names import Category, HostKind, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters.chrome import chrome_json
-from stallscope.exporters.lanes import laned
 from stallscope.exporters.perfetto import perfetto_bytes
-from stallscope.exporters.scene import scene
-from stallscope.exporters.story import Slice, Story
-from stallscope.exporters.telling import story
-from stallscope.query.packed import together
+from stallscope.exporters.timeline_builder import story
+from stallscope.exporters.trace_context import scene
+from stallscope.exporters.track_layout import laned
+from stallscope.exporters.tracks import Slice, Story
+from stallscope.query.wire_format import together
 
 from ..diagnose.builders import MS, Gone, dp_trace, every
 from ..diagnose.slack import slack_trace

@@ -23,7 +23,7 @@ from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters import sending
+from stallscope.exporters import hub_sender
 from stallscope.exporters.hub import HubLine, Target
 from stallscope.exporters.hub_logs import METHOD
 from stallscope.serve.tls import Files
@@ -266,7 +266,7 @@ def test_senders_need_a_certificate_and_askers_do_not(
 def test_a_hub_that_is_killed_and_comes_back_has_every_row_once(
     hub_process: Callable[..., HubProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sending, "MAX_RETRY_S", 0.5)
+    monkeypatch.setattr(hub_sender, "MAX_RETRY_S", 0.5)
     folder = tmp_path / "h"
     (tmp_path / "token").write_text(Tokens(folder / FILE_NAME).create(["ingest"], "default"))
     process = hub_process(folder, "--insecure-no-tls")

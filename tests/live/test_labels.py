@@ -7,7 +7,7 @@ import pytest
 
 from stallscope.annotate import tell
 from stallscope.store import node
-from stallscope.store.part import Part
+from stallscope.store.time_range import Part
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 

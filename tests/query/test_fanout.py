@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.errors import BadInput, OverLimits, RefusedQuery, Unreachable
 from stallscope.query import fanout
-from stallscope.query.split import split
+from stallscope.query.distributed_sql import split
 from stallscope.query.sql import Answer, Limits, ask
 
 from .fleet import Fleet, fleet, job_trace

@@ -14,7 +14,7 @@ from stallscope.errors import BadInput, BadTrace, NotFound, RefusedQuery, TookTo
 from stallscope.events import layout
 from stallscope.query.schema import columns
 from stallscope.query.sql import Limits, ask
-from stallscope.query.words import quantile
+from stallscope.query.sql_functions import quantile
 from stallscope.store import node
 
 from ..diagnose.builders import MS, dp_trace, every

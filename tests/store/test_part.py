@@ -12,7 +12,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 from stallscope.store import node
-from stallscope.store.part import Part, narrow, windows
+from stallscope.store.time_range import Part, narrow, windows
 
 from ..diagnose.builders import EPOCH_NS, MS, dp_trace
 

@@ -20,8 +20,8 @@ from stallscope import __version__
 from stallscope.check.gpus import driver_version
 from stallscope.errors import StallscopeError, StorageFailed
 from stallscope.settings import Effective
+from stallscope.store.file_modes import replace
 from stallscope.store.node import reading
-from stallscope.store.private import replace
 
 _PACKAGES = (
     "numpy",

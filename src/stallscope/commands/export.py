@@ -31,7 +31,7 @@ from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.settings import Settings
-    from stallscope.store.part import Part
+    from stallscope.store.time_range import Part
 
 
 class ExportFormat(StrEnum):
@@ -110,7 +110,7 @@ def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Pa
     from stallscope.commands.report import diagnosed
     from stallscope.exporters.chrome import chrome_json
     from stallscope.exporters.perfetto import perfetto_bytes
-    from stallscope.exporters.telling import story
+    from stallscope.exporters.timeline_builder import story
     from stallscope.store import node
 
     trace = node.read(chosen.db, part=part)

@@ -13,7 +13,7 @@ from stallscope.commands.options import duration_ns
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing it here would slow every command
-    from stallscope.store.part import Part
+    from stallscope.store.time_range import Part
 
 Since = Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")]
 From = Annotated[
@@ -37,7 +37,7 @@ def part_from(
     last: int | None = None,
 ) -> Part:
     """The part that the options choose; all that is given must hold. Raises BadInput."""
-    from stallscope.store.part import Part
+    from stallscope.store.time_range import Part
 
     begin_ns = None if begin is None else wall_ns(begin, "--from")
     end_ns = None if end is None else wall_ns(end, "--to")
@@ -55,7 +55,7 @@ def part_from(
 
 def only_since(part: Part) -> int | None:
     """The duration of a part that is chosen by --since alone. Raises BadInput for any other: nodes are asked for it."""
-    from stallscope.store.part import Part
+    from stallscope.store.time_range import Part
 
     if part != Part(since_ns=part.since_ns):
         raise BadInput(

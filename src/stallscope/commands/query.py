@@ -101,7 +101,7 @@ def _statement(given: str | None) -> str:
 def _print_schema(db: Path, form: Format, out: Path | None) -> None:
     from stallscope.query import schema
     from stallscope.query.sql import Answer
-    from stallscope.query.words import FUNCTIONS
+    from stallscope.query.sql_functions import FUNCTIONS
 
     found = schema.columns(db)
     if form is not Format.TABLE or out is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.exporters.scene import Scene
+from stallscope.exporters.trace_context import Scene
 
 _LEAST_LATE_NS = 1_000_000
 """Below this an arrow says nothing: the ranks of a healthy job differ by as much."""

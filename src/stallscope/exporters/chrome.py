@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stallscope.exporters.story import Slice, Story, Track
+from stallscope.exporters.tracks import Slice, Story, Track
 
 
 def chrome_json(story: Story) -> Iterator[str]:

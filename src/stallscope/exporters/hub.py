@@ -18,7 +18,7 @@ from stallscope.events.layout import Array
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_batches
 from stallscope.exporters.hub_channel import HubChannel, Target
-from stallscope.exporters.sending import Sending
+from stallscope.exporters.hub_sender import Sending
 from stallscope.exporters.spool import Spool
 
 __all__ = ["HubLine", "Target"]

@@ -19,15 +19,15 @@ from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_arrow import request as arrow_request
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_logs import request as logs_request
-from stallscope.exporters.retrying import LATER_CODES, retry_after_s
-from stallscope.exporters.sending import Answer, Outcome
+from stallscope.exporters.hub_sender import Answer, Outcome
+from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
 
 _TIMEOUT_S = 20.0
 _ASK_AGAIN_S = 600.0
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.enable_retries", 0),  # exporters/sending.py retries, with the same batch id
+    ("grpc.enable_retries", 0),  # exporters/hub_sender.py retries, with the same batch id
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stallscope.errors import BadInput
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.metric_values import Meter
 from stallscope.exporters.otlp_wire import Wire, wire
 
 EVERY_S = 10.0

@@ -12,8 +12,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from stallscope import __version__
-from stallscope.exporters.meter import OVERFLOW, Meter, Series
 from stallscope.exporters.metric_table import Kind, Metric
+from stallscope.exporters.metric_values import OVERFLOW, Meter, Series
 
 _CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stallscope.errors import BadInput
-from stallscope.exporters.retrying import LATER_CODES, retry_after_s
+from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
 
 TIMEOUT_S = 10.0
 _LATER_STATUS = (429, 502, 503, 504)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stallscope.errors import BadInput
-from stallscope.exporters.story import Slice, Story, Track, Value
+from stallscope.exporters.tracks import Slice, Story, Track, Value
 
 _SEQUENCE = 1  # one writer, so that names are told once
 _MONOTONIC, _REALTIME = 3, 1  # BuiltinClock in perfetto/protos/common/builtin_clock.proto

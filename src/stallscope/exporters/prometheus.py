@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 from stallscope.errors import BadInput
-from stallscope.exporters.meter import OVERFLOW, Meter, Series
 from stallscope.exporters.metric_table import Kind, Metric
+from stallscope.exporters.metric_values import OVERFLOW, Meter, Series
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -19,14 +19,7 @@ from stallscope.events import layout
 from stallscope.events.identity import split_hash
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.ledger import ThreadEvents, account, waits_or_device
-from stallscope.events.names import (
-    DATATYPE_BYTES,
-    N_CATEGORIES,
-    Category,
-    CollectiveFlag,
-    OffCpuFlag,
-    Op,
-)
+from stallscope.events.names import DATATYPE_BYTES, N_CATEGORIES, Category, CollectiveFlag, OffCpuFlag, Op
 from stallscope.events.syscalls import blocked_category
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.parquet import table

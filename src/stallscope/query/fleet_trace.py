@@ -8,7 +8,7 @@ from stallscope.errors import StallscopeError, Unreachable
 from stallscope.events.trace import Clock, Trace
 from stallscope.query.fanout import distinct_names
 from stallscope.query.nodes import Access, Failure, Reply, ask_all
-from stallscope.query.packed import together, unpacked
+from stallscope.query.wire_format import together, unpacked
 
 BOOT = "boot_id"
 """Fact of a live trace: in which boot of its machine it was made."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.errors import BadInput, RefusedQuery, StallscopeError, TookTooLong
-from stallscope.query.words import add_functions
+from stallscope.query.sql_functions import add_functions
 from stallscope.store.node import reading
-from stallscope.store.part import Part, narrow, windows
+from stallscope.store.time_range import Part, narrow, windows
 
 _STEPS_BETWEEN_LOOKS = 10_000
 _MAX_SQL_BYTES = 1_000_000

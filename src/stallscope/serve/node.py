@@ -24,8 +24,8 @@ from starlette.types import ASGIApp
 
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
-from stallscope.query.packed import packed
 from stallscope.query.sql import Limits, ask
+from stallscope.query.wire_format import packed
 from stallscope.serve.app import House, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.listening import Listening, address, bound

@@ -19,7 +19,7 @@ from stallscope.serve import issuing
 from stallscope.serve.quickstart import own_names
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
-from stallscope.store.private import replace
+from stallscope.store.file_modes import replace
 
 if TYPE_CHECKING:
     from cryptography import x509

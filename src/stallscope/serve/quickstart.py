@@ -9,7 +9,7 @@ from pathlib import Path
 from stallscope.errors import BadInput, NotAuthenticated, NotFound, StorageFailed
 from stallscope.serve.tls import Files, self_signed
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
-from stallscope.store.private import replace
+from stallscope.store.file_modes import replace
 
 _ELSEWHERE = (
     "192.0.2.1"  # of RFC 5737: nobody's; connecting UDP to it sends nothing and tells our own address

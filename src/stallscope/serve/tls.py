@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.serve import issuing
-from stallscope.store.private import give_to_owner_of_folder, replace
+from stallscope.store.file_modes import give_to_owner_of_folder, replace
 
 if TYPE_CHECKING:  # it is wanted in one case only
     import grpc

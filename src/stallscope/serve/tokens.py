@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
-from stallscope.store import private
+from stallscope.store import file_modes
 
 SCOPES = ("ingest", "read", "sql", "admin")
 """What a token may be for: send events; ask the tools; run SQL; see the hub's own state."""
@@ -145,13 +145,13 @@ class Tokens:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_path = self.path.with_suffix(".lock")
             lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            private.give_to_owner_of_folder(lock_path)
+            file_modes.give_to_owner_of_folder(lock_path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = _read(self.path)
             yield entries
             with _storage(self.path):
-                private.replace(self.path, _written(entries.values()))
+                file_modes.replace(self.path, _written(entries.values()))
         finally:
             os.close(lock)
         self._refresh()

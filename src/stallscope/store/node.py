@@ -19,7 +19,7 @@ from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
 from stallscope.events.trace import Clock, Coverage, Trace, WallClock
 from stallscope.store import columns
-from stallscope.store.part import Part, narrow, windows
+from stallscope.store.time_range import Part, narrow, windows
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x57A11

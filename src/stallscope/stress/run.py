@@ -10,7 +10,7 @@ import numpy as np
 
 from stallscope.errors import NotAllowed, Unreachable
 from stallscope.events.layout import Array
-from stallscope.exporters.sending import Answer, Channel, Outcome
+from stallscope.exporters.hub_sender import Answer, Channel, Outcome
 from stallscope.stress import load
 from stallscope.stress.load import Job
 

@@ -5,17 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import (
-    MAX_TEXT,
-    Asker,
-    Cluster,
-    From,
-    Node,
-    Rank,
-    To,
-    said,
-    window,
-)
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, said, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"

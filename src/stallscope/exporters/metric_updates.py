@@ -10,7 +10,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, word
 from stallscope.exporters import metric_table as table_of
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.metric_values import Meter
 
 _KEPT_ROUNDS = 4096
 """Rounds that are not complete yet; older ones are given up: a rank died, or a record was lost."""

@@ -6,8 +6,8 @@ import pytest
 
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
-from stallscope.exporters.machine import boot_wall_ns, read_machine, tell_gpus
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.machine_metrics import boot_wall_ns, read_machine, tell_gpus
+from stallscope.exporters.metric_values import Meter
 
 FILES = {
     "stat": "cpu  1000 0 200 3000 40 5 6 7 0 0\ncpu0 1 0 0 0\nbtime 1700000000\n",

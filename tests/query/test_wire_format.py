@@ -6,7 +6,7 @@ import numpy as np
 
 from stallscope.events import layout
 from stallscope.events.trace import Coverage, Gap, Trace
-from stallscope.query.packed import packed, together, unpacked
+from stallscope.query.wire_format import packed, together, unpacked
 
 from ..diagnose.builders import MS, dp_trace, every
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.events.layout import Array, Table
-from stallscope.exporters import machine
-from stallscope.exporters.counting import Counting
+from stallscope.exporters import machine_metrics
 from stallscope.exporters.incidents import found_beside
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.metric_updates import Counting
+from stallscope.exporters.metric_values import Meter
 
 if TYPE_CHECKING:  # it brings HTTP and TLS, which an agent without --otlp does not need
     from stallscope.exporters.otlp import Sending
@@ -57,9 +57,9 @@ class Outputs:
         if time.monotonic() < self._next_machine_s:
             return
         self._next_machine_s = time.monotonic() + _MACHINE_EVERY_S
-        machine.read_machine(self.counting.meter)
+        machine_metrics.read_machine(self.counting.meter)
         if gpus is not None:
-            machine.tell_gpus(self.counting.meter, gpus)
+            machine_metrics.tell_gpus(self.counting.meter, gpus)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def outputs(
     if not prometheus and not otlp:
         yield None
         return
-    meter = Meter(start_wall_ns=time.time_ns(), boot_wall_ns=machine.boot_wall_ns())
+    meter = Meter(start_wall_ns=time.time_ns(), boot_wall_ns=machine_metrics.boot_wall_ns())
     with ExitStack() as stack:
         if prometheus:
             from stallscope.exporters.prometheus import serving

@@ -5,7 +5,7 @@ from typing import Any
 
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SUMMED, HostKind, word
-from stallscope.exporters.story import Slice, Value
+from stallscope.exporters.tracks import Slice, Value
 
 
 def slices(rows: Array, at_ns: list[int]) -> Iterator[Slice]:

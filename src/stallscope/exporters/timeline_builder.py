@@ -13,11 +13,11 @@ from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op, word
 from stallscope.events.trace import Trace
-from stallscope.exporters import gpu_lane, host_lane
+from stallscope.exporters import gpu_track, host_track
 from stallscope.exporters.arrows import Arrows, arrows, waits
-from stallscope.exporters.lanes import laned
-from stallscope.exporters.scene import Process, Scene, scene
-from stallscope.exporters.story import Slice, Story, Track, Value
+from stallscope.exporters.trace_context import Process, Scene, scene
+from stallscope.exporters.track_layout import laned
+from stallscope.exporters.tracks import Slice, Story, Track, Value
 
 _SHARES = (Category.ON_CPU, Category.WAIT_GPU, Category.IO, Category.PREEMPTED)
 """The categories of the ledger that get a counter; the others show in the slices."""
@@ -49,7 +49,7 @@ def story(trace: Trace, report: Report) -> Story:
     pointing = arrows(seen, report.verdicts)
     for node, name in enumerate(trace.nodes):
         own = [process for process in seen.processes if process.node == node]
-        gpus = list(gpu_lane.counters(seen, node))
+        gpus = list(gpu_track.counters(seen, node))
         if not own and not gpus:
             continue
         place = name or f"node {node}"
@@ -80,7 +80,7 @@ def _draw_process(drawn: _Drawn, seen: Scene, pointing: Arrows, *, parent: int, 
     for title, slices in _labels(seen, process.node, process.pid):
         drawn.add_laned(own, title, whole, slices)
     drawn.add_laned(own, "work", whole, _spans(seen, process))
-    drawn.add_laned(own, "machine", whole, host_lane.slices(*_of(seen, seen.trace.host_events, process)))
+    drawn.add_laned(own, "machine", whole, host_track.slices(*_of(seen, seen.trace.host_events, process)))
     for tid, calls, away in _threads(seen, process):
         thread = f"thread {tid}"
         drawn.add_laned(own, thread, whole, calls)

@@ -3,7 +3,7 @@
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from stallscope.exporters.retrying import retry_after_s
+from stallscope.exporters.otlp_retry import retry_after_s
 
 
 def details(seconds: int) -> bytes:

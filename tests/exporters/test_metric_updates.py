@@ -6,8 +6,8 @@ import pytest
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op
 from stallscope.events.trace import Trace
-from stallscope.exporters.counting import Counting
-from stallscope.exporters.meter import Meter
+from stallscope.exporters.metric_updates import Counting
+from stallscope.exporters.metric_values import Meter
 from stallscope.synth import HostStall, Job, Schedule, simulate
 
 

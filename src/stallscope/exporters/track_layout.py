@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stallscope.exporters.story import Slice
+from stallscope.exporters.tracks import Slice
 
 
 def laned(slices: Sequence[Slice]) -> list[list[Slice]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.exporters import metric_table as table_of
-from stallscope.exporters.meter import Meter, Values
 from stallscope.exporters.metric_table import Metric
+from stallscope.exporters.metric_values import Meter, Values
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
 """Columns of /proc/stat (proc_stat(5)) as the conventions call them; irq and softirq are both interrupts."""

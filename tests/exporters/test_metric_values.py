@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from stallscope.exporters import metric_table
-from stallscope.exporters.meter import MAX_SERIES, Meter
 from stallscope.exporters.metric_table import (
     COLLECTIVE_CALLS,
     COLLECTIVE_WAIT,
@@ -14,6 +13,7 @@ from stallscope.exporters.metric_table import (
     METRICS,
     Kind,
 )
+from stallscope.exporters.metric_values import MAX_SERIES, Meter
 
 
 def only(meter: Meter):

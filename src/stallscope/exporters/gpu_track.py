@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN
-from stallscope.exporters.scene import Scene
+from stallscope.exporters.trace_context import Scene
 
 _COUNTERS = (
     ("utilization_percent", "utilisation", "%"),
