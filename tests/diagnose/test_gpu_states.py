@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.gpu.driver_state import with_gpu_states
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.gpu_drivers import Drivers
+from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events import layout
 from stallscope.events.trace import Trace
 

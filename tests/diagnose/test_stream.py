@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stallscope.demo.recording import recorded
 from stallscope.diagnose.cost.delays import delays_by_process, total
-from stallscope.diagnose.engine import findings
+from stallscope.diagnose.findings import findings
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
 from stallscope.diagnose.stream.window import complete

@@ -1,5 +1,25 @@
-"""From events to verdicts; pure functions on arrays, in this order:
+"""From events to verdicts: pure functions on arrays.
 
-clocks -> programs -> rounds -> lateness -> blame -> causes -> cost -> verdict, with hang and device beside blame.
-engine plugs them together; text says a verdict in words. Nothing turns text back into data.
+engine.diagnose() runs the steps on a whole trace, Stream runs them on events that keep arriving. The packages in the
+order of the data: timeline, lateness and cost, hangs, gpu, processes and spans find; findings collects; verdicts turns
+findings into verdicts, report holds them as data and text.
 """
+
+from stallscope.diagnose.engine import diagnose
+from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, as_json, verdict_as_json, wall_text
+from stallscope.diagnose.stream import Change, Retention, Stream
+from stallscope.diagnose.thresholds import Thresholds
+
+__all__ = [
+    "Change",
+    "CostSaid",
+    "Report",
+    "Retention",
+    "Stream",
+    "Thresholds",
+    "Verdict",
+    "as_json",
+    "diagnose",
+    "verdict_as_json",
+    "wall_text",
+]

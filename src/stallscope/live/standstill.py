@@ -3,10 +3,11 @@
 import time
 from pathlib import Path
 
-from stallscope.diagnose.hangs import before_attach
+from stallscope.diagnose.hangs.before_attach import is_for
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import Change
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.verdicts import before_attach
 from stallscope.live.page import VerdictLine
 from stallscope.store import node
 
@@ -48,7 +49,7 @@ class Standstill:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
             trace = node.read(self._db)
-            found = before_attach.report(trace, limits=self._limits) if before_attach.is_for(trace) else None
+            found = before_attach.report(trace, limits=self._limits) if is_for(trace) else None
             if found and not self._told:
                 self._since_ns = time.time_ns()
             self._told = found.verdicts[0] if found else None

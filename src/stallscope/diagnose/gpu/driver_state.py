@@ -5,14 +5,11 @@ all GPUs have raises none. A clock counts as held down when the driver gives a r
 below those of the other ranks' GPUs at the same time, or below its own before.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.causes import Explained
-from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
 from stallscope.events.trace import Trace
@@ -27,10 +24,6 @@ _CLOCK_SHARE = 0.85
 _FAULTS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 """Xid errors of memory, links, bus and firmware (NVIDIA's list of Xid errors); 13, 31, 43, 45 are the program's."""
 
-_BROKEN = ("gpu_fault", "device_error")
-_OF_GPU = ("gpu_slow", *_BROKEN)
-"""Causes that are the GPU's."""
-
 _EVER = 1 << 62
 
 
@@ -42,73 +35,7 @@ class _Told:
     evidence: dict[str, object]
 
 
-def with_gpu_states(trace: Trace, report: Report) -> Report:
-    """The report with what the drivers say of the GPUs that its verdicts are about."""
-    if not len(trace.gpus) or not any(_is_of_all(one) or _is_of_one(one) for one in report.verdicts):
-        return report
-    gpus = _gpu_by_rank(trace)
-    return replace(report, verdicts=[_with_state(trace, gpus, verdict) for verdict in report.verdicts])
-
-
-def _is_of_all(verdict: Verdict) -> bool:
-    """Whether it says that all ranks are slow alike, on their devices."""
-    share = verdict.evidence.get("host_share")
-    return verdict.kind == "inconclusive" and isinstance(share, float) and share < 0.5
-
-
-def _is_of_one(verdict: Verdict) -> bool:
-    """Whether it names one rank, with a cause that the state of its GPU may explain better."""
-    if len(verdict.ranks) != 1 or not verdict.causes:
-        return False
-    return verdict.kind in ("device", "hang") or verdict.causes[0].cause.name in _OF_GPU
-
-
-def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    if _is_of_all(verdict):
-        return _named(trace, gpus, verdict)
-    if not _is_of_one(verdict):
-        return verdict
-    told = _told(trace, gpus, verdict.ranks[0], verdict)
-    if told is None:
-        return verdict
-    first = verdict.causes[0]
-    if told.name != "gpu_fault" and (verdict.kind == "hang" or first.cause.name in _BROKEN):
-        return verdict
-    why = cause(told.name)
-    parts = [
-        Explained(why, first.share, first.excess_ns, first.evidence | told.evidence),
-        *verdict.causes[1:],
-    ]
-    named = replace(verdict, causes=parts, advice=why.advice(told.evidence))
-    return replace(named, summary=text.summary(named))
-
-
-def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    """All ranks slow alike: one GPU with a reason is the one that the others wait for."""
-    found = [(rank, told) for rank in gpus if (told := _told(trace, gpus, rank, verdict))]
-    if len(found) != 1:
-        return verdict
-    rank, told = found[0]
-    before, after = (float(str(verdict.evidence[name])) for name in ("step_ms_before", "step_ms_after"))
-    n_steps = verdict.evidence["n_steps"]
-    why = cause(told.name)
-    named = replace(
-        verdict,
-        kind="device",
-        ranks=[rank],
-        nodes=[node] if (node := trace.nodes[gpus[rank][0]]) else [],
-        victims=sorted(set(gpus) - {rank}),
-        late_ms={"median": round(after - before, 3), "max": round(after - before, 3)},
-        causes=[Explained(why, 1.0, (after - before) * 1e6, told.evidence)],
-        confidence=0.8,
-        abstained_because=None,
-        advice=why.advice(told.evidence),
-        evidence=verdict.evidence | {"n_late_steps": n_steps},
-    )
-    return replace(named, summary=text.summary(named))
-
-
-def _gpu_by_rank(trace: Trace) -> dict[int, tuple[int, int]]:
+def gpu_by_rank(trace: Trace) -> dict[int, tuple[int, int]]:
     """Node and number of the GPU of each rank: the one it holds most memory of, else the one it is told to use."""
     found = {}
     for process in trace.processes:
@@ -125,7 +52,9 @@ def _gpu_by_rank(trace: Trace) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _told(trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict) -> _Told | None:
+def driver_reason(
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
+) -> _Told | None:
     if rank not in gpus:
         return None
     node, number = gpus[rank]

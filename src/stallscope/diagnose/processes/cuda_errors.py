@@ -5,14 +5,10 @@ once. Memory that was refused is told only where it was the end of the process: 
 The ranks that fail after the first one fail because of it, most of the time: they are told as its victims.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.causes import Explained
-from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
@@ -60,17 +56,6 @@ class Failure:
     n: int
 
 
-def with_failures(trace: Trace, report: Report) -> Report:
-    """The report with a verdict on calls that failed before the others: they come before what follows from them."""
-    found = failures(trace)
-    ended = [one for one in found if int(one.row["result"]) != OUT_OF_MEMORY or not _goes_on(trace, one)]
-    retried = [one for one in found if one not in ended]
-    benign = [*report.benign, *(_remark(one) for one in retried)]
-    if not ended:
-        return replace(report, benign=benign) if retried else report
-    return replace(report, verdicts=[_verdict(trace, ended), *report.verdicts], benign=benign)
-
-
 def failed(calls: Array) -> Array:
     """Those of some calls that have returned with an error of CODES."""
     return calls[np.isin(calls["result"], list(CODES)) & (calls["duration_ns"] != UNKNOWN)]
@@ -88,16 +73,16 @@ def failures(trace: Trace) -> list[Failure]:
         found.append(
             Failure(*key, ranks.get(key, UNKNOWN), first, int((mine["result"] == first["result"]).sum()))
         )
-    return sorted(found, key=lambda one: _at(trace, one))
+    return sorted(found, key=lambda one: returned_ns(trace, one))
 
 
-def _at(trace: Trace, one: Failure) -> int:
+def returned_ns(trace: Trace, one: Failure) -> int:
     """When the call returned: wall time where a clock was recorded."""
     at_ns = int(one.row["ts_ns"] + one.row["duration_ns"])
     return wall_ns(trace, one.node, at_ns) or at_ns
 
 
-def _goes_on(trace: Trace, one: Failure) -> bool:
+def goes_on(trace: Trace, one: Failure) -> bool:
     """Whether the process still does something a while after its last refusal."""
     calls, rows = trace.calls, trace.collectives
     mine = calls[(calls["node"] == one.node) & (calls["pid"] == one.pid)]
@@ -106,46 +91,3 @@ def _goes_on(trace: Trace, one: Failure) -> bool:
     arrivals = rows[(rows["node"] == one.node) & (rows["pid"] == one.pid)]["ts_ns"]
     has_memory = (mine["ts_ns"] > refused) & (mine["result"] == 0) & (mine["op"] == Op.ALLOC)
     return bool((arrivals > after).any() or (mine["ts_ns"] > after).any() or has_memory.any())
-
-
-def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
-    first, *later = ended
-    name, words = CODES[int(first.row["result"])]
-    function = trace.symbols[int(first.row["symbol"])] if first.row["symbol"] < len(trace.symbols) else ""
-    evidence: dict[str, object] = {
-        "pid": first.pid,
-        "error": int(first.row["result"]),
-        "said": words,
-        "function": function,
-        "n_failed_calls": first.n,
-    }
-    if int(first.row["result"]) == OUT_OF_MEMORY and first.row["count_bytes"] != UNKNOWN:
-        evidence["asked_bytes"] = int(first.row["count_bytes"])
-    if later:
-        evidence["also_failed_later"] = [
-            {
-                "rank": one.rank,
-                "error": int(one.row["result"]),
-                "after_ms": (_at(trace, one) - _at(trace, first)) / 1e6,
-            }
-            for one in later[:16]
-        ]
-    verdict = Verdict(
-        kind="failure",
-        summary="",
-        ranks=[first.rank] if first.rank != UNKNOWN else [],
-        nodes=[node] if (node := trace.nodes[first.node]) else [],
-        since_ns=wall_ns(trace, first.node, int(first.row["ts_ns"])),
-        n_incidents=1,
-        causes=[Explained(cause(name), 1.0, 0.0, {"error": words, "function": function})],
-        confidence=0.95 if not later else 0.85,
-        victims=sorted({one.rank for one in later if one.rank not in (UNKNOWN, first.rank)}),
-        advice=cause(name).advice({}),
-        evidence=evidence,
-    )
-    return replace(verdict, summary=text.summary(verdict))
-
-
-def _remark(one: Failure) -> dict[str, object]:
-    who = f"Rank {one.rank}" if one.rank != UNKNOWN else f"Process {one.pid}"
-    return {"what": f"{who} was refused GPU memory, retried and went on", "n_refusals": one.n}

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from stallscope.diagnose import engine
 from stallscope.diagnose.cost.delays import Delays, delays_by_process, total
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as looks
@@ -10,7 +9,8 @@ from stallscope.diagnose.stream.evaluation import Look
 from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
 from stallscope.diagnose.stream.incidents import Incidents, Sighted, worded
 from stallscope.diagnose.stream.job_members import Who
-from stallscope.diagnose.verdicts import late_verdicts
+from stallscope.diagnose.verdicts import device, imbalance, inconclusive, mismatch, straggler
+from stallscope.diagnose.verdicts._late import between, late_ranks
 
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
 UNSURE = "unsure"
@@ -38,7 +38,7 @@ def sightings(
     ranks = _ranks(seen, history, known, only_since=True, is_whole=is_whole)
     taken = {p for p in range(case.line.n_processes) for one in ranks if case.who(p) in one.who}
     devices = [one for one in _devices(seen, history, only_since=True) if not one.who & _who(seen, taken)]
-    out = [*(odd(worded(verdict)) for verdict in found.odd), *ranks, *devices]
+    out = [*(odd(worded(verdict)) for verdict in mismatch.verdicts(case, found.mismatches)), *ranks, *devices]
     if found.stage:
         said = worded(stage(seen, history))
         out.append(Sighted(STAGE, frozenset(), said, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
@@ -64,9 +64,9 @@ def report(seen: Look, history: History, incidents: Incidents, *, standstill: li
     if found.uneven:
         rest += _moves(seen, history, named=set(found.named), only_since=False)
     now = [
-        *found.odd,
-        *([] if found.odd else standstill),
-        *engine.costliest_first([one.verdict for one in ranks]),
+        *mismatch.verdicts(seen.case, found.mismatches),
+        *([] if found.mismatches else standstill),
+        *straggler.costliest_first([one.verdict for one in ranks]),
         *(one.verdict for one in rest if incidents.of(one.sort, one.who)),
         *(one.verdict for one in _once(seen, history)),
     ]
@@ -85,11 +85,11 @@ def odd(verdict: Verdict) -> Sighted:
 def stage(seen: Look, history: History) -> Verdict:
     """The verdict on a slow stage, with what it cost before these rows."""
     assert seen.found.stage is not None
-    verdict = engine.stage_verdict(seen.case, seen.found.stage)
+    verdict = imbalance.stage(seen.case, seen.found.stage)
     if not history.is_trimmed or verdict.cost is None:
         return verdict
     share = seen.looked_at.n_steps / max(seen.found.stage.n_steps, 1)
-    spent = late_verdicts.between(
+    spent = between(
         seen.case,
         0.0,
         verdict.cost.may_be_gpu_seconds * share,
@@ -112,9 +112,9 @@ def _ranks(
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
-    for group in engine.by_node(case, sorted(chosen)):
-        verdict = late_verdicts.straggler(seen.case, group, delays, looked_at=seen.looked_at)
-        if engine.is_nothing(seen.case, verdict) and not known.issuperset(group):
+    for group in straggler.by_node(case, sorted(chosen)):
+        verdict = late_ranks(seen.case, group, delays, looked_at=seen.looked_at)
+        if straggler.is_nothing(seen.case, verdict) and not known.issuperset(group):
             continue
         steps = total(delays[process] for process in group).steps
         confirm = 0 if seen.large.issuperset(group) else _CONFIRM_SMALL_STEPS
@@ -130,7 +130,7 @@ def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]
         delays = looks.summed_device(seen, held, process)
         if delays is None:
             continue
-        verdict = late_verdicts.device(seen.case, process, slow, delays, looked_at=seen.looked_at)
+        verdict = device.verdict(seen.case, process, slow, delays, looked_at=seen.looked_at)
         quiet = quiet_steps(delays.steps)
         last = int(delays.steps.max())
         out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), last, quiet, _CONFIRM_STEPS))
@@ -146,7 +146,7 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
     if not delays:
         return []
     whole = total(delays.values())
-    verdict = late_verdicts.moving(seen.case, whole, looked_at=seen.looked_at)
+    verdict = imbalance.moving_ranks(seen.case, whole, looked_at=seen.looked_at)
     last, quiet = int(whole.steps.max()), quiet_steps(whole.steps)
     return [Sighted(MOVES, frozenset(), worded(verdict), last, quiet, _CONFIRM_SMALL_STEPS)]
 
@@ -154,7 +154,7 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
 def _moves_on_devices(seen: Look) -> list[Sighted]:
     """Delays of the GPUs that move around, as far as the rows that are left show them."""
     assert seen.found.uneven is not None
-    verdict = engine.moving_verdict(seen.found, seen.found.uneven, seen.looked_at)
+    verdict = imbalance.moving(seen.found, seen.found.uneven, seen.looked_at)
     return [Sighted(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
 
 
@@ -162,7 +162,7 @@ def _unsure(seen: Look) -> list[Sighted]:
     """Clear late steps that chance may have chosen: told when they are still seen a good while later."""
     return [
         Sighted(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
-        for verdict in engine.unsure_verdicts(seen.found, seen.looked_at)
+        for verdict in inconclusive.doubtful(seen.found, seen.looked_at)
     ]
 
 
@@ -179,7 +179,7 @@ def _once(seen: Look, history: History) -> list[Sighted]:
         found += [(process, delays_by_process(seen.case, [one])[process]) for one in here]
     out = []
     for process, delays in found:
-        verdict = late_verdicts.once(seen.case, process, delays, looked_at=seen.looked_at)
+        verdict = straggler.one_off(seen.case, process, delays, looked_at=seen.looked_at)
         step = delays.late[0].step
         out.append(
             Sighted(
@@ -196,7 +196,7 @@ def _once(seen: Look, history: History) -> list[Sighted]:
 
 def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
     """All ranks slow alike: as long as steps take nearly what they took when that was told."""
-    found = engine.alike(seen.case)
+    found = inconclusive.all_slow(seen.case)
     known = incidents.of(SLOW, frozenset())
     if not found and known is not None:
         was = known.sighted.verdict

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import engine
 from stallscope.diagnose.cost.delays import Delays, delays_by_process, device_delays, total
+from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import alone, one_offs, recurring
@@ -15,8 +15,7 @@ from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import Who
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case
-from stallscope.diagnose.verdicts import late_verdicts
-from stallscope.diagnose.verdicts.late_verdicts import Seen
+from stallscope.diagnose.verdicts._late import Examined, examined
 from stallscope.events.layout import UNKNOWN, Array
 
 _LOOKS = 10
@@ -34,7 +33,7 @@ class Look:
     many more than the others that many looks do not make it chance, or with large ones while nobody else has such.
     """
 
-    found: engine.Findings
+    found: Findings
     step_of_row: Array
     live: dict[int, list[LateStep]]
     device: dict[int, list[LateStep]]
@@ -43,7 +42,7 @@ class Look:
     large: frozenset[int]
     firm: frozenset[int]
     step: int
-    looked_at: Seen
+    looked_at: Examined
 
     @property
     def case(self) -> Case:
@@ -72,7 +71,7 @@ def look(case: Case, known: Array, history: History) -> Look:
     known: the stream's step of each row, UNKNOWN where it has none yet.
     """
     limits = case.limits
-    found = engine.findings(case)
+    found = findings(case)
     shift = _shift(case, known, history)
     found = replace(
         found,
@@ -223,8 +222,8 @@ def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:
     return out
 
 
-def _seen(case: Case, steps: Array, history: History) -> Seen:
-    here = late_verdicts.seen(case)
+def _seen(case: Case, steps: Array, history: History) -> Examined:
+    here = examined(case)
     if not history.is_trimmed:
         return here
     rows = case.line.rows
@@ -233,7 +232,7 @@ def _seen(case: Case, steps: Array, history: History) -> Seen:
     n_rounds = dict(here.n_rounds)
     for comm, seq in zip(case.line.comm_hash.tolist(), last.tolist(), strict=True):
         n_rounds[comm] = max(n_rounds.get(comm, 0), seq - history.first_seq.get(comm, seq) + 1)
-    return Seen(
+    return Examined(
         n_steps=int(steps.max(initial=0)) - history.first_step + 1,
         observed_ns=history.gone_ns + here.observed_ns,
         n_rounds=n_rounds,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stallscope.diagnose.gpu.driver_state import with_gpu_states
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.incidents import Sighted
+from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events.layout import GPU_PROCESSES, GPUS, Array, empty
 from stallscope.events.trace import Trace
 

@@ -8,10 +8,8 @@ import numpy as np
 
 from stallscope.diagnose import engine
 from stallscope.diagnose.cost.delays import delays_by_process, device_delays
-from stallscope.diagnose.gpu.driver_state import with_gpu_states
+from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
-from stallscope.diagnose.processes.cuda_errors import with_failures
-from stallscope.diagnose.processes.exits import with_deaths
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.call_errors import Failing
@@ -27,7 +25,10 @@ from stallscope.diagnose.stream.trigger import Watch
 from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete, told_by_all
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
-from stallscope.diagnose.verdicts import without_ledger
+from stallscope.diagnose.verdicts import hang, mismatch, without_ledger
+from stallscope.diagnose.verdicts.failure import with_failures
+from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
+from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
@@ -188,7 +189,7 @@ class Job:
             return []
         case = self._case(trace, is_numbered=right is not None)
         self.silence.patience_ns = usual_patience_ns(case)
-        if odd := engine.mismatch_verdicts(case):
+        if odd := mismatch.verdicts(case, mismatch_findings(case)):
             shown = [candidates.odd(worded(verdict)) for verdict in odd]
             return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
@@ -284,9 +285,7 @@ class Job:
         if not self.history.is_trimmed or without_ledger.is_told(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
         seen = look(self._case(trace), self.rows.step, self.history)
-        verdicts = candidates.report(
-            seen, self.history, self.incidents, standstill=engine.standstill(seen.case)
-        )
+        verdicts = candidates.report(seen, self.history, self.incidents, standstill=hang.verdicts(seen.case))
         looked_at = engine.counted(seen.case) | {
             "n_rounds": sum(seen.looked_at.n_rounds.values()),
             "n_steps": seen.looked_at.n_steps,

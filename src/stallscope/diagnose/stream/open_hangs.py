@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose import engine
 from stallscope.diagnose.hangs.missing_rank import patience_ns
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.verdicts import hang
 from stallscope.events.layout import UNKNOWN
 
 _BETWEEN_LOOKS_NS = 1_000_000_000
@@ -51,13 +51,13 @@ def usual_patience_ns(case: Case) -> float:
 
 def hangs(case: Case) -> list[Verdict]:
     """The standstill at the end of a job's rows, if it has lasted for two looks."""
-    now = engine.standstill(case)
+    now = hang.verdicts(case)
     if not now:
         return []
     earlier = tuple(end - _BETWEEN_LOOKS_NS if end != UNKNOWN else end for end in case.trace.ends_ns)
     known = case.trace.snapshots
     seen = known[known["ts_ns"] <= np.array(earlier)[known["node"]]]
-    before = engine.standstill(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=seen)))
+    before = hang.verdicts(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=seen)))
     if [one.ranks for one in before] != [one.ranks for one in now]:
         return []
     return [one for one in now if _is_heard(case, one)]

@@ -19,7 +19,7 @@ from stallscope.diagnose.stream.job_members import Members, Who
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline.jobs import together
+from stallscope.diagnose.verdicts.by_job import together
 from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 

@@ -11,24 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.diagnose.report.verdict import Report, Verdict, wall_text
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Trace
 
 Who = tuple[int, int]
 """A process: node and pid."""
-
-_COUNTS = (
-    "n_ranks",
-    "n_nodes",
-    "n_communicators",
-    "n_rounds",
-    "n_steps",
-    "n_lost_records",
-    "n_ranks_unseen",
-    "seconds",
-)
 
 
 @dataclass
@@ -64,59 +52,7 @@ def parts(trace: Trace) -> list[Trace]:
     ]
 
 
-def together(reports: list[Report]) -> Report:
-    """One report on several jobs."""
-    if len(reports) == 1:
-        return reports[0]
-    looked_at: dict[str, float] = dict.fromkeys(_COUNTS, 0)
-    for one in reports:
-        for name in looked_at:
-            more = one.looked_at.get(name, 0)
-            looked_at[name] = max(looked_at[name], more) if name == "seconds" else looked_at[name] + more
-    return Report(
-        source=next((one.source for one in reports if one.source), ""),
-        looked_at={"n_jobs": len(reports), **looked_at},
-        verdicts=[verdict for one in reports for verdict in one.verdicts],
-        benign=[remark for one in reports for remark in one.benign],
-    )
-
-
-def told_apart(reports: list[Report], traces: list[Trace]) -> Report:
-    """One report on the parts of a trace, whose verdicts say of which job they are."""
-    found = together(
-        [
-            replace(
-                one,
-                verdicts=[_of_job(verdict, part, number, len(traces)) for verdict in one.verdicts],
-                benign=[remark | {"job": number} for remark in one.benign],
-            )
-            for number, (one, part) in enumerate(zip(reports, traces, strict=True), 1)
-        ]
-    )
-    times = [at_ns for part in traces for at_ns in _times(part)]
-    seen: dict[str, object] = {
-        "n_nodes": len({node for part in traces for node in np.unique(part.collectives["node"]).tolist()}),
-        "n_lost_records": sum(traces[0].lost.values()),
-    }
-    if times:
-        seen["seconds"] = round((max(times) - min(times)) / 1e9, 3)
-    return replace(found, looked_at=found.looked_at | seen)
-
-
-def number_of(verdict: Verdict) -> int | None:
-    """Of which job a verdict is, where there are several."""
-    job = verdict.evidence.get("job")
-    return int(job["number"]) if isinstance(job, dict) else None
-
-
-def _of_job(verdict: Verdict, part: Trace, number: int, n_jobs: int) -> Verdict:
-    times = _times(part)
-    job = {"number": number, "of": n_jobs}
-    span = {"since": wall_text(min(times)), "until": wall_text(max(times))} if times else {}
-    return replace(verdict, evidence=verdict.evidence | {"job": job | span})
-
-
-def _times(part: Trace) -> list[int]:
+def call_times(part: Trace) -> list[int]:
     """Wall times of the first and the last call on each node, where clocks were recorded."""
     out = []
     for node in np.unique(part.collectives["node"]).tolist():

@@ -7,21 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.diagnose.causes import Explained
-from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.hangs.incomplete import Standstill, standstill, tells_completion
+from stallscope.diagnose.hangs.incomplete import standstill, tells_completion
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.spans.own_time import work
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts import incomplete
 from stallscope.diagnose.verdicts.spans import slow_work
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
-
-_SURE = {"not_entered": 0.95, "not_completed": 0.9, "not_started": 0.9, "idle": 0.85, "no_dump": 0.7}
-_ON_DEVICE = ("not_completed", "not_started")
 
 
 def is_told(trace: Trace) -> bool:
@@ -36,7 +31,7 @@ def report(trace: Trace, odd: list[Verdict], *, limits: Thresholds, usd_per_gpu_
     verdicts = [*odd]
     if tells_completion(trace):
         held = standstill(trace)
-        verdicts += [_hang(trace, held)] if held else []
+        verdicts += [incomplete.verdict(trace, held)] if held else []
     done = work(trace, first_step=limits.warm_up_steps)
     if done is not None:
         verdicts += slow_work(trace, done, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
@@ -62,64 +57,3 @@ def _looked_at(trace: Trace) -> dict[str, object]:
         "n_lost_records": sum(trace.lost.values()),
         "seconds": round(float(times.max() - begins.min()) / 1e9, 3) if len(times) else 0.0,
     }
-
-
-def _hang(trace: Trace, held: Standstill) -> Verdict:
-    ranks = trace.processes["rank"]
-    said: dict[str, object] = {
-        "doing": [{"rank": int(ranks[p]), "has": why} for p, why in held.held_by.items()]
-    }
-    if held.is_circle:
-        said["is_circle"] = True
-    unnamed = [int(ranks[p]) for p in held.silent if p not in held.held_by]
-    if unnamed:
-        said["left_no_dump"] = sorted(unnamed)
-    in_round = held.round is not None
-    verdict = Verdict(
-        kind="hang",
-        summary="",
-        ranks=sorted(int(ranks[process]) for process in held.held_by),
-        nodes=sorted(name for name in trace.nodes if name),
-        comm_hash=f"{held.round[0]:016x}" if held.round else None,
-        first_round=held.round[1] if held.round else None,
-        last_round=held.round[1] if held.round else None,
-        n_late_rounds=int(in_round),
-        since_ns=wall_ns(trace, 0, held.since_ns) if in_round else None,
-        n_incidents=1,
-        causes=_causes(held),
-        confidence=0.7 if held.is_circle else min((_SURE[why] for why in held.held_by.values()), default=0.5),
-        victims=sorted(int(ranks[process]) for process in held.waiting),
-        advice=_advice(held),
-        evidence=said,
-    )
-    return verdict if held.held_by else _nobody_named(trace, held, verdict)
-
-
-def _causes(held: Standstill) -> list[Explained]:
-    """The ranks that never entered; those that did not get through what they entered have no cause told."""
-    absent = [why for why in held.held_by.values() if why not in _ON_DEVICE]
-    return [Explained(cause("missing_rank"), len(absent) / len(held.held_by), 0.0, {})] if absent else []
-
-
-def _advice(held: Standstill) -> list[str]:
-    on_device = [
-        "Their peers are through, or have begun: look for Xid errors and stuck kernels on the GPUs of these ranks."
-    ]
-    is_silent = "no_dump" in held.held_by.values()
-    is_on_device = any(why in _ON_DEVICE for why in held.held_by.values())
-    absent = [advice for part in _causes(held) for advice in part.cause.advice({"is_alive": not is_silent})]
-    return [*(on_device if is_on_device else []), *absent]
-
-
-def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
-    suspects = sorted(int(trace.processes["rank"][process]) for process in held.suspects)
-    return replace(
-        verdict,
-        kind="inconclusive",
-        causes=[],
-        evidence={"suspects": suspects} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
-        abstained_because=(
-            "all ranks have entered the round and none has completed it: a device or the fabric, rank unknown"
-        ),
-        advice=["Look for Xid errors, stuck kernels and link errors on the GPUs of the suspects."],
-    )

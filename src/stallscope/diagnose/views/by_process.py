@@ -12,6 +12,7 @@ from stallscope.diagnose.timeline import jobs
 from stallscope.diagnose.timeline.clocks import aligned
 from stallscope.diagnose.timeline.rounds import rounds
 from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.verdicts import by_job
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag
 from stallscope.events.trace import Trace
@@ -137,7 +138,7 @@ def _mean(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _part(report: Report, rank: int, *, job: int) -> str:
     """job: its number, where the verdicts tell of which one they are."""
-    mine = [one for one in report.verdicts if jobs.number_of(one) in (None, job)]
+    mine = [one for one in report.verdicts if by_job.number_of(one) in (None, job)]
     if any(rank in verdict.ranks for verdict in mine):
         return "culprit"
     return "victim" if any(rank in verdict.victims for verdict in mine) else ""

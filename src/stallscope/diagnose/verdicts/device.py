@@ -1,0 +1,45 @@
+"""The verdict on a slow GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.cost.delays import (
+    Delays,
+)
+from stallscope.diagnose.gpu.slow_gpu import SlowDevice
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.verdicts._late import (
+    Examined,
+    cost_of,
+    location,
+    steps,
+)
+
+
+def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Examined) -> Verdict:
+    """The verdict on a slow GPU. delays: see device_delays."""
+    why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
+    values = delays.sizes_ns / 1e6
+    evidence: dict[str, object] = {
+        "seen_by": slow.seen_by,
+        "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
+    }
+    part = Explained(why, 1.0, delays.excess.total_ns, evidence)
+    said = cost_of(case, delays, looked_at=looked_at)
+    return replace(
+        location(case, [process], delays, looked_at=looked_at),
+        kind="device",
+        n_incidents=delays.n_incidents,
+        causes=[part],
+        confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
+        victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
+        cost=replace(
+            said, is_lower_bound=said.is_lower_bound or slow.is_irregular
+        ),  # only the longest are late
+        advice=why.advice(evidence),
+        evidence=steps(case, delays.n_late, looked_at),
+    )

@@ -1,0 +1,73 @@
+"""The verdict on CUDA calls that failed."""
+
+from dataclasses import replace
+
+from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.processes.cuda_errors import (
+    CODES,
+    OUT_OF_MEMORY,
+    Failure,
+    failures,
+    goes_on,
+    returned_ns,
+)
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.trace import Trace
+
+
+def with_failures(trace: Trace, report: Report) -> Report:
+    """The report with a verdict on calls that failed before the others: they come before what follows from them."""
+    found = failures(trace)
+    ended = [one for one in found if int(one.row["result"]) != OUT_OF_MEMORY or not goes_on(trace, one)]
+    retried = [one for one in found if one not in ended]
+    benign = [*report.benign, *(_remark(one) for one in retried)]
+    if not ended:
+        return replace(report, benign=benign) if retried else report
+    return replace(report, verdicts=[_verdict(trace, ended), *report.verdicts], benign=benign)
+
+
+def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
+    first, *later = ended
+    name, words = CODES[int(first.row["result"])]
+    function = trace.symbols[int(first.row["symbol"])] if first.row["symbol"] < len(trace.symbols) else ""
+    evidence: dict[str, object] = {
+        "pid": first.pid,
+        "error": int(first.row["result"]),
+        "said": words,
+        "function": function,
+        "n_failed_calls": first.n,
+    }
+    if int(first.row["result"]) == OUT_OF_MEMORY and first.row["count_bytes"] != UNKNOWN:
+        evidence["asked_bytes"] = int(first.row["count_bytes"])
+    if later:
+        evidence["also_failed_later"] = [
+            {
+                "rank": one.rank,
+                "error": int(one.row["result"]),
+                "after_ms": (returned_ns(trace, one) - returned_ns(trace, first)) / 1e6,
+            }
+            for one in later[:16]
+        ]
+    verdict = Verdict(
+        kind="failure",
+        summary="",
+        ranks=[first.rank] if first.rank != UNKNOWN else [],
+        nodes=[node] if (node := trace.nodes[first.node]) else [],
+        since_ns=wall_ns(trace, first.node, int(first.row["ts_ns"])),
+        n_incidents=1,
+        causes=[Explained(cause(name), 1.0, 0.0, {"error": words, "function": function})],
+        confidence=0.95 if not later else 0.85,
+        victims=sorted({one.rank for one in later if one.rank not in (UNKNOWN, first.rank)}),
+        advice=cause(name).advice({}),
+        evidence=evidence,
+    )
+    return replace(verdict, summary=text.summary(verdict))
+
+
+def _remark(one: Failure) -> dict[str, object]:
+    who = f"Rank {one.rank}" if one.rank != UNKNOWN else f"Process {one.pid}"
+    return {"what": f"{who} was refused GPU memory, retried and went on", "n_refusals": one.n}

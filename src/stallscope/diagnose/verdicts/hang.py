@@ -1,0 +1,113 @@
+"""The verdict on a hang at the end of a trace: of missing ranks, or of all ranks."""
+
+from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.hangs.deadlock import Wedged, left_by_the_dead, wedged
+from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
+from stallscope.diagnose.report.verdict import CostSaid, Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts._late import (
+    cost_said,
+)
+
+
+def verdicts(case: Case) -> list[Verdict]:
+    """The hang at the end of the trace: of missing ranks, or of all."""
+    now_ns = case.now_ns
+    hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits) or left_by_the_dead(
+        case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
+    )
+    if hang:
+        return [_hang(case, hang)]
+    all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
+    return [_wedged(case, all_wait)] if all_wait else []
+
+
+def _hang(case: Case, hang: Stuck) -> Verdict:
+    line = case.line
+    ranks = sorted(hang.ranks)
+    doing = list(hang.doing)
+    evidence: dict[str, object] = {"doing": doing, "waited_s": round(hang.for_ns / 1e9, 1)}
+    if hang.is_circle:
+        evidence["is_circle"] = True
+    why = cause("missing_rank")
+    gone = all(not told["is_alive"] and "has_hung" not in told for told in doing)
+    return Verdict(
+        kind="hang",
+        summary="",
+        ranks=ranks,
+        nodes=sorted({case.trace.nodes[node] for node in hang.nodes}),
+        comm_hash=f"{int(line.comm_hash[hang.comm]):016x}",
+        first_round=hang.seq,
+        last_round=hang.seq,
+        n_late_rounds=1,
+        n_rounds=case.met.n_rounds,
+        since_ns=wall_ns(case.trace, case.first_node, hang.since_ns),
+        n_incidents=1,
+        causes=[Explained(why, 1.0, float(hang.for_ns), evidence)],
+        confidence=0.95 if not hang.is_circle else 0.7,
+        victims=sorted(int(line.rank[process]) for process in hang.waiting),
+        cost=still_cost(case, hang.for_ns, len(hang.waiting)),
+        advice=why.advice(
+            {
+                "is_alive": not gone,
+                "is_out_of_memory": any(told.get("oom_killed") for told in doing),
+                **{
+                    name: next((told[name] for told in doing if name in told), None)
+                    for name in ("at", "state", "exit_status", "failed_call")
+                },
+            }
+        ),
+        evidence=evidence,
+    )
+
+
+def _wedged(case: Case, found: Wedged) -> Verdict:
+    line = case.line
+    ranks = sorted(int(line.rank[process]) for process in found.odd)
+    row = line.rows[found.row]
+    because = None if ranks else _why_nobody(found)
+    evidence: dict[str, object] = {"waited_s": round(found.for_ns / 1e9, 1)}
+    if ranks:
+        evidence["crossed_order"] = True
+    return Verdict(
+        kind="hang",
+        summary="",
+        ranks=ranks,
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in found.odd}),
+        comm_hash=f"{int(row['comm_hash']):016x}",
+        first_round=int(row["seq"]),
+        last_round=int(row["seq"]),
+        n_rounds=case.met.n_rounds,
+        since_ns=wall_ns(case.trace, case.first_node, found.since_ns),
+        n_incidents=1,
+        confidence=0.85 if ranks else 0.6,
+        victims=sorted(int(line.rank[process]) for process in found.waiting),
+        cost=still_cost(case, found.for_ns, len(found.waiting)),
+        advice=[_against_wedge(found, ranks)],
+        abstained_because=because,
+        evidence=evidence,
+    )
+
+
+def _against_wedge(found: Wedged, ranks: list[int]) -> str:
+    if ranks:
+        return "Its collectives on two communicators come in another order than those of the others: make it the same."
+    if found.is_crossed:
+        return "Issue the collectives of both communicators in the same order on all ranks."
+    return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
+
+
+def _why_nobody(found: Wedged) -> str:
+    if found.is_crossed:
+        return "they entered the rounds of two communicators in different orders, and no majority tells whose is odd"
+    if not found.n_unseen:
+        return "every rank has entered every round: the device or the fabric holds them"
+    return f"the ranks in this trace have entered every round; {found.n_unseen} more of the communicator are not in it"
+
+
+def still_cost(case: Case, still_ns: int, n_waiting: int) -> CostSaid:
+    """What a standstill cost that began with the last arrivals."""
+    gpu_seconds, observed_ns = still_ns * n_waiting / 1e9, case.observed_ns + still_ns
+    return cost_said(case, gpu_seconds, is_lower_bound=True, observed_ns=observed_ns)

@@ -1,0 +1,118 @@
+"""Verdicts on uneven work: delays that move around, ranks or a stage with more work."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.causes import explained
+from stallscope.diagnose.cost.delays import (
+    Delays,
+    delays_in_all,
+    device_delays,
+    n_incidents,
+    total,
+)
+from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.lateness.imbalance import Moving, SlowStage
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts._late import (
+    Examined,
+    between,
+    cost_of,
+    late_ranks,
+    location,
+)
+
+
+def moving_ranks(case: Case, delays: Delays, *, looked_at: Examined) -> Verdict:
+    """The verdict on delays that no rank owns. delays: of all that were late."""
+    rank_of = {case.who(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
+    return replace(
+        location(case, [], delays, looked_at=looked_at),
+        kind="imbalance",
+        n_incidents=n_incidents(delays.steps),
+        causes=explained(delays.excess, case.limits.cause_share),
+        confidence=0.8,
+        cost=cost_of(case, delays, looked_at=looked_at),
+        advice=[
+            "No machine is bad: the late rank changes. Even out the work per step, or let all ranks pause together."
+        ],
+        evidence={
+            "late_steps_by_rank": {rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
+            "moves": True,
+            "n_steps": looked_at.n_steps,
+            "n_late_steps": len(np.unique(delays.steps)),
+            "step_ms": round(case.step_ns / 1e6, 3),
+        },
+    )
+
+
+def more_work(
+    case: Case, processes: list[int], delays: Mapping[int, Delays], *, looked_at: Examined
+) -> Verdict:
+    """The verdict on ranks that have more to do than the others: told as a straggler's, without an accusation."""
+    verdict = late_ranks(case, processes, delays, looked_at=looked_at)
+    evidence = {name: value for name, value in verdict.evidence.items() if name != "is_whole_node"}
+    return replace(
+        verdict,
+        kind="imbalance",
+        ranks=[],
+        nodes=[],
+        confidence=0.8,
+        advice=["Even out the work: these ranks have more of it (tokens, sequence lengths, shards)."],
+        evidence=evidence | {"more_work": verdict.ranks},
+    )
+
+
+def moving_gpus(case: Case, delays: Delays, *, looked_at: Examined) -> Verdict:
+    """The verdict on delays of GPUs that no GPU owns: what their hosts did has no part in it."""
+    verdict = moving_ranks(case, delays, looked_at=looked_at)
+    return replace(verdict, causes=[], evidence=verdict.evidence | {"on": "the GPUs"})
+
+
+def moving(found: Findings, uneven: Moving, looked_at: Examined) -> Verdict:
+    case = found.case
+    if not found.is_on_device:
+        return moving_ranks(case, delays_in_all(case, uneven.late), looked_at=looked_at)
+    by_process: dict[int, list[LateStep]] = {}
+    for late in uneven.late:
+        by_process.setdefault(late.process, []).append(late)
+    parts = [device_delays(case, process, mine) for process, mine in by_process.items()]
+    return moving_gpus(case, total(parts), looked_at=looked_at)
+
+
+def stage(case: Case, slow: SlowStage) -> Verdict:
+    ranks = sorted(int(case.line.rank[process]) for process in slow.processes)
+    others = sorted(set(case.line.rank.tolist()) - set(ranks))
+    rows = case.arrival_ns[case.judged.first_row]
+    return Verdict(
+        kind="imbalance",
+        summary="",
+        nodes=[],
+        n_rounds=case.met.n_rounds,
+        n_incidents=1,
+        late_ms={"median": round(slow.excess_ns / 1e6, 3), "max": round(slow.excess_ns / 1e6, 3)},
+        since_ns=wall_ns(case.trace, case.first_node, float(rows.min())),
+        until_ns=wall_ns(case.trace, case.first_node, float(rows.max())),
+        confidence=0.9,
+        victims=others,
+        # Calls on several communicators overlap: no more was waited than the stage took longer. Some of it is waited
+        # for in any pipeline.
+        cost=between(
+            case,
+            0.0,
+            min(slow.wait_share * case.step_ns, slow.excess_ns) * slow.n_steps * len(others) / 1e9,
+            observed_ns=case.observed_ns,
+        ),
+        advice=["Move work between the stages: no machine is bad, the slow stage has more to do."],
+        evidence={
+            "slow_stage": ranks,
+            "wait_share": round(slow.wait_share, 3),
+            "n_steps": slow.n_steps,
+            "step_ms": round(case.step_ns / 1e6, 3),
+        },
+    )

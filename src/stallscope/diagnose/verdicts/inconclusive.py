@@ -1,0 +1,87 @@
+"""Verdicts that name no rank: all ranks slow, or late steps that chance may have chosen."""
+
+from dataclasses import replace
+
+from stallscope.diagnose.cost.delays import (
+    delays_in_all,
+)
+from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.lateness.recurrence import unsure
+from stallscope.diagnose.lateness.slowdown import slowdown
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.unseen_ranks import n_unseen
+from stallscope.diagnose.verdicts import imbalance
+from stallscope.diagnose.verdicts._late import (
+    Examined,
+)
+
+
+def all_slow(case: Case) -> list[Verdict]:
+    """All ranks slow alike: said only when nothing else is."""
+    change = slowdown(case.line, case.judged, case.limits) if case.plan.has_steps.all() else None
+    if change is None:
+        return []
+    on_host = change.host_share >= 0.5
+    why = (
+        "every rank slowed down alike: look at what they share (input, file system, network, code)"
+        if on_host
+        else "no rank is late on its host: device or fabric, rank unknown"
+    )
+    if not on_host and n_unseen(case.line, case.trace):
+        why += ", or a rank that is not in this trace"
+    return [
+        Verdict(
+            kind="inconclusive",
+            summary="",
+            n_rounds=case.met.n_rounds,
+            since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
+            n_incidents=1,
+            confidence=0.5,
+            abstained_because=why,
+            advice=[
+                "Record the GPUs' side too (NCCL profiler plugin, NVML clocks), which tells the ranks apart."
+            ]
+            if not on_host
+            else [
+                "Compare with the time before: deployment, data shard, shared file system, co-located jobs."
+            ],
+            evidence={
+                "step_ms_before": round(change.before_ns / 1e6, 3),
+                "step_ms_after": round(change.after_ns / 1e6, 3),
+                "host_share": round(change.host_share, 3),
+                "n_steps": change.n_steps,
+            },
+        )
+    ]
+
+
+def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
+    """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
+    case = found.case
+    unproven = unsure(
+        found.late,
+        found.named,
+        least_ns=case.pace.least_ns,
+        long_ns=case.limits.one_off_share * looked_at.observed_ns,
+        limits=case.limits,
+    )
+    if not unproven:
+        return []
+    delays = delays_in_all(case, [late for mine in unproven.values() for late in mine])
+    verdict = imbalance.moving_ranks(case, delays, looked_at=looked_at)
+    ranks = sorted(int(case.line.rank[process]) for process in unproven)
+    because = "the late steps are too few, among so many ranks, to be more than chance"
+    return [
+        replace(
+            verdict,
+            kind="inconclusive",
+            confidence=0.5,
+            abstained_because=because,
+            advice=[
+                "Look again after more steps: a rank that is late for a reason of its own will be late again."
+            ],
+            evidence=verdict.evidence | {"suspects": ranks, "moves": False},
+        )
+    ]

@@ -1,0 +1,100 @@
+"""Verdicts on ranks that are late by their own doing."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.cost.delays import (
+    Delays,
+    as_steps_grew,
+    delays_by_process,
+)
+from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.lateness.imbalance import with_more_work
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.recurrence import alone, one_offs
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts import imbalance
+from stallscope.diagnose.verdicts._late import Examined, late_ranks
+
+
+def verdicts(
+    case: Case, named: dict[int, list[LateStep]], looked_at: Examined, *, everyones: list[LateStep]
+) -> list[Verdict]:
+    """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first.
+
+    everyones: all late steps of the trace.
+    """
+    delays = delays_by_process(case, [late for mine in named.values() for late in mine])
+    delays = as_steps_grew(case, delays, everyones=everyones)
+    groups = by_node(case, sorted(named))
+    alone = [group[0] for group in groups if len(group) == 1]
+    more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
+    if more:
+        uneven = imbalance.more_work(case, more, delays, looked_at=looked_at)
+        groups = [group for group in groups if group[0] not in more]
+    late = [
+        *([uneven] if more else []),
+        *(late_ranks(case, group, delays, looked_at=looked_at) for group in groups),
+    ]
+    return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
+
+
+def one_off(case: Case, process: int, delays: Delays, *, looked_at: Examined) -> Verdict:
+    """The verdict on a single long delay."""
+    verdict = late_ranks(case, [process], {process: delays}, looked_at=looked_at)
+    evidence = verdict.evidence | {"is_one_off": True}
+    return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
+
+
+def one_off_verdicts(found: Findings, looked_at: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
+    """Delays seen once: a verdict when they took much of the time looked at and no other rank had the like; else a
+    remark.
+    """
+    case, shown, remarks = found.case, [], []
+    once = one_offs(found.late, case.limits)
+    told = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
+    for late in once:
+        if id(late) not in told or late.excess_ns < case.limits.one_off_share * looked_at.observed_ns:
+            remarks.append(once_remark(case, late))
+            continue
+        delays = delays_by_process(case, [late])[late.process]
+        shown.append(one_off(case, late.process, delays, looked_at=looked_at))
+    return shown, remarks
+
+
+def once_remark(case: Case, late: LateStep) -> dict[str, object]:
+    """A delay seen once, as a remark."""
+    return {
+        "what": "one delay, not repeated",
+        "rank": int(case.line.rank[late.process]),
+        "late_ms": round(late.late_ns / 1e6, 3),
+        "at_ns": wall_ns(case.trace, case.first_node, float(case.arrival_ns[late.peak_row])),
+    }
+
+
+def is_nothing(case: Case, verdict: Verdict) -> bool:
+    """Small delays for which nobody was seen to wait."""
+    if verdict.cost is None or verdict.cost.may_be_gpu_seconds > 0 or verdict.late_ms is None:
+        return False
+    return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.least_ns
+
+
+def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:
+    """Verdicts in order of what they cost; those of equal cost as they come."""
+    return sorted(verdicts, key=lambda verdict: -(verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0))
+
+
+def by_node(case: Case, processes: list[int]) -> list[list[int]]:
+    """Processes one by one, but together those of a node on which no other ranks are."""
+    whole: list[list[int]] = []
+    nodes, counts = np.unique(case.line.node, return_counts=True)
+    for node, n_ranks in zip(nodes.tolist(), counts.tolist(), strict=True):
+        own = [process for process in processes if case.line.node[process] == node]
+        if len(own) == n_ranks > 1 and len(nodes) > 1:
+            whole.append(own)
+        else:
+            whole.extend([process] for process in own)
+    return whole
