@@ -42,7 +42,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Delay:
-    """A rank spends `ns` more in a category before a call; n_syncs: synchronise calls it makes meanwhile."""
+    """A rank spends `ns` more in a category before a call; n_syncs: synchronise calls it makes meanwhile.
+
+    is_before_wait: between the call and the wait after it instead.
+    """
 
     rank: int
     step: int
@@ -50,6 +53,7 @@ class Delay:
     category: Category = Category.SLEEP
     call: int = 0
     n_syncs: int = 0
+    is_before_wait: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class _Machine:
             for rank, row in zip(present, rows, strict=True):
                 row["gpu_end_ns"] = self.gpu_free[rank] = end
                 if call.waits:
+                    self._delay(rank, step, number, is_before_wait=True)
                     self._wait(rank, end)
 
     def _work(self, call: Call, step: int, number: int, *, rank: int) -> None:
@@ -164,8 +169,13 @@ class _Machine:
             return
         work = call.work_ns if isinstance(call.work_ns, int) else call.work_ns[rank]
         self._spend(rank, Category.ON_CPU, work + int(self.rng.integers(0, self.job.jitter_ns + 1)))
+        self._delay(rank, step, number, is_before_wait=False)
+
+    def _delay(self, rank: int, step: int, number: int, *, is_before_wait: bool) -> None:
         for delay in self.job.delays:
-            if (delay.rank, delay.step, delay.call) == (rank, step, number):
+            if (delay.rank, delay.step, delay.call) != (rank, step, number):
+                continue
+            if delay.is_before_wait == is_before_wait:
                 self._spend(rank, delay.category, delay.ns)
                 self.n_syncs[rank] += delay.n_syncs
 

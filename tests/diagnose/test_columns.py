@@ -8,6 +8,7 @@ import pytest
 from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.diagnose.timeline.node_rounds import _by_row, meetings
+from stallscope.diagnose.timeline.releases import host_until_release_ns
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.columns import Columns, is_one_value
 from stallscope.events.layout import COLLECTIVES, Array
@@ -76,7 +77,9 @@ def test_rounds_folded_as_tables_are_those_matched_row_by_row(trace: Trace) -> N
     line = timeline(trace)
     found = meetings(line)
     rows = np.flatnonzero(np.isin(line.round, found.round))
-    expected = _by_row(line, rows, *line.releases)
+    release, is_last = line.releases
+    host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
+    expected = _by_row(line, rows, release, host, is_last)
     assert len(np.unique(line.node)) == 1 or len(found.round)
-    for name in ("round", "comm", "node", "arrival_ns", "release_ns", "is_last", "waits", "holds"):
+    for name in ("round", "comm", "node", "arrival_ns", "release_ns", "host_ns", "is_last", "waits", "holds"):
         assert (getattr(found, name) == getattr(expected, name)).all(), name

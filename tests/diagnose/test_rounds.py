@@ -14,7 +14,7 @@ from .builders import MS, Call, Delay, Job, dp_trace, trace_of
 
 def met_of(trace):
     line = timeline(trace)
-    return line, rounds(line, aligned(line), Thresholds())
+    return line, rounds(line, aligned(line, trace), Thresholds())
 
 
 def test_lateness_is_against_the_median_of_the_others():

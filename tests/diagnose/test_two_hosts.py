@@ -71,8 +71,8 @@ def test_the_cost_is_that_of_one_host(trace):
 
 @pytest.mark.parametrize(("ahead_ns", "drift"), [(AHEAD_NS, DRIFT), (-AHEAD_NS, -DRIFT), (10**15, 0.0)])
 def test_the_offset_lies_within_its_own_error(trace, ahead_ns, drift):
-    line = timeline(told_by_two_hosts(trace, ahead_ns=ahead_ns, drift=drift))
-    offset = aligned(line).offsets[1]
+    moved = told_by_two_hosts(trace, ahead_ns=ahead_ns, drift=drift)
+    offset = aligned(timeline(moved), moved).offsets[1]
     begin, end = int(trace.collectives["ts_ns"].min()), int(trace.collectives["ts_ns"].max())
     for moment in np.linspace(begin, end, 20):
         true = ahead_ns + drift * (moment - begin)
@@ -86,5 +86,5 @@ def test_the_error_is_small_enough_to_see_a_delay(recordings):
     Point-to-point calls only bound the offset, by how long their receivers wait.
     """
     folder = recordings / "nested_tp"
-    line = timeline(told_by_two_hosts(importer_for(folder).read(folder)))
-    assert aligned(line).error_ns[1] < 1_000_000
+    moved = told_by_two_hosts(importer_for(folder).read(folder))
+    assert aligned(timeline(moved), moved).error_ns[1] < 1_000_000

@@ -65,7 +65,7 @@ class Scene:
 def scene(trace: Trace) -> Scene:
     """The scene of a trace."""
     line = timeline(trace)
-    clocks = aligned(line, trace.probed)
+    clocks = aligned(line, trace)
     first = int(line.node.min()) if line.n_processes else 0
     known = _shifts(trace.clocks, first)
     bare = Scene(

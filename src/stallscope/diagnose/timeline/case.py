@@ -88,9 +88,7 @@ def case_of(
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
     line = timeline(trace, is_numbered=is_numbered)
     n = len(line.rows)
-    clocks, plan = both(
-        lambda: aligned(line, trace.probed), lambda: programs(line, told_steps(trace, line)), n=n
-    )
+    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, told_steps(trace, line)), n=n)
 
     def on_host() -> tuple[Array, Array]:
         excess = excess_ns(line, plan, line.host_ns)

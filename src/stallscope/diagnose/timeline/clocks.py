@@ -1,50 +1,46 @@
 """All arrivals on one clock, found from the job itself, with an error bar; and clock readings as wall time.
 
-Each node's CLOCK_MONOTONIC starts somewhere else and drifts. No rank can be released from a synchronising
-collective before the last rank has entered it: every round bounds the difference of two nodes' clocks from both
-sides. Where ranks of two nodes wait for the same round, they are released nearly at once, which tells the
-difference much closer, also when one of them is always late (which bounds alone cannot tell from an offset).
+Each node's CLOCK_MONOTONIC starts somewhere else and drifts. The rounds of the job, the wall clocks of the nodes and
+probes over the network tie the clocks together (see offsets). Nodes that nothing ties are put side by side by the
+end of their captures, with an infinite error: durations are right, lateness is unknown.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.node_rounds import Meetings, meetings
+from stallscope.diagnose.timeline.offsets import (
+    FEWEST,
+    LEAST_ERROR_NS,
+    SAME_CLOCK,
+    WALL_ERROR_NS,
+    Evidence,
+    Offset,
+    by_wall_clocks,
+    combined,
+    evidence,
+    wall_offset,
+)
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
-_FEWEST = 5  # releases that two nodes must share before their times are believed
-_LEAST_ERROR_NS = 50_000.0  # releases of one collective differ by so much between GPUs, steadily
-_DRIFT = 2e-5  # two clocks that nothing disciplines part by up to so much
-_DRIFT_SPAN_NS = 1_000_000_000  # shorter stretches cannot tell a drift
-_N_WINDOWS = 8
+_DRIFT = 2e-5  # two clocks that nothing disciplines part by up to this much
+_FEWEST_NODES = 3  # nodes tied by releases from which the error of their wall clocks is learned
+_WALL_SPREADS = 4.0  # wall clocks are off by up to this many median errors
+_WALL_LEAST_NS = 1_000_000.0
 
-
-@dataclass(frozen=True)
-class Offset:
-    """One clock against another: other = reference + at_ns + drift x (t - since_ns), within error_ns."""
-
-    at_ns: float
-    drift: float
-    since_ns: float
-    error_ns: float
-
-    def ns(self, t_ns: Array) -> Array:
-        """The offset at times of the other clock: float64."""
-        return self.at_ns + self.drift * (t_ns - self.since_ns)
-
-
-_NONE = Offset(0.0, 0.0, 0.0, 0.0)
+Readings = Mapping[int, tuple[Clock, Clock]]
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """arrival_ns: int64 (n,), the timeline's arrivals on the clock of the first node. offsets: by node number, of
-    the nodes whose clock could be tied to the first one's. error_ns: float64 by node number, inf for the others.
+    """arrival_ns: int64 (n,), the timeline's arrivals on the clock of the first node. offsets: by node number, against
+    the first node's clock. error_ns: float64 by node number, against the common clock of the job, inf for nodes that
+    nothing ties to it.
     """
 
     arrival_ns: Array
@@ -52,31 +48,34 @@ class Clocks:
     error_ns: Array
 
     def common_ns(self, node: int, t_ns: int) -> int:
-        """A time of a node's clock on the common clock; unchanged where the node could not be tied."""
+        """A time of a node's clock on the common clock; unchanged where the node is unknown."""
         offset = self.offsets.get(node)
-        return t_ns if offset is None else t_ns - round(float(offset.ns(np.array([t_ns]))[0]))
+        return t_ns if offset is None else t_ns - round(offset.at(t_ns))
 
 
-def aligned(line: Timeline, probed: Sequence[Clock] = ()) -> Clocks:
-    """All arrivals on one clock.
+def aligned(line: Timeline, trace: Trace) -> Clocks:
+    """All arrivals on one clock: by the job's rounds, the nodes' wall clocks, and probes where these are closer.
 
-    probed: readings of the nodes' clocks against one wall clock (events.Trace.probed): they tie the nodes that the
-    job does not tie, and those it ties less closely than the probes.
+    Probes (events.Trace.probed) are readings of the nodes' clocks against one wall clock.
     """
     arrival = line.ts_ns
     if not line.n_processes:
         return Clocks(arrival, {}, np.zeros(0))
-    start = int(line.node.min())
-    offsets = {start: _NONE}
-    if len(np.unique(line.node)) > 1:
-        offsets = _closest(_offsets(line, start), probed, start, latest_ns=_latest_ns(line))
+    start, nodes = int(line.node.min()), np.unique(line.node).tolist()
+    offsets = {start: SAME_CLOCK}
+    if len(nodes) > 1:
+        readings, latest = by_wall_clocks(trace.clocks), _latest_ns(line)
+        root, offsets = _offsets(line, start, readings=readings)
+        offsets = _closest(offsets, trace.probed, root, latest_ns=latest)
+        offsets = _side_by_side(offsets, trace.ends_ns, root, latest_ns=latest)
+        offsets = _against(start, offsets, root, latest_ns=latest)
     error = np.full(int(line.node.max()) + 1, np.inf)
     common = arrival.copy() if len(offsets) > 1 else arrival
-    for node, offset in offsets.items():
-        error[node] = offset.error_ns
-        if offset is not _NONE:
+    for node in nodes:
+        error[node] = offsets[node].error_ns
+        if node != start:
             rows = _rows_of(line, node)
-            common[rows] = arrival[rows] - np.rint(offset.ns(arrival[rows])).astype(np.int64)
+            common[rows] = arrival[rows] - np.rint(offsets[node].ns(arrival[rows])).astype(np.int64)
     return Clocks(common, offsets, error)
 
 
@@ -94,46 +93,124 @@ def _latest_ns(line: Timeline) -> dict[int, int]:
 
 
 def _closest(
-    offsets: dict[int, Offset], probed: Sequence[Clock], start: int, *, latest_ns: dict[int, int]
+    offsets: dict[int, Offset], probed: Sequence[Clock], root: int, *, latest_ns: dict[int, int]
 ) -> dict[int, Offset]:
-    """The offsets from the job, and those from probes where these are closer."""
+    """The offsets from the job, and the offsets from probes where these are closer."""
     read = {clock.node: clock for clock in probed}
-    if start not in read:
+    if root not in read:
         return offsets
-    first, out = read[start], dict(offsets)
-    for node in latest_ns.keys() & read.keys() - {start}:
+    first, out = read[root], dict(offsets)
+    for node in latest_ns.keys() & read.keys() - {root}:
         other = read[node]
         at = (other.monotonic_ns - other.wall_ns) - (first.monotonic_ns - first.wall_ns)
         ago_ns = max(other.monotonic_ns - latest_ns[node], 0)
-        error = first.error_ns + other.error_ns + _DRIFT * ago_ns + _LEAST_ERROR_NS
+        error = first.error_ns + other.error_ns + _DRIFT * ago_ns + LEAST_ERROR_NS
         if node not in out or error < out[node].error_ns:
             out[node] = Offset(float(at), 0.0, float(other.monotonic_ns), float(error))
     return out
 
 
-def _offsets(line: Timeline, start: int) -> dict[int, Offset]:
-    """The offset of each node that can be tied to the first one, over communicators that span nodes."""
+def _side_by_side(
+    offsets: dict[int, Offset], ends_ns: Sequence[int], root: int, *, latest_ns: dict[int, int]
+) -> dict[int, Offset]:
+    """The offsets, and for nodes without an offset the difference of the ends of their captures or last arrivals."""
+
+    def end_ns(node: int) -> int:
+        is_known = node < len(ends_ns) and ends_ns[node] != UNKNOWN
+        return ends_ns[node] if is_known else latest_ns[node]
+
+    out = dict(offsets)
+    for node in latest_ns.keys() - offsets.keys():
+        out[node] = Offset(float(end_ns(node) - end_ns(root)), 0.0, float(latest_ns[node]), np.inf)
+    return out
+
+
+def _against(
+    start: int, offsets: dict[int, Offset], root: int, *, latest_ns: dict[int, int]
+) -> dict[int, Offset]:
+    """The offsets against the clock of `start`, with their errors against the root's, as lateness counts."""
+    if start == root:
+        return offsets
+    own = offsets[start]
+    at_ns = own.at(latest_ns[start])
+    back = Offset(-at_ns, -own.drift, latest_ns[start] - at_ns, 0.0)
+    out = {
+        node: replace(_chained(back, offset), error_ns=offset.error_ns) for node, offset in offsets.items()
+    }
+    return out | {start: replace(SAME_CLOCK, error_ns=own.error_ns)}
+
+
+def _offsets(line: Timeline, start: int, *, readings: Readings) -> tuple[int, dict[int, Offset]]:
+    """A root node, and the offset of each node that can be tied to it: over communicators that span nodes, or by wall
+    clocks.
+    """
     met = meetings(line)
-    found = {start: _NONE}
+    root = _root(met, start)
+    shown = _tree(met, root, readings=readings)
+    wall_error_ns = _wall_error_ns(shown, readings)
+    found = {root: SAME_CLOCK}
+    for node, (reference, one) in shown.items():
+        by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=wall_error_ns)
+        offset = combined(one, by_wall, wall_error_ns=wall_error_ns)
+        if offset is not None and reference in found:
+            found[node] = _chained(found[reference], offset)
+    for node in np.unique(line.node).tolist():
+        by_wall = wall_offset(readings.get(root), readings.get(node), error_ns=wall_error_ns)
+        if by_wall is not None and node not in found:
+            found[node] = by_wall
+    return root, found
+
+
+def _root(met: Meetings, start: int) -> int:
+    """The node whose host work before releases is the median of all nodes': the first of equals."""
+    usable = met.is_last & (met.release_ns != UNKNOWN)
+    nodes, place = np.unique(met.node[usable], return_inverse=True)
+    if not len(nodes):
+        return start
+    edges = np.flatnonzero(np.diff(place)) + 1
+    host = np.array([np.median(part) for part in np.split(met.host_ns[usable], edges)])
+    apart = np.abs(host - np.sort(host)[(len(host) - 1) // 2])
+    return int(nodes[np.flatnonzero(apart <= LEAST_ERROR_NS)[0]])
+
+
+def _tree(met: Meetings, root: int, *, readings: Readings) -> dict[int, tuple[int, Evidence]]:
+    """For each node that shares rounds with the root, directly or through others: a node nearer to the root, and the
+    evidence from their common rounds. Nodes come after the nodes that they are tied to.
+    """
     nodes_of = _nodes_by_comm(met)
     n_rounds = np.bincount(met.comm, minlength=max(nodes_of, default=-1) + 1)
     # One round or two, as of a communicator of the start, tie loosely whatever they tie.
     left = sorted(
-        nodes_of, key=lambda comm: (n_rounds[comm] < _FEWEST * len(nodes_of[comm]), -len(nodes_of[comm]))
+        nodes_of, key=lambda comm: (n_rounds[comm] < FEWEST * len(nodes_of[comm]), -len(nodes_of[comm]))
     )
-    n_nodes = len(np.unique(line.node))
-    while left and len(found) < n_nodes:
-        comm = next((comm for comm in left if found.keys() & set(nodes_of[comm])), None)
+    shown: dict[int, tuple[int, Evidence]] = {}
+    depth = {root: 0}
+    while left:
+        comm = next((comm for comm in left if depth.keys() & set(nodes_of[comm])), None)
         if comm is None:
             break
         left.remove(comm)
-        known = [node for node in nodes_of[comm] if node in found]
-        reference = min(known, key=lambda node: found[node].error_ns)
+        reference = min((node for node in nodes_of[comm] if node in depth), key=lambda node: depth[node])
         for node in nodes_of[comm]:
-            offset = None if node in found else _between(met, met.of(reference), met.of(node))
-            if offset is not None:
-                found[node] = _chained(found[reference], offset)
-    return found
+            if node in depth:
+                continue
+            by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=WALL_ERROR_NS)
+            one = evidence(met, met.of(reference), met.of(node), by_wall=by_wall)
+            if one is not None:
+                shown[node], depth[node] = (reference, one), depth[reference] + 1
+    return shown
+
+
+def _wall_error_ns(shown: dict[int, tuple[int, Evidence]], readings: Readings) -> float:
+    """How far wall clocks of two nodes are apart, by the nodes that releases tie closely; else what NTP keeps."""
+    apart = []
+    for node, (reference, one) in shown.items():
+        by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=0.0)
+        if by_wall and one.releases and one.early_ns + one.late_ns < _WALL_LEAST_NS:
+            apart.append(abs(by_wall.at(one.releases.since_ns) - one.releases.at_ns))
+    if len(apart) < _FEWEST_NODES:
+        return WALL_ERROR_NS
+    return max(_WALL_SPREADS * float(np.median(apart)), _WALL_LEAST_NS)
 
 
 def _nodes_by_comm(met: Meetings) -> dict[int, list[int]]:
@@ -147,72 +224,9 @@ def _nodes_by_comm(met: Meetings) -> dict[int, list[int]]:
 
 
 def _chained(first: Offset, second: Offset) -> Offset:
-    at = second.at_ns + float(first.ns(np.array([second.since_ns - second.at_ns]))[0])
+    at = second.at_ns + first.at(second.since_ns - second.at_ns)
     error = (first.error_ns**2 + second.error_ns**2) ** 0.5
     return Offset(at, first.drift + second.drift, second.since_ns, error)
-
-
-def _between(met: Meetings, mine: slice, theirs: slice) -> Offset | None:
-    """The offset of one node's clock against another's, from all rounds that both took part in."""
-    a, b = np.arange(mine.start, mine.stop), np.arange(theirs.start, theirs.stop)
-    if not np.array_equal(met.round[mine], met.round[theirs]):
-        _, own, other = np.intersect1d(
-            met.round[mine], met.round[theirs], assume_unique=True, return_indices=True
-        )
-        a, b = a[own], b[other]
-    known_a, known_b = met.release_ns[a] != UNKNOWN, met.release_ns[b] != UNKNOWN
-    shared = known_a & known_b & met.is_last[a] & met.is_last[b] & met.waits[a] & met.waits[b]
-    if shared.sum() >= _FEWEST:
-        difference = (met.release_ns[b] - met.release_ns[a])[shared].astype(np.float64)
-        return _by_releases(met.release_ns[b][shared], difference)
-    lower, upper = known_a & met.waits[a] & met.holds[b], known_b & met.waits[b] & met.holds[a]
-    if not lower.any() or not upper.any():
-        return None
-    low = np.where(lower, met.arrival_ns[b] - met.release_ns[a], -np.inf)
-    high = np.where(upper, met.release_ns[b] - met.arrival_ns[a], np.inf)
-    order = np.argsort(met.arrival_ns[b], kind="stable")
-    return _by_bounds(met.arrival_ns[b][order], low[order], high[order])
-
-
-def _by_releases(t_ns: Array, difference_ns: Array) -> Offset:
-    """A line through the differences of near-simultaneous releases, by medians, which a few odd ones cannot move."""
-    since = float(t_ns[0])
-    drift = 0.0
-    half = len(t_ns) // 2
-    if half >= 10 and t_ns[-1] - t_ns[0] >= _DRIFT_SPAN_NS:
-        run = float(np.median(t_ns[half:]) - np.median(t_ns[:half]))
-        drift = float(np.median(difference_ns[half:]) - np.median(difference_ns[:half])) / run
-        spread = 1.4826 * float(np.median(np.abs(difference_ns - np.median(difference_ns))))
-        if abs(drift) * run < spread / half**0.5:
-            drift = 0.0  # no more than chance
-    flat = difference_ns - drift * (t_ns - since)
-    at = float(np.median(flat))
-    error = 1.4826 * float(np.median(np.abs(flat - at)))
-    return Offset(at, drift, since, max(error, _LEAST_ERROR_NS))
-
-
-def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
-    """The middle between the tightest bounds; in windows, as a drifting clock would make bounds cross.
-
-    low_ns, high_ns: float64 (n,), infinite where a round bounds the difference from the other side only.
-    """
-    windows = np.array_split(np.arange(len(t_ns)), min(_N_WINDOWS, max(len(t_ns) // (2 * _FEWEST), 1)))
-    lows = np.array([low_ns[w].max() for w in windows])
-    highs = np.array([high_ns[w].min() for w in windows])
-    times = np.array([t_ns[w].mean() for w in windows])
-    full = np.isfinite(lows) & np.isfinite(highs)
-    if not full.any():
-        return None
-    lows, highs, times = lows[full], highs[full], times[full]
-    middle, half = (lows + highs) / 2, np.abs(highs - lows) / 2
-    since, drift = float(t_ns[0]), 0.0
-    if len(times) >= 4 and times[-1] - times[0] >= _DRIFT_SPAN_NS:
-        drift = float(np.polyfit(times - since, middle, 1)[0])
-        if abs(drift) * (times[-1] - times[0]) < float(np.median(half)):
-            drift = 0.0  # no more than the bounds leave open
-    flat = drift * (times - since)
-    low, high = float((lows - flat).max()), float((highs - flat).min())
-    return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, _LEAST_ERROR_NS))
 
 
 def wall_ns(trace: Trace, node: int, at_ns: float) -> int | None:

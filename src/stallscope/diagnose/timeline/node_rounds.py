@@ -12,6 +12,7 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered, order_of
 from stallscope.diagnose.arrays.parallel import together
 from stallscope.diagnose.arrays.round_tables import Block
+from stallscope.diagnose.timeline.releases import host_until_release_ns
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS, Op
@@ -24,9 +25,10 @@ class Meetings:
     """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
     their first release after it (UNKNOWN where none was seen).
 
-    is_last: nothing else was enqueued between the arrivals and the release. waits: the node's ranks cannot be
-    released before the other side has entered; holds: the other side cannot before these have. Both are true for
-    synchronising collectives; of a send and its receive only one each.
+    host_ns: the least host work of these ranks between arrival and release. is_last: nothing else was enqueued between
+    the arrivals and the release. waits: the node's ranks cannot be released before the other side has entered; holds:
+    the other side cannot before these have. Both are true for synchronising collectives; of a send and its receive
+    only one each.
     """
 
     round: Array
@@ -34,6 +36,7 @@ class Meetings:
     node: Array
     arrival_ns: Array
     release_ns: Array
+    host_ns: Array
     is_last: Array
     waits: Array
     holds: Array
@@ -47,6 +50,7 @@ class Meetings:
 def meetings(line: Timeline) -> Meetings:
     """The rounds that ranks of several nodes take part in, seen from each node."""
     release, is_last = line.releases
+    host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
     waits_for_all = np.zeros(max(Op) + 1, bool)
     waits_for_all[list(SYNCHRONISING_OPS)] = True
     usable = waits_for_all[line.rows["op"]]
@@ -57,8 +61,8 @@ def meetings(line: Timeline) -> Meetings:
     rows = np.flatnonzero(usable)
     lines = _Lines.of(line)
     if len(line.meetings.irregular) or lines is None:
-        return _by_row(line, rows, release, is_last)
-    return _by_table(line, lines, rows, release, is_last)
+        return _by_row(line, rows, release, host, is_last)
+    return _by_table(line, lines, rows, release, host, is_last)
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,13 @@ class _Lines:
         )
 
 
-def _by_table(line: Timeline, lines: _Lines, rows: Array, release: Array, is_last: Array) -> Meetings:
+def _by_table(
+    line: Timeline, lines: _Lines, rows: Array, release: Array, host: Array, is_last: Array
+) -> Meetings:
     """The meetings where each process is in a round once. rows: those that tie processes."""
     sets = line.meetings
     arrived, released = np.full(sets.n_cells, _EARLY), np.full(sets.n_cells, _LATE)
+    worked = np.full(sets.n_cells, _LATE)
     last = np.ones(sets.n_cells, bool)
     where = rows if len(rows) < len(line.process) else slice(None)
 
@@ -113,13 +120,16 @@ def _by_table(line: Timeline, lines: _Lines, rows: Array, release: Array, is_las
     values = (
         (arrived, line.ts_ns),
         (released, np.where(release == UNKNOWN, _LATE, release)),
+        (worked, host),
         (last, is_last),
     )
     together(partial(lay_out, cells, value) for cells, value in values)
-    parts = [_folded(block, lines, arrived, released, last) for block in sets.blocks]
+    parts = [_folded(block, lines, (arrived, released, worked, last)) for block in sets.blocks]
     if not parts:
-        return _by_row(line, rows, release, is_last)
-    part, column, arrival_ns, release_ns, all_last = (np.concatenate(one) for one in zip(*parts, strict=True))
+        return _by_row(line, rows, release, host, is_last)
+    part, column, arrival_ns, release_ns, host_ns, all_last = (
+        np.concatenate(one) for one in zip(*parts, strict=True)
+    )
     n_seen = np.bincount(part, minlength=len(lines.comm))
     begin = np.cumsum(n_seen) - n_seen
     order = order_of(part, len(lines.comm))
@@ -133,26 +143,30 @@ def _by_table(line: Timeline, lines: _Lines, rows: Array, release: Array, is_las
         node=lines.node[part],
         arrival_ns=arrival_ns,
         release_ns=np.where(release_ns == _LATE, UNKNOWN, release_ns),
+        host_ns=host_ns[chosen],
         is_last=all_last[chosen],
         waits=lines.waits[part],
         holds=lines.holds[part],
     )
 
 
-def _folded(block: Block, lines: _Lines, arrived: Array, released: Array, last: Array) -> tuple[Array, ...]:
+def _folded(block: Block, lines: _Lines, values: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
     """What the lines of each part of a block have in common where any of them has an arrival: the part, the column, the
-    last arrival, the first release, whether all are the last before a wait; arrays (k,), by part, column.
+    last arrival, the first release, the least host work until then, whether all are the last before a wait; arrays
+    (k,), by part, column. values: the same by cell.
     """
+    arrived, released, worked, last = values
     parts = np.flatnonzero(
         (lines.first_cell >= block.first) & (lines.first_cell < block.first + block.n_cells)
     )
     first = (lines.first_cell[parts] - block.first) // block.n_columns
     shape = (block.n_sets * block.n_members, block.n_columns)
-    arrival_ns, release_ns = np.empty((2, len(parts), block.n_columns), np.int64)
+    arrival_ns, release_ns, host_ns = np.empty((3, len(parts), block.n_columns), np.int64)
     all_last = np.empty((len(parts), block.n_columns), bool)
     folds = (
         (np.maximum, arrived, arrival_ns),
         (np.minimum, released, release_ns),
+        (np.minimum, worked, host_ns),
         (np.logical_and, last, all_last),
     )
     together(
@@ -160,10 +174,11 @@ def _folded(block: Block, lines: _Lines, arrived: Array, released: Array, last: 
         for fold, cells, out in folds
     )
     part, column = np.nonzero(arrival_ns != _EARLY)
-    return parts[part], column, arrival_ns[part, column], release_ns[part, column], all_last[part, column]
+    here = part, column
+    return parts[part], column, arrival_ns[here], release_ns[here], host_ns[here], all_last[here]
 
 
-def _by_row(line: Timeline, rows: Array, release: Array, is_last: Array) -> Meetings:
+def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: Array) -> Meetings:
     """The meetings of some rows, whatever they look like."""
     number = line.round[rows]
     node = line.node[line.process[rows]]
@@ -172,6 +187,8 @@ def _by_row(line: Timeline, rows: Array, release: Array, is_last: Array) -> Meet
     np.maximum.at(arrival, group, line.ts_ns[rows])
     known = release[rows] != UNKNOWN
     np.minimum.at(first_release, group[known], release[rows][known])
+    least_host = np.full(n_groups, _LATE)
+    np.minimum.at(least_host, group, host[rows])
     all_last = np.ones(n_groups, bool)
     np.logical_and.at(all_last, group, is_last[rows])
     one = np.zeros(n_groups, np.int64)
@@ -183,6 +200,7 @@ def _by_row(line: Timeline, rows: Array, release: Array, is_last: Array) -> Meet
         node=node[one],
         arrival_ns=arrival,
         release_ns=np.where(first_release == _LATE, UNKNOWN, first_release),
+        host_ns=least_host,
         is_last=all_last,
         waits=op != Op.SEND,
         holds=op != Op.RECV,

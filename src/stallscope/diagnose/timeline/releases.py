@@ -24,3 +24,17 @@ def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]
     is_last[ends_of_processes] = False
     when = np.where(is_last[ends], leave_ns[np.minimum(ends + 1, n - 1)], UNKNOWN)
     return np.repeat(when, np.diff(ends, prepend=-1)), is_last
+
+
+def host_until_release_ns(ts_ns: Array, leave_ns: Array, wait_ns: Array, is_last: Array) -> Array:
+    """Host work between an arrival and the release from it: int64 (n,), 0 where is_last is false.
+
+    A release that host work delays does not show when the collective ended. ts_ns, leave_ns: as for released().
+    wait_ns: int64 (n,), the waits in the interval that leads up to each row. is_last: bool (n,), see released().
+    """
+    host_ns = np.zeros(len(ts_ns), np.int64)
+    np.subtract(leave_ns[1:], ts_ns[:-1], out=host_ns[:-1])
+    host_ns[:-1] -= wait_ns[1:]
+    np.maximum(host_ns, 0, out=host_ns)
+    host_ns *= is_last
+    return host_ns

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import by_group
 from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.thresholds import Thresholds
@@ -43,12 +44,12 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     ranks captured late that of finding their rounds.
     """
     late_ns = line.meetings.beyond_others(clocks.arrival_ns)
-    of_clocks_ns, matching_error_ns = clock_error_ns(line, clocks), _matching_error_ns(line, late_ns)
+    of_clocks_ns, matching_error_ns = _row_error_ns(line, clocks), _matching_error_ns(line, late_ns)
 
     def leave_out(here: slice) -> None:
         error_ns = np.zeros(here.stop - here.start)
         if of_clocks_ns is not None:
-            error_ns += of_clocks_ns[line.round[here]]
+            error_ns += of_clocks_ns[line.calls.pair[here]]
         if matching_error_ns is not None:
             error_ns += matching_error_ns[here]
         late_ns[here][np.abs(late_ns[here]) < limits.clock_error_factor * error_ns] = 0.0
@@ -72,6 +73,22 @@ def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
     worst = np.zeros(len(line.comm_hash))
     np.maximum.at(worst, line.calls.comm, clocks.error_ns[line.node[line.calls.process]])
     return np.where(spans_nodes(line), worst, 0.0)[line.comm_of_round]
+
+
+def _row_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
+    """By membership: how wrong lateness against the median of the others can be: the error of the own clock, or the
+    median error of the communicator's clocks where that is larger. None where there is one node only.
+    """
+    if line.n_processes == 0 or line.node.min() == line.node.max():
+        return None
+    own = clocks.error_ns[line.node[line.calls.process]]
+    of_others = by_group(line.calls.comm, own, len(line.comm_hash), _upper_medians)
+    return np.where(spans_nodes(line)[line.calls.comm], np.maximum(own, of_others[line.calls.comm]), 0.0)
+
+
+def _upper_medians(table: Array) -> Array:
+    middle = table.shape[1] // 2
+    return np.asarray(np.partition(table, middle, axis=1)[:, middle])
 
 
 def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:

@@ -57,7 +57,7 @@ class ContainerRow:
 def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
     """A row for each process of the trace, by node, job, rank and pid."""
     line = timeline(trace)
-    met = rounds(line, aligned(line, trace.probed), Thresholds())
+    met = rounds(line, aligned(line, trace), Thresholds())
     places = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
     told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     containers = {
