@@ -1,8 +1,10 @@
 """How often the diagnosis is right: writes bench/results/accuracy.json and docs/accuracy.md.
 
     python bench/accuracy [--only known,matrix,healthy,curve] [--shapes dp8,dp4-pp4] [--seeds N] [--healthy N]
+    python bench/accuracy --only shapes [--shape plain,experts] [--fault hang|none] [--seeds A:B]
 
-Parts that are not run keep their last numbers. With --shapes, --seeds or --healthy nothing is kept: it is a look.
+Parts that are not run keep their last numbers. With --shapes, --seeds, --shape or --healthy nothing is kept: the
+numbers are printed only. The part `shapes` (the second generator) runs held-out seeds unless --seeds is given.
 """
 
 import json
@@ -17,6 +19,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 import known  # noqa: E402
+import shape_runs  # noqa: E402
 import simulated  # noqa: E402
 from page import page  # noqa: E402
 from report import RESULTS, commit, machine  # noqa: E402
@@ -34,7 +37,10 @@ def main() -> None:
     chosen = asked.only.split(",") if asked.only else list(parts)
     if unknown := set(chosen) - set(parts):
         sys.exit(f"accuracy: no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
-    is_look = bool(asked.shapes or asked.seeds or asked.healthy)
+    is_look = bool(asked.shapes or asked.seeds or asked.healthy or asked.shape or asked.fault)
+    if is_look and chosen == ["shapes"]:
+        print(shape_runs.text(_shapes(asked)))
+        return
     result = json.loads(RESULT.read_text()) if RESULT.exists() and not is_look else {}
     for name in chosen:
         begin = time.monotonic()
@@ -59,7 +65,11 @@ def _asked() -> Namespace:
     parser = ArgumentParser(prog="accuracy", description=__doc__)
     parser.add_argument("--only", default="", help="parts to run, with commas between")
     parser.add_argument("--shapes", default="", help="shapes of the matrix, with commas between")
-    parser.add_argument("--seeds", type=int, default=0, help="seeds of the matrix")
+    parser.add_argument(
+        "--seeds", default="", help="number of seeds of the matrix; A:B or A for the part shapes"
+    )
+    parser.add_argument("--shape", default="", help="shapes of the part shapes, with commas between")
+    parser.add_argument("--fault", default="", help="one fault of the part shapes, or none")
     parser.add_argument("--healthy", type=int, default=0, help="healthy jobs")
     return parser.parse_args()
 
@@ -72,10 +82,22 @@ def _parts(asked: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
             "public": known.public(),
             "slowdowns": known.slowdowns(),
         },
-        "matrix": lambda: simulated.matrix(shapes, n_seeds=asked.seeds or simulated.N_SEEDS),
+        "matrix": lambda: simulated.matrix(shapes, n_seeds=int(asked.seeds or simulated.N_SEEDS)),
         "healthy": lambda: simulated.healthy(asked.healthy or simulated.N_HEALTHY),
         "curve": simulated.curve,
+        "shapes": lambda: _shapes(asked),
     }
+
+
+def _shapes(asked: Namespace) -> dict[str, Any]:
+    """The part `shapes`: some or all shapes, seeds and faults."""
+    first = shape_runs.HELD_OUT
+    begin, _, end = (asked.seeds or f"{first}:{first + shape_runs.N_SEEDS}").partition(":")
+    seeds = range(int(begin), int(end or int(begin) + 1))
+    shapes = asked.shape.split(",") if asked.shape else shape_runs.ALL_SHAPES
+    if unknown := set(shapes) - set(shape_runs.ALL_SHAPES):
+        sys.exit(f"accuracy: no shape {', '.join(unknown)}; there are {', '.join(shape_runs.ALL_SHAPES)}")
+    return shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
 
 
 def _short(result: dict[str, Any]) -> str:
