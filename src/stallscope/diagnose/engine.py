@@ -5,11 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
-from stallscope.diagnose.cost.delays import (
-    device_delays,
-    grown_as_steps,
-)
-from stallscope.diagnose.findings import Findings, all_late, findings, mismatch_findings
+from stallscope.diagnose.cost.delays import as_steps_grew, device_delays
+from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
 from stallscope.diagnose.processes.single import is_single
 from stallscope.diagnose.report import text
@@ -87,10 +84,9 @@ def report(found: Findings) -> Report:
     uneven = found.uneven
     if uneven and named:
         _ = case.waits  # both need it
-    everyones = all_late(found)
     on_the_move, late_ranks = both(
         lambda: [imbalance.moving(found, uneven, looked_at)] if uneven else [],
-        lambda: straggler.verdicts(case, named, looked_at, everyones=everyones),
+        lambda: straggler.verdicts(case, named, looked_at),
         n=len(case.line.rows),
     )
     verdicts = [
@@ -102,7 +98,7 @@ def report(found: Findings) -> Report:
                 case,
                 p,
                 one,
-                grown_as_steps(case, p, device_delays(case, p, one.late), among=everyones),
+                as_steps_grew(case, {p: device_delays(case, p, one.late)}, groups=[[p]])[p],
                 looked_at=looked_at,
             )
             for p, one in found.device.items()

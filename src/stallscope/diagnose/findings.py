@@ -54,11 +54,6 @@ def findings(case: Case) -> Findings:
     )
 
 
-def all_late(found: Findings) -> list[LateStep]:
-    """The late steps of hosts and of GPUs."""
-    return [*found.late, *(late for one in found.device.values() for late in one.late)]
-
-
 def mismatch_findings(case: Case) -> list[Mismatch]:
     """The rounds that ranks entered differently."""
     return mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)

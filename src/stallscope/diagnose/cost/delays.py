@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
 from stallscope.diagnose.cost.retransmits import sent_again
-from stallscope.diagnose.cost.step_growth import longer_ns
+from stallscope.diagnose.cost.step_growth import Growth, growth, stretches
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
@@ -152,32 +152,36 @@ def _costs(
 
 
 def as_steps_grew(
-    case: Case, delays: Mapping[int, Delays], *, everyones: Iterable[LateStep]
+    case: Case, delays: Mapping[int, Delays], *, groups: Sequence[Sequence[int]]
 ) -> dict[int, Delays]:
-    """The delays of all processes to name in a whole trace, costing as much as the steps lasted longer.
+    """The delays of all named processes in a whole trace, with what the job's steps lasted longer as their cost.
 
-    A GPU that has work enqueued hides a delay of its host, from others, too, that wait for their own GPUs meanwhile.
-    everyones: all late steps of the trace.
+    groups: the processes of each verdict; what a group costs is divided among its processes by their delays.
     """
-    among = list(everyones)
-    return {process: grown_as_steps(case, process, each, among=among) for process, each in delays.items()}
+    parts, found = stretches(case, [one for each in delays.values() for one in each.late]), dict(delays)
+    for group in groups if parts else ():
+        grown = growth(parts, group)
+        if grown is None:
+            continue
+        sizes = {process: sum(one.late_ns for one in delays[process].late) for process in group}
+        for process in group:
+            share = sizes[process] / max(sum(sizes.values()), 1.0)
+            found[process] = _costing(case, group, delays[process], grown, share=share)
+    return found
 
 
-def grown_as_steps(case: Case, process: int, delays: Delays, *, among: Sequence[LateStep]) -> Delays:
-    """Delays that cost nobody more than the steps of a process lasted longer, nor less where nothing else was late."""
-    if delays.n_late > len(delays.late):
-        return delays
-    grown = longer_ns(case, process, delays.late, among)
-    if grown is None:
-        return delays
-    lost_ns = {who: min(ns, grown.most_ns) for who, ns in delays.lost_ns.items()}
+def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *, share: float) -> Delays:
+    """Delays with a share of a growth as their cost, which those who waited bear in equal parts."""
+    members = {case.who(process) for process in group}
+    waited = [who for who in delays.lost_ns if who not in members]
+    waited = waited or [who for who in map(case.who, range(case.line.n_processes)) if who not in members]
+    modelled = sum(ns for who, ns in delays.least_ns.items() if who not in members)
+    most = grown.most_ns * share
+    least = grown.least_ns * share if grown.is_measured else max(grown.least_ns * share, min(modelled, most))
     return replace(
         delays,
-        lost_ns=lost_ns,
-        least_ns={
-            who: max(min(delays.least_ns.get(who, 0.0), ns), min(grown.least_ns, ns))
-            for who, ns in lost_ns.items()
-        },
+        lost_ns=dict.fromkeys(waited, most / len(waited)),
+        least_ns=dict.fromkeys(waited, least / len(waited)),
     )
 
 

@@ -1,62 +1,291 @@
-"""How much longer the late steps of a job lasted than its others: what delays cost whoever waits for them, as seen on
-the whole. Slack, in a pipeline or in the queue of a GPU, is in both alike.
+"""How much longer a job's steps lasted because of the delays of some ranks: the cost, measured on the whole job.
+
+The steps without such delays show how long a step lasts otherwise. Slack, in a pipeline or in the queue of a GPU, is in
+both. Where hosts run ahead of their GPUs, the stretch between two releases takes the place of the step.
+
+Without steps to compare with, three facts remain. Steps last longer by at most the delay. Steps with a longer delay last
+longer only if delays are passed on. No step lasts longer than the shortest known one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
-from stallscope.diagnose.timeline.step_table import lengths_ns, touched
+from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
 
-_FEWEST_QUIET = 3
-_ERRORS = 2.0  # standard errors on either side; more where few steps tell how much they vary
+_FEWEST_QUIET = 2
+_ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
+_OUTLIER = 3.0  # spreads from which a step is another kind of step: a checkpoint, a validation
+_SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves a step quiet
+_ALSO_LATE = 0.5  # share of it from which a step of a named rank counts as late, too
+_SURE_SLOPE = 0.3  # error of a slope from which the slope proves nothing
+_FEWEST_FREE = 3  # degrees of freedom of a slope
+_FEWEST_STEPS = 5  # steps before a release that bound the length of a step
+_NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
 @dataclass(frozen=True)
-class Longer:
-    """By how much some steps lasted longer, in all: from least_ns to most_ns."""
+class Growth:
+    """GPU time that ranks lost to a group of late ranks: from least_ns to most_ns.
+
+    delay_ns: the same time if every delay had been passed on in full. is_measured: steps with and without delays, or
+    with shorter and longer delays, were compared.
+    """
 
     least_ns: float
     most_ns: float
+    delay_ns: float
+    is_measured: bool
 
 
-def longer_ns(case: Case, process: int, late: Sequence[LateStep], among: Sequence[LateStep]) -> Longer | None:
-    """How much longer the late steps of a process, and those after them, lasted on it than those in which nobody was
-    late. What others that were late in the same steps had a part in is not sure.
+@dataclass(frozen=True)
+class Stretches:
+    """Parts of a job in order of time, (k,) each: steps, or where hosts run ahead of their GPUs, from a release to the
+    next.
 
-    among: all late steps, of whatever process. None where too few steps are there to compare with, and where hosts run
-    ahead, which steps of the host say nothing of.
+    n_steps: steps in it. length_ns: float64, mean over the ranks that wait. delay_ns: float64, by named process.
+    excess_ns: float64, by named process, late or not. is_warm: part of the warm-up. is_step: each is one step.
+    step_at_most_ns: a step without delays lasts no longer. n_waiting: ranks that are not named. in_all_ns: the delays of
+    each named process, also those outside of all stretches.
     """
-    table, line = case.judged, case.line
-    here = slice(*np.searchsorted(table.process, [process, process + 1]))
-    step, length = table.step[here], lengths_ns(line, table, here).astype(np.float64)
-    whole = ~line.is_first[table.first_row[here]]
-    steps = np.array([one.step for one in late])
-    everyones = np.append(steps, [one.step for one in among]).astype(np.int64)
-    quiet, mine = whole & ~touched(step, everyones), touched(step, steps)
-    n, n_quiet = int(np.count_nonzero(mine)), int(np.count_nonzero(quiet))
-    runs_ahead = len(case.waits.released_ns) > 0 or not case.waits.in_each_step
-    if n_quiet < _FEWEST_QUIET or not n or runs_ahead:
+
+    n_steps: Array
+    length_ns: Array
+    delay_ns: Mapping[int, Array]
+    excess_ns: Mapping[int, Array]
+    is_warm: Array
+    is_step: bool
+    step_at_most_ns: float
+    n_waiting: int
+    in_all_ns: Mapping[int, float]
+
+    def delay_of(self, processes: Collection[int]) -> Array:
+        """The longest delay of some processes in each stretch: float64 (k,)."""
+        return self._largest(self.delay_ns, processes)
+
+    def excess_of(self, processes: Collection[int]) -> Array:
+        """The largest excess of some processes in each stretch: float64 (k,)."""
+        return self._largest(self.excess_ns, processes)
+
+    def _largest(self, by_process: Mapping[int, Array], processes: Collection[int]) -> Array:
+        own = [by_process[process] for process in processes if process in by_process]
+        return np.asarray(np.max([np.zeros(len(self.n_steps)), *own], axis=0))
+
+    def after(self, value: Array) -> Array:
+        """The larger of a value in the stretch and, for steps, in the step before: delays show in the next one, too."""
+        return np.maximum(value, np.append(0.0, value[:-1])) if self.is_step else value
+
+    @property
+    def is_usual(self) -> Array:
+        """Whether a stretch is like most others: bool (k,)."""
+        return np.asarray(~self.is_warm & (self.n_steps >= 0.5 * np.median(self.n_steps)))
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """Growth of each stretch, float64 (k,), and the error of the sum. is_measured: see Growth."""
+
+    least_ns: Array
+    most_ns: Array
+    error_ns: float
+    is_measured: bool
+
+
+def stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
+    """The stretches of a job. late: late steps of all named ranks. None where there are none to compare."""
+    if not late or len(case.table.step) < 2:
         return None
-    usual = float(np.median(length[quiet]))
-    spread = 1.4826 * float(np.median(np.abs(length[quiet] - usual)))
-    error = spread * (n + n * n / n_quiet) ** 0.5 * (_ERRORS + 5.0 / (n_quiet - 1))
-    grown = length[mine] - usual
-    own = float((grown * _own_share(step[mine], process, among)).sum())
-    return Longer(max(own - error, 0.0), max(float(grown.sum()) + error, 0.0))
+    return _releases(case, late) if len(case.waits.released_ns) > 1 else _steps(case, late)
 
 
-def _own_share(step: Array, process: int, among: Sequence[LateStep]) -> Array:
-    """What part a process has in the lateness of all in some steps and the ones before: float64 (k,)."""
-    own: dict[int, float] = {}
-    everyones: dict[int, float] = {}
-    for one in among:
-        for number in (one.step, one.step + 1):
-            everyones[number] = everyones.get(number, 0.0) + one.late_ns
-            if one.process == process:
-                own[number] = own.get(number, 0.0) + one.late_ns
-    return np.array([own.get(number, 0.0) / everyones.get(number, 1.0) for number in step.tolist()])
+def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
+    """How much GPU time the other ranks lost as the stretches grew by the delays of a group of ranks.
+
+    Named ranks share the growth of a stretch in which they are late together; one that is late for a reason of its own
+    loses what the group is later than it is. None where no delay of the group lies in a stretch.
+    """
+    own = parts.delay_of(group)
+    if not own.any():
+        return None
+    found = _compared(parts, own) or _bounded(parts, own)
+    share, n_waiting = _shares(parts, group, found)
+    least, most, delay = (
+        float((each * share * n_waiting).sum()) for each in (found.least_ns, found.most_ns, own)
+    )
+    error = found.error_ns * float((share * n_waiting)[own > 0].mean())
+    in_all = max(parts.in_all_ns[process] for process in group if process in parts.in_all_ns)
+    seen = min(float(own.sum()) / in_all, 1.0)
+    most = min(max(most + error, 0.0), delay)
+    return Growth(min(max(least - error, 0.0), most) / seen, most / seen, delay / seen, found.is_measured)
+
+
+def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
+    """The group's share of the delays in each stretch, and how many ranks waited in it: float64 (k,) each."""
+    others = [process for process in parts.delay_ns if process not in group]
+    own, theirs = (parts.after(parts.delay_of(each)) for each in (group, others))
+    share = np.divide(own, own + theirs, out=np.zeros_like(own), where=own > 0)
+    grown = np.maximum(found.most_ns, 1.0)
+    waited = [np.clip(1.0 - parts.after(parts.delay_ns[process]) / grown, 0.0, 1.0) for process in others]
+    return share, parts.n_waiting + np.sum([np.zeros_like(own), *waited], axis=0)
+
+
+def _compared(parts: Stretches, own: Array) -> _Estimate | None:
+    """By stretches without delays; None with too few of them."""
+    quiet = _quiet(parts, float(np.median(own[own > 0])))
+    n_quiet = np.count_nonzero(quiet)
+    if n_quiet < _FEWEST_QUIET:
+        return None
+    step = parts.length_ns / np.maximum(parts.n_steps, 1)
+    usual = float(np.median(step[quiet]))
+    spread = 1.4826 * float(np.median(np.abs(step[quiet] - usual)))
+    usual = float(np.clip(step[quiet], usual - _OUTLIER * spread, usual + _OUTLIER * spread).mean())
+    spread_ns, is_hit = spread * parts.n_steps, (parts.after(own) > 0) & ~quiet
+    grown = parts.length_ns - usual * parts.n_steps
+    grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(own) + _OUTLIER * spread_ns)
+    grown[~is_hit] = 0.0
+    n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
+    error = spread * float(parts.n_steps[is_hit].max(initial=0)) * (n + n * n / n_quiet) ** 0.5
+    return _Estimate(grown, grown, error * (_ERRORS + 5.0 / (n_quiet - 1)), True)
+
+
+def _quiet(parts: Stretches, typical_ns: float) -> Array:
+    """Stretches without delays of any named rank: bool (k,); those around delays only where there are no others."""
+    named = parts.delay_ns.keys()
+    in_all = parts.delay_of(named)
+    free = (in_all == 0) & parts.is_usual
+    apart = free & (parts.after(in_all) == 0)
+    even = apart & (parts.excess_of(named) <= _SMALL * typical_ns)
+    return next((each for each in (even, apart) if np.count_nonzero(each) >= _FEWEST_QUIET), free)
+
+
+def _bounded(parts: Stretches, own: Array) -> _Estimate:
+    """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest."""
+    most, slope = own.copy(), _slope(parts, own)
+    if slope is not None:
+        most *= min(max(sum(slope), 0.0), 1.0)
+    least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
+    return _Estimate(least, most, 0.0, slope is not None and slope[1] <= _SURE_SLOPE)
+
+
+def _slope(parts: Stretches, own: Array) -> tuple[float, float] | None:
+    """By how much stretches last longer for each ns of delay, and the error.
+
+    A queue absorbs the first part of a delay: in all, each ns costs at most as much as the last one does.
+    """
+    known = parts.is_usual & np.append(False, parts.is_usual[:-1])
+    columns = [parts.n_steps, own] + ([np.append(0.0, own[:-1])] if parts.is_step else [])
+    x, y = np.column_stack(columns)[known].astype(np.float64), parts.length_ns[known]
+    n_free = len(y) - x.shape[1]
+    if n_free < _FEWEST_FREE or np.linalg.matrix_rank(x) < x.shape[1]:
+        return None
+    by, *_ = np.linalg.lstsq(x, y, rcond=None)
+    of_delay = np.array([0.0] + [1.0] * (x.shape[1] - 1))
+    variance = float(((y - x @ by) ** 2).sum()) / n_free * float(of_delay @ np.linalg.inv(x.T @ x) @ of_delay)
+    return float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free)
+
+
+def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
+    """Each step, from the first arrival of a rank in it to that in the next."""
+    table, n = case.table, int(case.table.step.max()) + 1
+    named = sorted({one.process for one in late})
+    is_named = np.isin(np.arange(case.line.n_processes), named)
+    start = case.line.ts_ns[table.first_row]
+    length = np.append(np.diff(start), 0)
+    is_known = np.append((np.diff(table.process) == 0) & (np.diff(table.step) == 1), False)
+    is_known &= ~case.line.is_first[table.first_row]
+    if not is_named.all():
+        is_known &= ~is_named[table.process]
+    n_known = np.bincount(table.step[is_known], minlength=n)
+    total = np.bincount(table.step[is_known], weights=length[is_known], minlength=n)
+    kept = n_known > 0
+    is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
+    delay, excess = _by_named(table, late, named, is_warm)
+    parts = Stretches(
+        n_steps=np.ones(int(kept.sum())),
+        length_ns=total[kept] / n_known[kept],
+        delay_ns={process: each[kept] for process, each in delay.items()},
+        excess_ns={process: each[kept] for process, each in excess.items()},
+        is_warm=is_warm[kept],
+        is_step=True,
+        step_at_most_ns=np.inf,
+        n_waiting=case.line.n_processes - len(named),
+        in_all_ns={process: float(each.sum()) for process, each in delay.items()},
+    )
+    return replace(parts, step_at_most_ns=_shortest_warm_up(parts, _is_normal(table, n)[kept]))
+
+
+def _by_named(
+    table: Cells, late: Sequence[LateStep], named: Sequence[int], is_warm: Array
+) -> tuple[dict[int, Array], dict[int, Array]]:
+    """The delay and the excess of each named process in each step. Where it has half of its median delay again, it is
+    late, too, though no accusation rests on it.
+    """
+    delay, excess = ({process: np.zeros(len(is_warm)) for process in named} for _ in range(2))
+    for one in late:
+        delay[one.process][one.step] = max(delay[one.process][one.step], one.late_ns, one.excess_ns)
+    for process in named:
+        here = slice(*np.searchsorted(table.process, [process, process + 1]))
+        mine, own = delay[process], excess[process]
+        own[table.step[here]] = np.maximum(table.excess_ns[here], 0.0)
+        typical = float(np.median(mine[mine > 0])) if mine.any() else np.inf
+        is_late = ~is_warm & (own >= _ALSO_LATE * typical)
+        mine[is_late] = np.maximum(mine[is_late], own[is_late])
+    return delay, excess
+
+
+def _is_normal(table: Cells, n: int) -> Array:
+    """Whether the hosts' own time in each step and in the next one is the usual one: bool (n,)."""
+    count = np.bincount(table.step, minlength=n)
+    own = np.bincount(table.step, weights=table.self_ns, minlength=n) / np.maximum(count, 1)
+    is_normal = own <= _NORMAL * np.median(own[count > 0])
+    return np.asarray(is_normal & np.append(is_normal[1:], False))
+
+
+def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
+    """A step without delays lasts no longer than one of the warm-up in which hosts are as fast as they are later."""
+    named = parts.delay_ns.keys()
+    typical = float(np.median([np.median(each[each > 0]) for each in parts.delay_ns.values() if each.any()]))
+    is_free = parts.is_warm & is_normal & (parts.after(parts.excess_of(named)) <= _SMALL * typical)
+    return float(parts.length_ns[is_free].min(initial=np.inf))
+
+
+def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
+    """From each release to the next, where hosts run ahead of their GPUs."""
+    when, n_steps = case.waits.released_ns, np.diff(case.waits.released_in)
+    delay = {one.process: np.zeros(len(n_steps)) for one in late}
+    in_all = dict.fromkeys(delay, 0.0)
+    for one in late:
+        k, size = int(np.searchsorted(when, case.arrival_ns[one.peak_row], side="right")) - 1, one.late_ns
+        in_all[one.process] += max(size, one.excess_ns)
+        if 0 <= k < len(n_steps):
+            delay[one.process][k] += max(size, one.excess_ns)
+    return Stretches(
+        n_steps=n_steps,
+        length_ns=np.diff(when).astype(np.float64),
+        delay_ns=delay,
+        excess_ns={},
+        is_warm=np.zeros(len(n_steps), bool),
+        is_step=False,
+        step_at_most_ns=_shortest_before_release(case),
+        n_waiting=case.line.n_processes - len(delay),
+        in_all_ns=in_all,
+    )
+
+
+def _shortest_before_release(case: Case) -> float:
+    """The least time for each step between its last first arrival and the release that follows: a GPU does no work
+    before it is enqueued.
+    """
+    table, when, released_in = case.judged, case.waits.released_ns, case.waits.released_in
+    number, at = np.unique(table.step, return_inverse=True)
+    last = np.full(len(number), np.iinfo(np.int64).min)
+    np.maximum.at(last, at, case.arrival_ns[table.first_row])
+    following = np.searchsorted(released_in, number, side="right")
+    inside = following < len(when)
+    n_left = released_in[following[inside]] - number[inside]
+    bound = (when[following[inside]] - last[inside]) / np.maximum(n_left, 1)
+    return float(bound[n_left >= _FEWEST_STEPS].min(initial=np.inf))

@@ -20,7 +20,7 @@ from stallscope.diagnose.timeline import user_frame
 from stallscope.diagnose.timeline.case import Case
 from stallscope.events.names import CollectiveFlag
 
-_SURE = 0.8  # where a cost is sure to this share it is told as one number
+_EXACT = 0.82  # share of the upper bound from which the middle of a range is within 10 % of both ends
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def cost_of(case: Case, delays: Delays, named: Collection[Who] = (), *, looked_a
 
 
 def between(case: Case, least: float, most: float, *, observed_ns: float) -> CostSaid:
-    """GPU seconds from least to most; as one number where that is nearly the same."""
-    if least >= _SURE * most:
-        return cost_said(case, most, is_lower_bound=False, observed_ns=observed_ns)
+    """GPU seconds from least to most; as one number where both ends are within 10 % of it."""
+    if least >= _EXACT * most:
+        return cost_said(case, (least + most) / 2, is_lower_bound=False, observed_ns=observed_ns)
     said = cost_said(case, least, is_lower_bound=True, observed_ns=observed_ns)
     upper = cost_said(case, most, is_lower_bound=False, observed_ns=observed_ns)
     return replace(said, at_most_gpu_seconds=upper.gpu_seconds, at_most_usd=upper.usd)

@@ -20,21 +20,16 @@ from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import Examined, late_ranks
 
 
-def verdicts(
-    case: Case, named: dict[int, list[LateStep]], looked_at: Examined, *, everyones: list[LateStep]
-) -> list[Verdict]:
-    """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first.
-
-    everyones: all late steps of the trace.
-    """
+def verdicts(case: Case, named: dict[int, list[LateStep]], looked_at: Examined) -> list[Verdict]:
+    """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for mine in named.values() for late in mine])
-    delays = as_steps_grew(case, delays, everyones=everyones)
     groups = by_node(case, sorted(named))
     alone = [group[0] for group in groups if len(group) == 1]
     more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
+    groups = [group for group in groups if group[0] not in more]
+    delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups])
     if more:
         uneven = imbalance.more_work(case, more, delays, looked_at=looked_at)
-        groups = [group for group in groups if group[0] not in more]
     late = [
         *([uneven] if more else []),
         *(late_ranks(case, group, delays, looked_at=looked_at) for group in groups),
