@@ -120,7 +120,7 @@ def test_a_gpu_with_much_left_hides_a_delay():
 
 
 def test_a_range_is_told_in_words():
-    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1)], seed=1, timing=LONG_KERNELS)
+    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1, first=0)], seed=1, timing=LONG_KERNELS)
     report = report_of(trace)
     cost = report.verdicts[0].cost
     assert cost is not None and cost.at_most_gpu_seconds is not None
@@ -129,7 +129,7 @@ def test_a_range_is_told_in_words():
 
 
 def test_the_price_of_a_range_is_a_range():
-    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1)], seed=1, timing=LONG_KERNELS)
+    trace, _ = simulate(PIPELINE, [stall(2, 15, every=1, first=0)], seed=1, timing=LONG_KERNELS)
     report = report_of(trace, usd_per_gpu_hour=3600.0)
     cost = report.verdicts[0].cost
     assert cost is not None and cost.at_most_usd == pytest.approx(cost.at_most_gpu_seconds, abs=0.01)

@@ -159,8 +159,8 @@ def as_steps_grew(
     groups: the processes of each verdict; what a group costs is divided among its processes by their delays.
     """
     parts, found = stretches(case, [one for each in delays.values() for one in each.late]), dict(delays)
-    for group in groups if parts else ():
-        grown = growth(parts, group)
+    for group in groups:
+        grown = growth(parts, group) if parts else None
         if grown is None:
             continue
         sizes = {process: sum(one.late_ns for one in delays[process].late) for process in group}

@@ -3,8 +3,8 @@
 The steps without such delays show how long a step lasts otherwise. Slack, in a pipeline or in the queue of a GPU, is in
 both. Where hosts run ahead of their GPUs, the stretch between two releases takes the place of the step.
 
-Without steps to compare with, three facts remain. Steps last longer by at most the delay. Steps with a longer delay last
-longer only if delays are passed on. No step lasts longer than the shortest known one.
+Without steps to compare with, three facts remain. Steps last longer by at most the delay. Steps with a longer delay
+last longer only if delays are passed on. A step without delays lasts no longer than the shortest known one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,8 +49,8 @@ class Stretches:
 
     n_steps: steps in it. length_ns: float64, mean over the ranks that wait. delay_ns: float64, by named process.
     excess_ns: float64, by named process, late or not. is_warm: part of the warm-up. is_step: each is one step.
-    step_at_most_ns: a step without delays lasts no longer. n_waiting: ranks that are not named. in_all_ns: the delays of
-    each named process, also those outside of all stretches.
+    step_at_most_ns: a step without delays lasts no longer. n_waiting: ranks that are not named. in_all_ns: the delays
+    of each named process, also those outside of all stretches.
     """
 
     n_steps: Array
@@ -108,13 +108,13 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
     Named ranks share the growth of a stretch in which they are late together; one that is late for a reason of its own
     loses what the group is later than it is. None where no delay of the group lies in a stretch.
     """
-    own = parts.delay_of(group)
+    own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    found = _compared(parts, own) or _bounded(parts, own)
+    found = _compared(parts, whole) or _bounded(parts, whole)
     share, n_waiting = _shares(parts, group, found)
     least, most, delay = (
-        float((each * share * n_waiting).sum()) for each in (found.least_ns, found.most_ns, own)
+        float((each * share * n_waiting).sum()) for each in (found.least_ns, found.most_ns, whole)
     )
     error = found.error_ns * float((share * n_waiting)[own > 0].mean())
     in_all = max(parts.in_all_ns[process] for process in group if process in parts.in_all_ns)
@@ -133,9 +133,9 @@ def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple
     return share, parts.n_waiting + np.sum([np.zeros_like(own), *waited], axis=0)
 
 
-def _compared(parts: Stretches, own: Array) -> _Estimate | None:
+def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     """By stretches without delays; None with too few of them."""
-    quiet = _quiet(parts, float(np.median(own[own > 0])))
+    quiet = _quiet(parts, float(np.median(delay_ns[delay_ns > 0])))
     n_quiet = np.count_nonzero(quiet)
     if n_quiet < _FEWEST_QUIET:
         return None
@@ -143,9 +143,9 @@ def _compared(parts: Stretches, own: Array) -> _Estimate | None:
     usual = float(np.median(step[quiet]))
     spread = 1.4826 * float(np.median(np.abs(step[quiet] - usual)))
     usual = float(np.clip(step[quiet], usual - _OUTLIER * spread, usual + _OUTLIER * spread).mean())
-    spread_ns, is_hit = spread * parts.n_steps, (parts.after(own) > 0) & ~quiet
+    spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
-    grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(own) + _OUTLIER * spread_ns)
+    grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
     error = spread * float(parts.n_steps[is_hit].max(initial=0)) * (n + n * n / n_quiet) ** 0.5
@@ -162,22 +162,22 @@ def _quiet(parts: Stretches, typical_ns: float) -> Array:
     return next((each for each in (even, apart) if np.count_nonzero(each) >= _FEWEST_QUIET), free)
 
 
-def _bounded(parts: Stretches, own: Array) -> _Estimate:
+def _bounded(parts: Stretches, delay_ns: Array) -> _Estimate:
     """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest."""
-    most, slope = own.copy(), _slope(parts, own)
+    most, slope = delay_ns.copy(), _slope(parts, delay_ns)
     if slope is not None:
         most *= min(max(sum(slope), 0.0), 1.0)
     least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
     return _Estimate(least, most, 0.0, slope is not None and slope[1] <= _SURE_SLOPE)
 
 
-def _slope(parts: Stretches, own: Array) -> tuple[float, float] | None:
+def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     """By how much stretches last longer for each ns of delay, and the error.
 
     A queue absorbs the first part of a delay: in all, each ns costs at most as much as the last one does.
     """
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
-    columns = [parts.n_steps, own] + ([np.append(0.0, own[:-1])] if parts.is_step else [])
+    columns = [parts.n_steps, delay_ns] + ([np.append(0.0, delay_ns[:-1])] if parts.is_step else [])
     x, y = np.column_stack(columns)[known].astype(np.float64), parts.length_ns[known]
     n_free = len(y) - x.shape[1]
     if n_free < _FEWEST_FREE or np.linalg.matrix_rank(x) < x.shape[1]:
