@@ -7,7 +7,6 @@ where there are none. Best of some turns each.
 import os
 import tempfile
 import time
-from importlib.resources import files
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -30,7 +29,7 @@ def recordings() -> list[Path]:
     """The recording folders to import."""
     data = Path(os.environ.get("STALLSCOPE_DATA") or FOLDER.parent.parent / "shared")
     found = sorted(path.parent for path in (data / "recordings").glob("*/events.parquet"))
-    return found or [Path(str(files("stallscope.demo").joinpath("recorded")))]
+    return found or [FOLDER.parent / "tests" / "data" / "recorded"]
 
 
 def measured(folder: Path) -> dict[str, float | int | str]:

@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -25,7 +24,7 @@ from .diagnose.builders import MS, dp_trace, every
 from .diagnose.reports import SCHEMA
 from .importers.recordings import two_ranks
 
-RECORDED = Path(str(files("stallscope.demo").joinpath("recorded")))
+RECORDED = Path(__file__).parent / "data" / "recorded"
 
 
 def clean() -> dict[str, str]:

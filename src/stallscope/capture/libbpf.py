@@ -1,7 +1,7 @@
 """libbpf through ctypes, and the bpf() system call for the two link types that old versions of it don't know.
 
-Needs libbpf 1.0 or newer as libbpf.so.1 (Debian's and Ubuntu's package libbpf1). What it prints is kept, and
-becomes the message when a program is refused.
+Needs libbpf 1.0 or newer: the system's libbpf.so.1 (Debian's and Ubuntu's package libbpf1), otherwise the copy in the
+wheel. The messages that libbpf prints are stored and become the error message when the kernel refuses a program.
 """
 
 import ctypes as c
@@ -51,6 +51,8 @@ _PATTERNS = {
     "libbpf_num_possible_cpus": (c.c_int, ()),
     "libbpf_set_print": (c.c_void_p, (c.c_void_p,)),
 }
+_SHIPPED = Path(__file__).parent / "lib" / os.uname().machine
+_DEPENDENCIES = ("libz.so.1", "libelf.so.1")
 _PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_void_p, c.c_void_p)
 
 
@@ -82,19 +84,31 @@ class MultiLink(NamedTuple):
         os.close(self.fd)
 
 
+def _loaded(name: str) -> Any:
+    """The library with the types of its functions. Raises OSError, AttributeError for a version without them."""
+    library = c.CDLL(name, use_errno=True)
+    for function, (result, arguments) in _PATTERNS.items():
+        entry = getattr(library, function)
+        entry.restype, entry.argtypes = result, arguments
+    return library
+
+
 class Library:
     """The functions of libbpf. `messages` holds what it has printed since the last Object was opened."""
 
-    def __init__(self, name: str = "libbpf.so.1"):
+    def __init__(self, name: str = "libbpf.so.1", shipped: Path = _SHIPPED):
+        """shipped: folder with a copy of libbpf and its dependencies. Raises CannotTrace."""
         try:
-            self._library: Any = c.CDLL(name, use_errno=True)
-            for function, (result, arguments) in _PATTERNS.items():
-                entry = getattr(self._library, function)
-                entry.restype, entry.argtypes = result, arguments
+            self._library = _loaded(name)
         except (OSError, AttributeError) as error:
-            raise CannotTrace(
-                f"cannot load {name} ({error}): install libbpf 1.0 or newer (Debian, Ubuntu: libbpf1)"
-            ) from None
+            try:
+                for dependency in _DEPENDENCIES:
+                    c.CDLL(str(shipped / dependency), mode=c.RTLD_GLOBAL)
+                self._library = _loaded(str(shipped / name))
+            except (OSError, AttributeError):
+                raise CannotTrace(
+                    f"cannot load {name} ({error}): install libbpf 1.0 or newer (Debian, Ubuntu: libbpf1)"
+                ) from None
         self._libc = c.CDLL(None, use_errno=True)
         self._number = _BPF_SYSCALL[os.uname().machine]
         self.messages: list[str] = []

@@ -1,0 +1,41 @@
+"""Build hook of the wheel: compiles the BPF programs for both architectures and adds the libraries that load them.
+
+One wheel serves x86-64 and arm64, because the kernel and not Python runs the compiled programs. An editable install
+compiles nothing: `make bpf` does, where the tools are installed.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_TAG = "py3-none-manylinux_2_17_x86_64.manylinux_2_17_aarch64"
+_PACKAGES = "clang llvm bpftool libbpf-dev linux-libc-dev linux-libc-dev-arm64-cross libc6-dev gcc make"
+_SKIP = "STALLSCOPE_WITHOUT_BPF"
+
+
+class BpfHook(BuildHookInterface):  # type: ignore[misc]
+    """Runs `make -C bpf wheel` before the files of the wheel are collected."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Raises SystemExit, with the remedy, when the programs cannot be compiled."""
+        if version == "editable":
+            return
+        build_data["tag"] = _TAG
+        if os.environ.get(_SKIP):
+            return
+        environment = os.environ | {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+        command = ["make", "--no-print-directory", "--silent", "-C", str(Path(self.root) / "bpf"), "wheel"]
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            complaint = done.stderr.strip() if done.returncode else ""
+        except OSError as error:
+            complaint = f"{command[0]}: {error.strerror}"
+        if complaint:
+            raise SystemExit(
+                f"cannot compile the BPF programs for the wheel: {complaint}\n"
+                f"Install the tools (Debian: apt-get install {_PACKAGES}), "
+                f"or set {_SKIP}=1 for a wheel that reads traces but cannot trace."
+            )
