@@ -16,13 +16,14 @@ PYTEST_ARGS ?=
 # Debian keeps bpftool where only root looks.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 kernels clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 kernels dist prove-install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
 setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels $(STAMPS)/prometheus bpf ## .venv with all that development needs, and the BPF programs
+	@setup/need.sh dist || true
 
 demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
 	@$(BIN)/stallscope demo
@@ -66,6 +67,12 @@ kernels: setup ## try other kernels in small machines, as the tests do; KERNELS=
 	@setup/kernels.sh build/kernels $(KERNELS)
 	@$(PY) -m pytest -rA tests/kernels
 
+dist: $(STAMPS)/dist ## wheel, sdist and one-file program in dist; two builds of one commit give equal files
+	@setup/dist.sh $(BIN) dist
+
+prove-install: dist ## install the files of dist in empty environments, and run demo, trace, explain and check there
+	@setup/prove_install.sh dist bench/results/install.json
+
 clean: ## remove what was built, the environment too
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
@@ -83,6 +90,11 @@ $(STAMPS)/demo: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(STAMPS)/demo
+
+$(STAMPS)/dist: $(STAMPS)/venv pyproject.toml
+	@setup/need.sh dist
+	@$(PIP) install 'build>=1.2' 'shiv>=1.0.8'
+	@touch $@
 
 # The suite of the Model Context Protocol runs on the node of the environment; without it its test is skipped.
 $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/dev

@@ -5,6 +5,7 @@
 #   need.sh bpf       the BPF programs can be built                (may be missing: exit code 3, one line)
 #   need.sh live      this machine can trace now                   (the same)
 #   need.sh kernels   small machines can run other kernels         (the same)
+#   need.sh dist      the wheel can be built for all architectures (must be: fails with one line)
 #
 # It looks for the commands and files themselves, not for package names, so that it is right on other
 # distributions too. It installs only what is missing, and only as root or where sudo asks no password.
@@ -87,6 +88,17 @@ need_bpf() {
     exit 3
 }
 
+missing_for_dist() {
+    missing_for_bpf
+    [ -e /usr/aarch64-linux-gnu/include/asm/unistd.h ] || echo linux-libc-dev-arm64-cross
+}
+
+need_dist() {
+    have missing_for_dist && return 0
+    say "the wheel needs its BPF programs for x86-64 and arm64; install as root: apt-get install $missing"
+    exit 1
+}
+
 need_live() {
     if [ ! -r /sys/kernel/btf/vmlinux ]; then
         say "without live tracing: this kernel tells no types (/sys/kernel/btf/vmlinux is missing)"
@@ -113,8 +125,9 @@ venv) need_venv ;;
 bpf) need_bpf ;;
 live) need_live && need_bpf ;;
 kernels) need_kernels ;;
+dist) need_dist ;;
 *)
-    say "usage: need.sh venv|bpf|live|kernels"
+    say "usage: need.sh venv|bpf|live|kernels|dist"
     exit 2
     ;;
 esac

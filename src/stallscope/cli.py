@@ -5,10 +5,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from stallscope import __version__
 from stallscope.commands.annotate import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
@@ -29,12 +30,27 @@ from stallscope.commands.version import version
 from stallscope.errors import BadInput, StallscopeError
 
 app = typer.Typer(
-    help="Which rank drags a GPU job, since when, why, and what does it cost?",
+    help="Which rank slows down a GPU job, since when, why, and at what cost?",
     no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Which rank slows down a GPU job, since when, why, and at what cost?"""
+    if version:
+        typer.echo(f"stallscope {__version__}")
+        raise typer.Exit
+
+
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
 app.command()(check)
 app.command()(explain)
