@@ -47,6 +47,7 @@ from stallscope.capture.stacks.looking import Stacks
 from stallscope.capture.stacks.unseen import Seen, Unseen
 from stallscope.capture.status import StatusLine, Tally, line
 from stallscope.capture.tallies import Tallies
+from stallscope.capture.thread_samples import Samples
 from stallscope.capture.visible import GpuNumbers
 from stallscope.capture.workload import workload
 from stallscope.ending import ASKS, set_by_signals, told_by_descriptor
@@ -290,6 +291,8 @@ def _run(
     followed: set[int] = set()
     scribe.collector.start()
     governor.start()
+    if scribe.samples:
+        scribe.samples.start()
     try:
         while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
             now_ns = time.monotonic_ns()
@@ -309,6 +312,8 @@ def _run(
             _pause(stop, told_of, (due_ns - time.monotonic_ns()) / _SECOND_NS)
     finally:
         governor.stop()
+        if scribe.samples:
+            scribe.samples.close()
         if told_of:
             told_of.close()
         probes.detach()
@@ -390,6 +395,7 @@ class _Scribe:
             else None
         )
         self._unseen = Unseen(self._node, self._stacks, gpu_processes) if self._stacks else None
+        self.samples = Samples(probes.processes, peek=probes.peek) if options.stacks else None
         self._symbol_of: dict[int, int] = {}
         self._next_prune_ns = 0
 
@@ -410,6 +416,10 @@ class _Scribe:
         self._keep_states(events, now_ns)
         if self._driver_calls:
             self._keep_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
+        if self.samples and self._stacks:
+            self._store.append(
+                layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number)
+            )
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
         for table, rows in self._gpus.taken() if self._gpus else ():

@@ -10,7 +10,7 @@ from stallscope.events.layout import UNKNOWN, Array
 _KEEP_EVERY_NS = 30 * 10**9
 
 _NOISE = {
-    "utilization_percent": 20,
+    "utilization_percent": 4,
     "memory_used_bytes": 256 << 20,
     "sm_mhz": 45,
     "memory_mhz": 45,

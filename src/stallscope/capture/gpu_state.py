@@ -17,7 +17,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
 _PROCESSES_EVERY = 2
-_SELDOM_EVERY = 5
+_SELDOM_EVERY = 10
 """Every n-th look: at the processes, at links and error counters."""
 
 _MOST_NVLINKS = 36
@@ -32,10 +32,14 @@ _NVLINK_ERRORS = (
 
 @dataclass(frozen=True)
 class Look:
-    """One look at all GPUs. gpus: rows of GPUS, one for each. processes: of GPU_PROCESSES; None where not asked."""
+    """One look at all GPUs. gpus: rows of GPUS, one for each. processes: of GPU_PROCESSES; None where not asked.
+
+    use: rows of GPU_USE; none where the driver does not count by process.
+    """
 
     gpus: Array
     processes: Array | None
+    use: Array = field(default_factory=lambda: layout.empty(layout.GPU_USE))
 
 
 @dataclass
@@ -59,6 +63,7 @@ class GpuStates:
         self._parts: list[_Device] = []
         self._n_looks = 0
         self._n_processes: dict[tuple[int, int], int] = {}
+        self._use_until_us: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._whole)
@@ -92,7 +97,27 @@ class GpuStates:
             for name, value in (one.seldom | dict(self._often(one))).items():
                 row[name] = value
             row["n_processes"] = self._n_processes.get((one.gpu, one.mig), UNKNOWN)
-        return Look(rows, processes)
+        return Look(rows, processes, self._use(now_ns))
+
+    def _use(self, now_ns: int) -> Array:
+        """The mean share of each process since the last look, by the driver's own samples."""
+        nvml, found = self._nvml, []
+        for one in self._whole:
+            since_us = self._use_until_us.get(one.gpu, 0)
+            told = asked(nvml, nvml.nvmlDeviceGetProcessUtilization, one.handle, since_us) or []
+            fresh = [sample for sample in told if sample.timeStamp > since_us]
+            if not fresh:
+                continue
+            self._use_until_us[one.gpu] = max(int(sample.timeStamp) for sample in fresh)
+            shares: dict[int, list[int]] = {}
+            for sample in fresh if since_us else ():
+                shares.setdefault(int(sample.pid), []).append(int(sample.smUtil))
+            found += [(one.gpu, pid, round(sum(each) / len(each))) for pid, each in shares.items()]
+        rows = layout.empty(layout.GPU_USE, len(found))
+        rows["ts_ns"], rows["node"] = now_ns, self._node
+        for row, (gpu, pid, percent) in zip(rows, found, strict=True):
+            row["gpu"], row["pid"], row["sm_percent"] = gpu, pid, percent
+        return rows[(rows["sm_percent"] > 0) & (rows["pid"] > 0)]
 
     def _look_seldom(self) -> None:
         self._parts = [part for one in self._whole for part in self._partitions(one)]

@@ -18,7 +18,7 @@ from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 
-EVERY_S = 2.0
+EVERY_S = 1.0
 _STALE_NS = 15 * 10**9
 _MOST_WAITING = 10_000
 _MOST_XIDS = 64
@@ -40,7 +40,9 @@ class Gpus:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._taken: dict[Table, list[Array]] = {layout.GPUS: [], layout.GPU_PROCESSES: []}
+        self._taken: dict[Table, list[Array]] = {
+            table: [] for table in (layout.GPUS, layout.GPU_PROCESSES, layout.GPU_USE)
+        }
         self._edges = GpuEdges()
         self._latest = layout.empty(layout.GPUS)
         with ExitStack() as stack:
@@ -90,6 +92,7 @@ class Gpus:
         with self._lock:
             self._latest = look.gpus
             self._put(layout.GPUS, rows)
+            self._put(layout.GPU_USE, look.use)
             if processes is not None:
                 self._put(layout.GPU_PROCESSES, processes)
 

@@ -115,6 +115,31 @@ class Thresholds:
     """Lateness below so many clock errors counts for nothing."""
 
 
+    fault_share: float = 0.1
+    """A fault of a process without peers is named from this share of its wall clock on: below it, the gain is small."""
+
+    busy_gpu_share: float = 0.85
+    """Below this share of busy time a GPU waits for its host: launches and small work are then worth naming."""
+
+    healthy_gpu_share: float = 0.95
+    """A process that keeps its GPU busy for this share of the time is healthy: its host cannot make it faster."""
+
+    many_syncs_per_s: float = 100.0
+    """From this rate on synchronise calls are counted as excessive if each is short and few launches lie between ..."""
+
+    short_sync_us: float = 3_000.0
+    """... at most this long on average: a longer wait is the GPU's own work ..."""
+
+    launches_per_sync: float = 30.0
+    """... and at most this many launches between two of them: a decoding step has hundreds."""
+
+    many_launches_per_s: float = 3_000.0
+    """From this rate on a process may be bound by its launches ..."""
+
+    launch_host_us: float = 12.0
+    """... if the launches, at the host's cost of an eager operation (8 to 20 us), fill half of its time on the CPU."""
+
+
 class Chosen(Protocol):
     """What users choose of it, as the settings call it."""
 

@@ -357,6 +357,35 @@ GPU_PROCESSES = Table(
     ),
 )
 
+SAMPLES = Table(
+    "samples",
+    "Code locations of threads, sampled some ten times a second: one row per thread, state and stack each second.",
+    (
+        Field("ts_ns", "i8", "end of the second that the row counts"),
+        *_WHO,
+        Field("role", "u1", "names.SampleRole: why the thread was sampled"),
+        Field("owner_pid", "u4", "process of the thread: pid, or a child process of it"),
+        Field("tid", "u4", "the thread"),
+        Field("owner_comm", "S16", "name of that process"),
+        Field("category", "u1", "what the thread was doing, names.Category"),
+        Field("syscall_nr", "i4", "system call it was blocked in (numbers of this architecture)", True),
+        Field("object", "S160", "what that call waits for: file, pipe and its other end, lock and its holder"),
+        Field("stack", "i8", "row in `stacks`", True),
+        Field("n", "i4", "samples"),
+    ),
+)
+
+GPU_USE = Table(
+    "gpu_use",
+    "Share of a GPU's time that its driver counts for a process: a row per process each second in which it is not 0.",
+    (
+        Field("ts_ns", "i8", "when the driver was asked"),
+        *_WHO,
+        Field("gpu", "u2", "number of the GPU, as the driver counts"),
+        Field("sm_percent", "i2", "share of the driver's samples since the last row in which its kernels ran"),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
 NODE_TABLES: tuple[Table, ...] = (
@@ -367,6 +396,8 @@ NODE_TABLES: tuple[Table, ...] = (
     POSITIONS,
     GPUS,
     GPU_PROCESSES,
+    GPU_USE,
+    SAMPLES,
 )
 """Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
 before one of them was added lacks it."""
@@ -374,7 +405,24 @@ before one of them was added lacks it."""
 EVENT_TABLES = (*TABLES, *NODE_TABLES)
 """The event tables of a node trace."""
 
-ARRAYS = (*TABLES, ANNOTATIONS, HOST_EVENTS, POSITIONS, GPUS, GPU_PROCESSES)
+CALL_COUNTS = Table(
+    OPERATIONS.name,
+    OPERATIONS.meaning,
+    tuple(field for field in OPERATIONS.fields if field.name != "histogram"),
+)
+"""`operations` as the arrays of a Trace hold it: the histograms are nine tenths of its size."""
+
+ARRAYS = (
+    *TABLES,
+    ANNOTATIONS,
+    HOST_EVENTS,
+    POSITIONS,
+    GPUS,
+    GPU_PROCESSES,
+    GPU_USE,
+    CALL_COUNTS,
+    SAMPLES,
+)
 """The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
 
 

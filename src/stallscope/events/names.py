@@ -171,6 +171,15 @@ class MemoryKind(IntEnum):
     ARRAY = 7
 
 
+class SampleRole(IntEnum):
+    """Why a thread was sampled."""
+
+    NONE = 0
+    GPU = 1  # the most active GPU thread of the process: exactly one sample each time
+    SAME_PROCESS = 2  # it runs, or woke the GPU thread last, while the GPU thread is blocked
+    CHILD = 3  # main thread of a child process, while the GPU thread is blocked
+
+
 class HostKind(IntEnum):
     """What happened to a process on its machine."""
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.events.layout import ARRAYS, NODE_TABLES, PROCESSES, UNKNOWN, Table, empty
+from stallscope.events.layout import ARRAYS, PROCESSES, UNKNOWN, Table, empty
 from stallscope.events.trace import Clock, Trace
 from stallscope.store import columns
-from stallscope.store.node import has_table
+from stallscope.store.node import LATER_TABLES, has_table
 
 _MOST_ROWS = 100_000
 """Of a table at once, so that a reader that starts late catches up in steps."""
@@ -72,7 +72,7 @@ class Following:
         return replace(batch, processes=np.concatenate([batch.processes, changed]))
 
     def _new(self, table: Table) -> Any:
-        if table in NODE_TABLES and not has_table(self.db, table.name):
+        if table.name in LATER_TABLES and not has_table(self.db, table.name):
             return empty(table)
         if table.name not in self._last:
             self._last[table.name] = self._before(table.name)

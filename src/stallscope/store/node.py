@@ -42,6 +42,9 @@ _PRUNED = (
 )
 """What prune() deletes from; processes and communicators are few, and needed to name ranks."""
 
+LATER_TABLES = frozenset(table.name for table in NODE_TABLES)
+"""Tables that a trace of an earlier version may lack."""
+
 
 class NodeTrace:
     """A node trace open for writing. Rows become visible to readers at commit()."""
@@ -384,7 +387,7 @@ def question(name: str) -> str:
 
 
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
-    if table in NODE_TABLES and not has_table(db, table.name):
+    if table.name in LATER_TABLES and not has_table(db, table.name):
         return empty(table)
     found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
     return columns.rows(table, found)

@@ -74,6 +74,15 @@ def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
     raise Refused("the thread moved while it was looked at")
 
 
+def frames_once(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
+    """The frames of a thread by one reading, for samples: a thread that runs may mix two moments.
+
+    Every code object is checked, so a mixture has frames that ran within some microseconds of each other.
+    Raises Refused, Unreadable.
+    """
+    return [frame for _, frame in _walk(memory, python, state)]
+
+
 def _walk(memory: Memory, python: Interpreter, state: int) -> list[tuple[int, Frame]]:
     layout = python.layout
     holder = state if layout.cframe == NONE else memory.word(state + layout.cframe)

@@ -1,0 +1,385 @@
+"""The activity of each process that uses a GPU: time budget, call rates, GPU state and code locations.
+
+Input: `snapshots` (the kernel's time ledger) and `operations` (counts of every call), which are complete, `samples` and
+the GPU driver's rows. `calls` is not read: it holds slow calls only. Seconds without any CUDA call in which the process
+slept or waited for a socket count as idle and are left out of the shares. Accuracy: shares of the ledger are exact up to
+1 % of a second; shares of samples have a standard error of at most 50 points / sqrt(samples).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.processes.code_locations import user_line
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import N_CATEGORIES, Category, Direction, HostMemory, Op, SampleRole
+from stallscope.events.trace import Trace
+
+_IDLE_SHARE = 0.9
+_IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
+_LEAST_S = 0.5
+_LEAST_SEEN = 100
+"""Calls that an estimate needs: its standard error is then below 10 %."""
+
+_USUAL_LAUNCH_NS = 15_000
+_BLOCKED_LAUNCH_NS = 40_000
+"""A launch that takes longer on average waits for room in the launch queue: the GPU is behind."""
+
+_SYNC_COST_NS = 8_000
+"""A synchronise call on an idle GPU takes this long (H200, driver 580: 5 to 10 us)."""
+
+_GPU_OPS = (Op.SYNC, Op.COPY, Op.LAUNCH, Op.GRAPH_LAUNCH, Op.ALLOC, Op.FREE, Op.MEMSET, Op.STREAM_WAIT, Op.EVENT_RECORD)
+
+BUDGET = {
+    "on_cpu": (Category.ON_CPU,),
+    "gpu_wait": (Category.DEVICE, Category.WAIT_GPU),
+    "copies": (Category.COPY,),
+    "allocation": (Category.ALLOC,),
+    "launches": (Category.LAUNCH,),
+    "locks": (Category.LOCK,),
+    "child": (Category.CHILD,),
+    "disk": (Category.IO,),
+    "network": (Category.NET,),
+    "sleep": (Category.SLEEP,),
+    "preempted": (Category.PREEMPTED,),
+    "stopped": (Category.STOPPED,),
+    "page_faults": (Category.FAULT,),
+    "driver": (Category.DRIVER,),
+    "other": (Category.OTHER_OFF,),
+}
+"""The items of a time budget, by the ledger categories that they sum."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of one kind: per_second, time share and mean duration. is_estimate: the probes were on part of the time."""
+
+    per_second: float = 0.0
+    share: float = 0.0
+    mean_us: float = 0.0
+    bytes_per_call: float = 0.0
+    n_seen: int = 0
+    is_estimate: bool = False
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the record supports a figure."""
+        return self.n_seen > 0 and (not self.is_estimate or self.n_seen >= _LEAST_SEEN)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported."""
+
+    number: int
+    name: str
+    busy: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    sm_mhz: float | None = None
+    sm_max_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttled: dict[str, float] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    others_busy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One process. budget: shares of `seconds`, which leave out idle_seconds. samples: rows of SAMPLES."""
+
+    node: int
+    pid: int
+    rank: int
+    command: str
+    begin_ns: int
+    seconds: float
+    idle_seconds: float
+    budget: dict[str, float]
+    calls: dict[str, Calls]
+    gpu: Gpu | None
+    samples: Array
+    stacks: dict[int, tuple[str, ...]]
+
+    @property
+    def gpu_busy_at_least(self) -> float:
+        """Share in which the GPU was busy for sure: the host waited for it, less the cost of the calls themselves."""
+        overhead = self.calls["synchronise"].per_second * _SYNC_COST_NS / 1e9
+        return max(self.budget["gpu_wait"] - min(overhead, self.budget["gpu_wait"]), 0.0)
+
+    @property
+    def gpu_busy(self) -> float | None:
+        """Share in which the GPU was busy: by its driver; by the ledger where that alone shows it; else None."""
+        if self.gpu and self.gpu.busy is not None and not self.gpu.others:
+            return max(self.gpu.busy, self.gpu_busy_at_least)
+        return self.gpu_busy_at_least if self.gpu_busy_at_least >= 0.9 else None
+
+    def of_role(self, role: SampleRole) -> Array:
+        """The samples of one role."""
+        return self.samples[self.samples["role"] == role]
+
+    def frames(self, row: Array) -> tuple[str, ...]:
+        """The stack of a sample."""
+        return self.stacks.get(int(row["stack"]), ())
+
+    @property
+    def n_samples(self) -> int:
+        return int(self.of_role(SampleRole.GPU)["n"].sum())
+
+
+def activities(trace: Trace) -> list[Activity]:
+    """The activity of every process whose GPU calls are counted, by node and pid."""
+    counted = trace.operations[np.isin(trace.operations["op"], _GPU_OPS)]
+    found = []
+    for node, pid in np.unique(counted[["node", "pid"]]).tolist():
+        mine = counted[(counted["node"] == node) & (counted["pid"] == pid)]
+        if (activity := _activity(trace, node, pid, mine)) is not None:
+            found.append(activity)
+    return found
+
+
+def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | None:
+    states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
+    states = states[np.argsort(states["ts_ns"], kind="stable")]
+    if len(states) < 2:
+        return None
+    spent_ns = np.maximum(np.diff(states["ledger_ns"], axis=0), 0)
+    begin_ns, end_ns = states["ts_ns"][:-1], states["ts_ns"][1:]
+    is_idle = _idle(spent_ns, begin_ns, end_ns, counted)
+    active = ~is_idle
+    spent = spent_ns[active].sum(axis=0).astype(np.float64)
+    seconds = float(spent.sum()) / 1e9
+    if seconds < _LEAST_S:
+        return None
+    calls = _calls(counted, seconds)
+    samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
+    samples = samples[_within(samples["ts_ns"], end_ns, is_idle)]
+    rank, command = _identity(trace, node, pid)
+    return Activity(
+        node=node,
+        pid=pid,
+        rank=rank,
+        command=command,
+        begin_ns=int(begin_ns[0]),
+        seconds=seconds,
+        idle_seconds=float((end_ns - begin_ns)[is_idle].sum()) / 1e9,
+        budget=_budget(spent, calls),
+        calls=calls,
+        gpu=_gpu(trace, node, pid, begin_ns=begin_ns[active], end_ns=end_ns[active]),
+        samples=samples,
+        stacks=trace.stacks,
+    )
+
+
+def _idle(spent_ns: Array, begin_ns: Array, end_ns: Array, counted: Array) -> Array:
+    """Whether a process made no GPU call and waited, in each interval between two snapshots: bool (n,)."""
+    waited = spent_ns[:, [category - 1 for category in _IDLE]].sum(axis=1)
+    is_waiting = waited > _IDLE_SHARE * np.maximum(spent_ns.sum(axis=1), 1)
+    always = counted[counted["is_estimate"] == 0]
+    n_calls = np.zeros(len(begin_ns))
+    index = np.searchsorted(end_ns, always["ts_ns"] - always["interval_ns"] // 2)
+    np.add.at(n_calls, index[index < len(n_calls)], always["n"][index < len(n_calls)])
+    is_idle = is_waiting & (n_calls == 0)
+    return is_idle if not is_idle.all() else np.zeros(len(is_idle), bool)
+
+
+def _within(ts_ns: Array, end_ns: Array, is_idle: Array) -> Array:
+    """Whether rows for a second that ended at ts_ns lie in active intervals: bool (n,)."""
+    index = np.searchsorted(end_ns, ts_ns - 500_000_000)
+    return (index < len(end_ns)) & ~is_idle[np.minimum(index, len(is_idle) - 1)]
+
+
+def _calls(counted: Array, seconds: float) -> dict[str, Calls]:
+    is_copy = counted["op"] == Op.COPY
+    direction, host = counted["direction"], counted["host_memory"]
+    is_small = counted["count_bytes"] <= 1024 * np.maximum(counted["n"], 1)
+    to_device, to_host = direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST
+    kinds = {
+        "synchronise": counted["op"] == Op.SYNC,
+        "launch": counted["op"] == Op.LAUNCH,
+        "graph_launch": counted["op"] == Op.GRAPH_LAUNCH,
+        "copy_to_device": is_copy & to_device,
+        "copy_to_host": is_copy & to_host & ~is_small,
+        "read_back": is_copy & to_host & is_small,
+        "pageable_copy": is_copy & (to_device | to_host) & ~is_small & (host == HostMemory.PAGEABLE),
+        "copy_of_unknown_memory": is_copy & to_device & ~is_small & (host == HostMemory.UNKNOWN),
+        "allocate": counted["op"] == Op.ALLOC,
+        "free": counted["op"] == Op.FREE,
+    }
+    return {name: _summed(counted[is_kind], seconds) for name, is_kind in kinds.items()}
+
+
+def _summed(rows: Array, seconds: float) -> Calls:
+    n = float(rows["n"].sum())
+    if not n:
+        return Calls()
+    total_ns = float(rows["total_ns"].sum())
+    return Calls(
+        per_second=n / seconds,
+        share=total_ns / 1e9 / seconds,
+        mean_us=total_ns / n / 1e3,
+        bytes_per_call=float(rows["count_bytes"].sum()) / n,
+        n_seen=int(rows["n_seen"].sum()),
+        is_estimate=bool(rows["is_estimate"].any()),
+    )
+
+
+def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
+    """Shares by item. Launches that the ledger does not time are taken from the counts, and off the time on CPU.
+
+    A launch that waits for room in the queue counts as a wait for the GPU.
+    """
+    whole = max(float(spent_ns[:N_CATEGORIES].sum()), 1.0)
+    shares = {
+        name: float(sum(spent_ns[category - 1] for category in categories)) / whole
+        for name, categories in BUDGET.items()
+    }
+    for name in ("launch", "graph_launch"):
+        made = calls[name]
+        if not made.is_supported or spent_ns[Category.LAUNCH - 1]:
+            continue
+        share = min(made.share, shares["on_cpu"])
+        full = share * (1 - _USUAL_LAUNCH_NS / 1e3 / made.mean_us) if made.mean_us > _BLOCKED_LAUNCH_NS / 1e3 else 0.0
+        shares["on_cpu"] -= share
+        shares["gpu_wait"] += full
+        shares["launches"] += share - full
+    return shares
+
+
+def _identity(trace: Trace, node: int, pid: int) -> tuple[int, str]:
+    rows = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
+    return (int(rows["rank"][0]), rows["comm"][0].decode("utf-8", "replace")) if len(rows) else (UNKNOWN, "")
+
+
+def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -> Gpu | None:
+    """The state of the process's GPU over its active intervals; None where the driver was not asked."""
+    number, others = _gpu_number(trace, node, pid)
+    rows = trace.gpus[(trace.gpus["node"] == node) & (trace.gpus["mig"] == UNKNOWN)]
+    if number is None and len(np.unique(rows["gpu"])) == 1:
+        number = int(rows["gpu"][0])
+    rows = rows[rows["gpu"] == number] if number is not None else rows[:0]
+    if not len(rows):
+        return None
+    rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
+    weight = _held_ns(rows["ts_ns"], begin_ns, end_ns)
+    last = rows[-1]
+    return Gpu(
+        number=int(last["gpu"]),
+        name=last["name"].decode("utf-8", "replace"),
+        busy=_percent(_mean(rows["utilization_percent"], weight)),
+        memory_used_bytes=_known(int(rows["memory_used_bytes"].max())),
+        memory_total_bytes=_known(int(last["memory_total_bytes"])),
+        sm_mhz=_mean(rows["sm_mhz"], weight * np.maximum(rows["utilization_percent"], 0)),
+        sm_max_mhz=_known(int(last["sm_max_mhz"])),
+        power_w=_thousandth(_mean(rows["power_mw"], weight)),
+        power_limit_w=_thousandth(_known(int(last["power_limit_mw"]))),
+        throttled=_throttled(rows, weight),
+        others=others,
+        others_busy=_others_busy(trace, node, int(last["gpu"]), pid, begin_ns=begin_ns, end_ns=end_ns),
+    )
+
+
+def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
+    """Share of the time in which the GPU worked for other processes, by its driver; 0 where it does not count them."""
+    rows = trace.gpu_use[(trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu) & (trace.gpu_use["pid"] != pid)]
+    index = np.searchsorted(end_ns, rows["ts_ns"])
+    inside = (index < len(end_ns)) & (rows["ts_ns"] >= begin_ns[np.minimum(index, len(begin_ns) - 1)])
+    seconds = max(float((end_ns - begin_ns).sum()) / 1e9, 1.0)
+    return min(float(rows["sm_percent"][inside].sum()) / 100 / seconds, 1.0)
+
+
+def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[str, ...]]:
+    """The GPU of a process, and the other processes that use it, by name and pid."""
+    rows = trace.gpu_processes[trace.gpu_processes["node"] == node]
+    mine = rows[rows["pid"] == pid]
+    own = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
+    if len(mine):
+        number = int(mine["gpu"][-1])
+    elif len(own) and own["device"][0] != UNKNOWN:
+        number = int(own["device"][0])
+    else:
+        return None, ()
+    first_ns = int(mine["ts_ns"][0]) if len(mine) else 0
+    others = rows[(rows["gpu"] == number) & (rows["pid"] != pid) & (rows["ts_ns"] >= first_ns)]
+    names = {
+        int(row["pid"]): f"{row['comm'].decode('utf-8', 'replace')} {row['pid']}".strip()
+        for row in others
+        if row["alive"]
+    }
+    return number, tuple(names.values())
+
+
+_THROTTLES = {
+    "software power cap": 0x4,
+    "hardware slowdown": 0x8,
+    "software thermal slowdown": 0x20,
+    "hardware thermal slowdown": 0x40,
+    "hardware power brake": 0x80,
+}
+
+
+def _throttled(rows: Array, weight: Array) -> dict[str, float]:
+    """Share of the time in which the driver gave each reason for a lower clock."""
+    whole = max(float(weight.sum()), 1.0)
+    reasons = np.where(rows["clock_reasons"] == UNKNOWN, 0, rows["clock_reasons"])
+    shares = {name: float(weight[reasons & bit > 0].sum()) / whole for name, bit in _THROTTLES.items()}
+    return {name: round(share, 3) for name, share in shares.items() if share > 0}
+
+
+def _held_ns(ts_ns: Array, begin_ns: Array, end_ns: Array) -> Array:
+    """How long each reading held within the intervals: (n,). A reading holds until the next."""
+    following = np.append(ts_ns[1:], np.iinfo(np.int64).max)
+    since = ts_ns.copy()
+    since[0] = min(int(ts_ns[0]), int(begin_ns[0]))
+    overlap = np.minimum(following[:, None], end_ns[None, :]) - np.maximum(since[:, None], begin_ns[None, :])
+    return np.maximum(overlap, 0).sum(axis=1).astype(np.float64)
+
+
+def _mean(values: Array, weight: Array) -> float | None:
+    is_known = values != UNKNOWN
+    whole = float(weight[is_known].sum())
+    return float((values[is_known] * weight[is_known]).sum() / whole) if whole else None
+
+
+def _known(value: int) -> int | None:
+    return None if value == UNKNOWN else value
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else value / 100
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of the user's code with the share of the samples in it. doing: the state in which it was most."""
+
+    line: str
+    share: float
+    doing: str
+
+
+def locations(activity: Activity, role: SampleRole = SampleRole.GPU, *, most: int = 5) -> list[Location]:
+    """The code locations of a role's samples, the largest share first."""
+    rows = activity.of_role(role)
+    counts: Counter[str] = Counter()
+    states: dict[str, Counter[str]] = {}
+    for row in rows:
+        if line := user_line(activity.frames(row)):
+            counts[line] += int(row["n"])
+            states.setdefault(line, Counter())[item_of(int(row["category"]))] += int(row["n"])
+    whole = max(int(rows["n"].sum()), 1)
+    return [Location(line, n / whole, states[line].most_common(1)[0][0]) for line, n in counts.most_common(most)]
+
+
+_ITEM = {int(category): name for name, categories in BUDGET.items() for category in categories}
+
+
+def item_of(category: int) -> str:
+    """The budget's item of a ledger category."""
+    return _ITEM.get(category, "other")

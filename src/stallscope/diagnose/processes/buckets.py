@@ -1,0 +1,173 @@
+"""The time of a process's GPU thread, sorted by reason: each sample goes into one bucket.
+
+The ledger gives the exact share of each state, samples give its lines and objects: a sample counts for the share of its
+state divided by the samples of that state. The blocked states are weighted together where a child process woke the
+thread, since the ledger learns that only at the end of a wait.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stallscope.diagnose.processes import code_locations
+from stallscope.diagnose.processes.activity import Activity, item_of
+from stallscope.diagnose.processes.code_locations import matches, user_line
+from stallscope.events.layout import Array
+from stallscope.events.names import Category, SampleRole
+
+_BLOCKED = ("locks", "child", "disk", "network", "sleep", "other")
+_TOGETHER = {"launches": "on_cpu"}
+_LEAST_CHILD = 0.02
+_CHILD_ENDS = frozenset((61, 247))
+_FILE_LOCKS = frozenset((73, 72))
+_WRITES = frozenset((1, 18, 20, 74, 75, 77, 277, 285, 296, 306, 328))
+_SYNCS = frozenset((74, 75, 277, 306))
+_WORKERS = re.compile(r"multiprocessing/(pool|queues|connection|managers)\.py|concurrent/futures/process\.py")
+_COMPILERS = re.compile(r"\b(nvcc|ptxas|cicc|cc1plus|cc1|g\+\+|gcc|c\+\+|clang|ld|ninja)\b")
+
+
+@dataclass
+class Bucket:
+    """share: of the wall clock. lines, objects, parts: shares of the wall clock by line of code, object and activity."""
+
+    share: float = 0.0
+    lines: Counter[str] = field(default_factory=Counter)
+    objects: Counter[str] = field(default_factory=Counter)
+    parts: Counter[str] = field(default_factory=Counter)
+    n_samples: int = 0
+    seconds: set[int] = field(default_factory=set)
+
+    @property
+    def line(self) -> str:
+        """The line with the largest share; empty where no stack is known."""
+        return next((line for line, _ in self.lines.most_common(1)), "")
+
+    @property
+    def object(self) -> str:
+        """The object with the largest share."""
+        return next((name for name, _ in self.objects.most_common(1)), "")
+
+
+def buckets(activity: Activity) -> dict[str, Bucket]:
+    """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
+    found: dict[str, Bucket] = {}
+    has_runner = bool((activity.of_role(SampleRole.SAME_PROCESS)["category"] == Category.ON_CPU).any())
+    for row, weight in weighted(activity):
+        frames = activity.frames(row)
+        name, part = _reason(activity, row, frames, has_runner=has_runner)
+        bucket = found.setdefault(name, Bucket())
+        bucket.share += weight
+        bucket.n_samples += int(row["n"])
+        bucket.seconds.add(int(row["ts_ns"]) // 10**9)
+        if line := user_line(frames):
+            bucket.lines[line] += weight
+        if text := row["object"].decode("utf-8", "replace"):
+            bucket.objects[text] += weight
+        bucket.parts[part] += weight
+    for item, share in _unsampled(activity).items():
+        bucket = found.setdefault(_BY_ITEM.get(item, item), Bucket())
+        bucket.share += share
+        bucket.parts[item] += share
+    return found
+
+
+_BY_ITEM = {
+    "on_cpu": "host_compute",
+    "launches": "host_compute",
+    "copies": "host_device_copy",
+    "allocation": "cuda_alloc",
+    "locks": "lock_contention",
+    "child": "child_wait",
+    "disk": "block_io",
+    "network": "network_wait",
+    "sleep": "host_sleep",
+    "preempted": "cpu_preemption",
+    "stopped": "process_stopped",
+    "page_faults": "page_fault",
+    "other": "blocked",
+}
+
+
+def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
+    """The samples of the GPU thread with the share of the wall clock that each row counts for."""
+    counts: Counter[str] = Counter()
+    rows = activity.of_role(SampleRole.GPU)
+    for row in rows:
+        counts[_stratum(activity, int(row["category"]))] += int(row["n"])
+    shares = _stratum_shares(activity)
+    for row in rows:
+        stratum = _stratum(activity, int(row["category"]))
+        yield row, shares.get(stratum, 0.0) * int(row["n"]) / counts[stratum]
+
+
+def _stratum(activity: Activity, category: int) -> str:
+    item = item_of(category)
+    if item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD:
+        return "blocked"
+    return _TOGETHER.get(item, item)
+
+
+def _stratum_shares(activity: Activity) -> Counter[str]:
+    shares: Counter[str] = Counter()
+    for item, share in activity.budget.items():
+        pooled = item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD
+        shares["blocked" if pooled else _TOGETHER.get(item, item)] += share
+    return shares
+
+
+def _unsampled(activity: Activity) -> dict[str, float]:
+    """Shares of the ledger's items of whose stratum there is no sample."""
+    sampled = {_stratum(activity, int(category)) for category in activity.of_role(SampleRole.GPU)["category"]}
+    missing = {}
+    for item, share in activity.budget.items():
+        pooled = item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD
+        if ("blocked" if pooled else _TOGETHER.get(item, item)) not in sampled and share > 0:
+            missing[item] = share
+    return missing
+
+
+def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runner: bool) -> tuple[str, str]:
+    """The bucket of a sample of the GPU thread, and the activity within it."""
+    item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
+    name = row["object"].decode("utf-8", "replace")
+    if matches(frames, code_locations.COMPILES) or (name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)):
+        return "recompilation", item
+    if code_locations.saves(frames):
+        return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
+    if matches(frames, code_locations.LOADS):
+        return "input_starvation", "in the main process" if item in ("on_cpu", "disk", "page_faults") else "wait"
+    if item in _BLOCKED:
+        return _blocked_reason(item, nr, name, frames, has_runner=has_runner), _kind_of_wait(nr, item)
+    return _BY_ITEM.get(item, item), item
+
+
+def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], *, has_runner: bool) -> str:
+    if nr in _CHILD_ENDS or matches(frames, code_locations.PROGRAMS):
+        return "child_program"
+    if name.startswith("full pipe"):
+        return "full_pipe"
+    if nr in _FILE_LOCKS:
+        return "file_lock"
+    if matches(frames, _WORKERS):
+        return "input_starvation"
+    if name.startswith("pipe written by"):
+        return "child_wait"
+    if item == "sleep":
+        return "host_sleep"
+    if item == "locks":
+        return "gil" if has_runner and not _is_explicit(frames) else "lock_contention"
+    if item == "disk" and nr == -1:
+        return "page_fault"
+    return _BY_ITEM.get(item, "blocked")
+
+
+def _is_explicit(frames: tuple[str, ...]) -> bool:
+    """Whether the innermost Python code waits for a lock, a queue or a thread of its own accord."""
+    return any(code_locations.LOCKS.search(frame) for frame in frames[:2]) or not frames
+
+
+def _kind_of_wait(nr: int, item: str) -> str:
+    if nr in _SYNCS:
+        return "fsync"
+    return "write" if nr in _WRITES else item

@@ -1,0 +1,53 @@
+"""Code locations of a process's samples: the user's line of a stack, and its parts of library code by purpose."""
+
+import re
+
+_LIBRARY = re.compile(
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen |^<string>|^<stdin>|^\.\.\.|/_python_runtime/)"
+)
+_NATIVE = re.compile(r"^\S.* \([^()]+\)$")
+_PYTHON = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>\S+)$")
+
+COMPILES = re.compile(
+    r"torch/_inductor/(compile_fx|codecache|async_compile|graph|scheduler|cpp_builder)\.py"
+    r"|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py|torch/_functorch/aot_autograd"
+    r"|triton/(compiler|runtime/build|backends/.*/compiler)|torch/utils/cpp_extension\.py|numba/core/compiler"
+)
+LOADS = re.compile(r"torch/utils/data/(dataloader|_utils/(fetch|pin_memory|worker|collate))\.py")
+WORKS_FOR_LOADER = re.compile(r"torch/utils/data/_utils/worker\.py|multiprocessing/process\.py|/popen_fork\.py")
+HELPER = re.compile(r"multiprocessing/(resource_tracker|forkserver|spawn)\.py|torch/_inductor/compile_worker|concurrent/futures/process\.py")
+SAVES = re.compile(
+    r"torch/serialization\.py:\d+ (_?save|_legacy_save|.*writer)|torch/distributed/checkpoint/|safetensors|(pickle|joblib).*dump"
+    r"|numpy/lib/(format|npyio|_npyio_impl)\.py:\d+ (save|_?savez|write_array)"
+)
+_SAVING_FUNCTION = re.compile(r"(checkpoint|save_|_save|\bsave\b|snapshot)", re.IGNORECASE)
+PROGRAMS = re.compile(r"/subprocess\.py:\d+ |/popen2\.py|os\.system")
+LOCKS = re.compile(r"/(threading|queue|concurrent/futures/[a-z_]+)\.py:\d+ ")
+COLLECTS = re.compile(r"\bgc\b.*collect")
+
+
+def user_line(frames: tuple[str, ...]) -> str:
+    """The innermost frame of the user's own code as "file.py:12 function"; else the innermost frame with a name."""
+    named = [frame for frame in frames if frame != "..."]
+    own = [frame for frame in named if not _NATIVE.match(frame) and not _LIBRARY.search(frame)]
+    python = [frame for frame in named if not _NATIVE.match(frame)]
+    return (own or python or named or [""])[0]
+
+
+def matches(frames: tuple[str, ...], wanted: "re.Pattern[str]") -> bool:
+    """Whether any frame of a stack is of a kind."""
+    return any(wanted.search(frame) for frame in frames)
+
+
+def saves(frames: tuple[str, ...]) -> bool:
+    """Whether a stack is inside a save: a library's, or a function of the user's own that is called so."""
+    if matches(frames, SAVES):
+        return True
+    own = (_PYTHON.match(frame) for frame in frames if not _LIBRARY.search(frame))
+    return any(_SAVING_FUNCTION.search(found["function"].rpartition(".")[2]) for found in own if found)
+
+
+def short(frame: str) -> str:
+    """A frame without the folders of its file."""
+    location, _, function = frame.rpartition(" ")
+    return f"{location.rpartition('/')[2]} {function}" if location else frame
