@@ -417,9 +417,7 @@ class _Scribe:
         if self._driver_calls:
             self._keep_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
         if self.samples and self._stacks:
-            self._store.append(
-                layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number)
-            )
+            self._store.append(layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number))
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._keep_labels(self._labels.taken() if self._labels else [])
         for table, rows in self._gpus.taken() if self._gpus else ():

@@ -110,7 +110,7 @@ def test_a_process_that_waits_for_its_clients_is_idle_not_slow(category):
 
 
 def test_a_wait_while_the_loaders_work_is_for_the_input():
-    pauses = dict.fromkeys(range(10, 30), 900 * MS)
+    pauses = dict.fromkeys(range(18, 30), 900 * MS)
     verdict = only(report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.9)))
     assert verdict.causes[0].cause.name == "input_starvation"
     assert verdict.causes[0].evidence["n_loader_workers"] == 1

@@ -47,7 +47,15 @@ _MOST_THREADS = 4
 _REFRESH_NS = 5 * 10**9
 _ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
 _BLOCKED = frozenset(
-    (Category.LOCK, Category.OTHER_OFF, Category.SLEEP, Category.NET, Category.CHILD, Category.IO, Category.DRIVER)
+    (
+        Category.LOCK,
+        Category.OTHER_OFF,
+        Category.SLEEP,
+        Category.NET,
+        Category.CHILD,
+        Category.IO,
+        Category.DRIVER,
+    )
 )
 
 Words = tuple[str, ...]
@@ -95,7 +103,9 @@ class _Sampled:
 class Samples:
     """processes: Program.processes. peek: Program.peek, for native frames of what is no Python."""
 
-    def __init__(self, processes: Callable[[], State], *, peek: Peek | None = None, proc: Path = Path("/proc")):
+    def __init__(
+        self, processes: Callable[[], State], *, peek: Peek | None = None, proc: Path = Path("/proc")
+    ):
         self._processes, self._peek, self._proc = processes, peek, proc
         self._counts: Counter[_Key] = Counter()
         self._names: dict[int, bytes] = {}
@@ -124,7 +134,11 @@ class Samples:
         rows = layout.empty(layout.SAMPLES, len(counts))
         for row, (key, n) in zip(rows, counts.items(), strict=True):
             row["pid"], row["role"], row["owner_pid"], row["tid"] = key[:4]
-            row["category"], row["syscall_nr"], row["object"] = key.category, key.nr, key.object.encode()[:160]
+            row["category"], row["syscall_nr"], row["object"] = (
+                key.category,
+                key.nr,
+                key.object.encode()[:160],
+            )
             row["owner_comm"] = self._names.get(key.owner_pid, b"")
             row["stack"], row["n"] = number(key.pid, key.words) if key.words else UNKNOWN, n
         rows["ts_ns"], rows["node"] = now_ns, node
@@ -149,7 +163,9 @@ class Samples:
         self._turn += 1
         alive = set(state.pids.tolist())
         if self._turn % 64 == 0:
-            self._sampled = {pid: known for pid, known in self._sampled.items() if (self._proc / str(pid)).exists()}
+            self._sampled = {
+                pid: known for pid, known in self._sampled.items() if (self._proc / str(pid)).exists()
+            }
         for pid, row in zip(state.pids.tolist(), state.rows, strict=True):
             by_slot = row["word"].reshape(1).astype("<u8").view(np.uint8)
             slot = row["slots"][int(by_slot.argmax())]
@@ -195,7 +211,9 @@ class Samples:
             category = Category.STOPPED if self._state(child, child) in (b"T", b"t") else _category(found)
             if self._state(child, child) == b"D":
                 category = Category.IO
-            yield self._key(pid, SampleRole.CHILD, child, child, category, found, self._words(sampled, child, by_tid))
+            yield self._key(
+                pid, SampleRole.CHILD, child, child, category, found, self._words(sampled, child, by_tid)
+            )
 
     def _words(self, sampled: _Sampled | None, tid: int, by_tid: dict[int, int]) -> Words:
         if sampled is None:
@@ -242,6 +260,8 @@ def _category(blocked: Blocked | None) -> Category:
     """What a thread that is no GPU thread is doing, by its system call."""
     if blocked is None:
         return Category.ON_CPU
-    if blocked.object and not blocked.object.startswith(("pipe", "full pipe", "connection", "a Unix", "lock", "end")):
+    if blocked.object and not blocked.object.startswith(
+        ("pipe", "full pipe", "connection", "a Unix", "lock", "end")
+    ):
         return Category.IO
     return Category(int(blocked_category(np.array([blocked.nr]), is_interruptible=np.array([True]))[0]))

@@ -7,7 +7,6 @@ Nothing is read from the thread itself but /proc/PID/task/TID/syscall and, for p
 in its memory. Only x86-64 system call numbers are known; elsewhere the object is empty.
 """
 
-import os
 import platform
 import struct
 from collections.abc import Callable
@@ -25,7 +24,34 @@ _MOST_POLLED = 8
 _ON_DESCRIPTOR = frozenset(
     # read, write, pread64, pwrite64, readv, writev, preadv(2), pwritev(2), fsync, fdatasync, sync_file_range,
     # ftruncate, fallocate, getdents64, recv*, send*, connect, accept
-    (0, 1, 17, 18, 19, 20, 295, 296, 327, 328, 74, 75, 277, 77, 285, 217, 45, 47, 44, 46, 42, 43, 288, 299, 307, 306)
+    (
+        0,
+        1,
+        17,
+        18,
+        19,
+        20,
+        295,
+        296,
+        327,
+        328,
+        74,
+        75,
+        277,
+        77,
+        285,
+        217,
+        45,
+        47,
+        44,
+        46,
+        42,
+        43,
+        288,
+        299,
+        307,
+        306,
+    )
 )
 _FILE_LOCKS = frozenset((73, 72))  # flock, fcntl
 _CHILD_WAITS = frozenset((61, 247))  # wait4, waitid
@@ -95,7 +121,7 @@ class WaitObjects:
         if nr in _CHILD_WAITS:
             return self._child(pid, number)
         try:
-            target = os.readlink(f"{self.proc}/{pid}/fd/{number}")
+            target = str((self.proc / str(pid) / "fd" / str(number)).readlink())
         except OSError:
             return ""
         if nr in _FILE_LOCKS:
@@ -153,12 +179,17 @@ class WaitObjects:
     def _holder(self, pid: int, descriptor: int) -> str:
         """Who holds the lock on a file that somebody waits for, by /proc/locks."""
         try:
-            inode = str(os.stat(f"{self.proc}/{pid}/fd/{descriptor}").st_ino)
+            inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
         except OSError:
             return ""
         for line in _whole(self.proc / "locks").decode("ascii", "replace").splitlines():
             words = line.split()
-            if "->" not in words and len(words) > 5 and words[5].rpartition(":")[2] == inode and words[4] != str(pid):
+            if (
+                "->" not in words
+                and len(words) > 5
+                and words[5].rpartition(":")[2] == inode
+                and words[4] != str(pid)
+            ):
                 name = self.program(int(words[4])) if words[4].isdecimal() and words[4] != "0" else ""
                 return f" held by {name or f'process {words[4]}'}"
         return ""
@@ -174,7 +205,7 @@ def _whole(path: Path) -> bytes:
 def _has_end(process: Path, target: str, *, wants_reader: bool) -> bool:
     try:
         for link in (process / "fd").iterdir():
-            if os.readlink(link) == target:
+            if str(link.readlink()) == target:
                 flags = small_file(f"{process}/fdinfo/{link.name}").split(b"flags:")[1].split()[0]
                 if (int(flags, 8) & 3 != 1) == wants_reader:
                     return True

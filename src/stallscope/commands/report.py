@@ -27,10 +27,11 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
     from stallscope.diagnose.report import text
     from stallscope.diagnose.report.verdict import as_json as report_json
 
-    has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans)
+    has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans) or len(trace.operations)
     listed = listed_price(trace, settings)
     report = diagnosed(trace, settings, listed) if has_rows or before_attach.is_for(trace) else None
-    if report is None or (not has_rows and report.healthy):
+    is_empty = not has_rows or (report and not report.looked_at.get("n_ranks"))
+    if report is None or (is_empty and report.healthy):
         raise NotFound(
             "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
             "widen --since, or trace longer"

@@ -8,7 +8,9 @@ from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
 from stallscope.diagnose.cost.delays import as_steps_grew, device_delays
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
+from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.single import is_single
+from stallscope.diagnose.processes.summary import as_data
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.thresholds import Thresholds
@@ -49,7 +51,8 @@ def diagnose(
         keep_freed_memory()
     parts = jobs.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
-    return by_job.told_apart(reports, parts) if len(parts) > 1 else reports[0]
+    found = by_job.told_apart(reports, parts) if len(parts) > 1 else reports[0]
+    return replace(found, activity=as_data(trace, activities(trace)))
 
 
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:

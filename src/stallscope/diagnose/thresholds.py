@@ -114,7 +114,6 @@ class Thresholds:
     clock_error_factor: float = 2.0
     """Lateness below so many clock errors counts for nothing."""
 
-
     fault_share: float = 0.1
     """A fault of a process without peers is named from this share of its wall clock on: below it, the gain is small."""
 

@@ -369,7 +369,9 @@ SAMPLES = Table(
         Field("owner_comm", "S16", "name of that process"),
         Field("category", "u1", "what the thread was doing, names.Category"),
         Field("syscall_nr", "i4", "system call it was blocked in (numbers of this architecture)", True),
-        Field("object", "S160", "what that call waits for: file, pipe and its other end, lock and its holder"),
+        Field(
+            "object", "S160", "what that call waits for: file, pipe and its other end, lock and its holder"
+        ),
         Field("stack", "i8", "row in `stacks`", True),
         Field("n", "i4", "samples"),
     ),
@@ -382,7 +384,9 @@ GPU_USE = Table(
         Field("ts_ns", "i8", "when the driver was asked"),
         *_WHO,
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
-        Field("sm_percent", "i2", "share of the driver's samples since the last row in which its kernels ran"),
+        Field(
+            "sm_percent", "i2", "share of the driver's samples since the last row in which its kernels ran"
+        ),
     ),
 )
 

@@ -1,9 +1,9 @@
 """The activity of each process that uses a GPU: time budget, call rates, GPU state and code locations.
 
-Input: `snapshots` (the kernel's time ledger) and `operations` (counts of every call), which are complete, `samples` and
-the GPU driver's rows. `calls` is not read: it holds slow calls only. Seconds without any CUDA call in which the process
-slept or waited for a socket count as idle and are left out of the shares. Accuracy: shares of the ledger are exact up to
-1 % of a second; shares of samples have a standard error of at most 50 points / sqrt(samples).
+Input: `snapshots` (the kernel's time ledger) and `operations` (counts of every call), which are complete, and
+`samples` and the GPU driver's rows. `calls` is not read: it holds slow calls only. Seconds without any CUDA call in
+which the process slept or waited count as idle and are left out of the shares. Accuracy: shares of the ledger are exact
+to 1 %; shares of samples have a standard error of at most 50 points / sqrt(samples).
 """
 
 from collections import Counter
@@ -29,7 +29,17 @@ _BLOCKED_LAUNCH_NS = 40_000
 _SYNC_COST_NS = 8_000
 """A synchronise call on an idle GPU takes this long (H200, driver 580: 5 to 10 us)."""
 
-_GPU_OPS = (Op.SYNC, Op.COPY, Op.LAUNCH, Op.GRAPH_LAUNCH, Op.ALLOC, Op.FREE, Op.MEMSET, Op.STREAM_WAIT, Op.EVENT_RECORD)
+_GPU_OPS = (
+    Op.SYNC,
+    Op.COPY,
+    Op.LAUNCH,
+    Op.GRAPH_LAUNCH,
+    Op.ALLOC,
+    Op.FREE,
+    Op.MEMSET,
+    Op.STREAM_WAIT,
+    Op.EVENT_RECORD,
+)
 
 BUDGET = {
     "on_cpu": (Category.ON_CPU,),
@@ -241,7 +251,11 @@ def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
         if not made.is_supported or spent_ns[Category.LAUNCH - 1]:
             continue
         share = min(made.share, shares["on_cpu"])
-        full = share * (1 - _USUAL_LAUNCH_NS / 1e3 / made.mean_us) if made.mean_us > _BLOCKED_LAUNCH_NS / 1e3 else 0.0
+        full = (
+            share * (1 - _USUAL_LAUNCH_NS / 1e3 / made.mean_us)
+            if made.mean_us > _BLOCKED_LAUNCH_NS / 1e3
+            else 0.0
+        )
         shares["on_cpu"] -= share
         shares["gpu_wait"] += full
         shares["launches"] += share - full
@@ -283,7 +297,9 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
 
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
     """Share of the time in which the GPU worked for other processes, by its driver; 0 where it does not count them."""
-    rows = trace.gpu_use[(trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu) & (trace.gpu_use["pid"] != pid)]
+    rows = trace.gpu_use[
+        (trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu) & (trace.gpu_use["pid"] != pid)
+    ]
     index = np.searchsorted(end_ns, rows["ts_ns"])
     inside = (index < len(end_ns)) & (rows["ts_ns"] >= begin_ns[np.minimum(index, len(begin_ns) - 1)])
     seconds = max(float((end_ns - begin_ns).sum()) / 1e9, 1.0)
@@ -304,7 +320,7 @@ def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[st
     first_ns = int(mine["ts_ns"][0]) if len(mine) else 0
     others = rows[(rows["gpu"] == number) & (rows["pid"] != pid) & (rows["ts_ns"] >= first_ns)]
     names = {
-        int(row["pid"]): f"{row['comm'].decode('utf-8', 'replace')} {row['pid']}".strip()
+        int(row["pid"]): f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
         for row in others
         if row["alive"]
     }
@@ -374,7 +390,9 @@ def locations(activity: Activity, role: SampleRole = SampleRole.GPU, *, most: in
             counts[line] += int(row["n"])
             states.setdefault(line, Counter())[item_of(int(row["category"]))] += int(row["n"])
     whole = max(int(rows["n"].sum()), 1)
-    return [Location(line, n / whole, states[line].most_common(1)[0][0]) for line, n in counts.most_common(most)]
+    return [
+        Location(line, n / whole, states[line].most_common(1)[0][0]) for line, n in counts.most_common(most)
+    ]
 
 
 _ITEM = {int(category): name for name, categories in BUDGET.items() for category in categories}

@@ -28,25 +28,44 @@ _COMPILERS = re.compile(r"\b(nvcc|ptxas|cicc|cc1plus|cc1|g\+\+|gcc|c\+\+|clang|l
 
 
 @dataclass
+class Shares:
+    """Shares by name; 0 for a name that is not there."""
+
+    by_name: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, share: float) -> None:
+        """Add to the share of a name."""
+        self.by_name[name] = self.by_name.get(name, 0.0) + share
+
+    def of(self, name: str) -> float:
+        """The share of a name."""
+        return self.by_name.get(name, 0.0)
+
+    def largest(self, most: int = 1) -> list[tuple[str, float]]:
+        """The names with the largest shares, the largest first."""
+        return sorted(self.by_name.items(), key=lambda item: -item[1])[:most]
+
+
+@dataclass
 class Bucket:
-    """share: of the wall clock. lines, objects, parts: shares of the wall clock by line of code, object and activity."""
+    """share: of the wall clock. lines, objects, parts: shares by line of code, object and activity."""
 
     share: float = 0.0
-    lines: Counter[str] = field(default_factory=Counter)
-    objects: Counter[str] = field(default_factory=Counter)
-    parts: Counter[str] = field(default_factory=Counter)
+    lines: Shares = field(default_factory=Shares)
+    objects: Shares = field(default_factory=Shares)
+    parts: Shares = field(default_factory=Shares)
     n_samples: int = 0
     seconds: set[int] = field(default_factory=set)
 
     @property
     def line(self) -> str:
         """The line with the largest share; empty where no stack is known."""
-        return next((line for line, _ in self.lines.most_common(1)), "")
+        return next((line for line, _ in self.lines.largest()), "")
 
     @property
     def object(self) -> str:
         """The object with the largest share."""
-        return next((name for name, _ in self.objects.most_common(1)), "")
+        return next((name for name, _ in self.objects.largest()), "")
 
 
 def buckets(activity: Activity) -> dict[str, Bucket]:
@@ -61,14 +80,14 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.n_samples += int(row["n"])
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
         if line := user_line(frames):
-            bucket.lines[line] += weight
-        if text := row["object"].decode("utf-8", "replace"):
-            bucket.objects[text] += weight
-        bucket.parts[part] += weight
+            bucket.lines.add(line, weight)
+        if text := text_of(row, "object"):
+            bucket.objects.add(text, weight)
+        bucket.parts.add(part, weight)
     for item, share in _unsampled(activity).items():
         bucket = found.setdefault(_BY_ITEM.get(item, item), Bucket())
         bucket.share += share
-        bucket.parts[item] += share
+        bucket.parts.add(item, share)
     return found
 
 
@@ -98,7 +117,7 @@ def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
     shares = _stratum_shares(activity)
     for row in rows:
         stratum = _stratum(activity, int(row["category"]))
-        yield row, shares.get(stratum, 0.0) * int(row["n"]) / counts[stratum]
+        yield row, shares.of(stratum) * int(row["n"]) / counts[stratum]
 
 
 def _stratum(activity: Activity, category: int) -> str:
@@ -108,11 +127,11 @@ def _stratum(activity: Activity, category: int) -> str:
     return _TOGETHER.get(item, item)
 
 
-def _stratum_shares(activity: Activity) -> Counter[str]:
-    shares: Counter[str] = Counter()
+def _stratum_shares(activity: Activity) -> Shares:
+    shares = Shares()
     for item, share in activity.budget.items():
         pooled = item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD
-        shares["blocked" if pooled else _TOGETHER.get(item, item)] += share
+        shares.add("blocked" if pooled else _TOGETHER.get(item, item), share)
     return shares
 
 
@@ -130,13 +149,19 @@ def _unsampled(activity: Activity) -> dict[str, float]:
 def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runner: bool) -> tuple[str, str]:
     """The bucket of a sample of the GPU thread, and the activity within it."""
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
-    name = row["object"].decode("utf-8", "replace")
-    if matches(frames, code_locations.COMPILES) or (name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)):
+    name = text_of(row, "object")
+    if matches(frames, code_locations.COMPILES) or (
+        name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)
+    ):
         return "recompilation", item
     if code_locations.saves(frames):
         return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
     if matches(frames, code_locations.LOADS):
-        return "input_starvation", "in the main process" if item in ("on_cpu", "disk", "page_faults") else "wait"
+        return "input_starvation", "in the main process" if item in (
+            "on_cpu",
+            "disk",
+            "page_faults",
+        ) else "wait"
     if item in _BLOCKED:
         return _blocked_reason(item, nr, name, frames, has_runner=has_runner), _kind_of_wait(nr, item)
     return _BY_ITEM.get(item, item), item
@@ -160,6 +185,12 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], *, h
     if item == "disk" and nr == -1:
         return "page_fault"
     return _BY_ITEM.get(item, "blocked")
+
+
+def text_of(row: Array, column: str) -> str:
+    """A text column of a row."""
+    value: bytes = row[column].item()
+    return value.decode("utf-8", "replace")
 
 
 def _is_explicit(frames: tuple[str, ...]) -> bool:

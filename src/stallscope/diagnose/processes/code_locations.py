@@ -14,11 +14,13 @@ COMPILES = re.compile(
     r"|triton/(compiler|runtime/build|backends/.*/compiler)|torch/utils/cpp_extension\.py|numba/core/compiler"
 )
 LOADS = re.compile(r"torch/utils/data/(dataloader|_utils/(fetch|pin_memory|worker|collate))\.py")
-WORKS_FOR_LOADER = re.compile(r"torch/utils/data/_utils/worker\.py|multiprocessing/process\.py|/popen_fork\.py")
-HELPER = re.compile(r"multiprocessing/(resource_tracker|forkserver|spawn)\.py|torch/_inductor/compile_worker|concurrent/futures/process\.py")
+WORKS_FOR_LOADER = re.compile(
+    r"torch/utils/data/_utils/worker\.py|multiprocessing/process\.py|/popen_fork\.py"
+)
+HELPER = re.compile(r"multiprocessing/(resource_tracker|forkserver)\.py|torch/_inductor/compile_worker")
 SAVES = re.compile(
-    r"torch/serialization\.py:\d+ (_?save|_legacy_save|.*writer)|torch/distributed/checkpoint/|safetensors|(pickle|joblib).*dump"
-    r"|numpy/lib/(format|npyio|_npyio_impl)\.py:\d+ (save|_?savez|write_array)"
+    r"torch/serialization\.py:\d+ (_?save|_legacy_save|.*writer)|torch/distributed/checkpoint/|safetensors"
+    r"|(pickle|joblib).*dump|numpy/lib/(format|npyio|_npyio_impl)\.py:\d+ (save|_?savez|write_array)"
 )
 _SAVING_FUNCTION = re.compile(r"(checkpoint|save_|_save|\bsave\b|snapshot)", re.IGNORECASE)
 PROGRAMS = re.compile(r"/subprocess\.py:\d+ |/popen2\.py|os\.system")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import Activity, Calls, item_of
-from stallscope.diagnose.processes.buckets import Bucket, buckets
+from stallscope.diagnose.processes.buckets import Bucket, buckets, text_of
 from stallscope.diagnose.processes.code_locations import matches, short, user_line
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
@@ -28,7 +28,6 @@ class Fault:
     advice: list[str]
     evidence: dict[str, object] = field(default_factory=dict)
     is_of_gpu: bool = False
-    is_certain: bool = True
 
     def lost(self, activity: Activity) -> float:
         """The share of the wall clock that the process could be shorter by at most."""
@@ -56,11 +55,12 @@ def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
     case = _Case(trace, activity, buckets(activity), limits)
     found = [fault for rule in _RULES if (fault := rule(case)) is not None]
     costly = [fault for fault in found if fault.lost(activity) >= limits.fault_share]
-    return sorted(costly, key=lambda fault: -fault.lost(activity))
+    named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
+    return sorted(named, key=lambda fault: -fault.lost(activity))
 
 
 def _evidence(bucket: Bucket) -> dict[str, object]:
-    parts = {name: round(share, 3) for name, share in bucket.parts.most_common(4) if share >= 0.01}
+    parts = {name: round(share, 3) for name, share in bucket.parts.largest(4) if share >= 0.01}
     told: dict[str, object] = {"n_samples": bucket.n_samples}
     if len(parts) > 1:
         told["parts"] = [f"{name.replace('_', ' ')} {share:.0%}" for name, share in parts.items()]
@@ -75,7 +75,7 @@ def _input(case: _Case) -> Fault | None:
     if not share:
         return None
     line = (bucket if bucket.share >= child.share else child).line
-    if bucket.parts["in the main process"] > 0.5 * bucket.share > 0:
+    if bucket.parts.of("in the main process") > 0.5 * bucket.share > 0:
         return Fault(
             "input_starvation",
             "loads and transforms its input in the main process",
@@ -143,11 +143,13 @@ def _workers(activity: Activity) -> _Workers:
     found = _Workers()
     for row in activity.of_role(SampleRole.CHILD):
         frames = activity.frames(row)
-        is_worker = row["owner_comm"].startswith(b"pt_data_worker") or matches(frames, code_locations.WORKS_FOR_LOADER)
+        is_worker = text_of(row, "owner_comm").startswith("pt_data_worker") or matches(
+            frames, code_locations.WORKS_FOR_LOADER
+        )
         if not is_worker or matches(frames, code_locations.HELPER):
             continue
         found.pids.add(int(row["owner_pid"]))
-        text = row["object"].decode("utf-8", "replace")
+        text = text_of(row, "object")
         state = item_of(int(row["category"]))
         if text.startswith("lock on"):
             state = "file_lock"
@@ -176,7 +178,7 @@ def _child_program(case: _Case) -> Fault | None:
         return None
     programs = Counter[str]()
     for row in case.activity.of_role(SampleRole.CHILD):
-        programs[row["owner_comm"].decode("utf-8", "replace")] += int(row["n"])
+        programs[text_of(row, "owner_comm")] += int(row["n"])
     name = bucket.object.removeprefix("end of ").removeprefix("pipe written by ") or next(
         (comm for comm, _ in programs.most_common(1)), "a program"
     )
@@ -260,11 +262,10 @@ def _gil(case: _Case) -> Fault | None:
     holder = _other_threads(case.activity, is_running=True)
     if not bucket.share or not holder:
         return None
-    share = bucket.share + case.bucket("cpu_preemption").share * 0
     return Fault(
         "gil",
         f"waits for Python's interpreter lock, which another thread holds at {short(holder)}",
-        share,
+        bucket.share,
         holder,
         ["Move that thread's work into another process, or into code that releases the interpreter lock."],
         _evidence(bucket) | {"holder": holder, "waits_at": bucket.line},
@@ -275,9 +276,9 @@ def _other_threads(activity: Activity, *, is_running: bool) -> str:
     """The most frequent line of the threads that the GPU thread waits for."""
     lines: Counter[str] = Counter()
     for row in activity.of_role(SampleRole.SAME_PROCESS):
-        if not is_running or row["category"] == Category.ON_CPU:
-            if line := user_line(activity.frames(row)):
-                lines[line] += int(row["n"])
+        line = user_line(activity.frames(row))
+        if line and (not is_running or row["category"] == Category.ON_CPU):
+            lines[line] += int(row["n"])
     return next((line for line, _ in lines.most_common(1)), "")
 
 
@@ -301,7 +302,7 @@ def _io(case: _Case) -> Fault | None:
     bucket = case.bucket("block_io")
     if not bucket.share:
         return None
-    writes = bucket.parts["write"] + bucket.parts["fsync"]
+    writes = bucket.parts.of("write") + bucket.parts.of("fsync")
     is_write = writes > 0.5 * bucket.share
     verb = "writes to a disk" if is_write else "reads from a disk"
     return Fault(
@@ -336,11 +337,13 @@ def _page_faults(case: _Case) -> Fault | None:
     major = major[(major["pid"] == case.activity.pid) & (major["kind"] == HostKind.MAJOR_FAULT)]
     if not bucket.share:
         return None
-    is_cold = bool(len(major)) or bucket.parts["disk"] > 0
+    is_cold = bool(len(major)) or bucket.parts.of("disk") > 0
     files = sorted({text.decode("utf-8", "replace") for text in major["device"].tolist() if text})
     return Fault(
         "page_fault",
-        "reads mapped memory that is not in the page cache yet" if is_cold else "touches new memory again and again",
+        "reads mapped memory that is not in the page cache yet"
+        if is_cold
+        else "touches new memory again and again",
         bucket.share,
         bucket.line,
         ["Read the file once before the loop, or in a worker (madvise, larger reads)."]
@@ -374,14 +377,18 @@ def _preempted(case: _Case) -> Fault | None:
     by = Counter[str]()
     for row in off:
         if row["by_comm"]:
-            by[row["by_comm"].decode("utf-8", "replace")] += int(row["runnable_ns"])
+            by[text_of(row, "by_comm")] += int(row["runnable_ns"])
     names = [name for name, _ in by.most_common(3)]
     return Fault(
         "cpu_preemption",
-        f"competes for its CPU with {', '.join(names)}" if names else "competes for its CPU with other programs",
+        f"competes for its CPU with {', '.join(names)}"
+        if names
+        else "competes for its CPU with other programs",
         share,
         bucket.line,
-        ["Give the process CPUs of its own (cpuset), or move the other programs; count threads against CPUs."],
+        [
+            "Give the process CPUs of its own (cpuset), or move the other programs; count threads against CPUs."
+        ],
         {"by": names},
     )
 
@@ -389,7 +396,13 @@ def _preempted(case: _Case) -> Fault | None:
 def _stopped(case: _Case) -> Fault | None:
     share = case.activity.budget["stopped"]
     return (
-        Fault("process_stopped", "is stopped by a signal or a debugger", share, "", ["Find what sends the signal."])
+        Fault(
+            "process_stopped",
+            "is stopped by a signal or a debugger",
+            share,
+            "",
+            ["Find what sends the signal."],
+        )
         if share
         else None
     )
@@ -413,7 +426,9 @@ def _driver(case: _Case) -> Fault | None:
     bucket = case.bucket("driver")
     if not bucket.share:
         return None
-    return Fault("driver", "waits in the GPU's driver", bucket.share, bucket.line, ["Trace with --gpu-ioctls."], {})
+    return Fault(
+        "driver", "waits in the GPU's driver", bucket.share, bucket.line, ["Trace with --gpu-ioctls."], {}
+    )
 
 
 def _allocation(case: _Case) -> Fault | None:
@@ -460,7 +475,9 @@ _PINNED_BYTES_PER_US = 55_000
 
 def _blocks(calls: Calls) -> bool:
     """Whether the calls take at least as long as the copy itself: then they are staged through pinned memory."""
-    return calls.bytes_per_call >= 1 << 18 and calls.mean_us > max(calls.bytes_per_call / _PINNED_BYTES_PER_US, 30.0)
+    return calls.bytes_per_call >= 1 << 18 and calls.mean_us > max(
+        calls.bytes_per_call / _PINNED_BYTES_PER_US, 30.0
+    )
 
 
 def _copies(case: _Case) -> Fault | None:
@@ -496,7 +513,9 @@ def _syncs(case: _Case) -> Fault | None:
         f"waits for the GPU {rate:,.0f} times a second",
         share,
         line,
-        ["Keep values on the GPU: no .item(), .cpu(), print or comparison of tensors for each layer or step."],
+        [
+            "Keep values on the GPU: no .item(), .cpu(), print or comparison of tensors for each layer or step."
+        ],
         _evidence(bucket) | {"syncs_per_second": round(rate, 1), "mean_us": round(syncs.mean_us, 1)},
     )
 
@@ -531,7 +550,7 @@ def _compute(case: _Case) -> Fault | None:
     bucket = case.bucket("host_compute")
     if not bucket.share or _is_launch_bound(case):
         return None
-    top = bucket.lines.most_common(1)
+    top = bucket.lines.largest()
     is_collecting = any(
         code_locations.COLLECTS.search(frame)
         for row in case.activity.of_role(SampleRole.GPU)

@@ -1,6 +1,7 @@
 """Processes that use a GPU alone: no peers, so each is compared with its own better times.
 
-A step is what lies between two synchronise calls (else copies, else graph launches). Where a step's time went follows
+A step is a period of the pattern of synchronise calls (otherwise of copies or graph launches), where `calls` holds all
+of them: it keeps slow calls only, and the complete counts show whether it does. Where a step's time went follows
 from the thread's calls and off-CPU intervals; what is left was on the CPU. A process that makes collectives with
 itself, such as a data-parallel job of one rank, has the steps that those repeat in, and their ledger. Steps that take
 several times the usual one are late, and their excess over the usual step is explained like that of a late rank. A
@@ -25,6 +26,13 @@ CATEGORY_OF = CALL_CATEGORY | {Op.SYNC: Category.DEVICE, Op.STREAM_WAIT: Categor
 
 _NOTHING = 0.001  # of the time
 _LEAST_MARKS = 3  # between which there are steps enough to compare
+_COMPLETE = 0.95
+_LONGEST_PATTERN = 6
+_LEAST_PERIODS = 6
+_ALIKE = 0.2  # durations that differ by less than 20 % on average are of one kind
+_REPEATS = 0.3
+"""A pattern explains the intervals if their spread within it is this share of their spread in all."""
+
 _LOADER = b"pt_data_worker"  # what torch.utils.data calls its worker processes
 
 
@@ -43,7 +51,8 @@ class Steps:
 def is_single(trace: Trace) -> bool:
     """Whether nothing in a trace can be matched between ranks: calls only, or collectives of one rank with itself."""
     is_alone = (trace.collectives["nranks"] == 1).all()
-    return bool(is_alone) and not len(trace.spans) and len(trace.calls) > 0
+    has_calls = len(trace.calls) > 0 or len(trace.operations) > 0
+    return bool(is_alone) and not len(trace.spans) and has_calls
 
 
 def outermost(calls: Array) -> Array:
@@ -79,7 +88,7 @@ def steps_of(trace: Trace, calls: Array) -> Iterable[Steps]:
     thread = _groups(calls, ("node", "pid", "tid"))
     for number in range(int(thread[-1]) + 1):
         mine = calls[thread == number]
-        marks = _marks(mine)
+        marks = every_period(*_marks(trace, mine))
         if len(marks) > _LEAST_MARKS:
             yield _steps(trace, mine, marks)
 
@@ -101,13 +110,45 @@ def steps_of_rounds(trace: Trace) -> list[Steps]:
     return found
 
 
-def _marks(calls: Array) -> Array:
-    """Where steps begin: entries of the first kind of call that there is often enough."""
+def _marks(trace: Trace, calls: Array) -> tuple[Array, Array]:
+    """Entries and durations of the first kind of call that is frequent enough and recorded completely."""
     for op in _MARKS:
-        at = calls["ts_ns"][calls["op"] == op]
-        if len(at) > _LEAST_MARKS:
-            return at
-    return np.array([], np.int64)
+        mine = calls[calls["op"] == op]
+        if len(mine) > _LEAST_MARKS and _is_complete(trace, calls, op):
+            return mine["ts_ns"], mine["duration_ns"]
+    return np.array([], np.int64), np.array([], np.int64)
+
+
+def _is_complete(trace: Trace, calls: Array, op: Op) -> bool:
+    """Whether the calls of a kind are all there, by the counts of their process; a source without counts has all."""
+    counts = trace.operations
+    counts = counts[(counts["node"] == calls["node"][0]) & (counts["pid"] == calls["pid"][0])]
+    if not len(counts):
+        return True
+    mine = counts[counts["op"] == op]
+    n_kept = int((calls["op"] == op).sum())
+    return not mine["is_estimate"].any() and n_kept >= _COMPLETE * int(mine["n"].sum())
+
+
+def every_period(marks: Array, duration_ns: Array) -> Array:
+    """The marks that begin a period, where the durations of the marked calls repeat in a pattern of 2 to 6; else all.
+
+    A step with two waits of different length has two marks; a step is then two intervals.
+    """
+    if len(marks) < 2 * _LEAST_PERIODS:
+        return marks
+    length = np.log(np.maximum(duration_ns, 1).astype(np.float64))
+    spread = _spread(length, 1)
+    for n in range(2, _LONGEST_PATTERN + 1):
+        if len(length) >= _LEAST_PERIODS * n and spread > _ALIKE and _spread(length, n) < _REPEATS * spread:
+            return marks[::n]
+    return marks
+
+
+def _spread(values: Array, n: int) -> float:
+    """The mean distance from the median of every n-th value."""
+    distances = [np.abs(values[i::n] - np.median(values[i::n])) for i in range(n)]
+    return float(np.concatenate(distances).mean()) if len(values) else 0.0
 
 
 def _steps(trace: Trace, calls: Array, marks: Array) -> Steps:

@@ -1,6 +1,7 @@
 """A report in words, for people. Everything here is made from the data; nothing is read back from it."""
 
 from stallscope.diagnose.causes import leading
+from stallscope.diagnose.processes.summary import lines as summary_lines
 from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_text
 from stallscope.events.counted import counted
 
@@ -29,6 +30,7 @@ def summary(verdict: Verdict) -> str:
 def report(found: Report) -> str:
     """The whole report as plain text."""
     lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
+    lines += summary_lines(found.activity)
     if found.healthy:
         has_others = found.looked_at["n_rounds"] and found.looked_at["n_ranks"] != 1
         said = "no rank drags the others" if has_others else "nothing keeps a GPU waiting"
@@ -134,6 +136,12 @@ def _device(verdict: Verdict) -> str:
 def _process(verdict: Verdict) -> str:
     said = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    if isinstance(gain := said.get("gain_at_most"), float) and verdict.causes:
+        line = f", at {_short(str(said['line']))}" if said.get("line") else ""
+        return (
+            f"Process {said.get('pid')} ({said.get('command')}){where} {verdict.causes[0].title}{line}: "
+            f"{said.get('share'):.0%} of its time; at most {gain:.1f} times faster without it."
+        )
     return (
         f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
         f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
@@ -294,6 +302,9 @@ def _imbalance(verdict: Verdict) -> str:
 
 
 def _inconclusive(verdict: Verdict) -> str:
+    if "largest_item" in verdict.evidence:
+        pid = verdict.evidence.get("pid")
+        return f"Process {pid}: no fault found, not shown to be healthy: {verdict.abstained_because}."
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
 
 

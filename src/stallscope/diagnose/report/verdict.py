@@ -82,12 +82,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found. looked_at: counts. benign: what looks odd and is not. source: what the events are."""
+    """All that was found. looked_at: counts. benign: what looks odd and is not. source: what the events are.
+
+    activity: the time budget of each process as data, see processes/summary.py.
+    """
 
     source: str
     looked_at: dict[str, Any]
     verdicts: list[Verdict]
     benign: list[dict[str, object]] = field(default_factory=list)
+    activity: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
@@ -101,6 +105,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "source": report.source,
         "looked_at": report.looked_at,
         "benign": report.benign,
+        "activity": report.activity,
         "verdicts": [verdict_as_json(verdict) for verdict in report.verdicts],
     }
 

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.diagnose.causes import Excess, explained
+from stallscope.diagnose.causes import Excess, Explained, explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.processes.activity import Activity, activities
+from stallscope.diagnose.processes.faults import Fault, faults
 from stallscope.diagnose.processes.single import (
     CATEGORY_OF,
     Steps,
@@ -16,6 +19,7 @@ from stallscope.diagnose.processes.single import (
     steps_of_rounds,
     typical_ns,
 )
+from stallscope.diagnose.processes.summary import word
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
@@ -24,6 +28,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
+_ENOUGH_SAMPLES = 30
 _NO_ALARM = ("host_sleep", "network_wait", "blocked", "unknown", "driver", "launch_bound")
 
 _IN_CALLS = [category - 1 for category in sorted(set(CATEGORY_OF.values()))]
@@ -34,20 +39,122 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     verdicts: list[Verdict] = []
     benign: list[dict[str, object]] = []
     calls = outermost(trace.calls)
-    by_rounds = steps_of_rounds(trace)
-    has_rounds = {(steps.node, steps.pid) for steps in by_rounds}
-    by_calls = [one for one in steps_of(trace, calls) if (one.node, one.pid) not in has_rounds]
-    all_steps = by_rounds + by_calls
+    known = {(one.node, one.pid): one for one in activities(trace)}
+    all_steps = [*steps_of_rounds(trace)]
+    has_rounds = {(steps.node, steps.pid) for steps in all_steps}
+    all_steps += [one for one in steps_of(trace, calls) if (one.node, one.pid) not in has_rounds]
+    for activity in known.values():
+        mine = [steps for steps in all_steps if (steps.node, steps.pid) == (activity.node, activity.pid)]
+        verdicts += _of_budget(trace, activity, mine, limits, usd_per_gpu_hour)
     for steps in all_steps:
+        if any(
+            verdict.evidence.get("pid") == steps.pid and verdict.kind == "process" for verdict in verdicts
+        ):
+            continue
         found, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
-        verdicts += found
+        verdicts = [one for one in verdicts if not (found and one.evidence.get("pid") == steps.pid)] + found
         benign += remarks
     return Report(
         source=trace.source,
         looked_at=_looked_at(trace, all_steps),
         verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
-        benign=benign + _first_calls(trace, calls),
+        benign=benign + _idle_remarks(list(known.values())) + _first_calls(trace, calls),
     )
+
+
+def _of_budget(
+    trace: Trace, activity: Activity, steps: list[Steps], limits: Thresholds, usd_per_gpu_hour: float | None
+) -> list[Verdict]:
+    """The verdict by the time budget: faults, or that the process is not shown to be healthy; none where it is."""
+    busy = activity.gpu_busy
+    found = faults(trace, activity, limits)
+    if busy is not None and busy >= limits.healthy_gpu_share:
+        found = [fault for fault in found if fault.is_of_gpu]
+    if found:
+        return [_fault_verdict(trace, activity, found, limits, usd_per_gpu_hour)]
+    n_steps = max((len(one.length_ns) for one in steps), default=0)
+    is_shown = busy is not None and busy >= limits.healthy_gpu_share
+    if is_shown or n_steps >= limits.steady_steps:
+        return []
+    item, share = max(
+        ((item, share) for item, share in activity.budget.items() if item != "gpu_wait"),
+        key=lambda pair: pair[1],
+    )
+    return [
+        Verdict(
+            kind="inconclusive",
+            summary="",
+            ranks=[activity.rank] if activity.rank >= 0 else [],
+            nodes=[name] if (name := trace.nodes[activity.node]) else [],
+            confidence=0.5,
+            abstained_because=(
+                f"it has no peers and no known steps, and no fault reaches {limits.fault_share:.0%} of its time; "
+                f"the largest avoidable item of its time budget is {word(item)} ({share:.0%})"
+            ),
+            advice=["Annotate the steps (stallscope.annotate), so that slow steps can be told from others."],
+            evidence={
+                "pid": activity.pid,
+                "command": activity.command,
+                "largest_item": item,
+                "share": round(share, 4),
+                "gpu_busy": None if busy is None else round(busy, 3),
+            },
+        )
+    ]
+
+
+def _fault_verdict(
+    trace: Trace, activity: Activity, found: list[Fault], limits: Thresholds, usd_per_gpu_hour: float | None
+) -> Verdict:
+    first = found[0]
+    lost_s = first.lost(activity) * activity.seconds
+    has_samples = activity.n_samples >= _ENOUGH_SAMPLES or first.is_of_gpu
+    return Verdict(
+        kind="process",
+        summary="",
+        ranks=[activity.rank] if activity.rank >= 0 else [],
+        nodes=[name] if (name := trace.nodes[activity.node]) else [],
+        since_ns=wall_ns(trace, activity.node, activity.begin_ns),
+        n_incidents=1,
+        causes=[_explained(fault, activity) for fault in found],
+        confidence=0.9 if has_samples and activity.gpu_busy is not None else 0.75 if has_samples else 0.6,
+        cost=CostSaid.of(
+            lost_s,
+            usd_per_gpu_hour,
+            is_lower_bound=False,
+            observed_ns=(activity.seconds + activity.idle_seconds) * 1e9,
+        ),
+        advice=first.advice,
+        evidence={
+            "pid": activity.pid,
+            "command": activity.command,
+            "share": round(first.share, 4),
+            "gain_at_most": round(first.gain(activity), 2),
+            "line": first.line,
+            "gpu_busy": None if activity.gpu_busy is None else round(activity.gpu_busy, 3),
+        },
+    )
+
+
+def _explained(fault: Fault, activity: Activity) -> Explained:
+    own = replace(
+        cause(fault.cause), title=fault.title, because=None, advice=lambda _evidence: list(fault.advice)
+    )
+    evidence = {"line": fault.line, "gain_at_most": round(fault.gain(activity), 2), **fault.evidence}
+    return Explained(own, round(min(fault.share, 1.0), 4), fault.share * activity.seconds * 1e9, evidence)
+
+
+def _idle_remarks(known: list[Activity]) -> list[dict[str, object]]:
+    return [
+        {
+            "what": (
+                f"Process {one.pid} made no GPU call for {one.idle_seconds:.1f} s and waited; "
+                "its shares leave that time out"
+            )
+        }
+        for one in known
+        if one.idle_seconds >= 1
+    ]
 
 
 def _judged(
@@ -56,6 +163,8 @@ def _judged(
     usual_ns = typical_ns(steps.length_ns)
     is_late = steps.length_ns > limits.late_factor_alone * usual_ns + limits.min_late_ns
     late_ns = float(steps.length_ns[is_late].sum())
+    if 2 * is_late.sum() > len(is_late):
+        return [], []  # a minority is not typical
     if is_late.sum() < limits.min_late_steps or late_ns < limits.moving_time_share * steps.length_ns.sum():
         return [], []
     usual = np.median(steps.spent_ns[~is_late], axis=0) if not is_late.all() else 0.0
@@ -142,17 +251,20 @@ def _first_calls(trace: Trace, calls: Array) -> list[dict[str, object]]:
 
 
 def _looked_at(trace: Trace, all_steps: list[Steps]) -> dict[str, object]:
-    times = np.concatenate([trace.calls["ts_ns"], trace.offcpu["ts_ns"]])
-    ends = np.concatenate(
-        [rows["ts_ns"] + np.maximum(rows["duration_ns"], 0) for rows in (trace.calls, trace.offcpu)]
-    )
+    spans = [
+        (rows["ts_ns"], rows["ts_ns"] + np.maximum(rows["duration_ns"], 0))
+        for rows in (trace.calls, trace.offcpu)
+    ]
+    counts, states = trace.operations, trace.snapshots
+    spans += [(counts["ts_ns"] - counts["interval_ns"], counts["ts_ns"]), (states["ts_ns"], states["ts_ns"])]
+    begins, ends = (np.concatenate(each) for each in zip(*spans, strict=True))
     return {
-        "n_ranks": len(np.unique(trace.calls[["node", "pid"]])),
+        "n_ranks": len(np.unique(np.concatenate([rows[["node", "pid"]] for rows in (trace.calls, counts)]))),
         "n_nodes": len(trace.nodes),
         "n_communicators": len(np.unique(trace.collectives["comm_hash"])),
         "n_rounds": len(trace.collectives),
         "n_steps": sum(len(steps.length_ns) for steps in all_steps),
         "n_calls": len(trace.calls),
         "n_lost_records": sum(trace.lost.values()),
-        "seconds": round(float(ends.max() - times.min()) / 1e9, 3) if len(times) else 0.0,
+        "seconds": round(float(ends.max() - begins.min()) / 1e9, 3) if len(begins) else 0.0,
     }

@@ -1,0 +1,16 @@
+"""The process writes to a pipe that is full, since its reader is slow.
+
+Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
+"""
+
+from stallscope.diagnose.causes._registry import Cause
+
+CAUSE = Cause(
+    name="full_pipe",
+    title="wrote to a full pipe",
+    categories=(),
+    evidence=lambda _: {},
+    advice=lambda _: [
+        "Write less, or let a thread of its own write; see why the reader of the pipe is slow."
+    ],
+)

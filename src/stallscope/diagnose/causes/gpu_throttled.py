@@ -1,0 +1,16 @@
+"""The GPU's clock is lowered by its power limit or its temperature.
+
+Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
+"""
+
+from stallscope.diagnose.causes._registry import Cause
+
+CAUSE = Cause(
+    name="gpu_throttled",
+    title="ran its GPU at a lowered clock",
+    categories=(),
+    evidence=lambda _: {},
+    advice=lambda _: [
+        "Check the power limit, the cooling and the supply of this GPU (nvidia-smi -q -d PERFORMANCE)."
+    ],
+)

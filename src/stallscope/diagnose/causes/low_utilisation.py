@@ -1,0 +1,14 @@
+"""The GPU is idle for a part of the time, with nothing wrong on the host: its work is too small.
+
+Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
+"""
+
+from stallscope.diagnose.causes._registry import Cause
+
+CAUSE = Cause(
+    name="low_utilisation",
+    title="gave its GPU too little work",
+    categories=(),
+    evidence=lambda _: {},
+    advice=lambda _: ["Enlarge the batch, or let the host run ahead of the GPU."],
+)

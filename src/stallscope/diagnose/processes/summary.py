@@ -1,0 +1,175 @@
+"""The activity of processes as data for a report, and as the first lines of its text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stallscope.diagnose.processes.activity import Activity, Calls, locations
+from stallscope.diagnose.processes.code_locations import short
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import SampleRole
+from stallscope.events.trace import Trace
+
+_WORDS = {
+    "on_cpu": "on the CPU",
+    "gpu_wait": "waiting for its GPU",
+    "child": "child or input",
+    "page_faults": "page faults",
+}
+_CALL_WORDS = {
+    "launch": "launches",
+    "graph_launch": "graph launches",
+    "synchronise": "synchronisations",
+    "read_back": "small copies to the host",
+    "copy_to_device": "copies to the GPU",
+    "copy_to_host": "copies to the host",
+    "pageable_copy": "of them not pinned",
+    "allocate": "allocations",
+    "free": "frees",
+}
+_BAR = 24
+_MOST_IN_FULL = 4
+_MOST_IN_LINES = 16
+_LEAST_SHARE = 0.005
+
+
+def as_data(trace: Trace, activities: Sequence[Activity]) -> list[dict[str, Any]]:
+    """One object for each process, as the JSON of a report holds it."""
+    return [_data(trace, one) for one in activities]
+
+
+def _data(trace: Trace, one: Activity) -> dict[str, Any]:
+    return {
+        "node": trace.nodes[one.node],
+        "pid": one.pid,
+        "rank": None if one.rank == UNKNOWN else one.rank,
+        "command": one.command,
+        "seconds": round(one.seconds, 3),
+        "idle_seconds": round(one.idle_seconds, 3),
+        "budget": {name: round(share, 4) for name, share in one.budget.items() if share >= 0.0005},
+        "gpu_busy": None if one.gpu_busy is None else round(one.gpu_busy, 3),
+        "gpu_busy_at_least": round(one.gpu_busy_at_least, 3),
+        "gpu": _gpu(one),
+        "calls": {name: _call(calls) for name, calls in one.calls.items() if calls.is_supported},
+        "n_samples": one.n_samples,
+        "locations": _locations(one, SampleRole.GPU),
+        "other_threads": _locations(one, SampleRole.SAME_PROCESS),
+        "child_processes": _locations(one, SampleRole.CHILD),
+    }
+
+
+def _gpu(one: Activity) -> dict[str, Any] | None:
+    gpu = one.gpu
+    if gpu is None:
+        return None
+    return {
+        "number": gpu.number,
+        "name": gpu.name,
+        "busy": None if gpu.busy is None else round(gpu.busy, 3),
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "sm_mhz": None if gpu.sm_mhz is None else round(gpu.sm_mhz),
+        "sm_max_mhz": gpu.sm_max_mhz,
+        "power_w": None if gpu.power_w is None else round(gpu.power_w),
+        "power_limit_w": None if gpu.power_limit_w is None else round(gpu.power_limit_w),
+        "throttled": gpu.throttled,
+        "other_processes": list(gpu.others),
+        "busy_for_other_processes": round(gpu.others_busy, 3),
+    }
+
+
+def _call(calls: Calls) -> dict[str, Any]:
+    return {
+        "per_second": round(calls.per_second, 2),
+        "share": round(calls.share, 4),
+        "mean_us": round(calls.mean_us, 2),
+        "bytes_per_call": round(calls.bytes_per_call),
+        "is_estimate": calls.is_estimate,
+    }
+
+
+def _locations(one: Activity, role: SampleRole) -> list[dict[str, Any]]:
+    return [
+        {"line": at.line, "share": round(at.share, 3), "state": at.doing}
+        for at in locations(one, role, most=5)
+    ]
+
+
+def lines(activity: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first lines of a report's text: a block for each of few processes, a line for each of many."""
+    if len(activity) <= _MOST_IN_FULL:
+        return [line for one in activity for line in ["", *_block(one)]]
+    shown = [f"  {_name(one)}: {_shares(one)}" for one in activity[:_MOST_IN_LINES]]
+    rest = len(activity) - _MOST_IN_LINES
+    return ["", "Time budget by process", *shown, *([f"  and {rest} more"] if rest > 0 else [])]
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    rank = f"rank {one['rank']}, " if one["rank"] is not None else ""
+    command = f" ({one['command']})" if one["command"] else ""
+    return f"{rank}process {one['pid']}{command}"
+
+
+def _shares(one: Mapping[str, Any]) -> str:
+    top = sorted(one["budget"].items(), key=lambda item: -item[1])[:4]
+    return ", ".join(f"{word(name)} {share:.0%}" for name, share in top if share >= _LEAST_SHARE)
+
+
+def word(item: str) -> str:
+    """A budget item in words."""
+    return _WORDS.get(item, item.replace("_", " "))
+
+
+def _block(one: Mapping[str, Any]) -> list[str]:
+    name = _name(one)
+    idle = f", and {one['idle_seconds']:.1f} s idle" if one["idle_seconds"] >= 1 else ""
+    out = [f"{name[0].upper()}{name[1:]}, {one['seconds']:.1f} s{idle}"]
+    rows: list[tuple[str, str]] = []
+    for i, (item, share) in enumerate(sorted(one["budget"].items(), key=lambda pair: -pair[1])):
+        if share >= _LEAST_SHARE:
+            rows.append(
+                (
+                    "time" if i == 0 else "",
+                    f"{share:4.0%} {word(item):<20} {'█' * round(share * _BAR)}".rstrip(),
+                )
+            )
+    rows.append(("GPU", _gpu_line(one)))
+    if calls := _calls_line(one["calls"]):
+        rows.append(("calls", calls))
+    for i, at in enumerate(one["locations"][:4]):
+        rows.append(
+            ("code" if i == 0 else "", f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})")
+        )
+    for title, key in (("thread", "other_threads"), ("child", "child_processes")):
+        rows += [
+            (title, f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})") for at in one[key][:1]
+        ]
+    return out + [f"  {title:<8}{value}" for title, value in rows]
+
+
+def _gpu_line(one: Mapping[str, Any]) -> str:
+    gpu = one["gpu"]
+    at_least = f"at least {one['gpu_busy_at_least']:.0%} by the host's waits"
+    if gpu is None:
+        return f"busy {at_least}; its driver was not asked"
+    parts = [f"busy {gpu['busy']:.0%}, {at_least}" if gpu["busy"] is not None else f"busy {at_least}"]
+    if gpu["memory_total_bytes"] and gpu["memory_used_bytes"] is not None:
+        parts.append(f"{gpu['memory_used_bytes'] / 2**30:.1f} of {gpu['memory_total_bytes'] / 2**30:.0f} GiB")
+    if gpu["sm_mhz"] and gpu["sm_max_mhz"]:
+        parts.append(f"{gpu['sm_mhz']} of {gpu['sm_max_mhz']} MHz")
+    if gpu["power_w"] and gpu["power_limit_w"]:
+        parts.append(f"{gpu['power_w']} of {gpu['power_limit_w']} W")
+    parts += [f"{reason} {share:.0%} of the time" for reason, share in gpu["throttled"].items()]
+    if gpu["other_processes"]:
+        others = ", ".join(gpu["other_processes"][:3])
+        parts.append(f"other processes: {others} ({gpu['busy_for_other_processes']:.0%})")
+    return "; ".join(parts)
+
+
+def _calls_line(calls: Mapping[str, Any]) -> str:
+    parts = []
+    for name, words in _CALL_WORDS.items():
+        if name in calls and calls[name]["per_second"] >= 0.05:
+            rate = calls[name]["per_second"]
+            about = "about " if calls[name]["is_estimate"] else ""
+            parts.append(f"{about}{rate:,.0f} {words}" if rate >= 10 else f"{about}{rate:.1f} {words}")
+    return f"{', '.join(parts)} a second" if parts else ""
