@@ -97,7 +97,8 @@ def _shapes(asked: Namespace) -> dict[str, Any]:
     shapes = asked.shape.split(",") if asked.shape else shape_runs.ALL_SHAPES
     if unknown := set(shapes) - set(shape_runs.ALL_SHAPES):
         sys.exit(f"accuracy: no shape {', '.join(unknown)}; there are {', '.join(shape_runs.ALL_SHAPES)}")
-    return shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
+    found = shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
+    return {"seeds": f"{seeds.start} to {seeds.stop - 1}", **found}
 
 
 def _short(result: dict[str, Any]) -> str:

@@ -77,7 +77,9 @@ def _of_whole_job(report: Report, truth: Truth) -> Mark:
 
 
 def _is_unknowable(truth: Truth) -> bool:
-    """Whose GPU is slow is shown by GPU times and by the driver's records only."""
+    """Whose GPU is slow is shown by GPU times and by the driver's records only; a slow link may have any cause."""
+    if truth.fault and truth.fault.kind == "slow_link":
+        return True
     return bool(truth.fault and truth.fault.slow_gpus and not truth.has_gpu_times)
 
 

@@ -24,10 +24,25 @@ Numbers from a simulator prove little alone; the recordings and public data abov
 how it holds over shapes, sizes, delays and scatter.
 """
 
+N_MISSES = 100
+SHAPES_HEAD = """
+A second generator simulates jobs by other means: hosts, launch queues, streams and collectives as a discrete-event
+simulation ([decisions/second-generator.md](decisions/second-generator.md)). Its shapes are not in the matrix below.
+Accused: a straggler, hang, mismatch, device or failure verdict names a rank of a healthy job. Other remark: neither
+healthy nor inconclusive, and no rank is named. Wrong rank: a verdict names a rank that is not the culprit. Missed:
+the report is healthy, or names no rank, although the fault costs at least 5 % of the time. The true cost is how much
+longer the job lasts than the same job without the fault, times the ranks that are not named. A cost is right within
+10 %, or as a range that contains the truth and ends at most at three times the truth.
+"""
+
+N_MISSES = 100
+
 
 def page(result: dict[str, Any]) -> str:
     """The whole page; parts that were never run are left out."""
     parts = [HEAD]
+    if "shapes" in result:
+        parts.append(_shapes(result["shapes"]))
     if "known" in result:
         parts.append(_known(result["known"]))
     if "matrix" in result:
@@ -38,6 +53,59 @@ def page(result: dict[str, Any]) -> str:
         parts.append(_curve(result["curve"]))
     parts.append(_cases())
     return "\n".join(parts)
+
+
+def _shapes(found: dict[str, Any]) -> str:
+    """The shapes of the second generator, the weakest first."""
+    names = (
+        *("shape", "healthy jobs", "accused", "inconclusive", "other remark"),
+        *("faults", "right", "wrong rank", "missed", "inconclusive", "cause right", "cost right"),
+    )
+    rows = [_shape(name, row) for name, row in [("all", found["total"]), *found["by_shape"].items()]]
+    faults = [
+        (name, *(row[key] for key in ("n", "right", "wrong", "missed", "inconclusive")), *_judged(row))
+        for name, row in found["by_fault"].items()
+    ]
+    misses = [
+        (one["shape"], one["fault"], one["seed"], one["what"], one["truth"], one["report"][:100])
+        for one in found["misses"][:N_MISSES]
+    ]
+    columns = ("fault", "jobs", "right", "wrong rank", "missed", "inconclusive", "cause right", "cost right")
+    return (
+        f"\n## Job shapes of a second generator\n{SHAPES_HEAD}\n{_headline(found)}\n\n"
+        f"The weakest shapes first:\n\n{_table(names, rows)}\n{_table(columns, faults)}\n"
+        f"The first {len(misses)} of {len(found['misses'])} answers that are not right in every part:\n\n"
+        f"{_table(('shape', 'fault', 'seed', 'not right', 'truth', 'answer'), misses)}"
+    )
+
+
+def _headline(found: dict[str, Any]) -> str:
+    healthy, faults = found["total"]["healthy"], found["total"]["faults"]
+    _, cost = _judged(faults)
+    return (
+        f"**{healthy['n']} healthy jobs: {healthy['accused']} accuse a rank, {healthy['inconclusive']} are "
+        f"inconclusive. {faults['n']} faults: {faults['right']} right, {faults['wrong']} with a wrong rank, "
+        f"{faults['missed']} missed, {faults['inconclusive']} inconclusive; {cost} costs within the bounds.** "
+        f"Seeds {found['seeds']}, commit {found['commit']}."
+    )
+
+
+def _shape(name: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    healthy, faults = row["healthy"], row["faults"]
+    return (
+        name,
+        *(healthy[key] for key in ("n", "accused", "inconclusive", "missed")),
+        *(faults[key] for key in ("n", "right", "wrong", "missed", "inconclusive")),
+        *_judged(faults),
+    )
+
+
+def _judged(row: dict[str, Any]) -> tuple[str, str]:
+    """Right causes and costs, of the causes and costs that were judged."""
+    return (
+        f"{row['cause_right']} of {row['cause_right'] + row['cause_wrong']}",
+        f"{row['cost_right']} of {row['cost_right'] + row['cost_wrong']}",
+    )
 
 
 def _known(found: dict[str, Any]) -> str:

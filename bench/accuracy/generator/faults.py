@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from generator.builder import MS, Builder
-from generator.program import Collective, Host, Kernel, Step, Stop, Sync
+from generator.program import Collective, Host, Instruction, Kernel, Step, Stop, Sync
 from stallscope.events.names import Category
 
 
@@ -214,6 +214,43 @@ def slower_job(job: Injection) -> Fault:
     return Fault("slower_job", (), (how,), None, first)
 
 
+def slow_link(job: Injection) -> Fault:
+    """The link between two ranks becomes slow: the collectives of one group of two take longer from some step on."""
+    first, pairs = int(job.n_steps * job.rng.uniform(0.2, 0.5)), _pairs(job.b)
+    number = pairs[int(job.rng.integers(len(pairs)))]
+    members = job.b.groups[number].members
+    n = sum(
+        isinstance(made, Collective) and made.group == number for made in job.b.programs[members[0]][first]
+    )
+    more_ns = int(job.delay_ns(0.2, 0.6) / n)
+    for i in members:
+        for k in range(first, job.n_steps):
+            step = job.b.programs[i][k]
+            is_slow = [isinstance(made, Collective) and made.group == number for made in step]
+            job.change(
+                i,
+                k,
+                [_longer(made, more_ns) if slow else made for made, slow in zip(step, is_slow, strict=True)],
+            )
+    return Fault("slow_link", members, (), None, first)
+
+
+def _pairs(b: Builder) -> list[int]:
+    """The groups of two that make collectives, by number."""
+    made = {
+        made.group
+        for program in b.programs
+        for made in program[0]
+        if type(made) is Collective and made.peer < 0
+    }
+    return sorted(number for number in made if len(b.groups[number].members) == 2)
+
+
+def _longer(made: Instruction, ns: int) -> Instruction:
+    assert isinstance(made, Collective)
+    return made._replace(gpu_ns=made.gpu_ns + ns)
+
+
 def hang(job: Injection) -> Fault:
     """One rank never enters a round: asleep, in a lock, on the CPU, or its process has ended."""
     i, k = job.culprit(), int(job.rng.integers(job.n_steps // 3, job.n_steps - 3))
@@ -242,17 +279,19 @@ FAULTS: dict[str, Injector] = {
         made.__name__: made
         for made in (
             *(allocator_churn, slow_gpu, slow_gpu_at_times, growing_delay, periodic_delay, late_node),
-            *(late_nodes, slower_job, hang, one_stop),
+            *(late_nodes, slower_job, hang, one_stop, slow_link),
         )
     },
 }
 
 
 def fits(b: Builder, name: str) -> bool:
-    """Whether a job can have a fault: nodes are late together only where there are several, of several ranks."""
+    """Whether a job can have a fault: late nodes need several nodes, a slow link needs groups of two."""
     n_nodes = len(set(b.node_of))
     if name == "late_node":
         return n_nodes > 1 and b.ranks_per_node > 1
+    if name == "slow_link":
+        return bool(_pairs(b))
     return name != "late_nodes" or n_nodes >= 4
 
 

@@ -5,12 +5,13 @@ on; ledgers and counts start at the first call it sees.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from generator.builder import Builder
 from generator.faults import Fault
-from generator.machine import Machine
+from generator.machine import SLOW_NS, Machine
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import DATATYPE_BYTES, Category, CollectiveFlag, HostKind, OffCpuFlag, Op
@@ -24,6 +25,7 @@ _SYSCALL = {
 SYMBOLS = ("", "cudaStreamSynchronize", "cudaLaunchKernel", "cudaFree", "cudaMemcpyAsync")
 _SYMBOL_OF = {Op.SYNC: 1, Op.LAUNCH: 2, Op.ALLOC: 3, Op.COPY: 4}
 _GPU_MHZ = 1980
+_AUTOGRAD_TID = 45
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class _Writer:
         i, at_ns, group = raw[:, 0], raw[:, 1], raw[:, 2]
         self._rebase(raw)
         rows = self._rows(layout.COLLECTIVES, i, at_ns)
-        rows["tid"] = self.pid[i] + np.where(raw[:, 8] == 1, 45, 0)
+        rows["tid"] = self.pid[i] + np.where(raw[:, 8] == 1, _AUTOGRAD_TID, 0)
         rows["op"], rows["datatype"], rows["count"] = raw[:, 5], raw[:, 7], raw[:, 6]
         rows["count_bytes"] = raw[:, 6] * np.array(DATATYPE_BYTES)[raw[:, 7]]
         rows["reduce_op"] = np.isin(raw[:, 5], (Op.ALL_REDUCE, Op.REDUCE_SCATTER))
@@ -218,11 +220,14 @@ class _Writer:
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
     def off_cpu(self) -> Array:
-        raw = np.array(self.log.off_cpu + self._handed_over(), dtype=np.int64).reshape(-1, 4)
+        raw = np.array([(*made, 0) for made in self.log.off_cpu] + self._handed_over(), np.int64).reshape(
+            -1, 5
+        )
         raw = raw[self._kept(raw[:, 0], raw[:, 1]) & self._kept(raw[:, 0], raw[:, 2])]
         rows = self._rows(layout.OFFCPU, raw[:, 0], raw[:, 1])
         category = raw[:, 3]
-        rows["duration_ns"], rows["tid"], rows["category"] = raw[:, 2] - raw[:, 1], rows["pid"], category
+        rows["duration_ns"], rows["category"] = raw[:, 2] - raw[:, 1], category
+        rows["tid"] = rows["pid"] + _AUTOGRAD_TID * raw[:, 4].astype(np.uint32)
         rows["syscall_nr"] = [_SYSCALL.get(Category(c), UNKNOWN) for c in category.tolist()]
         preempted = category == Category.PREEMPTED
         rows["flags"] = (
@@ -236,16 +241,27 @@ class _Writer:
         rows["by_comm"] = np.where(preempted, b"stress-ng", b"")
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
-    def _handed_over(self) -> list[tuple[int, int, int, int]]:
-        """While the autograd thread works through the backward pass, the main thread is blocked in a futex."""
+    def _handed_over(self) -> list[tuple[int, int, int, int, int]]:
+        """Main and autograd thread work by turns: the other thread is blocked in a futex meanwhile.
+
+        The ledger is the process's, so these intervals have no part in it.
+        """
         raw = np.array(self.log.arrivals, dtype=np.int64).reshape(-1, 32)[:, [0, 1, 8]]
         raw = raw[np.lexsort((raw[:, 1], raw[:, 0]))]
-        edge = np.flatnonzero(np.diff(raw[:, 0] * 2 + raw[:, 2], prepend=-1, append=-1))
+        step = np.concatenate(
+            [
+                np.searchsorted(host.step_begins_ns, raw[raw[:, 0] == i, 1], side="right")
+                for i, host in enumerate(self.hosts)
+            ]
+        )
+        edge = np.flatnonzero(np.diff((raw[:, 0] << 32) + 2 * step + raw[:, 2], prepend=-1, append=-1))
+        runs = [(*raw[a].tolist(), int(raw[b - 1, 1])) for a, b in pairwise(edge.tolist())]
         made = []
-        for first, last in zip(edge[:-1], edge[1:] - 1, strict=True):
-            begin_ns, end_ns = int(raw[first, 1]), int(raw[last, 1])
-            if raw[first, 2] and 1_000_000 <= end_ns - begin_ns < 1_000_000_000:
-                made.append((int(raw[first, 0]), begin_ns, end_ns, int(Category.LOCK)))
+        for (i, begin_ns, is_backward, end_ns), after in zip(runs, [*runs[1:], None], strict=True):
+            if is_backward and end_ns - begin_ns >= SLOW_NS:
+                made.append((i, begin_ns, end_ns, int(Category.LOCK), 0))
+            if is_backward and after and after[0] == i and after[1] - end_ns >= SLOW_NS:
+                made.append((i, end_ns, after[1], int(Category.LOCK), 1))
         return made
 
     def snapshots(self) -> Array:
