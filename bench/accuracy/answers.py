@@ -38,14 +38,15 @@ def answer(report: Report, truth: Truth) -> Answer:
     fault = truth.fault
     if fault is None or (truth.cost_share < MUST_NAME_SHARE and fault.ranks and not named):
         return Answer(_of_healthy(report, truth, named), "", "", None, text)
-    allowed = set(fault.ranks) | truth.may_name
-    if named - allowed:
+    if named - set(fault.ranks) - truth.may_name or _blames_more_work(report, truth, fault.ranks):
         return Answer("wrong", "", "", None, text)
     if not fault.ranks:
         return Answer(_of_whole_job(report, truth), "", "", None, text)
     if set(fault.ranks) <= named:
         cost, ratio = _cost(report, truth)
         return Answer("right", _cause(report, truth), cost, ratio, text)
+    if truth.cost_share < MUST_NAME_SHARE:
+        return Answer("right", "", "", None, text)
     if not named and _is_unknowable(truth) and (_is_at_times(truth) or report.verdicts):
         return Answer("right", "", "", None, text)
     return Answer("inconclusive" if _is_inconclusive(report) else "missed", "", "", None, text)
@@ -57,16 +58,22 @@ def _accusing(report: Report) -> list[Verdict]:
 
 def _of_healthy(report: Report, truth: Truth, named: set[int]) -> Mark:
     """Healthy or a remark is right; so are ranks with more work of their own, but not a slow GPU."""
-    if named - truth.may_name:
+    if named - truth.may_name or _blames_more_work(report, truth, ()):
         return "accused"
-    for verdict in _accusing(report):
-        if verdict.kind != "straggler" or any(part.cause.name in GPU_CAUSES for part in verdict.causes):
-            return "accused"
     if named or report.healthy:
         return "right"
     if _is_inconclusive(report):
         return "inconclusive"
     return "right" if truth.uneven or truth.fault else "missed"
+
+
+def _blames_more_work(report: Report, truth: Truth, culprits: tuple[int, ...]) -> bool:
+    """Whether a rank that has more work of its own is named for another reason than its work."""
+    return any(
+        set(verdict.ranks) & truth.may_name - set(culprits)
+        and (verdict.kind != "straggler" or any(part.cause.name in GPU_CAUSES for part in verdict.causes))
+        for verdict in _accusing(report)
+    )
 
 
 def _of_whole_job(report: Report, truth: Truth) -> Mark:
