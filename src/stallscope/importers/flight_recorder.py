@@ -1,12 +1,17 @@
-"""PyTorch flight-recorder dumps: one pickle per rank, in a folder or alone, written when a job hung or failed.
+"""PyTorch flight-recorder dumps: one file per rank (pickle or JSON), in folders or alone, of a job that hung or failed.
 
-The dumps (see rank_dump) do not tell host or process: the rank stands in for the process id. Times are when the host
-made the calls, by the wall clocks of hosts that are not told apart. A rank that the groups name and that left no dump
-becomes a process without a snapshot; a dump that was cut off, as those of a process killed meanwhile are, is none.
+The dumps (see rank_dump) state neither host nor process: the rank is used as the process id. Times are when the host
+made the calls, by the wall clocks of hosts that cannot be distinguished. A rank that the groups name and that left no
+dump becomes a process without a snapshot. A dump that was cut off, as of a process killed meanwhile, is left out and
+counted, and so are dumps of earlier attempts of a restarted job.
+
+Dumps of PyTorch 2.1 and 2.2 list no members of groups. There the ranks that left a dump are the members of group 0; a
+group with another number has its rank as the only known member, because each rank numbers its groups by itself.
 """
 
 import re
-from os import SEEK_END
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,69 +20,122 @@ from stallscope.errors import BadTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import DATATYPE_BYTES, CollectiveFlag
+from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.rank_dump import Call, Dump, Group, dump_of
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import files_of, head_of
+from stallscope.importers.texts import Source, files_of, head_of, tail_of
 
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _WORDS = (b"nccl_version", b"pg_config", b"pg_status", b"entries", b"collective_seq_id")
+_LIST_WORDS = (b"profiling_name", b"seq_id", b"time_created_")
+_DEFAULT_GROUP = "0"
 
 
-def _sniff(path: Path) -> bool:
-    return any(_looks_like_a_dump(file) for file in files_of(path))
+def _accepts(file: Path, head: bytes) -> bool:
+    if _PICKLE.match(head):
+        return any(word in head for word in _WORDS) or all(word in head for word in _LIST_WORDS)
+    return head.lstrip()[:1] in (b"{", b"[") and (
+        (b'"entries"' in head and b'"pg_config"' in head) or all(word in head for word in _LIST_WORDS)
+    )
 
 
-def _looks_like_a_dump(file: Path) -> bool:
-    head = head_of(file)
-    return bool(_PICKLE.match(head)) and any(word in head for word in _WORDS)
-
-
-def _read(path: Path) -> Trace:
-    files = [file for file in files_of(path) if _looks_like_a_dump(file)]
+def _read(source: Source) -> Trace:
+    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
     if not files:
-        raise BadTrace(f"{path} holds no flight-recorder dump: check the path")
-    dumps: dict[int, Dump] = {}
+        raise BadTrace(f"{source} holds no flight-recorder dump: check the path")
     known: dict[tuple[str, str, str], Group] = {}
     cut_off = [file for file in files if _is_cut_off(file)]
-    for file in [file for file in files if file not in cut_off] or files:
-        dump = dump_of(file, known)
-        if dump.rank in dumps:
-            raise BadTrace(
-                f"{file}: there is another dump of rank {dump.rank} beside it: keep one dump per rank"
-            )
-        dumps[dump.rank] = dump
-    return _trace([dumps[rank] for rank in sorted(dumps)], n_cut_off=len(cut_off))
+    dumps = [dump_of(file, known) for file in files if file not in cut_off] or [dump_of(files[0], known)]
+    newest, n_older = _newest_attempt(dumps)
+    return _trace(_with_members(newest), omitted={"dump cut off": len(cut_off), "dump of an earlier attempt": n_older})
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether a dump has no end: a pickle ends with a point."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(-1, SEEK_END)
-            return stream.read(1) != b"."
-    except OSError:
-        return False
+    """Whether a dump has no end: a pickle ends with a point, JSON with a bracket."""
+    return tail_of(file, 64).rstrip()[-1:] not in (b".", b"}", b"]")
 
 
-def _trace(dumps: list[Dump], *, n_cut_off: int) -> Trace:
+def _newest_attempt(dumps: list[Dump]) -> tuple[list[Dump], int]:
+    """One dump per rank, by rank, and the number of dumps of earlier attempts. Raises BadTrace for two at one time."""
+    latest: dict[int, Dump] = {}
+    for dump in sorted(dumps, key=_last_ns):
+        other = latest.get(dump.rank)
+        if other is not None and _first_ns(dump) <= _last_ns(other):
+            raise BadTrace(
+                f"{dump.file} and {other.file.name} are both of rank {dump.rank} and overlap: keep one dump per rank"
+            )
+        latest[dump.rank] = dump
+    if len(latest) == len(dumps):
+        return [latest[rank] for rank in sorted(latest)], 0
+    begin_ns = max(_first_ns(dump) for dump in latest.values() if dump.rank in _repeated(dumps))
+    kept = [dump for _, dump in sorted(latest.items()) if _last_ns(dump) >= begin_ns]
+    return kept, len(dumps) - len(kept)
+
+
+def _repeated(dumps: list[Dump]) -> set[int]:
+    ranks = [dump.rank for dump in dumps]
+    return {rank for rank in ranks if ranks.count(rank) > 1}
+
+
+def _first_ns(dump: Dump) -> int:
+    return min((call.created_ns for call in dump.calls), default=0)
+
+
+def _last_ns(dump: Dump) -> int:
+    return max((call.created_ns for call in dump.calls), default=0)
+
+
+def _with_members(dumps: list[Dump]) -> list[Dump]:
+    """The dumps with members of the groups that none of them lists: of the default group all ranks."""
+    if any(group.members for dump in dumps for group in dump.groups.values()):
+        return dumps
+    ranks = tuple(dump.rank for dump in dumps)
+    return [
+        replace(dump, groups={name: _own_group(group, dump.rank, ranks) for name, group in dump.groups.items()})
+        for dump in dumps
+    ]
+
+
+def _own_group(group: Group, rank: int, ranks: tuple[int, ...]) -> Group:
+    return Group(group.name, group.description, ranks if group.name == _DEFAULT_GROUP else (rank,))
+
+
+def _trace(dumps: list[Dump], *, omitted: dict[str, int]) -> Trace:
     groups = _known_groups(dumps)
     ranks = sorted({rank for group in groups.values() for rank in group.members} | {d.rank for d in dumps})
     made = [call.created_ns for dump in dumps for call in dump.calls if call.created_ns > 0]
     first_ns, last_ns = (min(made), max(made)) if made else (0, 0)
     with_p2p = {dump.groups[name].comm_hash for dump in dumps for name in dump.counts_p2p}
     versions = sorted({dump.nccl_version for dump in dumps} - {""})
+    facts = {group_fact(comm_hash): group.words for comm_hash, group in groups.items()}
+    left_out = [f", {n} more {what}" for what, n in omitted.items() if n]
     return Trace(
         collectives=_collectives(dumps, first_ns),
         communicators=_communicators(dumps, groups, with_p2p, first_ns=first_ns),
         processes=_processes(ranks, first_ns),
         snapshots=_snapshots(dumps, with_p2p, last_ns),
+        annotations=_last_calls(dumps),
         clocks=(Clock(0, last_ns, last_ns),) if made else (),
         ends_ns=(last_ns,) if made else (),
-        source=f"PyTorch flight-recorder dumps of {len(dumps)} of {len(ranks)} ranks"
-        + (f", {n_cut_off} more cut off" if n_cut_off else ""),
-        facts={"nccl_version": ", ".join(versions)[:200]} if versions else {},
+        source=f"PyTorch flight-recorder dumps of {len(dumps)} of {len(ranks)} ranks" + "".join(left_out),
+        facts=facts | ({"nccl_version": ", ".join(versions)[:200]} if versions else {}),
     )
+
+
+def _last_calls(dumps: Sequence[Dump]) -> Array:
+    """The first call of each rank that is not complete, and its last call, in words."""
+    rows = []
+    for dump in dumps:
+        in_order = sorted(dump.calls, key=lambda call: call.created_ns)
+        first_open = next((call for call in in_order if not call.is_complete), None)
+        for call in dict.fromkeys([*([first_open] if first_open else []), *in_order[-1:]]):
+            group = dump.groups[call.group]
+            rows.append((call.created_ns, dump.rank, call_label(call.words, group.words, call.frame)))
+    out = layout.empty(layout.ANNOTATIONS, len(rows))
+    for row, (ts_ns, rank, words) in zip(out, rows, strict=True):
+        row["ts_ns"], row["pid"], row["label"], row["value"] = ts_ns, rank, CALL_LABEL, words
+    return out
 
 
 def _known_groups(dumps: list[Dump]) -> dict[int, Group]:
@@ -94,12 +152,12 @@ def _collectives(dumps: list[Dump], first_ns: int) -> Array:
 def _rows(dump: Dump, first_ns: int, *, knows_starts: bool) -> Array:
     rows = layout.empty(layout.COLLECTIVES, len(dump.calls))
     rows["pid"] = dump.rank
-    places = {name: _place(group, dump.rank) for name, group in dump.groups.items()}
+    positions = {name: _position(group, dump.rank) for name, group in dump.groups.items()}
     for row, call in zip(rows, dump.calls, strict=True):
         group = dump.groups[call.group]
         row["ts_ns"] = call.created_ns or first_ns
         row["comm_hash"], row["nranks"] = group.comm_hash, len(group.members) or UNKNOWN
-        row["comm_rank"] = places[call.group]
+        row["comm_rank"] = positions[call.group]
         row["seq"], row["op"], row["peer_rank"] = call.seq, call.op, call.peer
         row["datatype"], row["count"] = call.datatype, call.count
         if call.count != UNKNOWN and call.datatype:
@@ -115,7 +173,7 @@ def _flags(call: Call, *, knows_starts: bool) -> int:
     return CollectiveFlag.NO_LEDGER | CollectiveFlag.OPEN | not_started
 
 
-def _place(group: Group, rank: int) -> int:
+def _position(group: Group, rank: int) -> int:
     return group.members.index(rank) if rank in group.members else UNKNOWN
 
 
@@ -127,7 +185,7 @@ def _communicators(
     for dump in dumps:
         for group in dump.groups.values():
             entered, completed = _progress(dump, group, group.comm_hash in with_p2p)
-            place = _place(group, dump.rank)
+            place = _position(group, dump.rank)
             rows.append((group.comm_hash, dump.rank, place, len(group.members), entered, completed))
             told.add((group.comm_hash, dump.rank))
     for comm_hash, group in groups.items():
@@ -177,4 +235,4 @@ def _snapshots(dumps: list[Dump], with_p2p: set[int], last_ns: int) -> Array:
     return rows
 
 
-IMPORTER = Importer("flight-recorder dumps", _sniff, _read)
+IMPORTER = Importer("flight-recorder dumps", _accepts, _read)

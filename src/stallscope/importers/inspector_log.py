@@ -1,14 +1,15 @@
-"""Logs of NCCL's Inspector plugin: one JSON object a line for each collective of a communicator, a file per process.
+"""Logs of NCCL's Inspector plugin: one JSON object for each collective of a communicator, a file per process.
 
-What is exact in them is how long each rank was inside a collective. All ranks leave a synchronising one together, so
-the rank that was inside for the shortest time entered last: arrivals are laid backwards from a common end, and no
+The exact part of a record is how long the rank was inside a collective. All ranks leave a synchronising one together,
+so the rank that was inside for the shortest time entered last: arrivals are laid backwards from a common end, and no
 clock of a host matters. The end is when the collective was logged, which orders rounds but is late by the plugin's
-dump interval. Where a rank spent the time between two collectives is not told (other_off).
-The format, v4.0, is described in the plugin's README (NVIDIA/nccl, ext-profiler/inspector).
+dump interval. coll_sn counts per operation of a communicator: rounds are matched by operation and coll_sn, and ordered
+as the processes logged them. Where a rank spent the time between two collectives is not recorded (other_off).
+The format, v4.0 to v5.1, is described in the plugin's README (NVIDIA/nccl, plugins/profiler/inspector, 5067397c).
 """
 
 import json
-import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from stallscope.errors import BadTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Coverage, Trace
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import begins_as_object, files_of, text_of
+from stallscope.importers.texts import Source, begins_as_object, files_of, head_of, lines_of
 
-_MOST_BYTES = 400 << 20
+_MOST_OBJECT = 1 << 20  # characters
 _MOST_ROWS = 3_000_000
 _WORDS = (b'"inspector_output_format_version"', b'"coll_perf"')
 _OPS = {
@@ -42,18 +43,19 @@ _MOST_NS = 2**61
 
 @dataclass(frozen=True)
 class _Logs:
-    """rows: one per collective and rank, columns as above. processes: host and pid, by number."""
+    """rows: one per collective and rank, columns as above. processes: host and pid, by number. omitted: by reason."""
 
     rows: Array
     processes: list[tuple[str, int]]
+    omitted: dict[str, int]
 
 
-def _sniff(path: Path) -> bool:
-    return any(begins_as_object(file, _WORDS) for file in files_of(path))
+def _accepts(file: Path, head: bytes) -> bool:
+    return begins_as_object(head, _WORDS)
 
 
-def _read(path: Path) -> Trace:
-    logs = _logs([file for file in files_of(path) if begins_as_object(file, _WORDS)])
+def _read(source: Source) -> Trace:
+    logs = _logs([file for file in files_of(source) if _accepts(file, head_of(file))])
     rows = logs.rows
     hosts = sorted({host for host, _ in logs.processes})
     node = np.array([hosts.index(host) for host, _ in logs.processes])[rows["process"]]
@@ -77,65 +79,113 @@ def _read(path: Path) -> Trace:
         clocks=tuple(Clock(i, last, last) for i in range(len(hosts))),
         ends_ns=(last,) * len(hosts),
         source=f"NCCL Inspector logs of {len(logs.processes)} processes",
+        coverage=Coverage(omitted=logs.omitted),
     )
 
 
-def _logs(files: list[Path]) -> _Logs:
+def _logs(files: Sequence[Path]) -> _Logs:
     numbers: dict[tuple[str, int], int] = {}
-    found: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
+    omitted: dict[str, int] = {}
+    first_error = ""
     for file in files:
-        for line_number, told in _objects(file):
+        for number, record in enumerate(_objects(file), 1):
             try:
-                row = _row(told, numbers)
+                row = None if record is None else _row(record, numbers)
+                reason = "damaged records" if record is None else "records of other operations"
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-                raise BadTrace(
-                    f"{file}: object {line_number} is no Inspector record ({error}): copy the file again"
-                ) from error
+                row, reason = None, "damaged records"
+                first_error = first_error or f"{file}: object {number} is not an Inspector record ({error})"
             if row:
-                found.append(row)
-        if len(found) > _MOST_ROWS:
+                parts.append(row)
+            else:
+                omitted[reason] = omitted.get(reason, 0) + 1
+        if len(parts) > _MOST_ROWS:
             raise BadTrace(f"{file}: more than {_MOST_ROWS:,} collectives: record a shorter time")
-    if not found:
-        raise BadTrace(f"{files[0]} holds no collectives: was NCCL_INSPECTOR_ENABLE set?")
-    rows = np.array(found, dtype=_COLUMNS)
+    if not parts:
+        raise BadTrace(
+            f"{first_error}: copy the file again"
+            if first_error
+            else f"{files[0]} holds no collectives: was NCCL_INSPECTOR_ENABLE set?"
+        )
+    rows = np.array(parts, dtype=_COLUMNS)
+    rows["seq"] = _round_numbers(rows)
     order = np.lexsort((rows["seq"], rows["comm"], rows["process"]))
-    return _Logs(rows[order], list(numbers))
+    return _Logs(rows[order], list(numbers), omitted)
 
 
-def _objects(file: Path) -> Any:
-    """The JSON objects of a file one by one; an unfinished last one is what a killed job leaves."""
-    text, at, number = text_of(file, _MOST_BYTES), 0, 0
-    decoder, space = json.JSONDecoder(), re.compile(r"\s*")
-    while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
-        number += 1
-        try:
-            told, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            if number > 1 and "\n" not in text[at:].strip():
-                return
-            raise BadTrace(f"{file}: object {number} is damaged ({error}): copy the file again") from error
-        yield number, told
+def _objects(file: Path) -> Iterator[Any]:
+    """The JSON objects of a file one by one, None for a damaged one. An unfinished last one is left out: a killed job
+    leaves it.
+    """
+    text, depth = "", 0
+    for line in lines_of(file):
+        text += line
+        depth += line.count("{") - line.count("}")
+        if depth > 0 and len(text) < _MOST_OBJECT and not (text != line and line.startswith('{"header"')):
+            continue
+        if text != line and line.startswith('{"header"'):  # the object before ends in the middle
+            yield None
+            text, depth = line, line.count("{") - line.count("}")
+            if depth > 0:
+                continue
+        if text.strip():
+            try:
+                yield json.loads(text)
+            except (ValueError, RecursionError):
+                yield None
+        text, depth = "", 0
 
 
-def _row(told: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int, ...] | None:
-    header, about, perf = told["header"], told["metadata"], told.get("coll_perf")
+def _round_numbers(rows: Array) -> Array:
+    """The number of each row's round in its communicator: int64 (n,).
+
+    A round is an operation and its coll_sn; rounds are in the order in which the processes logged them.
+    """
+    out = np.zeros(len(rows), np.int64)
+    for comm in np.unique(rows["comm"]):
+        own = np.flatnonzero(rows["comm"] == comm)
+        keys, key = np.unique(rows[["op", "seq"]][own], return_inverse=True)
+        process = rows["process"][own]
+        by_process = [key[process == number] for number in np.unique(process)]
+        out[own] = _places(by_process, len(keys))[key]
+    return out
+
+
+def _places(sequences: Sequence[Array], n_keys: int) -> Array:
+    """The place of each key in an order that all sequences share: int64 (n_keys,)."""
+    longest = max(sequences, key=len)
+    place = np.full(n_keys, -1.0)
+    place[longest] = np.arange(len(longest))
+    step = 1.0 / (n_keys + 1)
+    for sequence in sequences:
+        if (place[sequence] >= 0).all():
+            continue
+        last = -1.0
+        for key in sequence.tolist():  # a round that the longest log lacks comes after the round before it
+            place[key] = last = place[key] if place[key] >= 0 else last + step
+    return np.argsort(np.argsort(place, kind="stable"), kind="stable")
+
+
+def _row(record: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int, ...] | None:
+    header, about, perf = record["header"], record["metadata"], record.get("coll_perf")
     if perf is None or perf["coll"] not in _OPS:
         return None
-    who = str(about["hostname"])[:256], int(about["pid"])
+    process_key = str(about["hostname"])[:256], int(about["pid"])
     logged_ns = int(about["dump_timestamp_us"]) * 1000
     inside_ns = int(perf["coll_exec_time_us"]) * 1000
-    numbers_told = (
+    counts = (
         int(header["rank"]),
         int(header["n_ranks"]),
         int(perf["coll_sn"]),
         int(perf["coll_msg_size_bytes"]),
     )
-    if not (0 <= inside_ns < logged_ns < _MOST_NS and min(numbers_told) >= 0 and 0 <= who[1] < 2**32):
+    if not (0 <= inside_ns < logged_ns < _MOST_NS and min(counts) >= 0 and 0 <= process_key[1] < 2**32):
         raise ValueError("a number is out of range")
-    rank, nranks, seq, n_bytes = numbers_told
+    rank, nranks, seq, n_bytes = counts
     if rank >= nranks or nranks >= 2**31 or max(seq, n_bytes) >= _MOST_NS:
         raise ValueError(f"rank {rank} of {nranks}")
-    process = numbers.setdefault(who, len(numbers))
+    process = numbers.setdefault(process_key, len(numbers))
     comm = int(str(header["id"]), 16) & (2**64 - 1)
     return process, comm, rank, nranks, seq, int(_OPS[perf["coll"]]), n_bytes, inside_ns, logged_ns
 
@@ -193,4 +243,4 @@ def _processes(logs: _Logs, rows: Array, hosts: list[str]) -> Array:
     return out
 
 
-IMPORTER = Importer("NCCL Inspector log (JSON)", _sniff, _read)
+IMPORTER = Importer("NCCL Inspector log (JSON)", _accepts, _read)

@@ -25,6 +25,7 @@ from stallscope.events.names import Category, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.functions import op_of
 from stallscope.importers.registry import Importer
+from stallscope.importers.texts import Source, files_of, head_of
 
 _MAGIC = b"SQLite format 3\0"
 _NEEDED = {
@@ -45,11 +46,10 @@ _SWITCHES_PER_SECOND = 20
 """A process that leaves the CPU less often may have slept through: its sum of off-CPU time is no account."""
 
 
-def _sniff(path: Path) -> bool:
+def _accepts(path: Path, head: bytes) -> bool:
+    if head[: len(_MAGIC)] != _MAGIC:
+        return False
     try:
-        with path.open("rb") as stream:
-            if stream.read(len(_MAGIC)) != _MAGIC:
-                return False
         with closing(_opened(path)) as found:
             return all(needed <= _columns(found, table) for table, needed in _NEEDED.items())
     except (OSError, sqlite3.Error, UnicodeDecodeError):  # SQLite quotes what is damaged in its errors
@@ -75,7 +75,11 @@ def _columns(found: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in found.execute(f"PRAGMA table_info({table})")}
 
 
-def _read(path: Path) -> Trace:
+def _read(source: Source) -> Trace:
+    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
+    if len(files) != 1:
+        raise BadTrace(f"{len(files)} node databases are given: give one of them, or merge their traces")
+    (path,) = files
     try:
         with closing(_opened(path)) as found:
             return _trace(found, path)
@@ -221,4 +225,4 @@ def _facts(found: sqlite3.Connection, path: Path) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-IMPORTER = Importer("node database of another agent (SQLite)", _sniff, _read)
+IMPORTER = Importer("node database of another agent (SQLite)", _accepts, _read)

@@ -22,7 +22,7 @@ from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Trace
 from stallscope.importers.parquet import coded, column_names, table
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import files_of
+from stallscope.importers.texts import Source, files_of, head_of
 
 _NUMBERS = ("step", "rank", "stage", "dp_rank", "start_ts", "duration", "seq_id")
 _COLUMNS = (*_NUMBERS, "optype")
@@ -67,19 +67,15 @@ class _Rows:
         return _Rows(**picked, kinds=self.kinds)
 
 
-def _sniff(path: Path) -> bool:
-    return len(_files(path)) > 0
+def _accepts(file: Path, head: bytes) -> bool:
+    return head[:4] == b"PAR1" and set(_COLUMNS) <= column_names(file)
 
 
-def _files(path: Path) -> list[Path]:
-    return [file for file in files_of(path) if set(_COLUMNS) <= column_names(file)]
-
-
-def _read(path: Path) -> Trace:
-    files = _files(path)
+def _read(source: Source) -> Trace:
+    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:4])
-        raise BadTrace(f"{path} holds {len(files)} pipeline traces ({names}): give one of them")
+        raise BadTrace(f"{len(files)} pipeline traces are given ({names}): give one of them")
     rows = _rows(files[0])
     n_stages, n_replicas = int(rows.stage.max()) + 1, int(rows.replica.max()) + 1
     collectives = _collectives(rows, n_stages)
@@ -236,4 +232,4 @@ def _processes(rows: _Rows) -> Array:
     return out
 
 
-IMPORTER = Importer("pipeline trace", _sniff, _read)
+IMPORTER = Importer("pipeline trace", _accepts, _read)

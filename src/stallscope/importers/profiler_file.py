@@ -1,109 +1,323 @@
-"""One file of torch.profiler (Kineto): what is kept of its events. Chrome trace JSON, plain or gzip."""
+"""One file of torch.profiler (Kineto), or the same events in another tool's wrapper, as a Profile.
+
+Chrome trace JSON: an object with traceEvents and metadata before or after them, or the bare list of events. Events are
+decoded in blocks, so that memory stays low. Durations that are negative or missing and other damaged events are left
+out and counted; a file that ends in the middle is read until there.
+The names of arguments are those of torch/csrc/profiler/util.h and ParamCommsUtils.hpp (PyTorch 2.2 to 2.9).
+"""
 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN
-from stallscope.importers.texts import head_of, text_of
+from stallscope.events.names import Datatype, Op
+from stallscope.importers.file_ranks import named_rank
+from stallscope.importers.functions import op_of
+from stallscope.importers.rank_profile import CALL, KERNEL, STEP, WORK, Collective, Profile, op_of_kernel
+from stallscope.importers.texts import text_of
 
-_MOST_BYTES = 400 << 20  # of one file, unpacked
-_MOST_EVENTS = 5_000_000
-_WORDS = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"', b'"schemaVersion"')
-_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(\.pt)?\.trace\.json(\.gz)?$")
-_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
+_MOST_BYTES = 2 << 30  # of one file, unpacked
+_MOST_EVENTS = 20_000_000
+_WORDS = (b'"deviceProperties"', b'"distributedInfo"', b'"schemaVersion"', b'"cuda_runtime"', b'"cpu_op"')
+_EVENT_WORDS = (b'"ph"', b'"ts"', b'"cat"')
+_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(\.pt)?\.trace\.json(\.\w+)?$")
+_RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime")
+_KERNELS = ("kernel", "Kernel")
+_OPERATORS = ("cpu_op", "Operator")
 _LAST_NS = 2**61
+_BLOCK = 1 << 20
+
+_OPS = {
+    "allreduce": Op.ALL_REDUCE,
+    "all_reduce": Op.ALL_REDUCE,
+    "allreduce_coalesced": Op.ALL_REDUCE,
+    "all_gather": Op.ALL_GATHER,
+    "allgather": Op.ALL_GATHER,
+    "_allgather_base": Op.ALL_GATHER,
+    "allgather_into_tensor_coalesced": Op.ALL_GATHER,
+    "reduce_scatter": Op.REDUCE_SCATTER,
+    "_reduce_scatter_base": Op.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": Op.REDUCE_SCATTER,
+    "broadcast": Op.BROADCAST,
+    "_broadcast_oop": Op.BROADCAST,
+    "reduce": Op.REDUCE,
+    "_reduce_oop": Op.REDUCE,
+    "all_to_all": Op.ALL_TO_ALL,
+    "all_to_allv": Op.ALL_TO_ALL,
+    "alltoall": Op.ALL_TO_ALL,
+    "alltoall_base": Op.ALL_TO_ALL,
+    "gather": Op.GATHER,
+    "scatter": Op.SCATTER,
+    "send": Op.SEND,
+    "recv": Op.RECV,
+    "barrier": Op.ALL_REDUCE,
+}
+"""c10d's names of collectives ("Collective name" of the kernel's arguments)."""
+
+_DATATYPES = {
+    "Float": Datatype.FLOAT32,
+    "Half": Datatype.FLOAT16,
+    "BFloat16": Datatype.BFLOAT16,
+    "Double": Datatype.FLOAT64,
+    "Int": Datatype.INT32,
+    "Long": Datatype.INT64,
+    "Byte": Datatype.UINT8,
+    "Bool": Datatype.UINT8,
+    "Char": Datatype.INT8,
+    "Float8_e4m3fn": Datatype.FLOAT8_E4M3,
+    "Float8_e5m2": Datatype.FLOAT8_E5M2,
+}
 
 
-@dataclass
-class Profile:
-    """One file. Times ns since 1970. calls: (ts, duration, tid, name, correlation); work: (ts, end, tid, is_loader)
-    of other recorded operations; kernels: (ts, duration, correlation, arguments) of NCCL.
-    """
-
-    file: Path
-    rank: int = UNKNOWN
-    nranks: int = UNKNOWN
-    pid: int = 0
-    calls: list[tuple[int, int, int, str, int]] = field(default_factory=list)
-    work: list[tuple[int, int, int, bool]] = field(default_factory=list)
-    kernels: list[tuple[int, int, int, dict[str, Any]]] = field(default_factory=list)
-
-    @cached_property
-    def host(self) -> str:
-        """As the profiler names its files; the file's own name where somebody renamed it."""
-        found = _NAME.match(self.file.name)
-        return found["host"] if found else self.file.name.split(".")[0]
-
-
-def looks_like_a_profile(file: Path) -> bool:
-    """Whether a file is a torch.profiler trace, by its first bytes."""
-    if not re.search(r"\.json(\.gz)?$", file.name):
+def is_profile(head: bytes) -> bool:
+    """Whether a file is such a trace, by its first bytes."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if start == b"[":
+        return all(word in head for word in _EVENT_WORDS) and any(word in head for word in _WORDS)
+    if start != b"{":
         return False
-    head = head_of(file)
-    return head.lstrip()[:1] == b"{" and sum(word in head for word in _WORDS) >= 2
+    return sum(word in head for word in (*_WORDS, b'"traceEvents"')) >= 2
 
 
 def profile_of(file: Path) -> Profile:
-    """One file, read. Raises BadTrace."""
+    """One file. Raises BadTrace."""
     text = text_of(file, _MOST_BYTES)
     found = re.search(r'"traceEvents"\s*:\s*\[', text)
-    if not found:
+    begin = found.end() if found else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
+    if not begin:
         raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
-    profile = Profile(file)
+    reader = _Reader(file)
     try:
-        # What stands before the events is small; the events are decoded one by one, so that memory stays low.
-        head = json.loads(text[: found.start()].rstrip().rstrip(",") + "}")
-        base_ns = int(head.get("baseTimeNanoseconds") or 0)
-        told = head.get("distributedInfo") or {}
-        profile.rank, profile.nranks = whole(told.get("rank")), whole(told.get("world_size"))
-        for event in _events(text, found.end(), file):
-            _take(profile, event, base_ns)
+        end = reader.read(text, begin)
+        before = text[: found.start()] if found else ""
+        metadata = _metadata(before, text[end:] if found else "")
+        return reader.profile(metadata)
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
-        raise BadTrace(f"{file} is damaged ({str(error)[:120]}): copy it again") from error
-    return profile
+        reason = str(error).replace("\n", " ")[:120]
+        raise BadTrace(f"{file} is damaged ({reason}): copy it again") from error
 
 
-def _events(text: str, at: int, file: Path) -> Iterator[dict[str, Any]]:
-    decoder = json.JSONDecoder()
-    space = re.compile(r"[\s,]*")
-    for _ in range(_MOST_EVENTS):
-        at = space.match(text, at).end()  # type: ignore[union-attr]
-        if text[at : at + 1] == "]":
+def _metadata(before: str, after: str) -> dict[str, Any]:
+    """The fields around the events; nested ones of a wrapper too. Damaged fields are left out."""
+    fields: dict[str, Any] = {}
+    for text in (before.rstrip().rstrip(",") + "}", "{" + after.lstrip("] \r\n\t,")):
+        try:
+            value, _ = json.JSONDecoder().raw_decode(text.strip("\ufeff \t\r\n"))
+        except (ValueError, RecursionError):
+            continue
+        fields |= value if isinstance(value, dict) else {}
+    for inner in list(fields.values()):
+        if isinstance(inner, dict) and ("distributedInfo" in inner or "baseTimeNanoseconds" in inner):
+            fields = inner | fields
+    return fields
+
+
+class _Reader:
+    """Keeps the needed part of each event."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.pid = 0
+        self.rank = UNKNOWN
+        self.calls: list[tuple[int, int, int, int, int, int]] = []
+        self.work: list[tuple[int, int, int, bool]] = []
+        self.kernels: list[tuple[int, int, int, int, int]] = []
+        self.steps: list[tuple[int, int]] = []
+        self.symbols: dict[str, int] = {}
+        self.ops: list[int] = []
+        self.collectives: dict[Collective, int] = {}
+        self.arguments: dict[int, dict[str, Any]] = {}  # of operators, by External id
+        self.unnamed: list[tuple[int, int, str]] = []  # kernels without arguments: their number, External id, name
+        self.omitted: dict[str, int] = {}
+        self.is_cut_off = False
+
+    def read(self, text: str, at: int) -> int:
+        """Take all events from a position on. Returns the position after them."""
+        n_events = 0
+        for events, end in _blocks(text, at):
+            if events is None:
+                self.is_cut_off = True
+                return end
+            at = end
+            n_events += len(events)
+            if n_events > _MOST_EVENTS:
+                raise BadTrace(f"{self.file} has more than {_MOST_EVENTS:,} events: profile fewer steps")
+            for event in events:
+                if type(event) is dict:
+                    self._take(event)
+        return at
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event.get("ph") != "X":
             return
-        event, at = decoder.raw_decode(text, at)
-        if isinstance(event, dict):
-            yield event
-    raise BadTrace(f"{file} has more than {_MOST_EVENTS:,} events: profile fewer steps")
+        kind = event.get("cat")
+        if kind not in _WANTED:
+            return
+        try:
+            begin, duration = round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self._omit("events without a time or duration")
+            return
+        if duration < 0:
+            self._omit("events with a negative duration")
+            return
+        if not (-_LAST_NS < begin < _LAST_NS and duration < _LAST_NS):
+            self._omit("events with a time out of range")
+            return
+        name, arguments = event.get("name"), event.get("args") or {}
+        if type(name) is not str or type(arguments) is not dict:
+            self._omit("events with damaged fields")
+            return
+        if kind in _OPERATORS:
+            self.work.append((begin, begin + duration, whole(event.get("tid")), False))
+            if "Collective name" in arguments and "External id" in arguments:
+                self.arguments[whole(arguments["External id"])] = arguments
+        elif kind in _RUNTIMES:
+            self._take_call(event, name, begin, duration, whole(arguments.get("correlation")))
+        elif kind in _KERNELS:
+            self._take_kernel(event, name, begin, duration, arguments)
+        elif name.startswith("ProfilerStep#"):
+            number = name[13:]
+            self.steps.append((begin, int(number) if number.isdecimal() and len(number) < 16 else UNKNOWN))
+        elif "DataLoader" in name:
+            self.work.append((begin, begin + duration, whole(event.get("tid")), "__next__" in name))
 
+    def _omit(self, reason: str) -> None:
+        self.omitted[reason] = self.omitted.get(reason, 0) + 1
 
-def _take(profile: Profile, event: dict[str, Any], base_ns: int) -> None:
-    """Keeps what is needed of one event."""
-    if event.get("ph") != "X":
-        return
-    kind, name = event.get("cat"), str(event.get("name"))[:128]
-    begin, length = base_ns + round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
-    if not (0 <= begin < _LAST_NS and 0 <= length < _LAST_NS):
-        raise ValueError("a time is out of range")
-    arguments = event.get("args") or {}
-    if kind in _CALL_CATEGORIES:
-        profile.pid = profile.pid or max(whole(event.get("pid")), 0)
-        profile.calls.append(
-            (begin, length, whole(event.get("tid")), name, whole(arguments.get("correlation")))
+    def _take_call(self, event: dict[str, Any], name: str, begin: int, duration: int, correlation: int) -> None:
+        symbol = self.symbols.get(name)
+        if symbol is None:
+            symbol = self.symbols[name] = len(self.symbols)
+            self.ops.append(op_of(name))
+        if not self.pid:
+            self.pid = max(whole(event.get("pid")), 0)
+        self.calls.append((begin, duration, whole(event.get("tid")), self.ops[symbol], symbol, correlation))
+
+    def _take_kernel(self, event: dict[str, Any], name: str, begin: int, duration: int, arguments: dict[str, Any]) -> None:
+        if "Collective name" not in arguments:
+            op = op_of_kernel(name)
+            if op is None:
+                return
+            self.unnamed.append((len(self.kernels), whole(arguments.get("External id")), name))
+            number = self._number(Collective(op))
+        else:
+            number = self._number(collective_of(arguments))
+        stream = whole(arguments.get("stream", event.get("tid")))
+        self.kernels.append((begin, begin + duration, whole(arguments.get("correlation")), stream, number))
+
+    def _number(self, collective: Collective) -> int:
+        return self.collectives.setdefault(collective, len(self.collectives))
+
+    def profile(self, metadata: dict[str, Any]) -> Profile:
+        """The profile of all events taken. metadata: the file's own fields."""
+        for place, external, _ in self.unnamed:
+            if arguments := self.arguments.get(external):
+                self.kernels[place] = (*self.kernels[place][:4], self._number(collective_of(arguments)))
+        info = metadata.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        rank = whole(info.get("rank"))
+        found = _NAME.match(self.file.name)
+        base_ns = metadata.get("baseTimeNanoseconds")
+        profile = Profile(
+            file=self.file,
+            rank=named if rank == UNKNOWN and (named := named_rank(self.file)) is not None else rank,
+            nranks=whole(info.get("world_size")),
+            pid=self.pid,
+            host=found["host"] if found else "",
+            names=[name[:128] for name in self.symbols],
+            collectives=list(self.collectives),
+            calls=np.array(self.calls, CALL),
+            work=np.array(self.work, WORK),
+            kernels=np.array(self.kernels, KERNEL),
+            steps=np.array(self.steps, STEP),
+            omitted=self.omitted,
+            is_cut_off=self.is_cut_off,
         )
-    elif kind == "kernel":
-        if name.startswith("nccl") and "Collective name" in arguments:
-            profile.kernels.append((begin, length, whole(arguments.get("correlation")), arguments))
-    elif kind == "cpu_op" or (kind == "user_annotation" and "DataLoader" in name):
-        is_loader = "DataLoader" in name and "__next__" in name
-        profile.work.append((begin, begin + length, whole(event.get("tid")), is_loader))
+        shift(profile, base_ns if type(base_ns) is int and 0 <= base_ns < _LAST_NS else 0)
+        return profile
+
+
+_WANTED = frozenset((*_RUNTIMES, *_KERNELS, *_OPERATORS, "user_annotation"))
+
+
+def shift(profile: Profile, by_ns: int) -> None:
+    """Move all times of a profile."""
+    for rows, names in (
+        (profile.calls, ("begin_ns",)),
+        (profile.work, ("begin_ns", "end_ns")),
+        (profile.kernels, ("begin_ns", "end_ns")),
+        (profile.steps, ("begin_ns",)),
+    ):
+        for name in names:
+            rows[name] += by_ns
+
+
+def collective_of(arguments: dict[str, Any]) -> Collective:
+    """The collective that a kernel's arguments state."""
+    ranks_text = str(arguments.get("Process Group Ranks", ""))[:65536]
+    ranks = () if "..." in ranks_text else tuple(int(word) for word in re.findall(r"\d{1,9}", ranks_text))
+    op = _OPS.get(str(arguments.get("Collective name")).lower().removeprefix("nccl:"), Op.NONE)
+    peer = whole(arguments.get("Dst Rank" if op == Op.SEND else "Src Rank")) if op in (Op.SEND, Op.RECV) else UNKNOWN
+    size = whole(arguments.get("Group size"))
+    return Collective(
+        op=op,
+        group=str(arguments.get("Process Group Name", ""))[:200] or f"of {size}",
+        description=str(arguments.get("Process Group Description", ""))[:200],
+        ranks=ranks,
+        ranks_text=ranks_text,
+        size=size,
+        datatype=_DATATYPES.get(str(arguments.get("dtype")), Datatype.NONE),
+        count=whole(arguments.get("In msg nelems")),
+        peer=peer,
+    )
 
 
 def whole(value: object) -> int:
     """The number where it is one that fits 32 bits, else -1 (unknown)."""
     return value if isinstance(value, int) and -(2**31) <= value < 2**31 else UNKNOWN
+
+
+_SPACE = re.compile(r"[\s,]*")
+_CLOSE = re.compile(r"\}\s*,\s*(?=\{)")
+
+
+def _blocks(text: str, at: int) -> Iterator[tuple[list[Any] | None, int]]:
+    """The events in blocks with the position after each; None for events where the text ends in the middle."""
+    decoder = json.JSONDecoder(strict=False)
+    singly_until = 0
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] == "]":
+            yield [], at + 1
+            return
+        if at >= singly_until:
+            block, end = _block(text, at)
+            if block:
+                yield block, end
+                at = end
+                continue
+            singly_until = at + _BLOCK
+        try:
+            event, at = decoder.raw_decode(text, at)
+        except ValueError:
+            yield None, len(text)
+            return
+        yield [event], at
+
+
+def _block(text: str, at: int) -> tuple[list[Any], int]:
+    """About a megabyte of events decoded at once; none where that part of the text is not a list of events."""
+    found = _CLOSE.search(text, at + _BLOCK)
+    if found is None:
+        return [], at
+    try:
+        return json.loads(f"[{text[at : found.start() + 1]}]", strict=False), found.end()
+    except ValueError:  # the place is inside an event, or an event is damaged
+        return [], at

@@ -1,11 +1,12 @@
 """One flight-recorder dump, field by field: the process groups of its rank, its calls, and how far they got.
 
 A dump is a table with pg_config (members of the groups), pg_status (counters) and entries (calls), see
-torch/csrc/distributed/c10d/FlightRecorder; formats 2.0 to 2.10. Everything in it comes from outside: a field of another
-kind than PyTorch writes is an error. It does not tell its rank: that is the last number in the file's name, or what
-its groups have in common.
+torch/csrc/distributed/c10d/FlightRecorder; formats 2.0 to 2.10, as pickle or JSON. PyTorch 2.1 and 2.2 write the bare
+list of entries (TraceUtils.h, v2.2.0). Everything in a dump comes from outside: a field of another kind than PyTorch
+writes is an error. A dump does not name its rank: see rank_of_dump().
 """
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,9 @@ from typing import Any
 from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Datatype, Op
+from stallscope.importers.file_ranks import ranks_in_name
 from stallscope.importers.plain_pickle import MOST_BYTES, plain
+from stallscope.importers.texts import head_of, opened, text_of
 
 _MOST_RANKS = 1 << 20
 _MOST_MEMBERSHIPS = 4_000_000  # of all groups together
@@ -51,12 +54,13 @@ _OPS = (  # the first that the name holds; longer names before those they hold
     ("gather", Op.GATHER),
     ("reduce", Op.REDUCE),
 )
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^\?\?|\.(?:cpp|cc|h|so)\b|/torch/")
 _PEER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group as one rank knows it. members: ranks of the job by rank in the group; () not told."""
+    """A process group as one rank knows it. members: ranks of the job by rank in the group; () unknown."""
 
     name: str
     description: str
@@ -64,15 +68,25 @@ class Group:
 
     @cached_property
     def comm_hash(self) -> int:
-        told = f"{self.name}|{self.members or self.description}"
+        identity = f"{self.name}|{self.members or self.description}"
         return int.from_bytes(
-            blake2b(told.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+            blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
         )
+
+    @property
+    def words(self) -> str:
+        """Its description and name, as far as known: default_pg (group 0)."""
+        if self.description and self.description != "undefined":
+            return f"{self.description[:60]} (group {self.name[:60]})"
+        return f"group {self.name[:60]}"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One entry of a dump. seq: unknown for point-to-point; collective_seq: the group's last collective by then."""
+    """One entry of a dump. seq: unknown for point-to-point; collective_seq: the group's last collective by then.
+
+    words: the operation with its sizes and types, as PyTorch names them. frame: the caller's line, "" where unknown.
+    """
 
     group: str
     op: Op
@@ -85,12 +99,15 @@ class Call:
     is_p2p: bool
     is_complete: bool
     is_started: bool
+    words: str = ""
+    frame: str = ""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank's file tells. counters: last entered and completed seq, by group name."""
+    """The content of one rank's file. counters: last entered and completed seq, by group name."""
 
+    file: Path
     rank: int
     groups: dict[str, Group]
     calls: list[Call]
@@ -101,31 +118,42 @@ class Dump:
 
 
 def dump_of(file: Path, known: dict[tuple[str, str, str], Group]) -> Dump:
-    """One dump. known: groups by their texts, as the dumps so far tell them; grows."""
+    """One dump. known: groups by their texts, as the dumps so far state them; grows."""
+    content = _content(file)
+    if isinstance(content, list):
+        content = {"entries": content}
+    if not isinstance(content, dict) or not isinstance(content.get("entries", []), list):
+        raise BadTrace(f"{file} is not a flight-recorder dump (no list of entries): check the path")
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise BadTrace(f"{file} is too large for a dump (at most {MOST_BYTES:,} bytes)")
-        data = file.read_bytes()
-    except OSError as error:
-        raise BadTrace(f"cannot read {file}: {error.strerror or error}; check that you may") from error
-    told = plain(data, str(file))
-    if not isinstance(told, dict) or not isinstance(told.get("entries", []), list):
-        raise BadTrace(f"{file} is no flight-recorder dump (no list of entries): check the path")
-    try:
-        groups = _groups(told.get("pg_config"), known)
-        calls, ids = _calls(told.get("entries", []), groups)
-        rank = _rank(file, groups)
+        groups = _groups(content.get("pg_config"), known)
+        calls, ids = _calls(content.get("entries", []), groups)
         return Dump(
-            rank=rank,
+            file=file,
+            rank=rank_of_dump(file, groups),
             groups=groups,
             calls=calls,
-            counters=_counters(told.get("pg_status"), groups, ids),
-            knows_starts=_knows_starts(told, calls),
-            nccl_version=_text(told.get("nccl_version", ""), "nccl_version")[:32],
+            counters=_counters(content.get("pg_status"), groups, ids),
+            knows_starts=_knows_starts(content, calls),
+            nccl_version=_text(content.get("nccl_version", ""), "nccl_version")[:32],
             counts_p2p={call.group for call in calls if call.is_p2p},
         )
     except _Odd as odd:
         raise BadTrace(f"{file} is not as PyTorch writes it ({odd}): was it changed?") from odd
+
+
+def _content(file: Path) -> Any:
+    """The values of a pickle or of JSON."""
+    if head_of(file).lstrip()[:1] in (b"{", b"["):
+        try:
+            return json.loads(text_of(file, MOST_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise BadTrace(f"{file} is damaged JSON ({error}): copy it again") from error
+    try:
+        with opened(file) as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise BadTrace(f"cannot read {file}: {error.strerror or error}; check its permissions") from error
+    return plain(data, str(file))
 
 
 class _Odd(Exception):
@@ -135,6 +163,8 @@ class _Odd(Exception):
 def _integer(value: object, what: str, *, low: int = -1, high: int = (1 << 62) - 1) -> int:
     if value is None:
         return UNKNOWN
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):  # JSON dumps write counters as text
+        value = int(value)
     if type(value) is not int or not low <= value <= high:
         raise _Odd(f"{what} is {str(value)[:40] if isinstance(value, (int, str)) else type(value).__name__}")
     return value
@@ -184,21 +214,24 @@ def _members(told: object) -> tuple[int, ...]:
     return ranks
 
 
-def _rank(file: Path, groups: dict[str, Group]) -> int:
-    """The rank that a dump is from: the last number in the file's name, or what all its groups have in common."""
-    told = [set(group.members) for group in groups.values() if group.members]
-    common = set.intersection(*told) if told else set()
-    numbers = re.findall(r"\d+", file.name)
-    if numbers and len(numbers[-1]) <= 7 and (not told or int(numbers[-1]) in common):
-        return int(numbers[-1])
+def rank_of_dump(file: Path, groups: dict[str, Group]) -> int:
+    """The rank that a dump is from: by its file's or folder's name, or the only member that all its groups share.
+
+    A number that is not a member of every group is not the rank.
+    """
+    memberships = [set(group.members) for group in groups.values() if group.members]
+    common = set.intersection(*memberships) if memberships else set()
+    numbers = ranks_in_name(file)
+    ranks = [number for number in numbers if not memberships or number in common]
     if len(common) == 1:
         return common.pop()
-    if numbers and told:
+    if ranks:
+        return ranks[0]
+    if numbers and memberships:
         raise BadTrace(
-            f"{file}: its name says rank {numbers[-1][:9]}, its process groups say otherwise: "
-            "name it after its rank, like _dump_3"
+            f"{file}: no number in its name is a rank of its process groups: name it after its rank, like _dump_3"
         )
-    raise BadTrace(f"{file}: its name does not end in its rank: name it after its rank, like _dump_3")
+    raise BadTrace(f"{file}: its name holds no rank: name it after its rank, like _dump_3")
 
 
 def _calls(entries: list[Any], groups: dict[str, Group]) -> tuple[list[Call], dict[str, str]]:
@@ -231,8 +264,11 @@ def _description(entry: dict[str, Any]) -> str:
 
 
 def _call(entry: dict[str, Any]) -> Call:
-    told = entry.get("process_group", entry.get("pg_name", entry.get("pg_id")))
-    group = _text(told[0] if isinstance(told, (list, tuple)) and told else told, "process_group")
+    name_of_group = entry.get("process_group", entry.get("pg_name", entry.get("pg_id")))
+    group = _text(
+        name_of_group[0] if isinstance(name_of_group, (list, tuple)) and name_of_group else name_of_group,
+        "process_group",
+    )
     name = _text(entry.get("profiling_name", ""), "profiling_name").removeprefix("nccl:")
     op, peer = _operation(name)
     is_p2p = op in (Op.SEND, Op.RECV) or entry.get("is_p2p") is True
@@ -243,9 +279,7 @@ def _call(entry: dict[str, Any]) -> Call:
     return Call(
         group=group,
         op=op,
-        created_ns=max(
-            _integer(entry.get("time_created_ns", entry.get("time_created_us")), "time_created"), 0
-        ),
+        created_ns=_created_ns(entry),
         seq=UNKNOWN if is_p2p else collective_seq,
         collective_seq=collective_seq,
         peer=peer,
@@ -254,7 +288,38 @@ def _call(entry: dict[str, Any]) -> Call:
         is_p2p=is_p2p,
         is_complete=state == "completed" or bool(entry.get("retired")),
         is_started=state in ("started", "completed") or isinstance(started, int),
+        words=_words(name, entry),
+        frame=_frame(entry.get("frames")),
     )
+
+
+def _created_ns(entry: dict[str, Any]) -> int:
+    """When the host made the call; 0 where the dump does not state it."""
+    if entry.get("time_created_ns") is None:
+        return max(_integer(entry.get("time_created_us"), "time_created_us", high=1 << 52), 0) * 1000
+    return max(_integer(entry["time_created_ns"], "time_created_ns"), 0)
+
+
+def _words(name: str, entry: dict[str, Any]) -> str:
+    """The operation with shapes and types: all_reduce [1024, 8] BFloat16."""
+    sizes, types = entry.get("input_sizes"), entry.get("input_dtypes")
+    shape = str(sizes[0]) if isinstance(sizes, list | tuple) and len(sizes) else ""
+    kind = str(types[0]) if isinstance(types, list | tuple) and len(types) else ""
+    return " ".join(word for word in (name[:40], shape[:40], kind[:20]) if word)
+
+
+def _frame(frames: object) -> str:
+    """The innermost line of the program's own code, as "file.py:12 function"; "" where there is none."""
+    if not isinstance(frames, list | tuple):
+        return ""
+    rows = [frame for frame in frames[:256] if isinstance(frame, dict)]
+    lines = [
+        f"{str(row.get('filename'))[-200:]}:{row.get('line')} {str(row.get('name'))[:60]}"
+        for row in rows
+        if row.get("filename")
+    ]
+    own = [line for line in lines if not _INSTALLED.search(line)]
+    return (own or lines or [""])[0]
 
 
 def _operation(name: str) -> tuple[Op, int]:
@@ -287,7 +352,7 @@ def _knows_starts(told: dict[str, Any], calls: list[Call]) -> bool:
     status = told.get("pg_status")
     rows = [one for one in status.values() if isinstance(one, dict)] if isinstance(status, dict) else []
     counted = [one.get("last_started_collective") for one in rows]
-    return any(isinstance(n, int) and n > 0 for n in counted) or any(
+    return any(_integer(n, "last_started_collective") > 0 for n in counted) or any(
         call.is_started and not call.is_complete for call in calls
     )
 

@@ -1,17 +1,14 @@
-"""Answers of NCCL's RAS service (`ncclras -f json`, NCCL 2.28.7 and newer): one file per question, in a folder.
+"""Answers of NCCL's RAS service (see ras_answer), one or more of them: which rank of a communicator is behind for good.
 
-Each answer counts, for every rank of every communicator, the collectives it has entered. Ranks that are one apart at
-one moment are no hang: so a job is said to stand still only where two answers, ten seconds apart or more, tell the same
-counts. A rank that RAS calls dead or unresponsive is missing in one answer already. The format is described in the NCCL
-user guide (Troubleshooting, RAS, JSON output).
+Each answer counts, for every rank of every communicator, the collectives it has entered, per operation. Ranks that are
+one apart at one moment are no hang: a job stands still only where two answers, ten seconds apart or more, state the
+same counts. Answers as text state no time; there equal counts in two answers are taken as standing still. A rank that
+RAS calls dead or unresponsive is missing in one answer already. RAS does not state whether a collective has completed,
+so equal counts that do not move leave the answer open.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +16,11 @@ from stallscope.errors import BadTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Coverage, Gap, Trace
+from stallscope.importers.ras_answer import IN_PROGRESS, Answer, Member, answers_of, is_answer
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import begins_as_object, files_of, text_of
+from stallscope.importers.texts import Source, files_of, head_of
 
-_WORDS = (b'"nccl_version"', b'"communicators_count"')
-_MOST_BYTES = 200 << 20
 _STANDS_STILL_NS = 10 * 10**9
 _OPS = {
     "Broadcast": Op.BROADCAST,
@@ -32,166 +28,185 @@ _OPS = {
     "AllGather": Op.ALL_GATHER,
     "ReduceScatter": Op.REDUCE_SCATTER,
     "AllReduce": Op.ALL_REDUCE,
+    "AlltoAll": Op.ALL_TO_ALL,
+    "Gather": Op.GATHER,
+    "Scatter": Op.SCATTER,
+    "Send": Op.SEND,
+    "Recv": Op.RECV,
 }
+_RESULTS = {1: "unhandled CUDA error", 2: "unhandled system error", 3: "internal error", 6: "remote process error"}
+"""ncclResult_t in words (ncclGetErrorString)."""
+
+_DUMP_STACKS = "Dump the stacks of all ranks (py-spy dump --pid PID), which show whether they wait in a collective."
+_ASK_AGAIN = "Run ncclras again 30 s later and give both answers."
+
+_Comm = list[Member]
 
 
 @dataclass(frozen=True)
-class _Member:
-    """A rank in a communicator. counts: entered collectives by operation, None where it did not answer."""
+class _Change:
+    """The last answer, compared with the latest one at least ten seconds before it. still: communicators whose counts
+    are the same in both; moved: those whose counts differ. still_s: seconds between the two, 0 where unknown.
+    """
 
-    comm_hash: int
-    rank: int
-    size: int
-    host: str
-    pid: int
-    device: int
-    counts: dict[str, int] | None
-    is_dead: bool = False
-
-    @property
-    def entered(self) -> int:
-        return sum(self.counts.values()) if self.counts else 0
+    last: Answer
+    still: set[int]
+    moved: set[int]
+    still_s: float
 
 
-@dataclass(frozen=True)
-class _Answer:
-    at_ns: int
-    version: str
-    members: tuple[_Member, ...]
+def _accepts(path: object, head: bytes) -> bool:
+    return is_answer(head)
 
 
-def _sniff(path: Path) -> bool:
-    return any(begins_as_object(file, _WORDS) for file in files_of(path))
+def _read(source: Source) -> Trace:
+    files = [file for file in files_of(source) if is_answer(head_of(file))]
+    answers = [answer for file in files for answer in answers_of(file)]
+    if not answers:
+        raise BadTrace(f"{source} holds no complete answer of ncclras: ask again with -f json")
+    answers.sort(key=lambda answer: answer.at_ns)
+    change = _change(answers)
+    return _trace(change, n_answers=len(answers))
 
 
-def _read(path: Path) -> Trace:
-    files = [file for file in files_of(path) if begins_as_object(file, _WORDS)]
-    answers = sorted((_answer(file) for file in files), key=lambda answer: answer.at_ns)
+def _change(answers: list[Answer]) -> _Change:
     last = answers[-1]
-    still = _standing_still(answers)
-    nodes = tuple(sorted({member.host for member in last.members})) or ("",)
-    node_of = {host: i for i, host in enumerate(nodes)}
-    ranks = _job_ranks(last)
-    rows = [
-        _open_row(member, comm, last.at_ns, node_of)
-        for hash_, comm in _by_communicator(last).items()
-        for member in _waiting(comm, is_still=hash_ in still)
-    ]
-    return Trace(
-        collectives=np.concatenate(rows) if rows else layout.empty(layout.COLLECTIVES),
-        communicators=_communicators(last, node_of),
-        processes=_processes(last, node_of, ranks),
-        snapshots=_snapshots(last, node_of),
-        nodes=nodes,
-        clocks=tuple(Clock(i, last.at_ns, last.at_ns) for i in range(len(nodes))),
-        ends_ns=(last.at_ns,) * len(nodes),
-        source=f"{len(answers)} answer{'s' * (len(answers) > 1)} of NCCL's RAS service",
-        facts={"nccl_version": last.version} if last.version else {},
-    )
+    for answer in reversed(answers[:-1]):
+        is_timed = answer.at_ns != UNKNOWN and last.at_ns != UNKNOWN
+        if is_timed and last.at_ns - answer.at_ns < _STANDS_STILL_NS:
+            continue
+        then, now = _counts(answer), _counts(last)
+        still = {comm for comm, counts in now.items() if then.get(comm) == counts}
+        moved = {comm for comm in now if comm in then} - still
+        return _Change(last, still, moved, (last.at_ns - answer.at_ns) / 1e9 if is_timed else 0.0)
+    return _Change(last, set(), set(), 0.0)
 
 
-def _answer(file: Path) -> _Answer:
-    """One file. Raises BadTrace."""
-    try:
-        told = json.loads(text_of(file, _MOST_BYTES))
-        at = datetime.strptime(str(told["timestamp"]), "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-        members = tuple(member for comm in told["communicators"] for member in _members(comm))
-        return _Answer(int(at.timestamp()) * 10**9, str(told["nccl_version"])[:64], members)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadTrace(f"{file} is a damaged answer of ncclras ({error}): ask again with -f json") from error
-
-
-def _members(comm: dict[str, Any]) -> Iterator[_Member]:
-    hash_ = int(str(comm["hash"]), 16) & (2**64 - 1)
-    size = _number(comm["size"])
-    for told in [*comm.get("ranks", ()), *comm.get("missing_ranks", ())]:
-        state = told.get("status", {})
-        counts = told.get("collective_counts")
-        yield _Member(
-            comm_hash=hash_,
-            rank=_number(told["rank"]),
-            size=size,
-            host=str(told.get("host", ""))[:256],
-            pid=_number(told.get("pid", 0)),
-            device=_number(told["cuda_dev"]) if "cuda_dev" in told else UNKNOWN,
-            counts=None if counts is None else {str(op): _number(n) for op, n in counts.items()},
-            is_dead=bool(state.get("considered_dead") or state.get("unresponsive")),
-        )
-
-
-def _number(value: object) -> int:
-    number = int(value) if isinstance(value, int | str) else UNKNOWN
-    if not 0 <= number < 2**31:
-        raise ValueError(f"{value!r} is no count")
-    return number
-
-
-def _standing_still(answers: list[_Answer]) -> set[int]:
-    """Communicators whose counts are the same in the last answer and in one ten seconds before it."""
-    last = answers[-1]
-    for answer in reversed(answers):
-        if last.at_ns - answer.at_ns >= _STANDS_STILL_NS:
-            then = _counts(answer)
-            return {hash_ for hash_, counts in _counts(last).items() if then.get(hash_) == counts}
-    return set()
-
-
-def _counts(answer: _Answer) -> dict[int, dict[int, int]]:
-    counts: dict[int, dict[int, int]] = {}
+def _counts(answer: Answer) -> dict[int, dict[int, dict[str, int] | None]]:
+    counts: dict[int, dict[int, dict[str, int] | None]] = {}
     for member in answer.members:
-        counts.setdefault(member.comm_hash, {})[member.rank] = member.entered
+        counts.setdefault(member.comm_hash, {})[member.rank] = member.counts
     return counts
 
 
-def _by_communicator(answer: _Answer) -> dict[int, list[_Member]]:
-    found: dict[int, list[_Member]] = {}
+def _trace(change: _Change, *, n_answers: int) -> Trace:
+    last = change.last
+    comms = _by_communicator(last)
+    nodes = tuple(sorted({member.host for member in last.members})) or ("",)
+    node_of = {host: i for i, host in enumerate(nodes)}
+    pid_of = _pids(last)
+    ranks = _job_ranks(last, pid_of)
+    rows = [
+        _row(member, at_ns=last.at_ns, who=(node_of[member.host], pid_of[member.comm_hash, member.rank]), **entered)
+        for comm_hash, comm in comms.items()
+        for member, entered in _entered(comm, is_still=comm_hash in change.still)
+    ]
+    at_ns = max(last.at_ns, 0)
+    return Trace(
+        collectives=np.concatenate(rows) if rows else layout.empty(layout.COLLECTIVES),
+        communicators=_communicators(last, node_of, pid_of),
+        processes=_processes(last, node_of, pid_of, ranks),
+        snapshots=_snapshots(last, node_of, pid_of),
+        nodes=nodes,
+        clocks=tuple(Clock(i, at_ns, at_ns) for i in range(len(nodes))) if at_ns else (),
+        ends_ns=(at_ns,) * len(nodes),
+        source=f"{n_answers} answer{'s' * (n_answers > 1)} of NCCL's RAS service",
+        facts={"nccl_version": last.version} if last.version else {},
+        coverage=Coverage(blind_spots=("slowness",), gaps=tuple(_gaps(change, comms, n_answers))),
+    )
+
+
+def _by_communicator(answer: Answer) -> dict[int, _Comm]:
+    comms: dict[int, _Comm] = {}
     for member in answer.members:
-        found.setdefault(member.comm_hash, []).append(member)
-    return found
+        comms.setdefault(member.comm_hash, []).append(member)
+    return comms
 
 
-def _waiting(comm: list[_Member], *, is_still: bool) -> list[_Member]:
-    """The ranks that have entered a round that another one of their communicator has not, for good."""
-    answered = [one.entered for one in comm if one.counts is not None]
-    if not answered or not max(answered):
-        return []
-    is_for_good = any(one.is_dead for one in comm) or (is_still and min(answered) < max(answered))
-    furthest = max(answered)
-    return [one for one in comm if one.counts is not None and one.entered == furthest and is_for_good]
+def _pids(answer: Answer) -> dict[tuple[int, int], int]:
+    """The process id by communicator and rank: the rank itself where the answer does not state the process."""
+    return {
+        (member.comm_hash, member.rank): member.pid if member.pid != UNKNOWN else member.rank
+        for member in answer.members
+    }
 
 
-def _job_ranks(answer: _Answer) -> dict[tuple[str, int], int]:
-    """Rank in the job of each process: its rank in the largest communicator."""
+def _job_ranks(answer: Answer, pid_of: dict[tuple[int, int], int]) -> dict[tuple[str, int], int]:
+    """The rank of each process in the largest communicator."""
     size = max((member.size for member in answer.members), default=0)
-    whole = next((member.comm_hash for member in answer.members if member.size == size), None)
-    return {(m.host, m.pid): m.rank for m in answer.members if m.comm_hash == whole}
+    widest = [member for member in answer.members if member.size == size]
+    return {
+        (member.host, pid_of[member.comm_hash, member.rank]): member.rank
+        for member in widest
+        if member.comm_hash == widest[0].comm_hash
+    }
 
 
-def _open_row(member: _Member, comm: list[_Member], at_ns: int, node_of: dict[str, int]) -> Array:
-    """The last round a waiting rank has entered."""
+def _is_silent(member: Member) -> bool:
+    return member.is_dead or member.is_unresponsive
+
+
+def _is_starting(comm: _Comm) -> bool:
+    """Whether a communicator is still being created."""
+    return any(member.init_state == IN_PROGRESS for member in comm)
+
+
+def _entered(comm: _Comm, *, is_still: bool) -> Iterator[tuple[Member, dict[str, int]]]:
+    """The last round that each member has entered: seq, op, flags. It is open where others lack it for good."""
+    answered = [member for member in comm if member.counts is not None]
+    is_for_good = is_still or any(_is_silent(member) for member in comm)
+    if _is_starting(comm):
+        flags = CollectiveFlag.OPEN if is_still else 0
+        yield from ((member, {"seq": 0, "op": Op.COMM_INIT, "flags": flags}) for member in answered)
+        return
+    operations = {op for member in answered for op in member.counts or {}}
+    least = {op: min((member.counts or {}).get(op, 0) for member in answered) for op in operations}
+    most = max((member.entered for member in answered), default=0)
+    is_uneven = any(member.counts != answered[0].counts for member in answered)
+    lacks_one = is_uneven or len(answered) < len(comm)
+    for member in answered:
+        ahead = [op for op, n in (member.counts or {}).items() if n > least[op]]
+        if not member.entered:
+            continue
+        is_open = is_for_good and lacks_one and (member.entered == most or bool(ahead))
+        yield (
+            member,
+            {
+                "seq": member.entered - 1,
+                "op": _OPS.get(ahead[0], Op.NONE) if len(ahead) == 1 else Op.NONE,
+                "flags": CollectiveFlag.OPEN if is_open else 0,
+            },
+        )
+
+
+def _row(member: Member, *, at_ns: int, who: tuple[int, int], seq: int, op: int, flags: int) -> Array:
     row = layout.empty(layout.COLLECTIVES, 1)
-    counts = member.counts or {}
-    behind = next((one for one in comm if one.entered < member.entered), None)
-    differing = [op for op, n in counts.items() if behind and behind.counts and n > behind.counts.get(op, 0)]
-    row["op"] = _OPS.get(differing[0] if differing else "", Op.ALL_REDUCE)
-    row["ts_ns"], row["node"], row["pid"] = at_ns, node_of[member.host], member.pid
+    row["ts_ns"], row["node"], row["pid"] = max(at_ns, 0), who[0], who[1]
     row["comm_hash"], row["comm_rank"], row["nranks"] = member.comm_hash, member.rank, member.size
-    row["seq"] = member.entered - 1
-    row["flags"] = CollectiveFlag.NO_LEDGER | CollectiveFlag.OPEN
+    row["seq"], row["op"] = seq, op
+    row["flags"] = CollectiveFlag.NO_LEDGER | flags
     return row
 
 
-def _communicators(answer: _Answer, node_of: dict[str, int]) -> Array:
+def _communicators(answer: Answer, node_of: dict[str, int], pid_of: dict[tuple[int, int], int]) -> Array:
     rows = layout.empty(layout.COMMUNICATORS, len(answer.members))
     for row, member in zip(rows, answer.members, strict=True):
-        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, node_of[member.host], member.pid
+        row["ts_ns"], row["node"] = max(answer.at_ns, 0), node_of[member.host]
+        row["pid"] = pid_of[member.comm_hash, member.rank]
         row["comm_hash"], row["comm_rank"], row["nranks"] = member.comm_hash, member.rank, member.size
         row["last_entered"] = member.entered - 1 if member.counts is not None else UNKNOWN
     return rows
 
 
-def _processes(answer: _Answer, node_of: dict[str, int], ranks: dict[tuple[str, int], int]) -> Array:
-    known = {(member.host, member.pid): member.device for member in answer.members}
+def _processes(
+    answer: Answer,
+    node_of: dict[str, int],
+    pid_of: dict[tuple[int, int], int],
+    ranks: dict[tuple[str, int], int],
+) -> Array:
+    known = {
+        (member.host, pid_of[member.comm_hash, member.rank]): member.device for member in answer.members
+    }
     rows = layout.empty(layout.PROCESSES, len(known))
     for row, ((host, pid), device) in zip(rows, sorted(known.items()), strict=True):
         row["node"], row["pid"], row["device"] = node_of[host], pid, device
@@ -199,18 +214,39 @@ def _processes(answer: _Answer, node_of: dict[str, int], ranks: dict[tuple[str, 
     return rows
 
 
-def _snapshots(answer: _Answer, node_of: dict[str, int]) -> Array:
-    """One row for each process that answered: who has none is silent."""
+def _snapshots(answer: Answer, node_of: dict[str, int], pid_of: dict[tuple[int, int], int]) -> Array:
+    """One row for each process that answered: a process without a row is silent."""
     entered: dict[tuple[str, int], int] = {}
     for member in answer.members:
-        if member.counts is not None and not member.is_dead:
-            key = member.host, member.pid
+        if member.counts is not None or (not _is_silent(member) and member.pid != UNKNOWN):
+            key = member.host, pid_of[member.comm_hash, member.rank]
             entered[key] = entered.get(key, 0) + member.entered
     rows = layout.empty(layout.SNAPSHOTS, len(entered))
     for row, ((host, pid), n) in zip(rows, sorted(entered.items()), strict=True):
-        row["ts_ns"], row["node"], row["pid"] = answer.at_ns, node_of[host], pid
+        row["ts_ns"], row["node"], row["pid"] = max(answer.at_ns, 0), node_of[host], pid
         row["alive"], row["n_collectives"] = 1, n
     return rows
 
 
-IMPORTER = Importer("NCCL RAS answers (JSON)", _sniff, _read)
+def _gaps(change: _Change, comms: dict[int, _Comm], n_answers: int) -> Iterator[Gap]:
+    """Why the answers leave open whether the job hangs."""
+    if not comms:
+        yield Gap("the answer lists no communicator", "Run ncclras while the job runs.")
+    if n_answers < 2:
+        yield Gap("there is only one answer, which cannot show whether the counts move", _ASK_AGAIN)
+    elif not change.still and not change.moved:
+        yield Gap("no two answers are 10 s or more apart", _ASK_AGAIN)
+    frozen = [comm for comm in change.still if comm in comms]
+    even = [comm for comm in frozen if len({member.entered for member in comms[comm]}) == 1]
+    if frozen and not change.moved and len(even) == len(frozen):
+        during = f" within {change.still_s:.0f} s" if change.still_s else ""
+        reason = f"all counts are equal and did not change{during}: a hang inside a collective, or an idle job"
+        yield Gap(reason, _DUMP_STACKS)
+    for member in (member for comm in comms.values() for member in comm):
+        if member.async_error not in (0, IN_PROGRESS):
+            words = _RESULTS.get(member.async_error, f"error {member.async_error}")
+            reason = f"rank {member.rank} on {member.host} reports the asynchronous error {words!r}"
+            yield Gap(reason, "Read the NCCL WARN lines of that rank's log.")
+
+
+IMPORTER = Importer("NCCL RAS answers (text or JSON)", _accepts, _read)

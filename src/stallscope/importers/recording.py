@@ -24,6 +24,7 @@ from stallscope.events.syscalls import blocked_category
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.parquet import table
 from stallscope.importers.registry import Importer
+from stallscope.importers.texts import Source
 
 _COLUMNS = (
     *("ts_ns", "pid", "tid", "cpu", "kind", "symbol"),
@@ -103,11 +104,12 @@ class _Calls:
     is_to_host: Array
 
 
-def _sniff(path: Path) -> bool:
+def _accepts(path: Path, head: bytes) -> bool:
     return path.is_dir() and (path / "events.parquet").is_file()
 
 
-def _read(path: Path) -> Trace:
+def _read(source: Source) -> Trace:
+    path = source if isinstance(source, Path) else source[0]
     raw = _raw(path / "events.parquet")
     facts, clock, known_ranks = _truth(path / "truth.json")
     pids = [
@@ -655,4 +657,4 @@ def _add_gpu_times(collectives: Array, path: Path) -> None:
         collectives["gpu_start_ns"][touched] = start[touched]
 
 
-IMPORTER = Importer("recording folder", _sniff, _read)
+IMPORTER = Importer("recording folder", _accepts, _read, takes_folders=True)

@@ -1,54 +1,171 @@
-"""Text files from outside, plain or gzip: their first bytes, and the whole up to a limit."""
+"""Files from outside, plain or compressed: the files of a folder, their first bytes, their text and their lines.
 
+Compression is recognised by content (gzip, bzip2, xz, a zip with one member), never by the file's name.
+"""
+
+import bz2
 import gzip
+import io
+import lzma
+import os
+import re
+import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stallscope.errors import BadTrace
 
+Source = Path | Sequence[Path]
+"""A file, a folder, or several of them."""
+
 HEAD_BYTES = 1 << 16
+LINE_BYTES = 1 << 16  # longer lines are read in parts
+_MOST_FILES = 200_000
 _WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
 _ONLY_ASCII = bytes(range(128)) + b"?" * 128
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x0e\x0f\x7f]")
+"""Terminal control sequences (ECMA-48) and bytes without a meaning in text."""
 
 
-def files_of(path: Path) -> list[Path]:
-    """The file, or those of a folder, by name; none where the path cannot be read."""
-    try:
-        return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    except OSError:
-        return []
+def files_of(source: Source) -> list[Path]:
+    """The files themselves and those in folders at any depth, by name; none where a folder cannot be read."""
+    paths = [source] if isinstance(source, Path) else source
+    return [file for path in paths for file in (_below(path) if path.is_dir() else [path])]
+
+
+def _below(folder: Path) -> list[Path]:
+    """The files in a folder and its visible folders, in natural order."""
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files.extend(path for name in names if (path := Path(parent, name)).is_file())
+        if len(files) > _MOST_FILES:
+            raise BadTrace(f"{folder} holds more than {_MOST_FILES:,} files: give the folder of one job")
+    return sorted(files, key=natural_order)
+
+
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """A sort key under which rank10 comes after rank9."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d{1,18})", str(path))]
 
 
 def head_of(file: Path) -> bytes:
     """The first bytes, unpacked; empty where they cannot be read."""
+    with suppress(OSError):
+        state = file.stat()
+        return _head(file, state.st_mtime_ns, state.st_size)
+    return b""
+
+
+def tail_of(file: Path, n_bytes: int) -> bytes:
+    """The last bytes, unpacked; empty where they cannot be read, as of a file that ends within its compression."""
     try:
-        with _opened(file) as stream:
-            return bytes(stream.read(HEAD_BYTES))
-    except (OSError, EOFError, zlib.error):
+        with opened(file) as stream:
+            if isinstance(stream, io.BufferedReader):
+                stream.seek(0, os.SEEK_END)
+                stream.seek(max(stream.tell() - n_bytes, 0))
+                return stream.read()
+            tail = b""
+            while part := stream.read(HEAD_BYTES):
+                tail = (tail + part)[-n_bytes:]
+            return tail
+    except _DAMAGED:
         return b""
 
 
-def begins_as_object(file: Path, words: Sequence[bytes]) -> bool:
-    """Whether the text begins as a JSON object whose first bytes hold all these words."""
-    head = head_of(file)
-    return head.lstrip()[:1] == b"{" and all(word in head for word in words)
+@lru_cache(maxsize=256)
+def _head(file: Path, mtime_ns: int, size: int) -> bytes:
+    """mtime_ns, size: a changed file is read again."""
+    try:
+        with opened(file) as stream:
+            return bytes(stream.read(HEAD_BYTES))
+    except _DAMAGED:
+        return b""
+
+
+def begins_as_object(head: bytes, words: Sequence[bytes]) -> bool:
+    """Whether a text begins as a JSON object whose first bytes hold all these words."""
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" and all(word in head for word in words)
 
 
 def text_of(file: Path, most_bytes: int) -> str:
     """The whole text, unpacked. Raises BadTrace where it cannot be read, or is longer than most_bytes."""
     try:
-        with _opened(file) as stream:
+        with opened(file) as stream:
             raw = stream.read(most_bytes + 1)
-    except (OSError, EOFError, zlib.error) as error:
+    except _DAMAGED as error:
         raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
     if len(raw) > most_bytes:
         raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return raw.decode("utf-16", "replace")
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
     if len(raw) > _WIDE_BYTES and not raw.isascii():  # one wide letter makes Python store four bytes for each
         raw = raw.translate(_ONLY_ASCII)
     return str(raw, "utf-8", "replace")
 
 
-def _opened(file: Path) -> Any:
-    return gzip.open(file) if file.name.endswith(".gz") else file.open("rb")
+def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> Iterator[str]:
+    """The lines of a text one by one, without ends, colours and control characters.
+
+    UTF-8, or UTF-16 with a byte order mark; damaged characters are replaced. A file that ends in the middle of its
+    compression ends there. progress: called with the bytes read so far, about once per MiB.
+    Raises BadTrace where the file cannot be opened.
+    """
+    try:
+        stream = opened(file)
+    except _DAMAGED as error:
+        raise BadTrace(f"cannot read {file}: {error}; copy it again, or check its permissions") from error
+    with stream:
+        encoding = _encoding(head_of(file))
+        reader = io.TextIOWrapper(stream, encoding, "replace", newline=None)
+        n_bytes = reported = 0
+        while True:
+            try:
+                line = reader.readline(LINE_BYTES)
+            except (*_DAMAGED, UnicodeError):
+                return
+            if not line:
+                return
+            n_bytes += len(line)
+            if progress is not None and n_bytes - reported >= 1 << 20:
+                progress(n_bytes)
+                reported = n_bytes
+            yield _ESCAPES.sub("", line).rstrip("\r\n") if "\x1b" in line or not line.isprintable() else line
+
+
+def _encoding(head: bytes) -> str:
+    return "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def opened(file: Path) -> IO[bytes]:
+    """The file as bytes, unpacked. Raises one of the errors of damaged files, see text_of()."""
+    stream: Any = file.open("rb")
+    try:
+        magic = stream.read(6)
+        stream.seek(0)
+        if magic[:2] == b"\x1f\x8b":
+            return gzip.open(stream)
+        if magic[:3] == b"BZh":
+            return bz2.open(stream)
+        if magic[:6] == b"\xfd7zXZ\x00":
+            return lzma.open(stream)
+        if magic[:4] == b"PK\x03\x04":
+            return _only_member(stream)
+    except BaseException:
+        stream.close()
+        raise
+    return stream  # type: ignore[no-any-return]
+
+
+def _only_member(stream: Any) -> IO[bytes]:
+    archive = zipfile.ZipFile(stream)
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    if len(members) != 1:
+        raise zipfile.BadZipFile(f"the archive has {len(members)} files; unpack it into a folder first")
+    return archive.open(members[0])
