@@ -40,7 +40,7 @@ def test_no_such_path(tmp_path):
 
 def test_a_folder_that_is_no_recording(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(BadTrace, match="recording folder") as caught:
+    with pytest.raises(BadTrace, match="holds no file of a kind") as caught:
         importer_for(tmp_path)
     assert str(tmp_path) in str(caught.value)
 

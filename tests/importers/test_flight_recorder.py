@@ -403,7 +403,7 @@ def test_two_dumps_of_one_rank_are_told(tmp_path: Path):
     told = dumps(Job(host_stops={3: 12}))
     folder = write(tmp_path / "dumps", told)
     (folder / "copy_5").write_bytes(pickle.dumps(told[5], 2))
-    with pytest.raises(BadTrace, match="another dump of rank 5"):
+    with pytest.raises(BadTrace, match="both of rank 5 and overlap"):
         IMPORTER.read(folder)
 
 
@@ -416,7 +416,7 @@ def test_the_groups_of_a_dump_are_believed_before_its_name(tmp_path: Path):
     for entry in told[99]["entries"]:
         entry["process_group"] = ("0", "default_pg")
     write(folder, told)
-    with pytest.raises(BadTrace, match="process groups say otherwise"):
+    with pytest.raises(BadTrace, match="is a rank of its process groups"):
         IMPORTER.read(folder)
 
 
@@ -564,7 +564,7 @@ def test_a_field_with_any_value_is_an_error_or_a_trace(
 
 def test_a_path_that_is_no_dump_is_of_no_known_kind(tmp_path: Path):
     (tmp_path / "_dump_0").write_bytes(b"nothing of this kind")
-    with pytest.raises(BadTrace, match="none of the kinds"):
+    with pytest.raises(BadTrace, match="holds no file of a kind"):
         importer_for(tmp_path)
     with pytest.raises(NotFound):
         importer_for(tmp_path / "absent")

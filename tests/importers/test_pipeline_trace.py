@@ -246,7 +246,7 @@ def test_a_folder_with_one_trace_is_read_and_with_two_is_told(tmp_path: Path):
     assert importer_for(tmp_path) is IMPORTER
     assert len(IMPORTER.read(tmp_path).processes) == 16
     write(tmp_path / "b.parquet", Job(n_steps=4))
-    with pytest.raises(BadTrace, match="holds 2 pipeline traces"):
+    with pytest.raises(BadTrace, match="2 pipeline traces are given"):
         IMPORTER.read(tmp_path)
 
 

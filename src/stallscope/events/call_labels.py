@@ -37,5 +37,5 @@ def call_label(operation: str, group: str, line: str) -> bytes:
 
 def call_words(value: bytes) -> CallWords:
     """The words of a call from the value of an annotation."""
-    operation, group, line = (value.decode("utf-8", "replace").split("|") + ["", ""])[:3]
+    operation, group, line = ([*value.decode("utf-8", "replace").split("|"), "", ""])[:3]
     return CallWords(operation, group, line)

@@ -18,9 +18,9 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events import layout
+from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import DATATYPE_BYTES, CollectiveFlag
-from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.rank_dump import Call, Dump, Group, dump_of
 from stallscope.importers.registry import Importer
@@ -48,7 +48,9 @@ def _read(source: Source) -> Trace:
     cut_off = [file for file in files if _is_cut_off(file)]
     dumps = [dump_of(file, known) for file in files if file not in cut_off] or [dump_of(files[0], known)]
     newest, n_older = _newest_attempt(dumps)
-    return _trace(_with_members(newest), omitted={"dump cut off": len(cut_off), "dump of an earlier attempt": n_older})
+    return _trace(
+        _with_members(newest), omitted={"dump cut off": len(cut_off), "dump of an earlier attempt": n_older}
+    )
 
 
 def _is_cut_off(file: Path) -> bool:
@@ -92,7 +94,9 @@ def _with_members(dumps: list[Dump]) -> list[Dump]:
         return dumps
     ranks = tuple(dump.rank for dump in dumps)
     return [
-        replace(dump, groups={name: _own_group(group, dump.rank, ranks) for name, group in dump.groups.items()})
+        replace(
+            dump, groups={name: _own_group(group, dump.rank, ranks) for name, group in dump.groups.items()}
+        )
         for dump in dumps
     ]
 

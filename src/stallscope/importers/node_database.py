@@ -77,6 +77,8 @@ def _columns(found: sqlite3.Connection, table: str) -> set[str]:
 
 def _read(source: Source) -> Trace:
     files = [file for file in files_of(source) if _accepts(file, head_of(file))]
+    if isinstance(source, Path) and source.is_file():
+        files = [source]
     if len(files) != 1:
         raise BadTrace(f"{len(files)} node databases are given: give one of them, or merge their traces")
     (path,) = files

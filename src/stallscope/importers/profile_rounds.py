@@ -17,7 +17,7 @@ import numpy as np
 
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, SYNCHRONISING_OPS, Op
-from stallscope.importers.rank_profile import Collective, Profile
+from stallscope.importers.rank_profile import Profile
 
 _REACH = 128  # shifts tried
 _SAME_CALLS = 0.9  # share of equal operations that a shift needs
@@ -88,7 +88,9 @@ def name_groups(profiles: Sequence[Profile]) -> int:
 def _unnamed_streams(profile: Profile) -> list[Array]:
     """The kernels without a group by stream, streams in order of their first kernel."""
     wanted = [
-        number for number, one in enumerate(profile.collectives) if not one.has_arguments and one.op != Op.NONE
+        number
+        for number, one in enumerate(profile.collectives)
+        if not one.has_arguments and one.op != Op.NONE
     ]
     rows = np.flatnonzero(np.isin(profile.kernels["collective"], wanted))
     rows = rows[np.argsort(profile.kernels["begin_ns"][rows], kind="stable")]
@@ -214,14 +216,18 @@ def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
     for number, profile in enumerate(profiles):
         if not len(profile.kernels):
             continue
-        hashes = np.array([one.comm_hash if one.has_arguments else 0 for one in profile.collectives], np.uint64)
+        hashes = np.array(
+            [one.comm_hash if one.has_arguments else 0 for one in profile.collectives], np.uint64
+        )
         is_round = np.array([one.op not in (*P2P_OPS, Op.NONE) for one in profile.collectives])
         group = hashes[profile.kernels["collective"]]
         order = np.lexsort((profile.kernels["begin_ns"], in_order(profile)[:, 0]))
         order = order[is_round[profile.kernels["collective"][order]]]
         for comm_hash in np.unique(group[order]).tolist():
             if comm_hash:
-                found.setdefault(comm_hash, []).append(_series(number, profile, order[group[order] == comm_hash]))
+                found.setdefault(comm_hash, []).append(
+                    _series(number, profile, order[group[order] == comm_hash])
+                )
     return found
 
 
@@ -240,7 +246,5 @@ def _clocks(units: list[str], links: dict[tuple[str, str], list[Match]]) -> dict
         known[b if a in known else a] = (base + (offset if a in known else -offset), base_error + error)
     return {
         unit: (round(offset) if abs(offset) >= _OFF_NS else 0, max(round(error), 1000))
-        for unit, (offset, error) in ({unit: (0.0, 0.0) for unit in units} | known).items()
+        for unit, (offset, error) in (dict.fromkeys(units, (0.0, 0.0)) | known).items()
     }
-
-

@@ -44,7 +44,9 @@ def trace_of(profiles: list[Profile], source: str) -> Trace:
     symbols = ("", *sorted({name for profile in profiles for name in profile.names}))
     calls = np.concatenate([_slow_calls(p, node, symbols) for p, node in zip(profiles, nodes, strict=True)])
     ends = [_end_ns([p for p in profiles if p.host == host]) for host in hosts]
-    errors = [max(e for e, n in zip(matched.error_ns, nodes, strict=True) if n == i) for i in range(len(hosts))]
+    errors = [
+        max(e for e, n in zip(matched.error_ns, nodes, strict=True) if n == i) for i in range(len(hosts))
+    ]
     groups = {one.comm_hash: one for profile in profiles for one in profile.collectives if one.has_arguments}
     return Trace(
         collectives=collectives[np.argsort(collectives["ts_ns"], kind="stable")],
@@ -73,7 +75,8 @@ def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
             continue
         if profile.span_ns[0] <= other.span_ns[1]:
             raise BadTrace(
-                f"{profile.file} and {other.file.name} are both of rank {profile.rank} and overlap: keep one file per rank"
+                f"{profile.file} and {other.file.name} are both of rank {profile.rank} and overlap: "
+                "keep one file per rank"
             )
         if (profile.host, profile.pid) == (other.host, other.pid):
             kept[key] = _joined(other, profile)
@@ -92,10 +95,15 @@ def _joined(first: Profile, second: Profile) -> Profile:
         calls["symbol"] = symbol[calls["symbol"]]
     if len(kernels):
         kernels["collective"] = number[kernels["collective"]]
-    apart = int(max(first.calls["correlation"].max(initial=0), first.kernels["correlation"].max(initial=0))) + 1
+    apart = (
+        int(max(first.calls["correlation"].max(initial=0), first.kernels["correlation"].max(initial=0))) + 1
+    )
     for rows in (calls, kernels):  # each part counts correlations from 1
         rows["correlation"][rows["correlation"] >= 0] += apart
-    first.calls, first.kernels = np.concatenate([first.calls, calls]), np.concatenate([first.kernels, kernels])
+    first.calls, first.kernels = (
+        np.concatenate([first.calls, calls]),
+        np.concatenate([first.kernels, kernels]),
+    )
     first.work = np.concatenate([first.work, second.work])
     first.steps = np.concatenate([first.steps, second.steps])
     for reason, n in second.omitted.items():
@@ -122,7 +130,9 @@ def _facts(profiles: list[Profile], clock_ns: list[int], groups: dict[int, Colle
     moved = {p.host or p.label: ns for p, ns in zip(profiles, clock_ns, strict=True) if ns}
     facts = {group_fact(comm_hash): one.group_words for comm_hash, one in groups.items()}
     if moved:
-        facts["clock_shifts"] = ", ".join(f"{name} {ns / 1e6:+.3f} ms" for name, ns in list(moved.items())[:16])
+        facts["clock_shifts"] = ", ".join(
+            f"{name} {ns / 1e6:+.3f} ms" for name, ns in list(moved.items())[:16]
+        )
     return facts
 
 
@@ -134,7 +144,10 @@ def _coverage(profiles: list[Profile], n_unnamed: int) -> Coverage:
             omitted[reason] = omitted.get(reason, 0) + n
         if profile.is_cut_off:
             gaps.append(
-                Gap(f"{profile.file.name} ends in the middle of an event", "Copy the file again, or profile fewer steps.")
+                Gap(
+                    f"{profile.file.name} ends in the middle of an event",
+                    "Copy the file again, or profile fewer steps.",
+                )
             )
     if n_unnamed:
         omitted["communication kernels without a known group"] = n_unnamed
@@ -146,7 +159,9 @@ def _coverage(profiles: list[Profile], n_unnamed: int) -> Coverage:
             )
         )
     elif not any(len(profile.kernels) for profile in profiles):
-        gaps.append(Gap("the profiles hold no collective", "Profile with ProfilerActivity.CUDA, over whole steps."))
+        gaps.append(
+            Gap("the profiles hold no collective", "Profile with ProfilerActivity.CUDA, over whole steps.")
+        )
     return Coverage(omitted=omitted, gaps=tuple(gaps))
 
 
@@ -158,7 +173,9 @@ def _rows(profile: Profile, node: int, seq: Array) -> tuple[Array, Array]:
     """Collectives and communicators of one rank."""
     arrival = in_order(profile)
     is_known = np.array([one.has_arguments and one.op != Op.NONE for one in profile.collectives], bool)
-    which = np.flatnonzero(is_known[profile.kernels["collective"]]) if len(profile.kernels) else np.zeros(0, int)
+    which = (
+        np.flatnonzero(is_known[profile.kernels["collective"]]) if len(profile.kernels) else np.zeros(0, int)
+    )
     which = which[np.lexsort((profile.kernels["begin_ns"][which], arrival[which, 0]))]
     kernels = profile.kernels[which]
     rows = layout.empty(layout.COLLECTIVES, len(kernels))
@@ -225,7 +242,11 @@ def _slow_calls(profile: Profile, node: int, symbols: Sequence[str]) -> Array:
     slow = profile.calls[profile.calls["duration_ns"] >= _LONG_NS]
     rows = layout.empty(layout.CALLS, len(slow))
     place = np.array([symbols.index(name) for name in profile.names] or [0])
-    rows["ts_ns"], rows["duration_ns"], rows["tid"] = slow["begin_ns"], slow["duration_ns"], np.maximum(slow["tid"], 0)
+    rows["ts_ns"], rows["duration_ns"], rows["tid"] = (
+        slow["begin_ns"],
+        slow["duration_ns"],
+        np.maximum(slow["tid"], 0),
+    )
     rows["node"], rows["pid"] = node, profile.pid
     rows["op"], rows["symbol"] = slow["op"], place[slow["symbol"]]
     return rows

@@ -133,7 +133,9 @@ class _Reader:
         self.ops: list[int] = []
         self.collectives: dict[Collective, int] = {}
         self.arguments: dict[int, dict[str, Any]] = {}  # of operators, by External id
-        self.unnamed: list[tuple[int, int, str]] = []  # kernels without arguments: their number, External id, name
+        self.unnamed: list[
+            tuple[int, int, str]
+        ] = []  # kernels without arguments: their number, External id, name
         self.omitted: dict[str, int] = {}
         self.is_cut_off = False
 
@@ -191,7 +193,9 @@ class _Reader:
     def _omit(self, reason: str) -> None:
         self.omitted[reason] = self.omitted.get(reason, 0) + 1
 
-    def _take_call(self, event: dict[str, Any], name: str, begin: int, duration: int, correlation: int) -> None:
+    def _take_call(
+        self, event: dict[str, Any], name: str, begin: int, duration: int, correlation: int
+    ) -> None:
         symbol = self.symbols.get(name)
         if symbol is None:
             symbol = self.symbols[name] = len(self.symbols)
@@ -200,7 +204,9 @@ class _Reader:
             self.pid = max(whole(event.get("pid")), 0)
         self.calls.append((begin, duration, whole(event.get("tid")), self.ops[symbol], symbol, correlation))
 
-    def _take_kernel(self, event: dict[str, Any], name: str, begin: int, duration: int, arguments: dict[str, Any]) -> None:
+    def _take_kernel(
+        self, event: dict[str, Any], name: str, begin: int, duration: int, arguments: dict[str, Any]
+    ) -> None:
         if "Collective name" not in arguments:
             op = op_of_kernel(name)
             if op is None:
@@ -264,7 +270,11 @@ def collective_of(arguments: dict[str, Any]) -> Collective:
     ranks_text = str(arguments.get("Process Group Ranks", ""))[:65536]
     ranks = () if "..." in ranks_text else tuple(int(word) for word in re.findall(r"\d{1,9}", ranks_text))
     op = _OPS.get(str(arguments.get("Collective name")).lower().removeprefix("nccl:"), Op.NONE)
-    peer = whole(arguments.get("Dst Rank" if op == Op.SEND else "Src Rank")) if op in (Op.SEND, Op.RECV) else UNKNOWN
+    peer = (
+        whole(arguments.get("Dst Rank" if op == Op.SEND else "Src Rank"))
+        if op in (Op.SEND, Op.RECV)
+        else UNKNOWN
+    )
     size = whole(arguments.get("Group size"))
     return Collective(
         op=op,

@@ -54,7 +54,9 @@ _OPS = (  # the first that the name holds; longer names before those they hold
     ("gather", Op.GATHER),
     ("reduce", Op.REDUCE),
 )
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^\?\?|\.(?:cpp|cc|h|so)\b|/torch/")
+_INSTALLED = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |^\?\?|\.(?:cpp|cc|h|so)\b|/torch/"
+)
 _PEER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 

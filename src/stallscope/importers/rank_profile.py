@@ -51,7 +51,11 @@ class Collective:
     @property
     def group_words(self) -> str:
         """The group in words."""
-        return f"{self.description[:60]} (group {self.group[:60]})" if self.description else f"group {self.group[:60]}"
+        return (
+            f"{self.description[:60]} (group {self.group[:60]})"
+            if self.description
+            else f"group {self.group[:60]}"
+        )
 
 
 @dataclass

@@ -8,7 +8,7 @@ communicator only where its ranks differ, with the ranks of the smaller groups; 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,9 @@ def answers_of(file: Path) -> list[Answer]:
     try:
         if '"communicators_count"' in text:
             return [_from_json(value) for value in _objects(text)]
-        return [_from_text(part) for part in re.split(r"(?m)^(?=NCCL version )", text) if "Communicators" in part]
+        return [
+            _from_text(part) for part in re.split(r"(?m)^(?=NCCL version )", text) if "Communicators" in part
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
         raise BadTrace(f"{file} is a damaged answer of ncclras ({reason}): ask again with -f json") from error
@@ -127,7 +129,9 @@ def _number(value: object) -> int:
 _GROUP_ROW = re.compile(r"^ *(\d+) +(\d+) +(\d+) +(\S+) +(\S+) +(\d+) +(\S+) +(\S+)\s*$")
 _COMM = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) (\w+)")
 _OPERATION = re.compile(r"Communicator ranks have different (\w+) operation counts")
-_MANY = re.compile(r"^  (\d+) ranks? (?:have|has) (?:launched up to operation (\d+)|(not launched) any operations)")
+_MANY = re.compile(
+    r"^  (\d+) ranks? (?:have|has) (?:launched up to operation (\d+)|(not launched) any operations)"
+)
 _OWN = re.compile(r"^  Rank (\d+)(?: has (?:launched up to operation (\d+)|(not launched) any operations))?")
 _OWNER = re.compile(r"GPU (\d+)\S* managed by process (\d+) on node (\S+)")
 _MANY_STATUS = re.compile(r"^  (\d+) ranks? (?:have|has) status (\w+)")
@@ -177,6 +181,9 @@ def _from_text(text: str) -> Answer:
         elif own := _OWN.match(line):
             _add_rank(current, line, own, operation=operation, group=group, error=error)
     members = tuple(member for comm in comms.values() for member in _text_members(comm, dead))
+    hosts = {member.host for member in members} - {""}
+    if len(hosts) == 1:  # only the host of ranks that stand out is listed
+        members = tuple(replace(member, host=next(iter(hosts))) for member in members)
     return Answer(UNKNOWN, version[1][:64] if version else "", members)
 
 
@@ -195,7 +202,12 @@ def _add_rank(comm: _Comm, line: str, own: re.Match[str], *, operation: str, gro
 
 def _text_members(comm: _Comm, dead: dict[tuple[str, int], bool]) -> Iterator[Member]:
     """The members of a communicator. A rank that no line names has the count of the largest group."""
-    listed = {*comm.owners, *comm.missing, *comm.status, *(rank for own in comm.counts.values() for rank in own)}
+    listed = {
+        *comm.owners,
+        *comm.missing,
+        *comm.status,
+        *(rank for own in comm.counts.values() for rank in own),
+    }
     for rank in range(max(comm.size, max(listed, default=-1) + 1)):
         host, pid, device = comm.owners.get(rank, ("", UNKNOWN, UNKNOWN))
         operations = {*comm.counts, *comm.rest}

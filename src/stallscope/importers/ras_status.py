@@ -34,10 +34,17 @@ _OPS = {
     "Send": Op.SEND,
     "Recv": Op.RECV,
 }
-_RESULTS = {1: "unhandled CUDA error", 2: "unhandled system error", 3: "internal error", 6: "remote process error"}
+_RESULTS = {
+    1: "unhandled CUDA error",
+    2: "unhandled system error",
+    3: "internal error",
+    6: "remote process error",
+}
 """ncclResult_t in words (ncclGetErrorString)."""
 
-_DUMP_STACKS = "Dump the stacks of all ranks (py-spy dump --pid PID), which show whether they wait in a collective."
+_DUMP_STACKS = (
+    "Dump the stacks of all ranks (py-spy dump --pid PID), which show whether they wait in a collective."
+)
 _ASK_AGAIN = "Run ncclras again 30 s later and give both answers."
 
 _Comm = list[Member]
@@ -97,7 +104,12 @@ def _trace(change: _Change, *, n_answers: int) -> Trace:
     pid_of = _pids(last)
     ranks = _job_ranks(last, pid_of)
     rows = [
-        _row(member, at_ns=last.at_ns, who=(node_of[member.host], pid_of[member.comm_hash, member.rank]), **entered)
+        _row(
+            member,
+            at_ns=last.at_ns,
+            who=(node_of[member.host], pid_of[member.comm_hash, member.rank]),
+            **entered,
+        )
         for comm_hash, comm in comms.items()
         for member, entered in _entered(comm, is_still=comm_hash in change.still)
     ]
@@ -204,9 +216,7 @@ def _processes(
     pid_of: dict[tuple[int, int], int],
     ranks: dict[tuple[str, int], int],
 ) -> Array:
-    known = {
-        (member.host, pid_of[member.comm_hash, member.rank]): member.device for member in answer.members
-    }
+    known = {(member.host, pid_of[member.comm_hash, member.rank]): member.device for member in answer.members}
     rows = layout.empty(layout.PROCESSES, len(known))
     for row, ((host, pid), device) in zip(rows, sorted(known.items()), strict=True):
         row["node"], row["pid"], row["device"] = node_of[host], pid, device
@@ -240,7 +250,9 @@ def _gaps(change: _Change, comms: dict[int, _Comm], n_answers: int) -> Iterator[
     even = [comm for comm in frozen if len({member.entered for member in comms[comm]}) == 1]
     if frozen and not change.moved and len(even) == len(frozen):
         during = f" within {change.still_s:.0f} s" if change.still_s else ""
-        reason = f"all counts are equal and did not change{during}: a hang inside a collective, or an idle job"
+        reason = (
+            f"all counts are equal and did not change{during}: a hang inside a collective, or an idle job"
+        )
         yield Gap(reason, _DUMP_STACKS)
     for member in (member for comm in comms.values() for member in comm):
         if member.async_error not in (0, IN_PROGRESS):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from stallscope.errors import BadTrace
 
@@ -27,8 +27,18 @@ LINE_BYTES = 1 << 16  # longer lines are read in parts
 _MOST_FILES = 200_000
 _WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
 _ONLY_ASCII = bytes(range(128)) + b"?" * 128
-_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x0e\x0f\x7f]")
+_DAMAGED = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x0e\x0f\x7f]"
+)
 """Terminal control sequences (ECMA-48) and bytes without a meaning in text."""
 
 
@@ -51,11 +61,15 @@ def _below(folder: Path) -> list[Path]:
 
 def natural_order(path: Path) -> list[tuple[int, str]]:
     """A sort key under which rank10 comes after rank9."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d{1,18})", str(path))]
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d{1,18})", str(path))
+    ]
 
 
-def head_of(file: Path) -> bytes:
+def head_of(file: Path, n_bytes: int = HEAD_BYTES) -> bytes:
     """The first bytes, unpacked; empty where they cannot be read."""
+    if n_bytes > HEAD_BYTES:
+        return _first_bytes(file, n_bytes)
     with suppress(OSError):
         state = file.stat()
         return _head(file, state.st_mtime_ns, state.st_size)
@@ -81,9 +95,13 @@ def tail_of(file: Path, n_bytes: int) -> bytes:
 @lru_cache(maxsize=256)
 def _head(file: Path, mtime_ns: int, size: int) -> bytes:
     """mtime_ns, size: a changed file is read again."""
+    return _first_bytes(file, HEAD_BYTES)
+
+
+def _first_bytes(file: Path, n_bytes: int) -> bytes:
     try:
         with opened(file) as stream:
-            return bytes(stream.read(HEAD_BYTES))
+            return bytes(stream.read(n_bytes))
     except _DAMAGED:
         return b""
 
@@ -145,27 +163,21 @@ def _encoding(head: bytes) -> str:
 
 def opened(file: Path) -> IO[bytes]:
     """The file as bytes, unpacked. Raises one of the errors of damaged files, see text_of()."""
-    stream: Any = file.open("rb")
-    try:
+    with file.open("rb") as stream:
         magic = stream.read(6)
-        stream.seek(0)
-        if magic[:2] == b"\x1f\x8b":
-            return gzip.open(stream)
-        if magic[:3] == b"BZh":
-            return bz2.open(stream)
-        if magic[:6] == b"\xfd7zXZ\x00":
-            return lzma.open(stream)
-        if magic[:4] == b"PK\x03\x04":
-            return _only_member(stream)
-    except BaseException:
-        stream.close()
-        raise
-    return stream  # type: ignore[no-any-return]
+    if magic[:2] == b"\x1f\x8b":
+        return gzip.open(file)  # type: ignore[return-value]
+    if magic[:3] == b"BZh":
+        return bz2.open(file)
+    if magic == b"\xfd7zXZ\x00":
+        return lzma.open(file)
+    return _only_member(file) if magic[:4] == b"PK\x03\x04" else file.open("rb")
 
 
-def _only_member(stream: Any) -> IO[bytes]:
-    archive = zipfile.ZipFile(stream)
+def _only_member(file: Path) -> IO[bytes]:
+    archive = zipfile.ZipFile(file)
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
+        archive.close()
         raise zipfile.BadZipFile(f"the archive has {len(members)} files; unpack it into a folder first")
     return archive.open(members[0])

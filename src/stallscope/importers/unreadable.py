@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
+
 def remedy(file: Path, head: bytes) -> str:
     """Why a file cannot be imported, in the middle of a sentence after its name."""
     name = file.name.lower()
     if not head:
         return "is empty or cannot be read: copy it again, or check its permissions"
     if name.endswith((".nsys-rep", ".qdrep")):
-        return f"is an Nsight Systems report: write a readable file with `nsys export --type sqlite {file.name}`"
+        return (
+            f"is an Nsight Systems report: write a readable file with `nsys export --type sqlite {file.name}`"
+        )
     if name.endswith(".ncu-rep"):
         return "is an Nsight Compute report, which holds one kernel at a time and no waits between ranks"
     if re.match(r"events\.out\.tfevents", file.name):
@@ -17,7 +20,9 @@ def remedy(file: Path, head: bytes) -> str:
     if head[:4] == b"PK\x03\x04" and b"data.pkl" in head:
         return "is a checkpoint written by torch.save, not a dump: pass the flight-recorder dump"
     if head[:4] == b"\x7fELF":
-        return "is a program or core file: write its stacks with `gdb -p PID -batch -ex 'thread apply all bt'`"
+        return (
+            "is a program or core file: write its stacks with `gdb -p PID -batch -ex 'thread apply all bt'`"
+        )
     if head[:4] == b"PAR1":
         return "is a Parquet file without the columns of a recording or of a pipeline trace"
     if head[:16] == b"SQLite format 3\0":
