@@ -37,7 +37,7 @@ def world_dumps() -> dict[int, dict[str, Any]]:
                 "line": 9,
                 "name": "inner",
             },
-            {"filename": "/home/a/train.py", "line": 88, "name": "step"},
+            {"filename": "/opt/job/train.py", "line": 88, "name": "step"},
         ],
     }
     out = {}

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stallscope.commands.details import Details
+from stallscope.commands.explain_files import are_foreign, explain_files
 from stallscope.commands.fleet import (
     Asked,
     CaCert,
@@ -26,7 +27,10 @@ from stallscope.errors import BadInput
 
 
 def explain(
-    file: Annotated[list[Path] | None, typer.Argument(help="The node trace: the same as --db.")] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Argument(help="A node trace (the same as --db), or files of other tools: see import --help."),
+    ] = None,
     db: Db = None,
     since: Since = None,
     begin: From = None,
@@ -66,6 +70,12 @@ def explain(
     from stallscope.store import node
 
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
+    if not db and are_foreign(traces):
+        prices: dict[str, object] = {"usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late}
+        prices |= {"gpu": gpu, "provider": provider, "rates": rates}
+        details = Details(by_process=per_process, by_container=per_container, chains=chains)
+        explain_files(traces, as_json, settings=settings_from(prices, settings), details=details)
+        return
     if len(traces) > 1:
         given = " ".join(map(str, traces))
         raise BadInput(

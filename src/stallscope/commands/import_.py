@@ -1,4 +1,4 @@
-"""`stallscope import`: a node trace from what others recorded."""
+"""`stallscope import`: a node trace from the files of other tools."""
 
 from __future__ import annotations
 
@@ -7,22 +7,45 @@ from typing import Annotated
 
 import typer
 
+from stallscope.errors import BadInput
+
+HELP = """Make a node trace from the files of other tools.
+
+Files are recognised by content, in nested folders and compressed too:
+flight-recorder dumps, torch.profiler traces, NCCL Inspector and RAS output,
+NCCL_DEBUG logs, logs of torchrun, Slurm, Ray and mpirun, stacks by py-spy,
+faulthandler and gdb. docs/files.md lists the possible answers of each."""
+
 
 def import_(
-    path: Annotated[
-        Path,
-        typer.Argument(help="A file, or a folder with one file per rank; its kind is seen from its content."),
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Files, or folders with one file per rank; their kind is recognised by content."),
     ],
     db: Annotated[Path, typer.Option("--db", help="The node trace to write; must not exist yet.")],
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace host names, user names and the folders of paths.")
+    ] = False,
 ) -> None:
-    """Make a node trace from what others recorded."""
-    from stallscope.importers import importer_for
+    from stallscope.importers.reading import read_files
+    from stallscope.importers.redaction import redacted
     from stallscope.store import node
 
-    importer = importer_for(path)
-    trace = importer.read(path)
+    reading = read_files(paths)
+    for line in reading.unread_lines():
+        typer.echo(f"stallscope: not read: {line}", err=True)
+    if len(reading.traces) > 1:
+        kinds = ", ".join(reading.used)
+        raise BadInput(
+            f"the files are of {len(reading.traces)} kinds that measure apart ({kinds}): import each kind into a trace "
+            "of its own, or run `stallscope explain` on all files"
+        )
+    trace = redacted(reading.traces[0]) if redact else reading.traces[0]
     node.write(db, trace)
     n_rows = {name: len(getattr(trace, name)) for name in ("collectives", "calls", "offcpu")}
-    told = ", ".join(f"{n:,} {name}" for name, n in n_rows.items())
-    typer.echo(f"{importer.name} {path}: {told} -> {db}")
+    counts = ", ".join(f"{n:,} {name}" for name, n in n_rows.items())
+    typer.echo(f"{', '.join(reading.used)}: {counts} -> {db}")
     typer.echo(f"next: stallscope explain --db {db}")
+
+
+import_.__doc__ = HELP

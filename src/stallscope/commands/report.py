@@ -26,10 +26,15 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
     from stallscope.diagnose.hangs import before_attach
     from stallscope.diagnose.report import text
     from stallscope.diagnose.report.verdict import as_json as report_json
+    from stallscope.diagnose.verdicts.stated import is_stated
 
     has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans) or len(trace.operations)
     listed = listed_price(trace, settings)
-    report = diagnosed(trace, settings, listed) if has_rows or before_attach.is_for(trace) else None
+    report = (
+        diagnosed(trace, settings, listed)
+        if has_rows or before_attach.is_for(trace) or is_stated(trace)
+        else None
+    )
     is_empty = not has_rows or (report and not report.looked_at.get("n_ranks"))
     if report is None or (is_empty and report.healthy):
         raise NotFound(

@@ -30,6 +30,7 @@ from stallscope.diagnose.verdicts import (
     mismatch,
     process,
     process_exit,
+    stated,
     straggler,
     without_ledger,
 )
@@ -58,16 +59,19 @@ def diagnose(
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on one job, with what broke and what its GPUs told."""
     found = failure.with_failures(trace, _report(trace, limits, usd_per_gpu_hour))
-    return gpu_driver.with_gpu_states(trace, process_exit.with_deaths(trace, found))
+    found = gpu_driver.with_gpu_states(trace, process_exit.with_deaths(trace, found))
+    return stated.with_statements(trace, found)
 
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report by what the source tells: calls only, work and completion, or arrivals with ledgers."""
+    if stated.is_for(trace):
+        return stated.empty_report(trace)
     if is_before_attach(trace):
         found = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
         if found or not len(trace.calls):
             return found or before_attach.nothing(trace)
-    if is_single(trace):
+    if is_single(trace) and not stated.is_stated(trace):
         return process.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
     if without_ledger.is_told(trace):

@@ -153,6 +153,8 @@ def _failure(verdict: Verdict) -> str:
     said = verdict.evidence
     who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    if "stated" in said:
+        return _stated_failure(said, f"{who if verdict.ranks or 'pid' in said else 'A process'}{where}")
     if "exit_status" in said:
         how = f"{_in_vain(said)}; its process {_ended(said)}"
         return f"{who}{where} ended before the others and took the job with it{how}."
@@ -164,6 +166,19 @@ def _failure(verdict: Verdict) -> str:
     )
 
 
+def _stated_failure(said: dict[str, object], who: str) -> str:
+    """A failure that a log states, with the line of code where it holds one."""
+    first = " first" if said.get("also_failed_later") else ""
+    at = f", at {_short(str(said['at']))}" if "at" in said else ""
+    status = said.get("exit_status")
+    end = (
+        f" (exit status {status})"
+        if status is not None and f"status {status}" not in str(said["stated"])
+        else ""
+    )
+    return f"{who} failed{first}: {str(said['stated']).rstrip('.')}{end}{at}."
+
+
 def _ms_of(value: object) -> str:
     return _ms(value) if isinstance(value, float) else "some time"
 
@@ -173,13 +188,11 @@ def _hang(verdict: Verdict) -> str:
     time = f" for {waited} s" if waited is not None else ""
     if verdict.evidence.get("captured_late"):
         return _captured_late(verdict)
+    if verdict.evidence.get("by_stacks"):
+        return _by_stacks(verdict)
     if verdict.evidence.get("is_circle"):
         return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
-    what = (
-        f"round {verdict.first_round} of communicator {verdict.comm_hash}"
-        if verdict.first_round is not None
-        else "what others wait for"
-    )
+    what = _round(verdict) if verdict.first_round is not None else "what others wait for"
     if verdict.abstained_because:
         return f"The job hangs for {waited} s, and no rank can be named: {verdict.abstained_because}."
     if verdict.evidence.get("crossed_order"):
@@ -192,7 +205,35 @@ def _hang(verdict: Verdict) -> str:
     verb = "has" if len(verdict.ranks) == 1 else "have"
     silent = verdict.evidence.get("left_no_dump")
     more = f" What {_ranks(silent)} did is not known: no dump was left." if isinstance(silent, list) else ""
+    more += _called_at(verdict)
     return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}.{more}"
+
+
+def _round(verdict: Verdict) -> str:
+    """The round with its operation and its group, where the source states them."""
+    operation, group = verdict.evidence.get("operation"), verdict.evidence.get("group")
+    what = f"round {verdict.first_round}{f' ({operation})' if operation else ''}"
+    return f"{what} of {group}" if group else f"{what} of communicator {verdict.comm_hash}"
+
+
+def _called_at(verdict: Verdict) -> str:
+    """Where the others made the call that they wait in, and the last call of the only rank that is named."""
+    line, doing = verdict.evidence.get("line"), verdict.evidence.get("doing")
+    last = doing[0].get("last_call") if isinstance(doing, list) and len(doing) == 1 else None
+    others = f" The others made that call at {line}." if line else ""
+    return others + (f" Its last call was {last}." if last and len(verdict.ranks) == 1 else "")
+
+
+def _by_stacks(verdict: Verdict) -> str:
+    """Ranks that stand elsewhere than the rest, by stacks dumped once."""
+    said = verdict.evidence
+    doing = said.get("doing")
+    at = _short(str(doing[0]["at"])) if isinstance(doing, list) and doing else "another place"
+    verb = "is" if len(verdict.ranks) == 1 else "are"
+    return (
+        f"The stacks differ: {_ranks(verdict.ranks)} {verb} at {at}, while {_ranks(verdict.victims)} wait at "
+        f"{_short(str(said.get('others_at')))}. If the job hangs, it waits for {_ranks(verdict.ranks)}."
+    )
 
 
 def _captured_late(verdict: Verdict) -> str:

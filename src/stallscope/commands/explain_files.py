@@ -1,0 +1,54 @@
+"""`stallscope explain` on files of other tools: read together, diagnosed, and answered in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from stallscope.commands.report import print_report
+from stallscope.errors import BadInput
+
+if TYPE_CHECKING:  # importing these here would slow every command
+    from stallscope.commands.details import Details
+    from stallscope.settings import Settings
+
+_SQLITE = b"SQLite format 3\0"
+
+
+def is_node_trace(path: Path) -> bool:
+    """Whether a path is a node trace, or an SQLite file that claims to be: then reading it states its fault."""
+    from stallscope.store.node import APPLICATION_ID
+
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(72)
+    except OSError:
+        return False
+    return head[:16] == _SQLITE and int.from_bytes(head[68:72], "big") == APPLICATION_ID
+
+
+def are_foreign(paths: Sequence[Path]) -> bool:
+    """Whether the paths are files of other tools. Raises BadInput where node traces are among them."""
+    foreign = [path for path in paths if path.exists() and not is_node_trace(path)]
+    if foreign and len(foreign) < len(paths):
+        raise BadInput(f"{foreign[0]} is not a node trace: give one node trace, or files of other tools")
+    return bool(foreign)
+
+
+def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, details: Details) -> None:
+    """Print the report on some files; kinds that measure apart are reported one after the other.
+
+    Raises NotFound, BadTrace.
+    """
+    from stallscope.importers.reading import read_files
+
+    reading = read_files(paths)
+    for line in reading.unread_lines():
+        typer.echo(f"stallscope: not read: {line}", err=True)
+    for number, trace in enumerate(reading.traces):
+        if number and not as_json:
+            typer.echo("")
+        print_report(trace, as_json, settings=settings, details=details)

@@ -1,0 +1,373 @@
+"""Verdicts on what logs and stack dumps state: the first failure, and ranks that stand elsewhere than the others.
+
+Measured verdicts (hangs by counters) come from elsewhere; here they get the operation, the group and the lines of code.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stallscope.diagnose.hangs.stack_groups import OddRanks, odd_ranks
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.timeline import user_frame
+from stallscope.events.call_labels import CALL_LABEL, CallWords, call_words, group_fact
+from stallscope.events.failure_labels import FAILURE_LABELS, STATED, failure_words
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.trace import Trace
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_AT_ONCE_NS = 1_000_000_000
+_MOST = 16
+_WALL_NS = 10**17  # smaller times are the order of lines
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """One rank's failure, of all lines on it. rank: UNKNOWN where no line names it."""
+
+    rank: int
+    ts_ns: int
+    words: str
+    status: int
+    pid: int
+    host: str
+    node: int
+    stack: tuple[str, ...]
+    is_machine: bool = False
+
+
+def is_stated(trace: Trace) -> bool:
+    """Whether a trace holds statements of logs and stack dumps."""
+    return STATED in trace.facts
+
+
+def is_for(trace: Trace) -> bool:
+    """Whether a trace holds statements without any collective."""
+    return is_stated(trace) and not len(trace.collectives)
+
+
+def empty_report(trace: Trace) -> Report:
+    """The report on such a trace before its statements are added."""
+    counts = dict.fromkeys(("n_communicators", "n_rounds", "n_steps", "n_lost_records"), 0)
+    return Report(
+        source=trace.source,
+        looked_at={"n_ranks": len(trace.processes), "n_nodes": len(trace.nodes), **counts, "seconds": 0.0},
+        verdicts=[],
+    )
+
+
+def with_statements(trace: Trace, report: Report) -> Report:
+    """The report with verdicts on failures and stacks, and with the words of calls and groups."""
+    verdicts = [
+        _with_words(trace, _doubted(verdict) if is_stated(trace) else verdict) for verdict in report.verdicts
+    ]
+    failure = _failure_verdict(trace)
+    if failure is not None:
+        verdicts = [failure, *(v for v in verdicts if not (failure.ranks and v.ranks == failure.ranks))]
+    if (
+        STATED in trace.facts
+        and len(trace.positions)
+        and not any(v.kind in ("hang", "failure") for v in verdicts)
+    ):
+        odd = odd_ranks(trace)
+        stacks = _stack_verdict(trace, odd) if odd else None
+        verdicts += [stacks] if stacks else []
+    if is_stated(trace) and not verdicts:
+        verdicts = [_undecided(trace)]
+    verdicts = [replace(v, summary=text.summary(v)) if v.summary == "" else v for v in verdicts]
+    return replace(report, verdicts=verdicts, benign=[*report.benign, *_remarks(trace)])
+
+
+def _undecided(trace: Trace) -> Verdict:
+    """Statements that decide nothing never make a job healthy."""
+    gap = next(iter(trace.coverage.gaps), None)
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        confidence=0.3,
+        abstained_because=gap.reason if gap else "logs and stack dumps do not show whether a job runs well",
+        advice=[gap.action] if gap else [],
+    )
+
+
+def _doubted(verdict: Verdict) -> Verdict:
+    """A hang whose only suspects are several ranks without a line: a log that was cut off looks the same."""
+    doing = _list(verdict.evidence.get("doing"))
+    is_silent = all(isinstance(one, dict) and one.get("has") == "no_dump" for one in doing)
+    if verdict.kind != "hang" or not doing or not is_silent or len(verdict.ranks) < 2:
+        return verdict
+    who = f"ranks {', '.join(map(str, verdict.ranks[:_MOST]))}"
+    doubted = replace(
+        verdict,
+        kind="inconclusive",
+        ranks=[],
+        nodes=[],
+        causes=[],
+        confidence=0.4,
+        abstained_because=f"the others wait for some of {who}, and nothing is known of any of these ranks",
+        evidence={"suspects": verdict.ranks} | {k: v for k, v in verdict.evidence.items() if k != "doing"},
+    )
+    return replace(doubted, summary=text.summary(doubted))
+
+
+def _remarks(trace: Trace) -> list[dict[str, object]]:
+    """Statements that are no end of a rank: a transport that fell back, warnings of NCCL."""
+    ranks = trace.told_ranks()
+    rows = trace.annotations[trace.annotations["label"] == FAILURE_LABELS["remark"]]
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        words = failure_words(bytes(row["value"])).words
+        found.setdefault(words, []).append(ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN))
+    remarks: list[dict[str, object]] = []
+    for words, own in list(found.items())[:_MOST]:
+        known = sorted({rank for rank in own if rank != UNKNOWN})
+        who = f"rank{'s' * (len(known) > 1)} {', '.join(map(str, known[:_MOST]))}: " if known else ""
+        remarks.append({"what": f"{who}{words}"})
+    return remarks
+
+
+def _failure_verdict(trace: Trace) -> Verdict | None:
+    failures = _failures(trace)
+    if not failures:
+        return None
+    first = failures[0]
+    ranks = sorted({one.rank for one in failures if one.rank != UNKNOWN})
+    same = [one for one in failures if _normal(one.words) == _normal(first.words)]
+    heard = {rank for rank in trace.told_ranks().values() if rank != UNKNOWN}
+    if len(same) > 1 and 2 * len(same) > len(heard):
+        return _all_failed(trace, same)
+    evidence: dict[str, object] = {"stated": first.words, "n_failures": len(failures)}
+    if first.status != UNKNOWN:
+        evidence["exit_status"] = first.status
+    if first.pid != UNKNOWN:
+        evidence["pid"] = first.pid
+    if first.stack:
+        evidence["at"], evidence["stack"] = user_frame.in_own_code(first.stack), list(first.stack)
+    others = [one for one in failures[1:] if one.rank != first.rank]
+    if others:
+        evidence["also_failed_later"] = [{"rank": one.rank, "stated": one.words} for one in others[:_MOST]]
+    is_close = any(one.ts_ns - first.ts_ns < _AT_ONCE_NS for one in others)
+    return Verdict(
+        kind="failure",
+        summary="",
+        ranks=[first.rank] if first.rank != UNKNOWN else [],
+        nodes=[host] if (host := first.host or trace.nodes[first.node]) else [],
+        since_ns=first.ts_ns if first.ts_ns > _WALL_NS else None,
+        n_incidents=1,
+        confidence=0.6 if is_close or first.rank == UNKNOWN else 0.85,
+        victims=sorted(heard - {first.rank}),
+        advice=_advice(first),
+        evidence=evidence | ({"failed_ranks": ranks[:_MOST]} if len(ranks) > 1 else {}),
+    )
+
+
+def _failures(trace: Trace) -> list[_Failure]:
+    """One per rank, in order of time; what the machine states of a rank explains that rank's end."""
+    ranks = trace.told_ranks()
+    kinds = {FAILURE_LABELS["failure"]: False, FAILURE_LABELS["machine"]: True}
+    found: dict[tuple[int, int], _Failure] = {}
+    for row in np.sort(trace.annotations, order="ts_ns", kind="stable"):
+        is_machine = kinds.get(bytes(row["label"]))
+        if is_machine is None:
+            continue
+        words = failure_words(bytes(row["value"]))
+        node, pid, ts_ns = int(row["node"]), int(row["pid"]), int(row["ts_ns"])
+        rank = ranks.get((node, pid), UNKNOWN)
+        own = _Failure(
+            rank,
+            ts_ns,
+            words.words,
+            words.status,
+            words.pid,
+            words.host,
+            node,
+            _stack(trace, node, pid, ts_ns),
+            is_machine,
+        )
+        key = (rank, 0) if rank != UNKNOWN else (UNKNOWN, len(found))
+        found[key] = own if key not in found else _joined(found[key], own)
+    return sorted(_explained(list(found.values())), key=lambda one: one.ts_ns)
+
+
+def _joined(first: _Failure, second: _Failure) -> _Failure:
+    """Two lines on one rank: the words of the error, the status of the end."""
+    error = next((one for one in (first, second) if one.is_machine or one.stack), first)
+    return replace(
+        error,
+        ts_ns=min(first.ts_ns, second.ts_ns),
+        status=max(first.status, second.status),
+        pid=max(first.pid, second.pid),
+        host=first.host or second.host,
+        stack=first.stack or second.stack,
+    )
+
+
+def _explained(failures: list[_Failure]) -> list[_Failure]:
+    """A kill by the machine or an error without a rank belongs to the only rank that it can be of."""
+    for one in [one for one in failures if one.rank == UNKNOWN]:
+        same_pid = [other for other in failures if other.rank != UNKNOWN and other.pid == one.pid != UNKNOWN]
+        same_end = [
+            other
+            for other in failures
+            if other.rank != UNKNOWN
+            and (other.status == one.status != UNKNOWN or (not one.is_machine and not other.stack))
+        ]
+        owners = same_pid or same_end
+        if len(owners) == 1:
+            failures = [other for other in failures if other is not one and other is not owners[0]]
+            joined = _joined(replace(one, rank=owners[0].rank, node=owners[0].node), owners[0])
+            failures.append(replace(joined, rank=owners[0].rank, node=owners[0].node))
+    return failures
+
+
+def _stack(trace: Trace, node: int, pid: int, ts_ns: int) -> tuple[str, ...]:
+    rows = trace.positions
+    rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["ts_ns"] == ts_ns)]
+    return trace.stacks.get(int(rows["stack"][0]), ()) if len(rows) else ()
+
+
+def _normal(words: str) -> str:
+    """An error without its numbers and with its beginning only: the same error of two ranks is the same text."""
+    return _NUMBERS.sub("", words)[:48]
+
+
+def _all_failed(trace: Trace, same: Sequence[_Failure]) -> Verdict:
+    ranks = sorted({one.rank for one in same if one.rank != UNKNOWN})
+    stack = next((one.stack for one in same if one.stack), ())
+    evidence: dict[str, object] = {"stated": same[0].words, "failed_ranks": ranks[:_MOST]}
+    if stack:
+        evidence["at"], evidence["stack"] = user_frame.in_own_code(stack), list(stack)
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        n_incidents=1,
+        confidence=0.6,
+        abstained_because=f"{len(same)} ranks failed with the same error: {same[0].words}",
+        advice=[
+            f"Read the traceback at {evidence['at']}." if stack else "Read the first traceback of the log."
+        ],
+        evidence=evidence,
+    )
+
+
+def _advice(failure: _Failure) -> list[str]:
+    words = failure.words.lower()
+    if "out-of-memory" in words or "out of memory (slurm)" in words:
+        return ["Give the job more host memory, or have its data loaders use less."]
+    if "xid" in words:
+        return ["Look the Xid up in NVIDIA's list, drain the node, and run dcgmi diag on that GPU."]
+    if "cuda out of memory" in words or "outofmemoryerror" in words:
+        return ["Compare this rank's batch and its other GPU processes with its peers'."]
+    if failure.stack:
+        return [f"Look at {user_frame.in_own_code(failure.stack)}: the traceback ends there."]
+    return ["Read the last lines of that rank's log before its end."]
+
+
+def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
+    groups = [
+        {"ranks": list(one.ranks[:64]), "at": one.place, "waits": one.waits} for one in odd.groups[:_MOST]
+    ]
+    n_ranks = sum(len(group.ranks) for group in odd.groups)
+    evidence: dict[str, object] = {"stack_groups": groups, "n_ranks": n_ranks}
+    if not odd.odd:
+        return Verdict(
+            kind="inconclusive",
+            summary="",
+            n_incidents=1,
+            confidence=0.3,
+            abstained_because=odd.because,
+            advice=["Dump the stacks of all ranks twice, half a minute apart, and give both dumps."],
+            evidence=evidence,
+        )
+    frames = {rank: group.frames for group in odd.groups for rank in group.ranks}
+    doing = [
+        {
+            "rank": rank,
+            "is_alive": True,
+            "at": user_frame.in_own_code(frames[rank]),
+            "stack": list(frames[rank]),
+        }
+        for rank in odd.odd
+    ]
+    majority = odd.groups[0]
+    return Verdict(
+        kind="hang",
+        summary="",
+        ranks=list(odd.odd),
+        nodes=sorted({name for name in _nodes(trace, odd.odd) if name}),
+        n_incidents=1,
+        confidence=0.6 if n_ranks > 2 else 0.5,
+        victims=sorted(rank for group in odd.groups for rank in group.ranks if rank not in odd.odd),
+        advice=[f"Look at {doing[0]['at']} first."],
+        evidence=evidence | {"doing": doing, "by_stacks": True, "others_at": majority.place},
+    )
+
+
+def _nodes(trace: Trace, ranks: Sequence[int]) -> list[str]:
+    return [trace.nodes[node] for (node, _), rank in trace.told_ranks().items() if rank in ranks]
+
+
+def _with_words(trace: Trace, verdict: Verdict) -> Verdict:
+    """A hang with its operation, its group and lines of code, where the source states them."""
+    if verdict.kind not in ("hang", "inconclusive", "mismatch") or verdict.comm_hash is None:
+        return verdict
+    evidence = dict(verdict.evidence)
+    if group := trace.facts.get(group_fact(int(verdict.comm_hash, 16))):
+        evidence["group"] = group
+    waiting = verdict.victims or [int(r) for r in evidence.get("suspects", []) if isinstance(r, int)]  # type: ignore[attr-defined]
+    calls = _calls(trace)
+    common = Counter(calls[rank][0] for rank in waiting if rank in calls).most_common(1)
+    if common:
+        words = common[0][0]
+        evidence |= {
+            key: value for key, value in (("operation", words.operation), ("line", words.line)) if value
+        }
+    evidence["doing"] = [
+        _with_stack(trace, one, calls) if isinstance(one, dict) else one
+        for one in _list(evidence.get("doing"))
+    ]
+    if not evidence["doing"]:
+        del evidence["doing"]
+    changed = replace(verdict, evidence=evidence)
+    return replace(changed, summary=text.summary(changed)) if evidence != verdict.evidence else verdict
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _calls(trace: Trace) -> dict[int, list[CallWords]]:
+    """The calls that the source names, by rank, in order of time."""
+    ranks = trace.told_ranks()
+    calls: dict[int, list[CallWords]] = {}
+    rows = trace.annotations[trace.annotations["label"] == CALL_LABEL]
+    for row in np.sort(rows, order="ts_ns", kind="stable"):
+        rank = ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN)
+        calls.setdefault(rank, []).append(call_words(bytes(row["value"])))
+    return calls
+
+
+def _with_stack(
+    trace: Trace, doing: dict[str, object], calls: dict[int, list[CallWords]]
+) -> dict[str, object]:
+    """What a missing rank does, with its last call and its stack where they are known."""
+    rank = doing.get("rank")
+    out = dict(doing)
+    if isinstance(rank, int) and rank in calls and "last_call" not in out:
+        last = calls[rank][-1]
+        out["last_call"] = " at ".join(word for word in (last.operation, last.line) if word)
+    if "stack" in out or not len(trace.positions):
+        return out
+    own = [key for key, value in trace.told_ranks().items() if value == rank]
+    frames = _newest_stack(trace, own[0]) if own else ()
+    return out | ({"at": user_frame.in_own_code(frames), "stack": list(frames)} if frames else {})
+
+
+def _newest_stack(trace: Trace, process: tuple[int, int]) -> tuple[str, ...]:
+    rows = trace.positions
+    rows = rows[(rows["node"] == process[0]) & (rows["pid"] == process[1])]
+    return trace.stacks.get(int(rows["stack"][np.argmax(rows["ts_ns"])]), ()) if len(rows) else ()

@@ -1,0 +1,233 @@
+"""Logs of NCCL (NCCL_DEBUG=INFO or TRACE): communicators, ranks, hosts, calls by rank, transports, warnings.
+
+The words are those of src/init.cc, src/enqueue.cc, src/debug.cc and src/transport (NVIDIA/nccl, 2.12 to 2.29; commit
+5067397c). Calls (opCount, hexadecimal) are logged with NCCL_DEBUG_SUBSYS=COLL; they count per process and operation
+stream of a communicator and begin at 0. A log shows calls that were made, not that they completed: the last calls of
+the ranks of a communicator are compared, and ranks whose last call is earlier than that of the others are named.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Op
+from stallscope.events.trace import Gap, Trace
+from stallscope.importers.rank_statements import Failure, Progress, Statements
+from stallscope.importers.registry import Importer
+from stallscope.importers.texts import Source, files_of, head_of, lines_of
+
+_LINE = re.compile(
+    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<device>\d+|-1)\] (?:\S+ \S+:\d+ |\S+:\d+ )?(?:\([^)]*\) )?"
+    r"NCCL (?P<level>INFO|WARN|TRACE) (?P<text>.*)$"
+)
+_INIT = re.compile(
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) (?:nranks|nRanks) (?P<size>\d+)(?:.*?commId (?P<id>0x[0-9a-f]+))?"
+    r".*?(?P<state>Init START|Init COMPLETE)?$"
+)
+_CALL = re.compile(
+    r"(?P<op>[A-Z]\w+): opCount (?P<count>[0-9a-f]+) sendbuff \S+ recvbuff \S+ count (?P<n>\d+) datatype (?P<type>\d+)"
+    r".*?comm (?P<comm>0x[0-9a-f]+) \[nranks=(?P<size>\d+)\]"
+)
+_NET = re.compile(
+    r"Channel \d+(?:/\d+)? : (?P<a>\d+)\[\w+\] -> (?P<b>\d+)\[\w+\](?: \[\w+\])? via (?P<via>[\w/]+)(?P<rest>.*)"
+)
+_NETWORK = re.compile(r"Using network (?P<name>\S+)")
+_OPS = {
+    "AllReduce": Op.ALL_REDUCE,
+    "AllGather": Op.ALL_GATHER,
+    "ReduceScatter": Op.REDUCE_SCATTER,
+    "Broadcast": Op.BROADCAST,
+    "Reduce": Op.REDUCE,
+    "AlltoAll": Op.ALL_TO_ALL,
+    "Gather": Op.GATHER,
+    "Scatter": Op.SCATTER,
+    "Send": Op.SEND,
+    "Recv": Op.RECV,
+}
+_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+"""ncclDataType_t, nccl.h."""
+
+_FOLLOWS = re.compile(
+    r"connection (?:closed|reset)|closed by (?:remote )?peer|aborted|Connect to .* failed", re.IGNORECASE
+)
+_MOST_WARNINGS = 2000
+
+Process = tuple[str, int]
+
+
+def _accepts(file: Path, head: bytes) -> bool:
+    return b" NCCL INFO " in head or b" NCCL WARN " in head or b" NCCL TRACE " in head
+
+
+@dataclass
+class _Member:
+    """A process in a communicator. rank: UNKNOWN until a line states it."""
+
+    comm_id: str
+    rank: int
+    size: int
+    is_complete: bool = False
+    n_calls: int = 0
+    last: str = ""
+    op: Op = Op.NONE
+    count: int = UNKNOWN
+    op_count: int = UNKNOWN
+
+
+@dataclass
+class _Job:
+    """What the lines state. members: by process and communicator address."""
+
+    members: dict[tuple[Process, str], _Member] = field(default_factory=dict)
+    networks: dict[Process, str] = field(default_factory=dict)
+    has_gdr: dict[Process, bool] = field(default_factory=dict)
+    warnings: list[tuple[Process, str, int]] = field(default_factory=list)
+    devices: dict[Process, int] = field(default_factory=dict)
+    n_lines: int = 0
+
+
+def _read(source: Source) -> Trace:
+    said = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
+    return said.trace()
+
+
+def collect(files: Iterable[Path], said: Statements) -> None:
+    """Add what some logs state."""
+    job = _Job()
+    for file in files:
+        for raw in lines_of(file):
+            if "NCCL" in raw and (found := _LINE.search(raw)):
+                job.n_lines += 1
+                _take(job, found)
+    _state(job, said)
+    said.sources.append(f"NCCL logs of {len(job.devices)} processes")
+
+
+def _take(job: _Job, found: re.Match[str]) -> None:
+    process = found["host"], int(found["pid"])
+    job.devices.setdefault(process, int(found["device"]))
+    text = found["text"]
+    if found["level"] == "WARN":
+        if len(job.warnings) < _MOST_WARNINGS:
+            job.warnings.append((process, text, job.n_lines))
+    elif call := _CALL.search(text):
+        member = job.members.setdefault((process, call["comm"]), _Member("", UNKNOWN, int(call["size"])))
+        member.n_calls += 1
+        member.op_count = max(member.op_count, int(call["count"], 16))
+        member.op = _OPS.get(call["op"], Op.NONE)
+        member.count = int(call["n"])
+        number = int(call["type"])
+        member.last = f"{call['op']} [{call['n']}] {_TYPES[number] if number < len(_TYPES) else ''}".strip()
+    elif init := _INIT.search(text):
+        member = job.members.setdefault((process, init["comm"]), _Member("", UNKNOWN, 0))
+        member.rank, member.size = int(init["rank"]), int(init["size"])
+        member.comm_id = init["id"] or member.comm_id
+        member.is_complete |= init["state"] == "Init COMPLETE"
+    elif network := _NETWORK.search(text):
+        job.networks[process] = network["name"]
+    elif (channel := _NET.search(text)) and channel["via"].startswith("NET/"):
+        job.has_gdr[process] = job.has_gdr.get(process, False) or "GDRDMA" in channel["via"] + channel["rest"]
+
+
+def _state(job: _Job, said: Statements) -> None:
+    """Turn the lines into statements on ranks."""
+    ranks = _ranks(job)
+    for (host, pid), rank in ranks.items():
+        said.heard.add(rank)
+        said.hosts.setdefault(rank, host)
+        said.pids.setdefault(rank, pid)
+    size = max((member.size for member in job.members.values()), default=UNKNOWN)
+    said.world_size = max(said.world_size, size)
+    for comm, members in _communicators(job).items():
+        _add_progress(said, comm, members, ranks)
+    _add_transports(job, said, ranks)
+    for process, text, number in job.warnings:
+        kind = "aftermath" if _FOLLOWS.search(text) else "remark"
+        said.failures.append(
+            Failure(ranks.get(process, UNKNOWN), kind, f"NCCL WARN {text}", number, host=process[0])
+        )
+    if not any(member.n_calls for member in job.members.values()):
+        said.gaps.append(
+            Gap("the NCCL logs hold no calls", "Log them with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL.")
+        )
+    else:
+        said.gaps.append(
+            Gap(
+                "NCCL logs show calls that were made, not that they completed",
+                "Dump the stacks of all ranks, too.",
+            )
+        )
+
+
+def _ranks(job: _Job) -> dict[Process, int]:
+    """The rank of each process: that in the largest communicator; else by host, device and process id."""
+    size = max((member.size for member in job.members.values() if member.rank != UNKNOWN), default=0)
+    ranks: dict[Process, int] = {}
+    for (process, _), member in job.members.items():
+        if member.rank != UNKNOWN and member.size == size:
+            ranks.setdefault(process, member.rank)
+    if set(ranks) >= set(job.devices) and len(set(ranks.values())) == len(ranks):
+        return ranks
+    left = [
+        process
+        for process in sorted(job.devices, key=lambda p: (p[0], job.devices[p], p[1]))
+        if process not in ranks
+    ]
+    free = [rank for rank in range(len(job.devices) + len(ranks)) if rank not in ranks.values()]
+    return ranks | dict(zip(left, free, strict=False))
+
+
+def _communicators(job: _Job) -> dict[str, list[tuple[Process, _Member]]]:
+    """The members of each communicator: by its id, else those of one size and one place in their processes' order."""
+    found: dict[str, list[tuple[Process, _Member]]] = {}
+    seen: dict[tuple[Process, int], int] = {}
+    for (process, _), member in job.members.items():
+        ordinal = seen[process, member.size] = seen.get((process, member.size), 0) + 1
+        name = member.comm_id or f"{member.size} ranks, number {ordinal}"
+        found.setdefault(name, []).append((process, member))
+    return found
+
+
+def _add_progress(
+    said: Statements, comm: str, members: list[tuple[Process, _Member]], ranks: dict[Process, int]
+) -> None:
+    """The calls of each member; the ranks that made most are ahead."""
+    said.groups[comm] = f"communicator {comm}"
+    calls = [member.n_calls for _, member in members]
+    most = max(calls)
+    is_initialising = any(not m.is_complete and m.comm_id for _, m in members) and most == 0
+    for process, member in members:
+        said.members.setdefault(comm, set()).add(ranks[process])
+        if most == 0 and not is_initialising:
+            continue
+        one = said.progress.setdefault((comm, ranks[process]), Progress(comm))
+        one.enqueued = member.n_calls - 1
+        one.completed = min(calls) - 1
+        one.words = member.last
+        if member.comm_id:  # else the members are a guess, and a difference between them decides nothing
+            one.op, one.count = member.op, member.count
+        if member.n_calls == most and most > min(calls):
+            one.open_seq = member.n_calls - 1
+
+
+def _add_transports(job: _Job, said: Statements, ranks: dict[Process, int]) -> None:
+    """Processes whose network differs from that of most: fallen back to sockets, or without GPUDirect."""
+    for states, words in (
+        (job.networks, "uses network {0} where most ranks use {1}"),
+        (
+            {p: "GPUDirect" if gdr else "no GPUDirect" for p, gdr in job.has_gdr.items()},
+            "has {0} where most ranks have {1}",
+        ),
+    ):
+        values = list(states.values())
+        usual = max(set(values), key=values.count) if values else ""
+        for process, value in states.items():
+            if value != usual and 2 * values.count(usual) > len(values):
+                text = words.format(value, usual)
+                said.failures.append(Failure(ranks.get(process, UNKNOWN), "remark", text, 0, host=process[0]))
+
+
+IMPORTER = Importer("NCCL log (NCCL_DEBUG=INFO or TRACE)", _accepts, _read)

@@ -1,0 +1,242 @@
+"""What logs and stack dumps state about the ranks of a job, collected from several files and turned into one trace.
+
+A rank without a known process id has its rank as process id. Statements become: memberships with the last enqueued and
+completed collective, open collectives for time-outs, positions for stacks, and annotations for failures (see
+events/failure_labels). Times are wall-clock times where lines carry them, else the order of the lines.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.events import layout
+from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
+from stallscope.events.failure_labels import FAILURE_LABELS, STATED, failure_label
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import CollectiveFlag, Op
+from stallscope.events.trace import Clock, Coverage, Gap, Trace
+
+_NOT_SHOWN = Gap(
+    "logs and stack dumps do not show whether a job runs well",
+    "Give a profile of all ranks (torch.profiler), or trace the job live (stallscope trace).",
+)
+_MOST_STACKS = 64  # threads of one rank
+_UNRANKED = 1 << 30  # process ids of failures that name no rank
+
+
+@dataclass
+class Progress:
+    """Collectives of one rank in one group. open_seq: one that timed out; words: its operation and size."""
+
+    group: str
+    enqueued: int = UNKNOWN
+    started: int = UNKNOWN
+    completed: int = UNKNOWN
+    open_seq: int = UNKNOWN
+    op: Op = Op.NONE
+    count: int = UNKNOWN
+    words: str = ""
+    line: str = ""
+    ts_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An end or error that a line states. kind: see failure_labels. status: exit status, 128 + signal; UNKNOWN."""
+
+    rank: int
+    kind: str
+    words: str
+    ts_ns: int
+    stack: tuple[str, ...] = ()
+    status: int = UNKNOWN
+    pid: int = UNKNOWN
+    host: str = ""
+
+
+@dataclass
+class Statements:
+    """All statements of some files. world_size: UNKNOWN where no line states it. heard: ranks that wrote a line."""
+
+    world_size: int = UNKNOWN
+    hosts: dict[int, str] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
+    heard: set[int] = field(default_factory=set)
+    progress: dict[tuple[str, int], Progress] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    members: dict[str, set[int]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
+    omitted: dict[str, int] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    has_times: bool = False
+
+    def at(self, group: str, rank: int) -> Progress:
+        """The progress of a rank in a group, made on first use."""
+        self.members.setdefault(group, set()).add(rank)
+        return self.progress.setdefault((group, rank), Progress(group))
+
+    def omit(self, reason: str, n: int = 1) -> None:
+        """Count records that were left out."""
+        self.omitted[reason] = self.omitted.get(reason, 0) + n
+
+    def add_stack(self, rank: int, frames: Iterable[str]) -> None:
+        """Keep the stack of one thread, innermost frame first."""
+        stacks = self.stacks.setdefault(rank, [])
+        if len(stacks) < _MOST_STACKS and (stack := tuple(frames)):
+            stacks.append(stack)
+
+    def trace(self) -> Trace:
+        """The statements as a trace."""
+        return _trace(self)
+
+
+def comm_hash_of(group: str) -> int:
+    """The identity of a group that lines name."""
+    return int.from_bytes(hashlib.blake2b(group.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+
+
+def _trace(said: Statements) -> Trace:
+    ranks = sorted(
+        {rank for _, rank in said.progress}
+        | set(said.stacks)
+        | said.heard
+        | {failure.rank for failure in said.failures if failure.rank >= 0}
+        | set(range(max(said.world_size, 0)))
+    )
+    hosts = tuple(sorted({said.hosts.get(rank, "") for rank in ranks})) or ("",)
+    who = {rank: (hosts.index(said.hosts.get(rank, "")), said.pids.get(rank, rank)) for rank in ranks}
+    times = [one.ts_ns for one in said.failures] + [one.ts_ns for one in said.progress.values()]
+    last_ns = max(times, default=0)
+    stacks, positions = _positions(said, who, last_ns)
+    return Trace(
+        collectives=_collectives(said, who),
+        communicators=_communicators(said, who),
+        processes=_processes(said, who),
+        snapshots=_snapshots(said, who, last_ns),
+        annotations=_annotations(said, who),
+        positions=positions,
+        stacks=dict(enumerate(stacks)),
+        nodes=hosts,
+        clocks=tuple(Clock(i, last_ns, last_ns) for i in range(len(hosts))) if said.has_times else (),
+        ends_ns=(last_ns,) * len(hosts),
+        source="; ".join(said.sources),
+        facts=said.facts
+        | {STATED: "; ".join(said.sources)}
+        | {group_fact(comm_hash_of(group)): words for group, words in said.groups.items()},
+        coverage=Coverage(
+            blind_spots=("slowness",), omitted=said.omitted, gaps=tuple(said.gaps) or (_NOT_SHOWN,)
+        ),
+    )
+
+
+Who = dict[int, tuple[int, int]]
+
+
+def _collectives(said: Statements, who: Who) -> Array:
+    found = [(rank, one) for (_, rank), one in said.progress.items() if _last_seq(one) != UNKNOWN]
+    rows = layout.empty(layout.COLLECTIVES, len(found))
+    knows_starts = any(one.started > UNKNOWN for _, one in found)
+    for row, (rank, one) in zip(rows, found, strict=True):
+        row["node"], row["pid"] = who[rank]
+        row["ts_ns"], row["comm_hash"], row["comm_rank"] = one.ts_ns, comm_hash_of(one.group), rank
+        row["nranks"] = _size(said, one.group)
+        row["seq"], row["op"], row["count"] = _last_seq(one), one.op, one.count
+        is_open = one.open_seq != UNKNOWN or one.enqueued > one.completed
+        not_started = is_open and knows_starts and UNKNOWN < one.started < row["seq"]
+        row["flags"] = (
+            CollectiveFlag.NO_LEDGER
+            | (CollectiveFlag.OPEN if is_open else 0)
+            | (CollectiveFlag.NOT_STARTED if not_started else 0)
+        )
+    return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+
+def _last_seq(one: Progress) -> int:
+    """The round that holds a rank: that which timed out, else the first that it has not seen complete."""
+    if one.open_seq != UNKNOWN:
+        return one.open_seq
+    return min(one.completed + 1, one.enqueued) if one.completed != UNKNOWN else one.enqueued
+
+
+def _size(said: Statements, group: str) -> int:
+    is_world = said.world_size != UNKNOWN and len(said.members[group]) > 0 and group in _WORLD
+    return said.world_size if is_world else UNKNOWN
+
+
+_WORLD = ("default_pg", "0")
+"""The group of all ranks, as c10d names it."""
+
+
+def _communicators(said: Statements, who: Who) -> Array:
+    memberships = {
+        (group, rank): said.progress.get((group, rank))
+        for group, members in said.members.items()
+        for rank in (set(who) if group in _WORLD else members)
+    }
+    rows = layout.empty(layout.COMMUNICATORS, len(memberships))
+    for row, ((group, rank), one) in zip(rows, memberships.items(), strict=True):
+        row["node"], row["pid"] = who[rank]
+        row["comm_hash"], row["comm_rank"], row["nranks"] = comm_hash_of(group), rank, _size(said, group)
+        if one is not None:
+            row["last_entered"] = max(one.enqueued, one.open_seq)
+            row["last_completed"] = one.completed
+    return rows
+
+
+def _processes(said: Statements, who: Who) -> Array:
+    rows = layout.empty(layout.PROCESSES, len(who))
+    for row, (rank, (node, pid)) in zip(rows, who.items(), strict=True):
+        row["node"], row["pid"], row["rank"] = node, pid, rank
+        row["nranks"] = max(said.world_size, len(who))
+    return rows
+
+
+def _snapshots(said: Statements, who: Who, last_ns: int) -> Array:
+    """One row for each rank whose progress a line states: a rank without one is silent."""
+    stated = sorted({rank for (_, rank), one in said.progress.items() if _last_seq(one) != UNKNOWN})
+    rows = layout.empty(layout.SNAPSHOTS, len(stated))
+    for row, rank in zip(rows, stated, strict=True):
+        row["ts_ns"], row["alive"] = last_ns, 1
+        row["node"], row["pid"] = who[rank]
+    return rows
+
+
+def _positions(said: Statements, who: Who, last_ns: int) -> tuple[list[tuple[str, ...]], Array]:
+    """The stacks, and a row for each thread of each rank, main thread first, and for each failure with a stack."""
+    number: dict[tuple[str, ...], int] = {}
+    values = [
+        (last_ns + 1, who[rank], thread, stack)
+        for rank, threads in said.stacks.items()
+        for thread, stack in enumerate(threads)
+    ]
+    values += [
+        (one.ts_ns, who.get(one.rank, (0, _UNRANKED)), 0, one.stack) for one in said.failures if one.stack
+    ]
+    rows = layout.empty(layout.POSITIONS, len(values))
+    for row, (ts_ns, place, thread, stack) in zip(rows, values, strict=True):
+        row["ts_ns"], row["stack"] = ts_ns, number.setdefault(stack, len(number))
+        row["node"], row["pid"] = place
+        row["tid"] = place[1] + thread
+    return list(number), rows
+
+
+def _annotations(said: Statements, who: Who) -> Array:
+    values: list[tuple[int, tuple[int, int], bytes, bytes]] = []
+    for (_, rank), one in said.progress.items():
+        if one.words or one.line:
+            label = call_label(one.words, said.groups.get(one.group, one.group), one.line)
+            values.append((one.ts_ns, who[rank], CALL_LABEL, label))
+    for failure in said.failures:
+        place = who.get(failure.rank, (0, _UNRANKED))
+        label = failure_label(failure.words, failure.status, pid=failure.pid, host=failure.host)
+        values.append((failure.ts_ns, place, FAILURE_LABELS[failure.kind], label))
+    rows = layout.empty(layout.ANNOTATIONS, len(values))
+    for row, (ts_ns, place, kind, value) in zip(rows, values, strict=True):
+        row["ts_ns"], row["label"], row["value"] = ts_ns, kind, value
+        row["node"], row["pid"] = place
+    return rows

@@ -1,0 +1,165 @@
+"""Files of several kinds read together: each file by the importer that its content asks for, as few traces as possible.
+
+Logs and stack dumps state facts on ranks; where another source measured the same ranks, the statements are added to
+its trace. Files that cannot be read are listed with the reason; a single such file among others is no error.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.errors import BadTrace, NotFound
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.trace import Coverage, Gap, Trace
+from stallscope.importers import launcher_log, nccl_log, stack_dump
+from stallscope.importers.rank_statements import Statements
+from stallscope.importers.registry import Importer, importers, why_unknown
+from stallscope.importers.texts import files_of, head_of
+
+_MOST_NAMED = 20
+_STATEMENTS: tuple[tuple[Importer, Callable[[Iterable[Path], Statements], None]], ...] = (
+    (nccl_log.IMPORTER, nccl_log.collect),
+    (stack_dump.IMPORTER, stack_dump.collect),
+    (launcher_log.IMPORTER, launcher_log.collect),
+)
+"""Importers of statements: one file may hold lines for several of them, and all files make one set of statements."""
+
+
+@dataclass
+class Reading:
+    """traces: one per kind of measured source. used: kinds with their number of files. unread: file and reason."""
+
+    traces: list[Trace] = field(default_factory=list)
+    used: dict[str, int] = field(default_factory=dict)
+    unread: list[tuple[Path, str]] = field(default_factory=list)
+
+    def unread_lines(self) -> list[str]:
+        """The files that could not be read, in words, the first few."""
+        lines = [f"{path} {reason}" for path, reason in self.unread[:_MOST_NAMED]]
+        more = len(self.unread) - _MOST_NAMED
+        return [*lines, f"{more:,} more files could not be read"] if more > 0 else lines
+
+
+def read_files(paths: Sequence[Path]) -> Reading:
+    """All files and folders, at any depth. Raises NotFound: no such path; BadTrace: not one file could be read."""
+    if missing := next((path for path in paths if not path.exists()), None):
+        raise NotFound(f"there is no {missing}: check the path")
+    reading = Reading()
+    by_kind, said_by = _assigned(paths, reading)
+    said = Statements()
+    for importer, collect in _STATEMENTS:
+        if files := said_by.get(importer.name):
+            collect(files, said)
+            reading.used[importer.name] = len(files)
+    for importer in importers():
+        for source in by_kind.get(importer.name, []):
+            try:
+                reading.traces.append(importer.read(source))
+                n_files = 1 if isinstance(source, Path) else len(source)
+                reading.used[importer.name] = reading.used.get(importer.name, 0) + n_files
+            except (BadTrace, NotFound) as error:
+                first = source if isinstance(source, Path) else source[0]
+                reading.unread.append((first, f"({importer.name}): {error}"))
+    if said.sources:
+        _add_statements(reading, said)
+    if not reading.traces:
+        given = ", ".join(map(str, paths[:4]))
+        why = "; ".join(reading.unread_lines()[:4])
+        raise BadTrace(f"{given} {why_unknown(paths[0])}" if not why or paths[0].is_dir() else why)
+    if reading.unread:
+        reading.traces[0] = _with_gap(reading.traces[0], reading.unread)
+    return reading
+
+
+def _with_gap(trace: Trace, unread: list[tuple[Path, str]]) -> Trace:
+    names = ", ".join(path.name for path, _ in unread[:4])
+    gap = Gap(f"{len(unread)} files could not be read ({names})", "Give these files in a readable form.")
+    return replace(trace, coverage=Coverage.joined([trace.coverage, Coverage(gaps=(gap,))]))
+
+
+def _assigned(
+    paths: Sequence[Path], reading: Reading
+) -> tuple[dict[str, list[Path | list[Path]]], dict[str, list[Path]]]:
+    """The sources of each measuring importer, and the files of each importer of statements."""
+    folders = [importer for importer in importers() if importer.takes_folders]
+    measuring = [
+        one
+        for one in importers()
+        if not one.takes_folders and one.name not in {i.name for i, _ in _STATEMENTS}
+    ]
+    by_kind: dict[str, list[Path | list[Path]]] = {}
+    said_by: dict[str, list[Path]] = {}
+    whole = [
+        (folder, one)
+        for path in paths
+        for folder in _folders(path)
+        for one in folders
+        if one.accepts(folder, b"")
+    ]
+    for folder, importer in whole:
+        by_kind.setdefault(importer.name, []).append(folder)
+    taken = [folder for folder, _ in whole]
+    plain: dict[str, list[Path]] = {}
+    for file in files_of(list(paths)):
+        if any(folder in file.parents for folder in taken):
+            continue
+        head = head_of(file)
+        if kind := next((one for one in measuring if one.accepts(file, head)), None):
+            plain.setdefault(kind.name, []).append(file)
+            continue
+        stating = [importer for importer, _ in _STATEMENTS if importer.accepts(file, head)]
+        for importer in stating:
+            said_by.setdefault(importer.name, []).append(file)
+        if not stating:
+            reading.unread.append((file, why_unknown(file)))
+    for name, files in plain.items():
+        by_kind.setdefault(name, []).append(files)
+    return by_kind, said_by
+
+
+def _folders(path: Path) -> list[Path]:
+    return [Path(parent) for parent, _, _ in os.walk(path)] if path.is_dir() else []
+
+
+def _add_statements(reading: Reading, said: Statements) -> None:
+    """Add what logs and stacks state to the first trace of the same ranks, or as a trace of its own."""
+    stated = said.trace()
+    ranks = set(stated.told_ranks().values()) - {UNKNOWN}
+    base = next((i for i, one in enumerate(reading.traces) if ranks & set(one.told_ranks().values())), None)
+    if base is None:
+        reading.traces.append(stated)
+    else:
+        reading.traces[base] = combined(reading.traces[base], stated)
+
+
+def combined(base: Trace, stated: Trace) -> Trace:
+    """A measured trace with the statements on its ranks: stacks, failures and words of calls."""
+    place = {rank: who for who, rank in base.told_ranks().items()}
+    moved = {who: place[rank] for who, rank in stated.told_ranks().items() if rank in place}
+    first_stack = max(base.stacks, default=-1) + 1
+    positions = _moved(stated.positions, moved)
+    positions["stack"] = np.where(
+        positions["stack"] >= 0, positions["stack"] + first_stack, positions["stack"]
+    )
+    last_ns = int(base.collectives["ts_ns"].max(initial=0))
+    positions["ts_ns"] = np.maximum(positions["ts_ns"], last_ns + 1)
+    return replace(
+        base,
+        positions=np.concatenate([base.positions, positions]),
+        annotations=np.concatenate([base.annotations, _moved(stated.annotations, moved)]),
+        stacks=base.stacks | {number + first_stack: frames for number, frames in stated.stacks.items()},
+        source=f"{base.source}; {stated.source}",
+        facts=stated.facts | base.facts,
+        coverage=Coverage.joined([base.coverage, replace(stated.coverage, gaps=())]),
+    )
+
+
+def _moved(rows: Array, who: dict[tuple[int, int], tuple[int, int]]) -> Array:
+    """Rows with the processes of another trace; of processes that it lacks they stay unranked."""
+    out = rows.copy()
+    for row in out:
+        row["node"], row["pid"] = who.get((int(row["node"]), int(row["pid"])), (0, 1 << 30))
+    return out

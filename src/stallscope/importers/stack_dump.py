@@ -1,0 +1,233 @@
+"""Stacks of all ranks, dumped from outside: py-spy (text, JSON), faulthandler, gdb and cuda-gdb; one file per rank.
+
+The words are those of py-spy dump (src/dump.rs, 0.3 to 0.4), faulthandler (Python/traceback.c, 3.9 to 3.14) and gdb's
+`thread apply all bt`. The rank is that in the file's name, of the process's environment or command line where the dump
+shows it, else of the order of the process ids on a host. A file may hold several processes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.events.trace import Gap, Trace
+from stallscope.importers.file_ranks import named_rank, ranks_in_name
+from stallscope.importers.rank_statements import Statements
+from stallscope.importers.registry import Importer
+from stallscope.importers.texts import Source, files_of, head_of, lines_of, text_of
+
+_PYSPY_PROCESS = re.compile(r"^Process (\d+): (.*)$")
+_PYSPY_THREAD = re.compile(r'^Thread (?:0x)?([0-9A-Fa-f]+) \((\S+?)\)(?:: "([^"]*)")?$')
+_PYSPY_FRAME = re.compile(r"^    (?P<name>.+?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
+_FAULT_THREAD = re.compile(
+    r"^(?P<current>Current t|T)hread 0x[0-9a-f]+ (?:\[[^\]]*\] )?\(most recent call first\):"
+)
+_FAULT_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
+_GDB_THREAD = re.compile(r"^Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP (\d+)\)?.*\):")
+_GDB_FRAME = re.compile(
+    r"^#(\d+) +(?:0x[0-9a-f]+ in )?(?P<name>[^ (]+(?:<.*?>)?) ?\(.*?\)"
+    r"(?: at (?P<file>[^:]+):(?P<line>\d+))?(?: from (?P<lib>\S+))?"
+)
+_GDB_PROCESS = re.compile(r"^(?:\[New LWP|Attaching to (?:program|process)[^\d]*(\d+)|.*process (\d+))")
+_CUDA_KERNEL = re.compile(r"^\*? *(\d+) +.*?(\w*[Nn]ccl\w*|\w+kernel\w*)\(")
+_COMMAND_RANK = re.compile(r"(?:--rank[= ]|--global[-_]rank[= ]|\bRANK=)(\d{1,7})\b")
+_LOCAL_RANK = re.compile(r"(?:--local[-_]rank[= ]|LOCAL_RANK=)(\d{1,7})\b")
+_MOST_BYTES = 64 << 20
+_MAIN = ("MainThread", "main")
+
+
+def _accepts(file: Path, head: bytes) -> bool:
+    if _is_json(head):
+        return True
+    text = head.decode("utf-8", "replace")
+    return _kind(text) is not None
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip()[:1] in (b"[", b"{") and b'"thread_id"' in head and b'"frames"' in head
+
+
+def _kind(text: str) -> str | None:
+    """The tool that wrote a dump."""
+    lines = text.splitlines()[:4000]
+    if any(_PYSPY_THREAD.match(line) for line in lines) and any(_PYSPY_FRAME.match(line) for line in lines):
+        return "py-spy"
+    if (
+        any(_GDB_THREAD.match(line) for line in lines)
+        or sum(bool(_GDB_FRAME.match(line)) for line in lines) >= 3
+    ):
+        return "gdb"
+    has_traceback = any("Traceback (most recent call last)" in line for line in lines)
+    if any(_FAULT_THREAD.match(line) for line in lines) and not has_traceback:
+        return "faulthandler"
+    return None
+
+
+@dataclass
+class _Process:
+    """One process of a dump. threads: name and frames, innermost first."""
+
+    pid: int = 0
+    command: str = ""
+    threads: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def in_order(self) -> list[list[str]]:
+        """The stacks, main thread first; threads without frames are left out."""
+        named = [(name, frames) for name, frames in self.threads if frames]
+        main = [frames for name, frames in named if name in _MAIN]
+        return [*main[:1], *(frames for _, frames in named if not main or frames is not main[0])]
+
+
+def _read(source: Source) -> Trace:
+    said = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
+    return said.trace()
+
+
+def collect(files: Iterable[Path], said: Statements) -> None:
+    """Add the stacks of some dumps."""
+    found: list[tuple[Path, _Process]] = []
+    for file in files:
+        processes = [process for process in _processes(file) if process.in_order()]
+        found += [(file, process) for process in processes]
+        if not processes:
+            said.omit("stack dumps without a frame")
+    ranks = _ranks(found)
+    for (_, process), rank in zip(found, ranks, strict=True):
+        said.heard.add(rank)
+        if process.pid:
+            said.pids.setdefault(rank, process.pid)
+        for stack in process.in_order():
+            said.add_stack(rank, stack)
+    said.sources.append(f"stacks of {len(set(ranks))} rank{'s' * (len(set(ranks)) != 1)}")
+    if len(set(ranks)) < 2:
+        said.gaps.append(
+            Gap(
+                "stacks of one rank only cannot show which rank differs",
+                "Dump the stacks of all ranks at one time.",
+            )
+        )
+
+
+def _ranks(found: list[tuple[Path, _Process]]) -> list[int]:
+    """The rank of each process: as its command line or its file states, if that tells all apart; else by order."""
+    by_command = [_COMMAND_RANK.search(process.command) for _, process in found]
+    stated = [
+        int(match[1]) if match else named_rank(file)
+        for match, (file, _) in zip(by_command, found, strict=True)
+    ]
+    ranks = [rank for rank in stated if rank is not None]
+    if len(ranks) == len(found) and len(set(ranks)) == len(ranks):
+        return ranks
+    numbered = [ranks_in_name(file)[:1] for file, _ in found]
+    small = [numbers[0] for numbers in numbered if numbers]
+    if len(small) == len(found) and len(set(small)) == len(small) and max(small) < 4 * len(small):
+        return small
+    local = [_LOCAL_RANK.search(process.command) for _, process in found]
+    numbers = [int(match[1]) for match in local if match]
+    if len(numbers) == len(found) and len(set(numbers)) == len(numbers):
+        return numbers
+    order = sorted(range(len(found)), key=lambda i: (str(found[i][0].parent), found[i][1].pid, i))
+    out = [0] * len(found)
+    for rank, i in enumerate(order):
+        out[i] = rank
+    return out
+
+
+def _processes(file: Path) -> Iterator[_Process]:
+    """The processes of one file."""
+    head = head_of(file)
+    if _is_json(head):
+        yield from _json_processes(text_of(file, _MOST_BYTES))
+        return
+    kind = _kind(head.decode("utf-8", "replace"))
+    parse = {"py-spy": _pyspy, "gdb": _gdb, "faulthandler": _faulthandler}.get(kind or "")
+    if parse:
+        yield from parse(lines_of(file))
+
+
+def _json_processes(text: str) -> Iterator[_Process]:
+    """py-spy dump --json: a list of threads."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    process = _Process()
+    for thread in value if isinstance(value, list) else value.get("threads", []):
+        if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+            continue
+        frames = [
+            _frame(str(f.get("name")), str(f.get("short_filename") or f.get("filename")), f.get("line"))
+            for f in thread["frames"]
+            if isinstance(f, dict)
+        ]
+        process.threads.append((str(thread.get("thread_name") or ""), frames))
+        process.pid = thread["pid"] if isinstance(thread.get("pid"), int) else process.pid
+        info = thread.get("process_info")
+        if isinstance(info, dict):
+            process.command = str(info.get("command_line", ""))
+    yield process
+
+
+def _frame(name: str, file: str, line: object) -> str:
+    """A frame in the words of a trace: Python's as "file:line name", native ones as "name (file)"."""
+    if file.endswith(".py") or file.startswith("<") or (".so" not in file and line):
+        return f"{file}:{line or '?'} {name}"
+    return f"{name} ({file.rpartition('/')[2]})"
+
+
+def _pyspy(lines: Iterable[str]) -> Iterator[_Process]:
+    process = _Process()
+    for line in lines:
+        if found := _PYSPY_PROCESS.match(line):
+            if process.threads:
+                yield process
+            process = _Process(int(found[1]), found[2])
+        elif found := _PYSPY_THREAD.match(line):
+            process.threads.append((found[3] or "", []))
+        elif process.threads and (found := _PYSPY_FRAME.match(line)):
+            process.threads[-1][1].append(_frame(found["name"], found["file"], found["line"]))
+    yield process
+
+
+def _faulthandler(lines: Iterable[str]) -> Iterator[_Process]:
+    """The main thread is written last, unless one thread is current."""
+    process = _Process()
+    for line in lines:
+        if found := _FAULT_THREAD.match(line):
+            process.threads.append(("MainThread" if found["current"] == "Current t" else "", []))
+        elif process.threads and (found := _FAULT_FRAME.match(line)):
+            process.threads[-1][1].append(f"{found['file']}:{found['line']} {found['name']}")
+    if process.threads and not any(name for name, _ in process.threads):
+        process.threads[-1] = ("MainThread", process.threads[-1][1])
+    yield process
+
+
+def _gdb(lines: Iterable[str]) -> Iterator[_Process]:
+    """Thread 1 is the main thread. Frames of one thread in order; a second frame 0 begins another process."""
+    process = _Process()
+    name = ""
+    for line in lines:
+        if (found := _GDB_THREAD.match(line)) is not None:
+            name = "MainThread" if found[1] == "1" else f"Thread {found[1]}"
+            if name == "MainThread" and any(known == name for known, _ in process.threads):
+                yield process
+                process = _Process()
+            process.threads.append((name, []))
+            if name == "MainThread":
+                process.pid = int(found[2])
+        elif (found := _GDB_FRAME.match(line)) is not None:
+            if not process.threads or (found[1] == "0" and process.threads[-1][1] and not name):
+                process.threads.append(("", []))
+            where = found["file"] or (found["lib"] or "").rpartition("/")[2]
+            text = (
+                f"{found['file']}:{found['line']} {found['name']}"
+                if found["line"]
+                else f"{found['name']} ({where or '?'})"
+            )
+            process.threads[-1][1].append(text)
+    yield process
+
+
+IMPORTER = Importer("stacks of ranks (py-spy, faulthandler, gdb)", _accepts, _read)
