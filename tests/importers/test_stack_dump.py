@@ -38,7 +38,7 @@ HELPER: Frames = [
 def pyspy(pid: int, main: Frames) -> str:
     def thread(name: str, number: int, state: str, frames: Frames) -> str:
         lines = [
-            f"    {function} ({Path(file).name if '/home' in file else file[26:]}:{line})"
+            f"    {function} ({Path(file).name if '/opt/job' in file else file[26:]}:{line})"
             for function, file, line in frames
         ]
         return f'Thread {number} ({state}): "{name}"\n' + "\n".join(lines) + "\n"

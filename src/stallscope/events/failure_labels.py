@@ -10,6 +10,7 @@ FAILURE_LABELS = {
     "failure": b"failure",  # an error or end of its own
     "aftermath": b"aftermath",  # follows from another rank's end: connections reset, SIGTERM of a launcher
     "machine": b"machine",  # the machine states it: Xid, out-of-memory killer
+    "slow": b"slow",  # a rank is slower than the others
     "remark": b"remark",  # worth a line, not an end: a transport that fell back
 }
 STATED = "stated_by"

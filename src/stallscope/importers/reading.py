@@ -14,7 +14,7 @@ import numpy as np
 from stallscope.errors import BadTrace, NotFound
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Coverage, Gap, Trace
-from stallscope.importers import launcher_log, nccl_log, stack_dump
+from stallscope.importers import framework_timers, launcher_log, nccl_log, nccl_metrics, stack_dump
 from stallscope.importers.rank_statements import Statements
 from stallscope.importers.registry import Importer, importers, why_unknown
 from stallscope.importers.texts import files_of, head_of
@@ -23,6 +23,8 @@ _MOST_NAMED = 20
 _STATEMENTS: tuple[tuple[Importer, Callable[[Iterable[Path], Statements], None]], ...] = (
     (nccl_log.IMPORTER, nccl_log.collect),
     (stack_dump.IMPORTER, stack_dump.collect),
+    (framework_timers.IMPORTER, framework_timers.collect),
+    (nccl_metrics.IMPORTER, nccl_metrics.collect),
     (launcher_log.IMPORTER, launcher_log.collect),
 )
 """Importers of statements: one file may hold lines for several of them, and all files make one set of statements."""

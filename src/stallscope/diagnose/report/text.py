@@ -104,6 +104,10 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
 
 
 def _straggler(verdict: Verdict) -> str:
+    if "stated" in verdict.evidence:
+        return (
+            f"{_ranks(verdict.ranks).capitalize()} is slower than the others: {verdict.evidence['stated']}."
+        )
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
     who = (
         f"Node {', '.join(verdict.nodes)} ({_ranks(verdict.ranks)})"

@@ -76,10 +76,43 @@ def with_statements(trace: Trace, report: Report) -> Report:
         odd = odd_ranks(trace)
         stacks = _stack_verdict(trace, odd) if odd else None
         verdicts += [stacks] if stacks else []
+    if not any(verdict.kind in ("hang", "failure", "straggler") for verdict in verdicts):
+        verdicts += _slow_verdicts(trace)
     if is_stated(trace) and not verdicts:
         verdicts = [_undecided(trace)]
     verdicts = [replace(v, summary=text.summary(v)) if v.summary == "" else v for v in verdicts]
     return replace(report, verdicts=verdicts, benign=[*report.benign, *_remarks(trace)])
+
+
+def _slow_verdicts(trace: Trace) -> list[Verdict]:
+    """One verdict per rank that timers or metrics call slow; without a rank the statement stays open."""
+    ranks = trace.told_ranks()
+    by_rank: dict[int, list[str]] = {}
+    for row in trace.annotations[trace.annotations["label"] == FAILURE_LABELS["slow"]]:
+        rank = ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN)
+        words = by_rank.setdefault(rank, [])
+        words += [text] if (text := failure_words(bytes(row["value"])).words) not in words else []
+    heard = {rank for rank in ranks.values() if rank != UNKNOWN}
+    verdicts = [
+        Verdict(
+            kind="straggler",
+            summary="",
+            ranks=[rank],
+            n_incidents=1,
+            confidence=0.6,
+            victims=sorted(heard - set(by_rank)),
+            advice=[
+                "Trace that rank live (stallscope trace), or profile it next to a rank that is not slow."
+            ],
+            evidence={"stated": "; ".join(words[:4]), "statements": words[:_MOST]},
+        )
+        for rank, words in sorted(by_rank.items())
+        if rank != UNKNOWN
+    ]
+    if not verdicts and by_rank:
+        because = "; ".join(by_rank[UNKNOWN][:4])
+        return [Verdict(kind="inconclusive", summary="", confidence=0.4, abstained_because=because)]
+    return verdicts
 
 
 def _undecided(trace: Trace) -> Verdict:

@@ -1,0 +1,91 @@
+"""Metrics of NCCL's Inspector plugin (.prom) and traces of NCCL's example profiler plugin: what they can show.
+
+Metrics hold the time inside collectives per GPU, as an average over an interval: in a synchronising collective the GPU
+that enters last is inside for the shortest time. Traces of the example plugin (plugins/profiler/example) hold when a
+process enqueued its collectives. The formats are those of NVIDIA/nccl, commit 5067397c.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.trace import Gap, Trace
+from stallscope.importers.rank_statements import Failure, Statements
+from stallscope.importers.registry import Importer
+from stallscope.importers.texts import Source, files_of, head_of, lines_of
+
+_METRIC = re.compile(r"^nccl_collective_exec_time_microseconds\{(?P<labels>[^}]*)\} (?P<value>[\d.eE+-]+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_PLUGIN_RANK = re.compile(rb'"Rank": ?(\d{1,7})')
+_SHORT = 0.5  # of the median time inside
+
+
+def _accepts(file: Path, head: bytes) -> bool:
+    is_metrics = b"nccl_collective_exec_time_microseconds{" in head or b"nccl_bus_bandwidth_gbs{" in head
+    return is_metrics or (b'"CommHash"' in head and b'"SeqNum"' in head and b'"ph"' in head)
+
+
+def _read(source: Source) -> Trace:
+    said = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
+    return said.trace()
+
+
+def collect(files: Iterable[Path], said: Statements) -> None:
+    """Add what some files state."""
+    inside: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for file in files:
+        head = head_of(file)
+        if b'"CommHash"' in head:
+            said.heard |= {int(rank) for rank in _PLUGIN_RANK.findall(head)}
+            said.gaps.append(
+                Gap(
+                    "traces of NCCL's example profiler plugin show when collectives were enqueued, not who waited",
+                    "Load the Inspector plugin (libnccl-profiler-inspector.so), or profile with torch.profiler.",
+                )
+            )
+            continue
+        for line in lines_of(file):
+            if found := _METRIC.match(line):
+                _add(inside, dict(_LABEL.findall(found["labels"])), float(found["value"]))
+    for group, by_gpu in inside.items():
+        _compare(group, by_gpu, said)
+    if inside:
+        said.gaps.append(
+            Gap(
+                "metrics are averages per GPU, which show no single round",
+                "Write the Inspector's JSON log instead (unset NCCL_INSPECTOR_PROM_DUMP).",
+            )
+        )
+    said.sources.append("metrics of NCCL plugins")
+
+
+def _add(inside: dict[tuple[str, ...], dict[str, list[float]]], labels: dict[str, str], value: float) -> None:
+    group = tuple(
+        labels.get(name, "") for name in ("slurm_job_id", "comm_name", "nranks", "collective", "message_size")
+    )
+    owner = (
+        f"rank {labels['rank']}"
+        if "rank" in labels
+        else f"{labels.get('gpu', 'a GPU')} on {labels.get('node', '?')}"
+    )
+    inside.setdefault(group, {}).setdefault(owner, []).append(value)
+
+
+def _compare(group: tuple[str, ...], by_gpu: dict[str, list[float]], said: Statements) -> None:
+    """Remark a GPU that is inside for much less time than the others: it enters last."""
+    if len(by_gpu) < 3:
+        return
+    value = {owner: float(np.median(own)) for owner, own in by_gpu.items()}
+    typical = float(np.median(list(value.values())))
+    short = [owner for owner, one in value.items() if one < _SHORT * typical]
+    if len(short) == 1:
+        words = f"{short[0]} is {value[short[0]]:.0f} us inside {group[3]}, the median {typical:.0f} us: it enters last"
+        rank = int(short[0][5:]) if short[0].startswith("rank ") else UNKNOWN
+        said.failures.append(Failure(rank, "slow", words, 0))
+
+
+IMPORTER = Importer("metrics of NCCL's Inspector (.prom)", _accepts, _read)
