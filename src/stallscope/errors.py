@@ -44,6 +44,12 @@ class StorageFailed(StallscopeError):
     http_status = 507
 
 
+class TokensUnreadable(StorageFailed):
+    """The file of tokens is damaged, or open to others: no token is accepted until that is mended."""
+
+    http_status = 503
+
+
 class CannotTrace(StallscopeError):
     """The machine or its permissions do not allow tracing."""
 

@@ -19,20 +19,23 @@ from stallscope import rates
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import thresholds
 from stallscope.ending import set_by_signals
-from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
+from stallscope.errors import BadInput, StallscopeError
 from stallscope.receive import grpc_port, http_port
-from stallscope.receive.receiver import CAPABILITIES, Receiver
+from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
 from stallscope.serve.app import House, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.front import front
 from stallscope.serve.listening import Listening, address, bound
 from stallscope.serve.numbers import expose
+from stallscope.serve.refusals import Refusals
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens
 from stallscope.settings import Settings
 from stallscope.standing import Standing
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.memory import default_bytes
 from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
@@ -84,15 +87,21 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     begin_s = time.monotonic()
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
-        store = stack.enter_context(closing(HubStore.open(options.db)))
+        memory = options.settings.hub_memory_bytes or default_bytes()
+        store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
         standing = stack.enter_context(closing(Standing(store, _streams(options.settings))))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
-        receiver = Receiver(store, _authenticate(tokens, audit))
+        refusals = stack.enter_context(closing(Refusals(audit)))
+        receiver = Receiver(
+            store, _authenticate(tokens), bounds=Bounds.within(memory), audit=_audit_of(audit, refusals)
+        )
         house = House(
             tokens=tokens,
             audit=audit,
+            refusals=refusals,
             capabilities=lambda: CAPABILITIES,
-            state=lambda: _state(receiver, certificates, begin_s),
+            state=lambda: _state(certificates, begin_s),
+            admin_state=lambda: {"numbers": receiver.numbers()},
             requests_per_minute=options.settings.hub_requests_per_minute,
         )
         expose(house.registry, "stallscope_hub", receiver.numbers)
@@ -112,7 +121,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             stack.enter_context(_served(app, api, for_api, "api")),
         ]
         ports = Ports(grpc_port_number, *(one.port for one in served))
-        _announce(out, options, ports, tokens)
+        _announce(out, options, ports, tokens, certificates)
         yield ports
 
 
@@ -122,32 +131,25 @@ def _streams(settings: Settings) -> Callable[[], Stream]:
     return lambda: Stream(limits=limits, usd_per_gpu_hour=price)
 
 
-def _authenticate(tokens: Tokens, audit: AuditLog) -> Callable[[Mapping[str, str]], Identity]:
-    """Who sends: looked up in the tokens; whoever may not is written down."""
-
-    def authenticate(headers: Mapping[str, str]) -> Identity:
-        try:
-            who = tokens.identity(headers.get("authorization"))
-        except NotAuthenticated as error:
-            audit.info("refused", port="otlp", status=error.http_status, reason=str(error))
-            raise
-        try:
-            who.require("ingest")
-        except NotAllowed as error:
-            told = {"tenant": who.tenant, "token_id": who.token_id, "reason": str(error)}
-            audit.info("refused", port="otlp", status=error.http_status, **told)
-            raise
-        return who
-
-    return authenticate
+def _authenticate(tokens: Tokens) -> Callable[[Mapping[str, str]], Identity]:
+    return lambda headers: tokens.identity(headers.get("authorization"))
 
 
-def _state(receiver: Receiver, certificates: Certificates | None, begin_s: float) -> dict[str, object]:
-    """What /api/v1/health tells who has a token."""
+def _audit_of(audit: AuditLog, refusals: Refusals) -> Audit:
+    """Writes refusals of the OTLP ports into the audit log: the first of each peer in a minute, and a summary."""
+
+    def refused(client: str, error: StallscopeError) -> None:
+        if refusals.add(client, None, reason=f"status {error.http_status}"):
+            audit.info("refused", port="otlp", client=client, status=error.http_status, reason=str(error))
+
+    return refused
+
+
+def _state(certificates: Certificates | None, begin_s: float) -> dict[str, object]:
+    """The part of /api/v1/health that needs a token."""
     return {
         "uptime_s": round(time.monotonic() - begin_s, 1),
-        "tls": "none" if certificates is None else certificates.trouble or "good",
-        "numbers": receiver.numbers(),
+        "tls": "none" if certificates is None else certificates.warning() or "good",
     }
 
 
@@ -181,10 +183,14 @@ def _as_many_files_as_allowed() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _announce(out: TextIO, options: Options, ports: Ports, tokens: Tokens) -> None:
+def _announce(
+    out: TextIO, options: Options, ports: Ports, tokens: Tokens, certificates: Certificates | None
+) -> None:
     scheme = "https" if options.tls else "http"
     if not options.tls:
         _say(out, "INSECURE: no TLS; tokens and data travel in clear text")
+    if certificates and (warning := certificates.warning()):
+        _say(out, f"WARNING: {warning}")
     if not tokens.listed():
         _say(
             out,

@@ -205,6 +205,14 @@ class Settings:
         Path | None,
         About("authority whose certificates senders must show; without it none", "--tls-client-ca"),
     ] = None
+    hub_memory_bytes: Annotated[
+        int | None,
+        About(
+            "memory that the hub's process may use; without it a quarter of the machine's, or of the container's",
+            unit="bytes",
+            minimum=500_000_000,
+        ),
+    ] = None
     hub_requests_per_minute: Annotated[
         int, About("requests that one token may make of the hub's API", unit="a minute", minimum=1)
     ] = 1200

@@ -63,12 +63,16 @@ class Far:
         return [arrow_parts(body)[0]["batch_id"] for method, body, _ in self.got if method == ARROW]
 
 
-def refusal(code: grpc.StatusCode, *, retry_s: float | None = None) -> status_pb2.Status:
+def refusal(
+    code: grpc.StatusCode, *, retry_s: float | None = None, is_bad: bool = False
+) -> status_pb2.Status:
     status = status_pb2.Status(code=code.value[0], message=f"said {code.name}")
     if retry_s is not None:
         delay = Duration()
         delay.FromNanoseconds(int(retry_s * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    if is_bad:
+        status.details.add().Pack(error_details_pb2.BadRequest())
     return status
 
 
@@ -258,16 +262,58 @@ def test_the_time_that_the_hub_asks_for_is_kept(line, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED])
-def test_what_the_hub_refuses_for_good_is_dropped_counted_and_told_to_the_hub(line, code):
-    far = Far(says=lambda number: refusal(code) if number == 0 else None)
+def test_a_batch_that_the_hub_names_as_bad_is_set_aside_and_reported_to_the_hub(line, code, tmp_path):
+    far = Far(says=lambda number: refusal(code, is_bad=True) if number == 0 else None)
     with serving(far) as port:
         open_line = line(port)
         open_line.offer({"collectives": collectives()}, clock=CLOCK)
-        until(lambda: "4 dropped" in open_line.status())
+        until(lambda: "4 set aside" in open_line.status())
+        assert len(list((tmp_path / "spool" / "set-aside").glob("*.batch"))) == 1
         open_line.offer({"collectives": collectives()}, clock=CLOCK)
         until(lambda: "hub has 5" in open_line.status())
     assert _values(far, "losses", "n_lost") == [4]
     assert _values(far, "losses", "kind") == ["not sent to the hub"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    ],
+)
+def test_no_batch_is_lost_when_the_transport_refuses_it(line, code):
+    far = Far(says=lambda number: refusal(code) if number < 3 else None)
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: "hub has 4" in open_line.status())
+        assert "dropped" not in open_line.status() and "set aside" not in open_line.status()
+
+
+def test_a_batch_at_which_the_hub_fails_holds_up_no_other_batch(line, monkeypatch):
+    monkeypatch.setattr(hub_sender, "MAX_RETRY_S", 0.1)
+    bad: list[str] = []
+
+    def answer(number: int) -> Any:
+        batch_id = far.ids()[number]
+        bad.extend([batch_id] if not bad else [])
+        return refusal(grpc.StatusCode.INTERNAL) if batch_id == bad[0] else None
+
+    far = Far(says=answer)
+    with serving(far) as port:
+        open_line = line(port)
+        open_line.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda: bool(bad))
+        for n_batches in range(1, 4):
+            open_line.offer({"collectives": collectives()}, clock=CLOCK)
+            until(
+                lambda n=5 * n_batches: (
+                    f"hub has {n}" in open_line.status() or open_line._sending._n_acknowledged >= n
+                )
+            )
 
 
 def test_a_hub_that_is_away_is_waited_for_and_nothing_is_lost(line, tmp_path):
@@ -354,7 +400,7 @@ def test_a_token_that_cannot_be_read_now_is_read_later(line):
     assert far.got[0][2]["authorization"] == "Bearer " + "u" * 20
 
 
-def test_a_batch_that_cannot_be_sent_is_dropped_and_the_next_one_goes_out(line, tmp_path):
+def test_a_batch_that_cannot_be_sent_is_set_aside_and_the_next_batch_goes_out(line, tmp_path):
     broken = Spool(tmp_path / "spool", max_bytes=10**8)
     broken.put({"of another version": collectives(3)})
     broken.put({"collectives": collectives(4)})
@@ -363,7 +409,7 @@ def test_a_batch_that_cannot_be_sent_is_dropped_and_the_next_one_goes_out(line, 
     with serving(far) as port:
         open_line = line(port)
         open_line.offer({"collectives": collectives(2)}, clock=CLOCK)
-        until(lambda: "7 dropped" in open_line.status() and sum(_n_rows(far, "collectives")) == 2)
+        until(lambda: "7 set aside" in open_line.status() and sum(_n_rows(far, "collectives")) == 2)
 
 
 def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):

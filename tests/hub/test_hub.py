@@ -155,7 +155,7 @@ def test_tokens_are_made_and_revoked_while_it_runs(served: Served, ca: trustme.C
         assert done.exit_code == 0
         return done.stdout
 
-    token = command("create", "--scope", "read,sql", "--tenant", "t", "--expires", "90d").splitlines()[-1]
+    token = command("create", "--scope", "read,admin", "--tenant", "t", "--expires", "90d").splitlines()[-1]
     url = f"https://localhost:{served.ports.api}/metrics"
     context = ssl.create_default_context()
     ca.configure_trust(context)
@@ -163,7 +163,7 @@ def test_tokens_are_made_and_revoked_while_it_runs(served: Served, ca: trustme.C
         assert client.get(url).status_code == 200
         listed = json.loads(command("list", "--json"))
         assert [(one["tenant"], one["scopes"], one["state"]) for one in listed] == [
-            ("t", ["read", "sql"], "valid")
+            ("t", ["read", "admin"], "valid")
         ]
         assert token.split("_", 2)[2] not in command("list")
         command("revoke", listed[0]["id"])
@@ -184,9 +184,9 @@ def _grpc_code(port: int, ca: trustme.CA, token: str | None) -> grpc.StatusCode:
 def test_only_a_good_token_for_the_purpose_opens_each_door_and_no_log_holds_one(
     served: Served, ca: trustme.CA, tmp_path: Path
 ):
-    good, reads = (token_in(served.token_file(scope)) for scope in ("ingest", "read"))
-    expired = token_in(served.token_file("ingest", "read", expires_in_s=-1))
-    revoked = token_in(served.token_file("ingest", "read"))
+    good, reads = (token_in(served.token_file(scope)) for scope in ("ingest", "admin"))
+    expired = token_in(served.token_file("ingest", "admin", expires_in_s=-1))
+    revoked = token_in(served.token_file("ingest", "admin"))
     served.tokens.revoke(revoked.split("_")[1])
     wrong = good[:-4] + "AAAA"
     context = ssl.create_default_context()

@@ -258,10 +258,10 @@ def test_what_is_no_message_is_refused(body):
             Decoder(of_logs=way).decode("logs", body, "a")
 
 
-def test_the_same_bytes_are_the_same_batch_where_every_record_says_when_it_was(decode):
-    timed, untimed = logs([{"body": "x"}]), logs([{"body": "x", "time_unix_nano": 0}])
-    assert decode(timed).batch.batch_id == decode(timed).batch.batch_id != ""
-    assert decode(untimed).batch.batch_id == ""
+def test_only_a_batch_id_of_the_sender_identifies_a_batch(decode):
+    named = logs([{"body": "x"}], resource={"stallscope.batch.id": "b1"})
+    assert decode(named).batch.batch_id == "b1"
+    assert decode(logs([{"body": "x"}])).batch.batch_id == ""
 
 
 PLAIN = st.one_of(

@@ -225,7 +225,7 @@ def test_arrow_requests_together_are_what_each_is_alone():
 
 def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
     good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
-    wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})})
+    wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})}, 1)
     requests = [*good, wrong]
     gathering, barrier = Gathering(arrow.batch, arrow_batches.batches), threading.Barrier(len(requests))
 

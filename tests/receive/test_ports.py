@@ -54,10 +54,14 @@ def test_an_acknowledged_request_is_there_on_both_ports(hub: Hub):
     assert (n_events(hub, "by grpc"), n_events(hub, "by http")) == (3, 4)
 
 
-def test_a_retry_is_answered_and_stored_once(hub: Hub):
-    body = one_log("again")
-    answers = [hub.call(LOGS, body), hub.call(LOGS, body)]
+def test_a_retry_is_stored_once_and_equal_records_of_different_batches_are_all_kept(hub: Hub):
+    named = logs([{"event_name": "again"}], resource={"stallscope.batch.id": "b1"}).SerializeToString()
+    answers = [hub.call(LOGS, named), hub.call(LOGS, named)]
     assert answers[0] == answers[1] and n_events(hub, "again") == 1
+    body = one_log("equal")
+    hub.call(LOGS, body)
+    hub.call(LOGS, body)
+    assert n_events(hub, "equal") == 2
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])

@@ -59,7 +59,7 @@ def reader(house: House) -> str:
 
 
 def test_the_layers_stand_in_this_order():
-    assert (app.bearer, app.audit, app.rate_limit, app.body_limit) == app.LAYERS
+    assert (app.peer_limit, app.bearer, app.audit, app.rate_limit, app.body_limit) == app.LAYERS
 
 
 def test_versions_need_no_token_and_tell_no_patch_level(house: House):
@@ -74,14 +74,18 @@ def test_health_tells_a_stranger_only_that_it_is_alive(house: House, reader: str
     assert answer(house, "GET", "/api/v1/health").json() == {"alive": True}
     full = answer(house, "GET", "/api/v1/health", token=reader).json()
     assert full == {"alive": True, "version": __version__, "n_rows": 3}
+    house = replace(house, admin_state=lambda: {"rows_stored": 5})
+    admin = house.tokens.create(["admin"], "team-a")
+    assert answer(house, "GET", "/api/v1/health", token=admin).json()["rows_stored"] == 5
+    assert "rows_stored" not in answer(house, "GET", "/api/v1/health", token=reader).json()
     assert answer(house, "GET", "/api/v1/health", token="wrong").status_code == 401
 
 
-def test_metrics_need_a_token_that_may_read(house: House, reader: str):
+def test_metrics_of_all_tenants_need_the_scope_admin(house: House, reader: str):
     assert answer(house, "GET", "/metrics").status_code == 401
-    ingest = house.tokens.create(["ingest"], "team-a")
-    assert answer(house, "GET", "/metrics", token=ingest).status_code == 403
-    told = answer(house, "GET", "/metrics", token=reader)
+    assert answer(house, "GET", "/metrics", token=reader).status_code == 403
+    admin = house.tokens.create(["admin"], "team-a")
+    told = answer(house, "GET", "/metrics", token=admin)
     assert told.status_code == 200
     assert 'stallscope_http_requests_total{method="GET",status="403"}' not in told.text  # another app's
     assert "# TYPE stallscope_http_requests_total counter" in told.text

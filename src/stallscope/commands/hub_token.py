@@ -83,6 +83,22 @@ def list_(
 
 
 @token_app.command()
+def rotate(
+    token_id: Annotated[str, typer.Argument(help="The token's id, as `token list` shows it.")],
+    grace: Annotated[str, typer.Option(help="The old token ends after this time: 10min, 24h.")] = "24h",
+    expires: Annotated[str | None, typer.Option(help="The new token ends after this time: 90d.")] = None,
+    db: HubDb = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Replace a token: print a new token of the same tenant and scopes, alone on the last line; end the old token."""
+    expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
+    tokens = _tokens(db, settings)
+    token = tokens.rotate(token_id, grace_s=duration_ns(grace, "--grace") / 1e9, expires_in_s=expires_s)
+    typer.echo(f"token {token_id} ends in {grace}; keep the new token, it is not shown again", err=True)
+    typer.echo(token)
+
+
+@token_app.command()
 def revoke(
     token_id: Annotated[str, typer.Argument(help="The token's id, as `token list` shows it.")],
     db: HubDb = None,

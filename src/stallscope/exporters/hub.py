@@ -32,7 +32,7 @@ class HubLine:
 
     def __init__(self, sending: Sending):
         self._sending = sending
-        self._n_told_lost = 0
+        self._n_reported_lost = 0
         self._processes: dict[int, Array] = {}
         self._communicators: dict[tuple[int, int], Array] = {}
         self._ended: dict[str, list[Array]] = {}
@@ -65,9 +65,9 @@ class HubLine:
             for name, rows in tables.items()
             if len(rows)
         }
-        n_dropped = self._sending.n_dropped
-        losses = {**(lost or {}), "not sent to the hub": n_dropped - self._n_told_lost}
-        self._n_told_lost = n_dropped
+        n_not_sent = self._sending.n_not_sent
+        losses = {**(lost or {}), "not sent to the hub": n_not_sent - self._n_reported_lost}
+        self._n_reported_lost = n_not_sent
         if any(losses.values()):
             sent["losses"] = hub_batches.loss_rows(clock.wall_ns, losses)
         if sent:

@@ -20,7 +20,7 @@ from stallscope.exporters.hub_arrow import request as arrow_request
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_logs import request as logs_request
 from stallscope.exporters.hub_sender import Answer, Outcome
-from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
+from stallscope.exporters.otlp_retry import LATER_CODES, is_bad_request, retry_after_s
 
 _TIMEOUT_S = 20.0
 _ASK_AGAIN_S = 600.0
@@ -122,7 +122,9 @@ def _answer(call: Any) -> Answer:
     after_s = retry_after_s(call.trailing_metadata())
     if code.name in LATER_CODES or after_s is not None:
         return Answer(Outcome.LATER, after_s, reason)
-    return Answer(Outcome.REFUSED, reason=reason)
+    if code is grpc.StatusCode.INVALID_ARGUMENT or is_bad_request(call.trailing_metadata()):
+        return Answer(Outcome.BAD_BATCH, reason=reason)
+    return Answer(Outcome.FAILED, reason=reason)
 
 
 def _reason(code: grpc.StatusCode, details: str) -> str:

@@ -2,13 +2,15 @@
 
 It takes a batch from the spool only when the hub has acknowledged it. A hub that is away, or asks for time
 (RetryInfo), is asked again later: after what it asked for, else after a time that doubles up to half a minute
-and is shortened at random, so that a thousand agents do not come back at one moment. What a hub refuses for
-good is dropped and counted.
+and is shortened at random, so that a thousand agents do not come back at one moment. Only a batch that the hub
+names as bad leaves the spool without having arrived: it is set aside on disk and reported. A batch at which the
+hub fails goes behind the others, so that it holds up no other batch.
 """
 
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,8 +37,9 @@ class Outcome(Enum):
 
     ACKNOWLEDGED = auto()
     LATER = auto()  # the hub is away or busy
-    REFUSED = auto()  # this batch, for good
-    SHUT_OUT = auto()  # the token or the certificate: nothing will be taken before somebody acts
+    FAILED = auto()  # the hub, at this batch: others may pass
+    BAD_BATCH = auto()  # the hub will never take this batch
+    SHUT_OUT = auto()  # the token or the certificate: the hub takes nothing before a person acts
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ class Sending:
         self._forming: dict[str, list[Array]] = {}
         self._forming_bytes = 0
         self._in_flight: dict[int, Waiting] = {}
+        self._n_failures_of: Counter[int] = Counter()
         self._answers: list[tuple[Waiting, Answer]] = []
         self._n_lost_before_spool = 0
         self._n_failures = 0
         self._resume_s = 0.0
         self._away_since_s: float | None = None
         self._reason = ""
+        self._reason_set_aside = ""
         self._n_acknowledged = 0
         self._changed = threading.Condition()
         self._is_ending = False
@@ -102,8 +107,13 @@ class Sending:
 
     @property
     def n_dropped(self) -> int:
-        """Rows the hub will never have."""
+        """Rows that were dropped: the spool had no room for them."""
         return self._spool.n_dropped + self._n_lost_before_spool
+
+    @property
+    def n_not_sent(self) -> int:
+        """Rows that the hub does not have and will not get: dropped, or set aside because the hub refuses them."""
+        return self.n_dropped + self._spool.n_set_aside
 
     def status(self) -> str:
         """How it stands, in a few words."""
@@ -111,6 +121,8 @@ class Sending:
             n_waiting = sum(batch.n_rows for batch in self._spool.waiting())
             away_since_s, reason = self._away_since_s, self._reason
         dropped = f", {self.n_dropped:,} dropped" if self.n_dropped else ""
+        if self._spool.n_set_aside:
+            dropped += f", {self._spool.n_set_aside:,} set aside ({self._reason_set_aside})"
         if away_since_s is None:
             return f"hub has {self._n_acknowledged:,}{dropped}"
         away_s = self._clock_s() - away_since_s
@@ -161,13 +173,14 @@ class Sending:
         n_at_once = 1 if self._n_failures else MAX_IN_FLIGHT
         with self._changed:
             ready = [batch for batch in self._spool.waiting() if batch.number not in self._in_flight]
+            ready.sort(key=lambda batch: (self._n_failures_of[batch.number], batch.number))
             ready = ready[: max(0, n_at_once - len(self._in_flight))]
             self._in_flight |= {batch.number: batch for batch in ready}
         for batch in ready:
             try:
                 self._channel.send(batch.batch_id, read(batch), self._answering(batch))
             except Exception as error:  # noqa: BLE001 (one batch that cannot be sent must not hold up the rest)
-                self._answered(batch, Answer(Outcome.REFUSED, reason=f"{batch.path.name}: {error}"))
+                self._answered(batch, Answer(Outcome.BAD_BATCH, reason=f"{batch.path.name}: {error}"))
 
     def _answering(self, batch: Waiting) -> Callable[[Answer], None]:
         return lambda answer: self._answered(batch, answer)
@@ -179,15 +192,19 @@ class Sending:
 
     def _settle(self, batch: Waiting, answer: Answer) -> None:
         self._in_flight.pop(batch.number, None)
-        if answer.outcome in (Outcome.ACKNOWLEDGED, Outcome.REFUSED):
+        if answer.outcome in (Outcome.ACKNOWLEDGED, Outcome.BAD_BATCH):
             self._n_failures, self._away_since_s, self._resume_s = 0, None, 0.0
+            self._n_failures_of.pop(batch.number, None)
             with suppress(OSError):
                 if answer.outcome is Outcome.ACKNOWLEDGED:
                     self._spool.done(batch)
                     self._n_acknowledged += batch.n_rows
                 else:
-                    self._spool.drop(batch)
+                    self._spool.set_aside(batch)
+                    self._reason_set_aside = answer.reason
             return
+        if answer.outcome is Outcome.FAILED:
+            self._n_failures_of[batch.number] += 1
         now_s = self._clock_s()
         if self._away_since_s is None:
             self._away_since_s = now_s

@@ -12,18 +12,31 @@ _DETAILS = "grpc-status-details-bin"
 
 def retry_after_s(metadata: Any) -> float | None:
     """What the far end asked for by google.rpc.RetryInfo in its trailing metadata; None where it did not."""
+    from google.rpc.error_details_pb2 import RetryInfo
+
+    for detail in _details(metadata):
+        info = RetryInfo()
+        if detail.Unpack(info):
+            return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
+    return None
+
+
+def is_bad_request(metadata: Any) -> bool:
+    """Whether the far end names the request itself as bad (google.rpc.BadRequest), rather than refusing to read it."""
+    from google.rpc.error_details_pb2 import BadRequest
+
+    return any(detail.Is(BadRequest.DESCRIPTOR) for detail in _details(metadata))
+
+
+def _details(metadata: Any) -> list[Any]:
+    """The details of the google.rpc.Status in the trailing metadata."""
     from google.protobuf.message import DecodeError
-    from google.rpc import error_details_pb2, status_pb2
+    from google.rpc import status_pb2
 
     for key, value in metadata or ():
-        if key != _DETAILS:
-            continue
-        try:
-            status = status_pb2.Status.FromString(value)
-        except DecodeError:
-            return None
-        for detail in status.details:
-            info = error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
-    return None
+        if key == _DETAILS:
+            try:
+                return list(status_pb2.Status.FromString(value).details)
+            except DecodeError:
+                return []
+    return []

@@ -2,7 +2,8 @@
 
 A batch keeps its id from the moment it is made until the hub has it, over retries and restarts of the agent:
 that is how a hub knows a batch that it has got already. When all files together are larger than allowed, the
-oldest go; their rows are counted.
+oldest go; their rows are counted. A batch that the hub can never take is kept next to the others, in `set-aside`,
+up to a tenth of the allowed size.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import numpy as np
 
 from stallscope.errors import StorageFailed
 from stallscope.events.layout import Array
+
+SET_ASIDE = "set-aside"
+"""The folder of batches that the hub refused as bad."""
 
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{32})-(\d+)\.batch")
 
@@ -38,6 +43,7 @@ class Spool:
     def __init__(self, folder: Path, *, max_bytes: int):
         """Finds what an earlier agent left. Raises StorageFailed."""
         self.n_dropped = 0
+        self.n_set_aside = 0
         self._folder = folder
         self._max_bytes = max_bytes
         try:
@@ -81,8 +87,23 @@ class Spool:
             self._waiting.remove(batch)
         batch.path.unlink(missing_ok=True)
 
+    def set_aside(self, batch: Waiting) -> None:
+        """Keep a batch that the hub can never take where it is not sent again; its rows are counted."""
+        self.n_set_aside += batch.n_rows
+        folder = self._folder / SET_ASIDE
+        folder.mkdir(exist_ok=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            batch.path.rename(folder / batch.path.name)
+        self.done(batch)
+        kept = sorted(filter(None, map(_waiting, folder.iterdir())))
+        n_bytes = sum(each.n_bytes for each in kept)
+        while n_bytes > self._max_bytes // 10 and len(kept) > 1:
+            oldest = kept.pop(0)
+            n_bytes -= oldest.n_bytes
+            oldest.path.unlink(missing_ok=True)
+
     def drop(self, batch: Waiting) -> None:
-        """Forget a batch that nobody will have; its rows are counted."""
+        """Forget a batch that has no room; its rows are counted."""
         self.n_dropped += batch.n_rows
         self.done(batch)
 

@@ -8,17 +8,18 @@ names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.errors import BadInput, TooLarge
+from stallscope.errors import BadInput
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
 from stallscope.receive import sender_aliases
+from stallscope.receive.decoded_size import batch_bytes, check_types, too_large, unpacked_bytes
 from stallscope.receive.unpacking import inflated_to, unpacked
 from stallscope.store.hub import schema
 from stallscope.store.hub.arrow_tables import repeated
@@ -30,6 +31,7 @@ VERSION = 1
 
 _MAX_HEAD_BYTES = 64 << 10
 _MOST_ROWS = 1_000_000
+_MAX_TEXT = 1000
 _HEAD_KEYS = {"batch_id", "node", "cluster", "compression", "tables", "about"}
 _ABOUT = {"gpu_model": str, "provider": str, "n_gpus": int, "agent": str}
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -47,18 +49,17 @@ _UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} fo
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it was sent. tables: rows by table name, with the sender's columns (events/layout.py)."""
+    """A request as it was sent. tables: rows by table name, with the sender's columns (events/layout.py).
+
+    n_bytes: about the memory that its rows take once they are decoded.
+    """
 
     batch_id: str
     node: str
     cluster: str
     about: dict[str, Any] | None
     tables: dict[str, pa.Table]
-
-    @cached_property
-    def n_bytes(self) -> int:
-        """Of all rows."""
-        return sum(rows.nbytes for rows in self.tables.values())
+    n_bytes: int
 
 
 def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
@@ -67,20 +68,20 @@ def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
 
 
 def read(body: bytes, *, limit: int) -> Request:
-    """The request that these bytes are. limit: bytes after decompression. Raises BadInput, TooLarge."""
+    """The request in these bytes. limit: bytes of its decoded rows. Raises BadInput, TooLarge."""
     head, packed = _split(body)
     tables = _checked_tables(head.get("tables"))
     buffer = _rest(packed, _text(head, "compression"), n_told=sum(n for _, n in tables), limit=limit)
     node, cluster = _text(head, "node"), _text(head, "cluster")
     out: dict[str, pa.Table] = {}
-    at, n_unpacked = 0, 0
+    at, n_decoded = 0, 0
     for name, n_bytes in tables:
-        out[name] = _stream(buffer.slice(at, n_bytes), name, limit - n_unpacked)
-        n_unpacked += out[name].nbytes
+        stream = buffer.slice(at, n_bytes)
+        out[name], n = _stream(stream, name, limit - n_decoded, n_place_bytes=len(node) + len(cluster))
+        n_decoded += n
         at += n_bytes
-    return Request(
-        _text(head, "batch_id")[:200], node, cluster, _about(head.get("about"), node, cluster), out
-    )
+    batch_id, about = _text(head, "batch_id")[:200], _about(head.get("about"), node, cluster)
+    return Request(batch_id, node, cluster, about, out, n_decoded)
 
 
 def _rest(packed: memoryview, compression: str, *, n_told: int, limit: int) -> pa.Buffer:
@@ -131,8 +132,8 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
 
 def _text(head: Mapping[str, Any], key: str) -> str:
     value = head.get(key) or ""
-    if not isinstance(value, str):
-        raise BadInput(f"{key} in an Arrow request must be text")
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise BadInput(f"{key} in an Arrow request must be text of at most {_MAX_TEXT} characters")
     return value
 
 
@@ -152,22 +153,23 @@ def _checked_tables(told: Any) -> list[tuple[str, int]]:
     return out
 
 
-def _stream(buffer: pa.Buffer, name: str, limit: int) -> pa.Table:
-    """The rows of one Arrow IPC stream. Its buffers may be compressed, so the size is looked at batch by batch."""
+def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> tuple[pa.Table, int]:
+    """The rows of one Arrow IPC stream, and the bytes they take decoded. Raises BadInput, TooLarge before that."""
+    if unpacked_bytes(buffer) > limit:
+        raise too_large(limit)
     batches, n_bytes, n_rows = [], 0, 0
     try:
         with pa.ipc.open_stream(buffer) as reader:
             _check_names(reader.schema.names, name)
+            check_types((field.name, field.type) for field in reader.schema)
             for batch in reader:
                 batch.validate(full=True)  # also that text is UTF-8: what is stored has to be read again
-                n_bytes += batch.nbytes
+                n_bytes += batch_bytes(batch, name) + batch.num_rows * n_place_bytes
                 n_rows += batch.num_rows
                 if n_bytes > limit or n_rows > _MOST_ROWS:
-                    raise TooLarge(
-                        f"a request may hold {limit:,} bytes and {_MOST_ROWS:,} rows: send smaller ones"
-                    )
+                    raise too_large(limit)
                 batches.append(batch)
-            return pa.Table.from_batches(batches, reader.schema)
+            return pa.Table.from_batches(batches, reader.schema), n_bytes
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise BadInput(f"the rows for table {name} are no Arrow stream: {reason}") from error

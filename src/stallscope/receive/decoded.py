@@ -28,6 +28,11 @@ class Group:
     schema_url: str = ""
     place: int = 0
 
+    @cached_property
+    def text(self) -> str:
+        """as_json() as the inside of a JSON object."""
+        return dumped(self.as_json())[1:-1]
+
     def as_json(self) -> dict[str, Any]:
         """What is kept of it in `attrs`."""
         scope = {"name": self.scope_name, "version": self.scope_version, "attributes": self.scope}

@@ -1,6 +1,7 @@
 """Errors as OTLP's senders understand them: gRPC codes and google.rpc details, HTTP statuses and the same as body.
 
-Only what is worth sending again says so: UNAVAILABLE with RetryInfo, 503 with Retry-After.
+A request that may succeed later is answered with UNAVAILABLE and RetryInfo, or 503 and Retry-After. BadRequest marks
+an error of the request itself: sending the same bytes again is useless.
 """
 
 import math
@@ -19,6 +20,7 @@ from stallscope.errors import (
 )
 
 _STORAGE_RETRY_S = 10.0
+_STORAGE = "the hub cannot store or read now; its log has the reason"
 _INTERNAL = "the hub failed at this request; its log says more"
 
 
@@ -39,7 +41,7 @@ def refusal(error: Exception) -> Refusal:
     if isinstance(error, Overloaded):
         return Refusal("UNAVAILABLE", 14, 503, message, error.retry_after_s)
     if isinstance(error, StorageFailed):
-        return Refusal("UNAVAILABLE", 14, 503, message, _STORAGE_RETRY_S)
+        return Refusal("UNAVAILABLE", 14, 503, _STORAGE, _STORAGE_RETRY_S)
     if isinstance(error, TooMany):
         return Refusal("UNAVAILABLE", 14, 429, message, 1.0)
     if isinstance(error, NotAuthenticated):
@@ -67,7 +69,7 @@ def status(told: Refusal) -> Any:
         delay = Duration()
         delay.FromNanoseconds(int(told.retry_after_s * 1e9))
         details.append(RetryInfo(retry_delay=delay))
-    elif told.code == 3:
+    elif told.http in (400, 413):
         details.append(BadRequest(field_violations=[BadRequest.FieldViolation(description=told.message)]))
     out = Status(code=told.code, message=told.message)
     for detail in details:

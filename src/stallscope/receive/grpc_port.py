@@ -1,19 +1,24 @@
-"""The gRPC port: OTLP's three services and the Arrow lane, as plain bytes, on grpcio's threads.
+"""The gRPC port: OTLP's three services and the Arrow endpoint, as plain bytes, on grpcio's threads.
 
-Handlers are generic (no generated stubs), since bytes go straight to the decoder. A handler's thread waits for the
-commit, so there are as many threads as requests may be under way; what comes beyond waits in gRPC, up to a limit.
+Handlers are generic (no generated stubs), since bytes go straight to the decoder. The sender is authenticated and a
+slot is taken when the headers arrive. Handlers are declared as streaming, because grpcio (1.85, `_server.py`) gives
+a unary handler to a thread that then waits for the message: a sender without a token could hold every thread. A
+streaming handler runs before the message is read, and a refusal never reads it. On the wire both are the same.
 """
 
 import json
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from grpc_status import rpc_status
 
-from stallscope.errors import Overloaded
+from stallscope.errors import BadInput, Overloaded
 from stallscope.receive import arrow
 from stallscope.receive.error_status import status
 from stallscope.receive.receiver import Accepted, Receiver
@@ -24,7 +29,10 @@ _OTLP = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
 }
 _OVERHEAD_BYTES = 1 << 16
-_MOST_REQUESTS = 1024
+_REFUSING_THREADS = 2
+_CHECK_EVERY_S = 0.5
+
+Handler = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
 
 
 def server(
@@ -36,9 +44,8 @@ def server(
     """
     bounds = receiver.bounds
     made = grpc.server(
-        ThreadPoolExecutor(bounds.workers, thread_name_prefix="otlp-grpc"),
+        ThreadPoolExecutor(bounds.max_requests, thread_name_prefix="otlp-grpc"),
         handlers=[_Handlers(receiver)],
-        maximum_concurrent_rpcs=_MOST_REQUESTS,
         options=[
             ("grpc.max_receive_message_length", bounds.max_bytes + _OVERHEAD_BYTES),
             ("grpc.max_metadata_size", 16 << 10),
@@ -63,39 +70,109 @@ def server(
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """grpcio asks it for the handler of each call."""
+    """grpcio asks for the handler of each call when its headers have arrived, in one thread."""
 
     def __init__(self, receiver: Receiver):
         self._receiver = receiver
+        self._deadlines = _Deadlines(receiver.bounds.max_reading_s)
+        self._refusing = ThreadPoolExecutor(_REFUSING_THREADS, thread_name_prefix="otlp-grpc-refusing")
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if call.method == arrow.METHOD:
-            return grpc.unary_unary_rpc_method_handler(self._arrow)
         signal = _OTLP.get(call.method)
-        return None if signal is None else grpc.unary_unary_rpc_method_handler(self._otlp(signal))
+        if signal is None and call.method != arrow.METHOD:
+            return None
+        headers = {key: value for key, value in call.invocation_metadata if isinstance(value, str)}
+        try:
+            tenant = self._receiver.sender(headers).tenant
+            self._receiver.requests.take(tenant)
+        except Exception as error:  # noqa: BLE001 (the boundary: the refusing handler reports it)
+            return grpc.stream_unary_rpc_method_handler(self._refusal(error))
+        return grpc.stream_unary_rpc_method_handler(self._export(signal, tenant))
 
-    def _otlp(self, signal: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def export(body: bytes, context: grpc.ServicerContext) -> bytes:
-            message = self._answered(context, lambda tenant: self._receiver.otlp(signal, body, tenant))
-            packed: bytes = message.SerializeToString()
+    def _refusal(self, error: Exception) -> Handler:
+        """A handler that answers with an error and reads no message."""
+
+        def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            return self._abort(context, error)
+
+        refuse.experimental_thread_pool = self._refusing  # type: ignore[attr-defined]
+        return refuse
+
+    def _export(self, signal: str | None, tenant: str) -> Handler:
+        def export(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            try:
+                answer = self._answer(signal, tenant, messages, context)
+            except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
+                if not context.is_active():
+                    return b""  # the sender has gone
+                return self._abort(context, error)
+            finally:
+                self._receiver.requests.give(tenant)
+            packed: bytes = json.dumps(answer).encode() if signal is None else answer.SerializeToString()
             return packed
 
         return export
 
-    def _arrow(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        return json.dumps(self._answered(context, lambda tenant: self._receiver.arrow(body, tenant))).encode()
-
-    def _answered(self, context: grpc.ServicerContext, take: Callable[[str], Accepted]) -> Any:
+    def _answer(
+        self, signal: str | None, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Any:
+        receiver = self._receiver
+        with (
+            receiver.reading.held(tenant, patience_s=receiver.bounds.patience_s),
+            self._deadlines.of(context),
+        ):
+            body = next(messages, None)
+        if body is None:
+            raise BadInput("the request holds no message")
+        accepted: Accepted
+        with receiver.bodies.held(tenant, len(body)):
+            accepted = receiver.arrow(body, tenant) if signal is None else receiver.otlp(signal, body, tenant)
+            del body
         try:
-            headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-            accepted = take(self._receiver.sender(headers).tenant)
-            try:
-                receipt = accepted.future.result(timeout=self._receiver.bounds.max_waiting_s)
-            except FutureTimeout:
-                raise Overloaded(
-                    "the hub did not come to store this in time; send again later", 2.0
-                ) from None
-            return accepted.answer(receipt)
-        except Exception as error:  # noqa: BLE001 (the border: a sender gets one line, never a traceback)
-            told = self._receiver.refused(error)
-        return context.abort_with_status(rpc_status.to_status(status(told)))
+            receipt = accepted.future.result(timeout=receiver.bounds.max_waiting_s)
+        except FutureTimeout:
+            raise Overloaded("the hub could not store this in time; send again later", 2.0) from None
+        return accepted.answer(receipt)
+
+    def _abort(self, context: grpc.ServicerContext, error: Exception) -> bytes:
+        refusal = self._receiver.refused(error, peer=_address(context.peer()))
+        context.abort_with_status(rpc_status.to_status(status(refusal)))
+        raise AssertionError("abort_with_status raises")
+
+
+class _Deadlines:
+    """Cancels calls whose message has not arrived in time: a sender may keep a slot, but not for long."""
+
+    def __init__(self, limit_s: float):
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._until_s: dict[grpc.ServicerContext, float] = {}
+        threading.Thread(target=self._run, name="otlp-grpc-deadlines", daemon=True).start()
+
+    @contextmanager
+    def of(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """The call is cancelled if the with block takes longer than the limit."""
+        with self._lock:
+            self._until_s[context] = time.monotonic() + self._limit_s
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._until_s[context]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_CHECK_EVERY_S)
+            with self._lock:
+                now_s = time.monotonic()
+                late = [context for context, until_s in self._until_s.items() if until_s < now_s]
+            for context in late:
+                context.cancel()
+
+
+def _address(peer: str) -> str:
+    """The address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:..."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer[:100]
+    return rest.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").removeprefix("[").removesuffix("]")

@@ -48,31 +48,34 @@ def app(receiver: Receiver) -> App:
         try:
             signal = _signal(scope, kind)
             loop = asyncio.get_running_loop()
-            sender = await loop.run_in_executor(threads, receiver.sender, headers)
-            body = await asyncio.wait_for(_body(receive, headers, receiver.bounds.max_bytes), _BODY_S)
-            encoding = headers.get("content-encoding", "").strip().lower()
-            take = _taking(receiver, sender, signal, body, encoding, is_json)
-            accepted = await loop.run_in_executor(threads, take)
-            receipt = await asyncio.wait_for(
-                asyncio.wrap_future(accepted.future), receiver.bounds.max_waiting_s
-            )
+            _check_framing(headers)
+            sender = receiver.sender(headers)
+            with receiver.requests.held(sender.tenant), _Body(receiver, sender.tenant) as body:
+                await asyncio.wait_for(body.read(receive, headers), _BODY_S)
+                encoding = headers.get("content-encoding", "").strip().lower()
+                take = _taking(receiver, sender, signal, body, encoding, is_json)
+                accepted = await loop.run_in_executor(threads, take)
+                body.close()
+                receipt = await asyncio.wait_for(
+                    asyncio.wrap_future(accepted.future), receiver.bounds.max_waiting_s
+                )
             await _answer(send, 200, accepted.answer(receipt), is_json=is_json)
         except ConnectionError:
-            return  # the sender has gone: nobody waits for an answer
+            return  # the sender has gone and waits for no answer
         except TimeoutError:
             late = Overloaded("the request was not read and stored in time; send it again later", 2.0)
-            await _refuse(send, receiver, late, is_json=is_json)
-        except Exception as error:  # noqa: BLE001 (the border: a sender gets a status, never a traceback)
-            await _refuse(send, receiver, error, is_json=is_json)
+            await _refuse(send, receiver, late, scope, is_json=is_json)
+        except Exception as error:  # noqa: BLE001 (the boundary: a sender gets a status, never a traceback)
+            await _refuse(send, receiver, error, scope, is_json=is_json)
 
     return otlp_http
 
 
 def _taking(
-    receiver: Receiver, sender: Sender, signal: str, body: bytes, encoding: str, is_json: bool
+    receiver: Receiver, sender: Sender, signal: str, body: "_Body", encoding: str, is_json: bool
 ) -> Callable[[], Accepted]:
     def take() -> Accepted:
-        plain = unpacked(body, encoding, limit=receiver.bounds.max_bytes)
+        plain = unpacked(body.content, encoding, limit=receiver.bounds.max_bytes)
         return receiver.otlp(signal, plain, sender.tenant, is_json=is_json)
 
     return take
@@ -89,32 +92,65 @@ def _signal(scope: MutableMapping[str, Any], kind: str) -> str:
     return signal
 
 
-async def _body(receive: ReceiveMessage, headers: dict[str, str], limit: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as that is known, ConnectionError when the sender goes away."""
-    told = headers.get("content-length", "")
-    error = TooLarge(f"a request may hold {limit:,} bytes: send smaller ones")
-    if told.isdigit() and int(told) > limit:
-        raise error
-    parts, n_bytes = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        parts.append(message.get("body", b""))
-        n_bytes += len(parts[-1])
-        if n_bytes > limit:
+def _check_framing(headers: dict[str, str]) -> None:
+    """Raises BadInput where two headers state the length: a proxy might read another message than the hub."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise BadInput("Content-Length and Transfer-Encoding exclude each other: send one of them")
+
+
+class _Body:
+    """The body of a request. Its bytes count against the bound of all bodies, from their arrival to close()."""
+
+    def __init__(self, receiver: Receiver, tenant: str):
+        self._bodies, self._limit, self._tenant = receiver.bodies, receiver.bounds.max_bytes, tenant
+        self.content = b""
+        self._n_held = 0
+
+    def __enter__(self) -> "_Body":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def read(self, receive: ReceiveMessage, headers: dict[str, str]) -> None:
+        """Read the whole body. Raises TooLarge as early as possible, Overloaded, ConnectionError at an early end."""
+        length = headers.get("content-length", "")
+        error = TooLarge(f"a request may hold {self._limit:,} bytes: send smaller requests")
+        if length.isdigit() and int(length) > self._limit:
             raise error
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
+            parts.append(message.get("body", b""))
+            if self._n_held + len(parts[-1]) > self._limit:
+                raise error
+            self._bodies.take(self._tenant, len(parts[-1]))
+            self._n_held += len(parts[-1])
+            if not message.get("more_body", False):
+                self.content = b"".join(parts)
+                return
+
+    def close(self) -> None:
+        """Release the bytes; more than once does no harm."""
+        self.content = b""
+        if self._n_held:
+            self._bodies.give(self._tenant, self._n_held)
+        self._n_held = 0
 
 
-async def _refuse(send: Send, receiver: Receiver, error: Exception, *, is_json: bool) -> None:
-    told = receiver.refused(error)
+async def _refuse(
+    send: Send, receiver: Receiver, error: Exception, scope: MutableMapping[str, Any], *, is_json: bool
+) -> None:
+    told = receiver.refused(error, peer=scope["client"][0] if scope.get("client") else "")
     http = error.http_status if isinstance(error, NotFound | Unsupported) else told.http
     after = retry_after_header(told)
     more = [(b"retry-after", after.encode())] if after else []
     if told.http == 401:
         more.append((b"www-authenticate", b"Bearer"))
+    if told.http in (400, 401, 403, 413):
+        more.append((b"connection", b"close"))  # the rest of the body, if any, is not read
     await _answer(send, http, status(told), is_json=is_json, more=more)
 
 

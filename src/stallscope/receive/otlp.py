@@ -4,7 +4,6 @@ Records of our agents say in their event name which table they are for (`stallsc
 with communicator and round is a collective; metric points go to `node_metrics`; everything else to `events`.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from stallscope.receive import logs, metrics, sender_aliases, spans
 from stallscope.receive.attributes import OURS
 from stallscope.receive.cumulative_counters import Series
 from stallscope.receive.decoded import Array, Attributes, Flat, Group
+from stallscope.receive.decoded_size import check_flat, check_otlp_body
 from stallscope.receive.rows import REQUEST, about_nodes, table_rows
 from stallscope.store.hub import schema
 from stallscope.store.hub.arrow_tables import parted
@@ -46,35 +46,42 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes requests. of_logs: the way for logs, see logs.decoder(). series: state of cumulative counters."""
+    """Decodes requests. of_logs: the decoder of logs, see logs.decoder(). series: state of cumulative counters.
+
+    max_bytes: of the rows of one request.
+    """
 
     of_logs: logs.Decoder = field(default_factory=logs.decoder)
     series: Series = field(default_factory=Series)
     now_ns: Callable[[], int] = time.time_ns
+    max_bytes: int = 128 << 20
 
     def decode(self, signal: str, body: bytes, tenant: str) -> Decoded:
-        """A protobuf request of a signal. Raises BadInput."""
-        now_ns = self.now_ns()
+        """A protobuf request of a signal. Raises BadInput, TooLarge."""
+        flat = self._flat(signal, body, tenant)
+        check_flat(flat, self.max_bytes)
         if signal == "logs":
-            flat = self.of_logs(body, now_ns)
             tables = _tables_of_logs(flat)
-        elif signal == "metrics":
-            flat = metrics.decode(body, now_ns, tenant=tenant, series=self.series)
-            tables = {"node_metrics": table_rows(flat, "node_metrics")} if flat.n else {}
-        elif signal == "traces":
-            flat = spans.decode(body, now_ns)
-            tables = {"events": table_rows(flat, "events")} if flat.n else {}
         else:
-            raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
+            table = "node_metrics" if signal == "metrics" else "events"
+            tables = {table: table_rows(flat, table)} if flat.n else {}
         kept = {name: _of_bearable_size(rows) for name, rows in tables.items()}
         n_rejected = flat.n - sum(len(rows) for rows in kept.values())
         if told := about_nodes(flat, [0] * len(flat.groups)):
             kept["nodes"] = pa.Table.from_pylist(told[0])
-        is_known = flat.n > 0 and "untimed_records" not in flat.counts
-        batch_id = _batch_id(flat.groups, signal, body if is_known else b"")
-        return Decoded(
-            Batch(batch_id, tenant, kept), flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts
-        )
+        batch = Batch(_batch_id(flat.groups), tenant, kept)
+        return Decoded(batch, flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts)
+
+    def _flat(self, signal: str, body: bytes, tenant: str) -> Flat:
+        if signal not in SIGNALS:
+            raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
+        check_otlp_body(signal, body, self.max_bytes)
+        now_ns = self.now_ns()
+        if signal == "logs":
+            return self.of_logs(body, now_ns)
+        if signal == "metrics":
+            return metrics.decode(body, now_ns, tenant=tenant, series=self.series)
+        return spans.decode(body, now_ns)
 
     def logs_together(self, bodies: Sequence[bytes], tenant: str) -> list[Decoded] | None:
         """Several logs requests, decoded as one, which takes little longer than one of them; None where each must be
@@ -93,6 +100,7 @@ class Decoder:
 
     def _parted(self, bodies: Sequence[bytes], tenant: str, ends: Array) -> list[Decoded] | None:
         flat = self.of_logs(b"".join(bodies), self.now_ns())
+        check_flat(flat, self.max_bytes)
         if flat.counts or not flat.n:
             return None
         of_group = np.searchsorted(ends, [group.place for group in flat.groups], side="right")
@@ -110,11 +118,11 @@ class Decoder:
         nodes = about_nodes(flat, of_group.tolist())
         n_records = np.bincount(request, minlength=len(bodies)).tolist()
         out = []
-        for number, (body, tables) in enumerate(zip(bodies, parts, strict=True)):
+        for number, tables in enumerate(parts):
             n_rejected = n_records[number] - sum(len(rows) for rows in tables.values())
             if told := nodes.get(number):
                 tables["nodes"] = pa.Table.from_pylist(told)
-            batch_id = _batch_id(groups[number], "logs", body if n_records[number] else b"")
+            batch_id = _batch_id(groups[number])
             why = _TOO_LONG if n_rejected else ""
             batch = Batch(batch_id, tenant, tables, n_bytes[number])
             out.append(Decoded(batch, n_records[number], n_rejected, why))
@@ -238,18 +246,15 @@ def _of_bearable_size(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.less_equal(lengths.fill_null(0), MAX_ATTRS_BYTES))
 
 
-def _batch_id(groups: Sequence[Group], signal: str, body: bytes) -> str:
-    """By what a retry of this request is known; empty where it cannot be. body: empty where it tells nothing.
+def _batch_id(groups: Sequence[Group]) -> str:
+    """The id by which a retry of this request is recognised; empty where the sender gives none.
 
-    Our agents give their batches ids. For others it is the content: a retry has the same bytes. Two requests of the
-    same bytes whose records all say when they happened are the same records; without times they need not be.
+    Never the content: a sender may state the same record twice within the resolution of its clock.
     """
     given = [group.resource.get(BATCH_ID) for group in groups]
-    if given and isinstance(given[0], str) and all(one == given[0] for one in given):
+    if given and isinstance(given[0], str) and all(batch_id == given[0] for batch_id in given):
         return given[0][:200]
-    if not body:
-        return ""
-    return f"{signal}-{hashlib.blake2b(body, digest_size=16).hexdigest()}"
+    return ""
 
 
 def json_to_protobuf(signal: str, body: bytes) -> bytes:

@@ -1,16 +1,25 @@
-"""One request, whatever way it came: who sends, decode, store; the answer follows when the rows are on disk."""
+"""One request on any endpoint: authenticate, decode, store; the answer follows when the rows are on disk."""
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from stallscope.errors import Overloaded, StallscopeError, TooLarge
+from stallscope.errors import (
+    NotAllowed,
+    NotAuthenticated,
+    Overloaded,
+    StallscopeError,
+    StorageFailed,
+    TooLarge,
+)
 from stallscope.receive import arrow, arrow_batches, otlp
+from stallscope.receive.admission import Bound
 from stallscope.receive.counters import Counters
 from stallscope.receive.error_status import Refusal, refusal
 from stallscope.receive.micro_batches import SMALL_BYTES, Gathering
@@ -20,6 +29,7 @@ CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow
 """What senders may know of this hub without a token."""
 
 _LOG = logging.getLogger(__name__)
+_LOG_EVERY_S = 60.0
 
 
 class Sender(Protocol):
@@ -34,39 +44,79 @@ class Sender(Protocol):
 
 
 Authenticate = Callable[[Mapping[str, str]], Sender]
-"""From the headers (gRPC: metadata), names in lower case, to who sends. Raises NotAuthenticated, NotAllowed."""
+"""From the headers (gRPC: metadata), names in lower case, to the sender. Raises NotAuthenticated, NotAllowed."""
+
+Audit = Callable[[str, StallscopeError], None]
+"""Records that a peer address was refused for its token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of a request. max_bytes: after decompression.
+    """Limits of a request, and of all requests together.
 
-    max_at_once: requests that are decoded and packed at one time; more than there are processors would only take turns
-    with one another and with the thread that commits, which all of them wait for.
+    max_bytes: of one request, after decompression; max_json_bytes: in JSON, whose objects take many times the memory.
+    max_decoded_bytes: of the rows of one request. max_bodies_bytes: of
+    all requests that have been read and not yet decoded. max_requests: under way at one time. max_reading: of them,
+    those whose message is being read, which gRPC keeps in memory while it is incomplete. max_reading_s: then a sender
+    is cut off. patience_s: the wait for room before a request is refused. max_waiting_s: the wait for the commit.
+    max_at_once: requests that are decoded and packed at one time; more than the processors would only take turns with
+    one another and with the thread that commits, for which all of them wait.
     """
 
     max_bytes: int = 32 << 20
-    max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
+    max_json_bytes: int = 4 << 20
+    max_decoded_bytes: int = 128 << 20
+    max_bodies_bytes: int = 256 << 20
+    max_requests: int = 256
+    max_reading: int = 32
+    max_reading_s: float = 20.0
+    patience_s: float = 2.0
     max_waiting_s: float = 30.0
-    workers: int = 64
+    max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
+
+    @classmethod
+    def within(cls, memory_bytes: int) -> "Bounds":
+        """The limits of a hub that may use this much memory."""
+        eighth = memory_bytes // 8
+        return cls(
+            max_bytes=min(cls.max_bytes, memory_bytes // 64),
+            max_decoded_bytes=min(cls.max_decoded_bytes, memory_bytes // 16),
+            max_bodies_bytes=min(cls.max_bodies_bytes, eighth),
+            max_reading=max(4, min(cls.max_reading, eighth // cls.max_bytes)),
+            max_at_once=max(1, min(os.cpu_count() or 2, eighth // cls.max_bytes)),
+        )
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A request that has been taken: its future resolves when it is on disk; answer() is then its bytes' message."""
+    """An accepted request. future: resolves when the rows are on disk; answer: the response message."""
 
     future: "Future[Receipt]"
     answer: Callable[[Receipt], Any]
 
 
 class Receiver:
-    """What both OTLP ports and the Arrow lane share. For any number of threads."""
+    """What both OTLP ports and the Arrow endpoint share. For any number of threads.
 
-    def __init__(self, store: HubStore, authenticate: Authenticate, *, bounds: Bounds | None = None):
+    requests, reading, bodies: the bounds of what is under way, which the ports hold.
+    """
+
+    def __init__(
+        self,
+        store: HubStore,
+        authenticate: Authenticate,
+        *,
+        bounds: Bounds | None = None,
+        audit: Audit | None = None,
+    ):
         self.bounds = bounds or Bounds()
         self.counters = Counters()
-        self._store, self._authenticate = store, authenticate
-        self._decoder = otlp.Decoder()
+        self.requests = Bound(self.bounds.max_requests, "requests")
+        self.reading = Bound(self.bounds.max_reading, "messages that are being sent")
+        self.bodies = Bound(self.bounds.max_bodies_bytes, "bytes of requests")
+        self._store, self._authenticate, self._audit = store, authenticate, audit
+        self._logged = ("", 0.0)
+        self._decoder = otlp.Decoder(max_bytes=self.bounds.max_decoded_bytes)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
         self._small_logs = Gathering(
             lambda body, tenant: self._decoder.decode("logs", body, tenant),
@@ -76,19 +126,28 @@ class Receiver:
         self._small_arrow = Gathering(arrow.batch, arrow_batches.batches, at_work=self._at_work)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
-        """Who sends; looked at before the body is. Raises NotAuthenticated, NotAllowed."""
+        """The sender, checked before the body is read. Raises NotAuthenticated, NotAllowed."""
         sender = self._authenticate(headers)
         sender.require("ingest")
         return sender
 
+    def check_room(self) -> None:
+        """Raises Overloaded while the store takes no more rows: before a message is decoded."""
+        self._store.check_room()
+
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
-        """An OTLP request, not compressed any more. Raises StallscopeError."""
+        """An OTLP request, decompressed. Raises StallscopeError."""
         self._check_size(body)
+        self.check_room()
         are_gathered = signal == "logs" and not is_json and len(body) <= SMALL_BYTES
         with self._store.announced(), nullcontext() if are_gathered else self._at_work():
             if are_gathered:
                 decoded = self._small_logs.decode(body, tenant, n_bytes=len(body))
             else:
+                if is_json and len(body) > self.bounds.max_json_bytes:
+                    raise TooLarge(
+                        f"a JSON request may hold {self.bounds.max_json_bytes:,} bytes: use protobuf"
+                    )
                 plain = otlp.json_to_protobuf(signal, body) if is_json else body
                 decoded = self._decoder.decode(signal, plain, tenant)
             self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
@@ -98,11 +157,12 @@ class Receiver:
         return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
 
     def arrow(self, body: bytes, tenant: str) -> Accepted:
-        """A request of the Arrow lane. Raises StallscopeError."""
+        """A request of the Arrow endpoint. Raises StallscopeError."""
         self._check_size(body)
+        self.check_room()
         with self._store.announced():
             with self._at_work():
-                request = arrow.read(body, limit=4 * self.bounds.max_bytes)
+                request = arrow.read(body, limit=self.bounds.max_decoded_bytes)
                 n_bytes = request.n_bytes
                 are_gathered = n_bytes <= SMALL_BYTES
                 if not are_gathered:
@@ -114,13 +174,23 @@ class Receiver:
             lambda receipt: {"n_rows": receipt.n_rows, "is_duplicate": receipt.is_duplicate},
         )
 
-    def refused(self, error: Exception) -> Refusal:
-        """What a sender is told of an error; the error is counted, and written down if it is ours."""
-        told = refusal(error)
-        self.counters.add(requests_refused=1, **{f"refused_{told.grpc.lower()}": 1})
+    def refused(self, error: Exception, *, peer: str) -> Refusal:
+        """The answer to an error, which is counted and, where the token is refused, audited. peer: its address."""
+        found = refusal(error)
+        self.counters.add(requests_refused=1, **{f"refused_{found.grpc.lower()}": 1})
+        if isinstance(error, NotAuthenticated | NotAllowed) and self._audit:
+            self._audit(peer, error)
         if not isinstance(error, StallscopeError):
             _LOG.error("a request failed", exc_info=error)
-        return told
+        elif isinstance(error, StorageFailed):
+            self._log_once_a_minute(str(error))
+        return found
+
+    def _log_once_a_minute(self, message: str) -> None:
+        now_s = time.monotonic()
+        if self._logged[0] != message or now_s - self._logged[1] > _LOG_EVERY_S:
+            self._logged = (message, now_s)
+            _LOG.error("a request failed: %s", message)
 
     def numbers(self) -> dict[str, float]:
         """All counters of receivers and store, for /metrics."""
@@ -138,6 +208,9 @@ class Receiver:
             "commits": stored.commits,
             "commit_seconds": stored.commit_s,
             "longest_hold_seconds": stored.longest_hold_s,
+            "requests_under_way": self.requests.n_held,
+            "request_bytes_under_way": self.bodies.n_held,
+            "hot_bytes": self._store.hot_bytes,
             **asdict(self._store.kept),
             "listener_failures": stored.listener_failures,
         }
@@ -158,19 +231,19 @@ class Receiver:
             raise TooLarge(f"a request may hold {self.bounds.max_bytes:,} bytes: send smaller ones")
 
     def _at_work(self) -> "_Held":
-        if not self._decoding.acquire(timeout=self.bounds.max_waiting_s):
+        if not self._decoding.acquire(timeout=self.bounds.patience_s):
             raise Overloaded("too many requests are being decoded; send again later", 2.0)
         return _Held(self._decoding)
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A place among those that decode, given back at the end of the with block."""
+    """A decoding slot, given back at the end of the with block."""
 
-    place: threading.BoundedSemaphore
+    slot: threading.BoundedSemaphore
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *_: object) -> None:
-        self.place.release()
+        self.slot.release()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stallscope.receive import record_attributes, sender_aliases
 from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
-from stallscope.receive.decoded import Aligned, Attributes, Flat, Group, dumped
+from stallscope.receive.decoded import Aligned, Attributes, Flat, Group
 from stallscope.store.hub import schema
 
 _MOST_ABOUT = 200
@@ -130,7 +130,7 @@ class _Lifting:
             *self.attributes.fragments(),
             *(record_attributes.member(key, values) for key, values in self.flat.extra.items()),
         ]
-        shared = [dumped(group.as_json())[1:-1] for group in self.flat.groups]
+        shared = [group.text for group in self.flat.groups]
         if not self.flat.n or not (parts or any(shared)):
             return pa.nulls(self.flat.n, pa.string())
         if any(shared):

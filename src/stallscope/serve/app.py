@@ -26,9 +26,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stallscope import __version__
-from stallscope.errors import NotAuthenticated, StallscopeError, TooLarge, TooMany
-from stallscope.serve.answers import INTERNAL, error_body, refused
+from stallscope.errors import BadInput, NotAuthenticated, StallscopeError, StorageFailed, TooLarge, TooMany
+from stallscope.serve.answers import INTERNAL, error_body, public_message, refused
 from stallscope.serve.audit import AuditLog
+from stallscope.serve.refusals import WINDOW_S, Refusals
 from stallscope.serve.tokens import Identity, Tokens
 
 API_VERSION = "1.0"
@@ -36,16 +37,23 @@ OPEN_PATHS = frozenset({"/api/versions", "/api/v1/health"})
 """What answers without a token. A token that is given there must be good all the same."""
 
 _MINUTE_S = 60
+_REFUSED = frozenset({401, 429})
+"""Statuses of which a peer may cause any number: all others are bounded by the limit for each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """What the layers and the own routes need. capabilities, state: asked anew for each request."""
+    """What the layers and the own routes need. capabilities, state, admin_state: evaluated for each request.
+
+    state: for every valid token; admin_state: numbers over all tenants, for tokens with the scope admin.
+    """
 
     tokens: Tokens
     audit: AuditLog
     capabilities: Callable[[], Mapping[str, object]] = dict
     state: Callable[[], Mapping[str, object]] = dict
+    admin_state: Callable[[], Mapping[str, object]] = dict
+    refusals: Refusals | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     requests_per_minute: int = 1200
     max_body_bytes: int = 1 << 20
@@ -77,8 +85,39 @@ def create_app(
     return app
 
 
+def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
+    """A peer that is refused again and again gets short answers, which the audit log sums up (refusals.py).
+
+    A request whose headers state its length twice ends the connection: a proxy in front might read other requests.
+    """
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        if _header(scope, b"content-length") is not None and _header(scope, b"transfer-encoding") is not None:
+            error = BadInput("Content-Length and Transfer-Encoding exclude each other: send one of them")
+            await refused(error, closes=True)(scope, receive, send)
+            return
+        peer = (_client(scope), _token_id(house, _header(scope, b"authorization")))
+        if house.refusals and house.refusals.is_over(*peer):
+            house.refusals.add(*peer, reason=f"status {TooMany.http_status}")
+            error_now = TooMany("too many of your requests were refused: come again in a minute")
+            await refused(error_now, retry_after_s=round(WINDOW_S))(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in _REFUSED and house.refusals:
+                house.refusals.add(*peer, reason=f"status {message['status']}")
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return asked
+
+
 def bearer(app: ASGIApp, house: House) -> ASGIApp:
-    """Who is it? Refusals go no further, so this layer writes them into the audit log itself."""
+    """Authenticates. Refusals go no further, so this layer writes them into the audit log itself."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,8 +129,10 @@ def bearer(app: ASGIApp, house: House) -> ASGIApp:
         if header is not None or scope["path"] not in OPEN_PATHS:
             try:
                 state["identity"] = house.tokens.identity(header)
-            except NotAuthenticated as error:
-                house.audit.info("refused", **_about(scope), status=error.http_status, reason=str(error))
+            except (NotAuthenticated, StorageFailed) as error:
+                house.audit.info(
+                    "refused", **_about(scope), status=error.http_status, reason=public_message(error)
+                )
                 await refused(error)(scope, receive, send)
                 return
         await app(scope, receive, send)
@@ -187,7 +228,7 @@ def body_limit(app: ASGIApp, house: House) -> ASGIApp:
     return asked
 
 
-LAYERS: tuple[Layer, ...] = (bearer, audit, rate_limit, body_limit)
+LAYERS: tuple[Layer, ...] = (peer_limit, bearer, audit, rate_limit, body_limit)
 """What a request passes before its handler, in this order."""
 
 
@@ -203,14 +244,17 @@ def _health(house: House) -> Callable[[Request], Awaitable[Response]]:
     async def health(request: Request) -> Response:
         if request.state.identity is None:
             return JSONResponse({"alive": True})
-        return JSONResponse({"alive": True, "version": __version__, **house.state()})
+        answer = {"alive": True, "version": __version__, **house.state()}
+        if "admin" in request.state.identity.scopes:
+            answer |= house.admin_state()
+        return JSONResponse(answer)
 
     return health
 
 
 def _metrics(house: House) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
-        request.state.identity.require("read")
+        request.state.identity.require("admin")
         return Response(generate_latest(house.registry), media_type=CONTENT_TYPE_LATEST)
 
     return metrics
@@ -262,6 +306,14 @@ def _about(scope: Scope) -> dict[str, Any]:
 
 def _client(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
+
+
+def _token_id(house: House, header: str | None) -> str | None:
+    """The id of a valid token; None for a stranger."""
+    try:
+        return house.tokens.identity(header).token_id if header else None
+    except (NotAuthenticated, StorageFailed):
+        return None
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

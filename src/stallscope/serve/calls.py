@@ -7,7 +7,8 @@ import anyio
 import anyio.to_thread
 
 from stallscope.errors import StallscopeError, TookTooLong
-from stallscope.serve.answers import error_body, kind_of
+from stallscope.serve.answers import error_body, kind_of, public_message
+from stallscope.serve.plain_text import visible
 from stallscope.serve.tokens import Identity
 from stallscope.serve.tools.asking import Asker, Hub
 from stallscope.serve.tools.registry import Tools, answer, tool_named
@@ -24,7 +25,8 @@ async def called(
     who.require(tool.scope)
     asker = Asker(hub, who.tenant)
     with anyio.move_on_after(timeout_s):
-        return await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        found = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        return {key: visible(value) for key, value in found.items()}
     raise TookTooLong(f"{name} took longer than {timeout_s:g} s: look at a shorter time, or at one cluster")
 
 
@@ -45,4 +47,4 @@ def listed(tools: Tools) -> list[dict[str, Any]]:
 
 def error_of(error: StallscopeError) -> Mapping[str, Mapping[str, str]]:
     """The error as every way in tells it."""
-    return error_body(kind_of(type(error)), str(error))
+    return error_body(kind_of(type(error)), public_message(error))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # it is wanted in one case only
     import grpc
 
 REFRESH_S = 1.0
+WARN_DAYS = 14
 CERT_NAME = "hub.crt"
 KEY_NAME = "hub.key"
 _QUICK_SUBJECT = "stallscope hub (made by quickstart)"
@@ -155,6 +156,22 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(
             first, newest, require_client_authentication=self.files.client_ca is not None
         )
+
+    def warning(self) -> str:
+        """What an operator has to mend: new files that cannot be used, or a certificate that ends soon; "" if none."""
+        from cryptography import x509
+
+        if self.trouble:
+            return self.trouble
+        now = datetime.datetime.now(datetime.UTC)
+        left = (
+            min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(self._pems.cert)) - now
+        )
+        if left.total_seconds() < 0:
+            return f"the certificate {self.files.cert.name} has expired: clients refuse it; renew it"
+        if left.days < WARN_DAYS:
+            return f"the certificate {self.files.cert.name} expires in {left.days} days: renew it"
+        return ""
 
     def refresh(self) -> None:
         """Take the files as they are now, if they have changed and can be used."""

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,11 +22,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
+from stallscope.errors import (
+    BadInput,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    StorageFailed,
+    TokensUnreadable,
+)
 from stallscope.store import file_modes
 
 SCOPES = ("ingest", "read", "sql", "admin")
 """What a token may be for: send events; ask the tools; run SQL; see the hub's own state."""
+
+_LOG = logging.getLogger(__name__)
 
 FILE_NAME = "tokens.json"
 _FORMAT = 1
@@ -80,7 +90,8 @@ class Tokens:
         self.path = path
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._seen: tuple[int, int, int] | None = None
+        self._state: tuple[int, int, int, int] | None = None
+        self._reported: tuple[int, int, int, int] | None = None
         self._entries: dict[str, Entry] = {}
         self._refresh()
 
@@ -95,7 +106,7 @@ class Tokens:
         found = _TOKEN.fullmatch(token.strip()) if scheme.lower() == "bearer" else None
         if not found:
             raise NotAuthenticated(
-                "what was given is no token; send the header `Authorization: Bearer <token>`"
+                "malformed Authorization header; send the header `Authorization: Bearer <token>`"
             )
         self._refresh()
         entry = self._entries.get(found[1])
@@ -131,6 +142,20 @@ class Tokens:
             entries[token_id] = entry
         return f"sst_{token_id}_{secret}"
 
+    def rotate(self, token_id: str, *, grace_s: float, expires_in_s: float | None = None) -> str:
+        """Make a token with the tenant and the scopes of another token, which ends after grace_s. Raises NotFound."""
+        old = next((entry for entry in self.listed() if entry.id == token_id), None)
+        if old is None or old.state(self._now_s()) != "valid":
+            raise NotFound(f"no valid token {token_id}; stallscope hub token list shows the tokens")
+        token = self.create(old.scopes, old.tenant, expires_in_s=expires_in_s)
+        ends_at = int(self._now_s() + grace_s)
+        with self._changing() as entries:
+            known = entries[token_id].expires_at
+            entries[token_id] = replace(
+                entries[token_id], expires_at=ends_at if known is None else min(known, ends_at)
+            )
+        return token
+
     def revoke(self, token_id: str) -> None:
         """End a token now. Raises NotFound."""
         with self._changing() as entries:
@@ -157,18 +182,25 @@ class Tokens:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Read the file if it is another than the one read last."""
+        """Read the file if it has changed. Raises TokensUnreadable; each state is logged once."""
         with self._lock, _storage(self.path):
             try:
                 found = self.path.stat()
             except FileNotFoundError:
-                self._seen, self._entries = None, {}
+                self._state, self._entries = None, {}
                 return
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if seen != self._seen:
+            state = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+            if state == self._state:
+                return
+            try:
                 _check_mode(self.path, found)
                 self._entries = _read(self.path)
-                self._seen = seen
+            except StorageFailed as error:
+                if state != self._reported:
+                    self._reported = state
+                    _LOG.error("every token is refused: %s", error)
+                raise
+            self._state, self._reported = state, None
 
 
 def bearer(token: str) -> str:
@@ -212,12 +244,12 @@ def _read(path: Path) -> dict[str, Entry]:
     try:
         content = json.loads(path.read_text())
         if content["format"] > _FORMAT:
-            raise StorageFailed(f"{path} was written by a newer stallscope: use that one")
+            raise TokensUnreadable(f"{path} was written by a newer stallscope: use that version")
         rows = [Entry(**{**row, "scopes": tuple(row["scopes"])}) for row in content["tokens"]]
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError) as error:
-        raise StorageFailed(
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TokensUnreadable(
             f"{path} is damaged ({error}): restore it, or remove it and make new tokens"
         ) from error
     return {row.id: row for row in rows}
@@ -229,7 +261,7 @@ def _written(entries: Iterable[Entry]) -> bytes:
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise StorageFailed(
+        raise TokensUnreadable(
             f"{path} can be used by others (mode {found.st_mode & 0o777:o}): chmod 600 {path}"
         )
 
@@ -239,4 +271,6 @@ def _storage(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageFailed(f"the tokens in {path} cannot be read or written ({error.strerror})") from error
+        raise TokensUnreadable(
+            f"the tokens in {path} cannot be read or written ({error.strerror})"
+        ) from error

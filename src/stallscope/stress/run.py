@@ -130,7 +130,7 @@ class _Flight:
     ) -> None:
         n = sum(map(len, tables.values())) if is_counted else 0
         with self._changed:
-            if answer.outcome is Outcome.LATER:
+            if answer.outcome in (Outcome.LATER, Outcome.FAILED):
                 self.n_retried += 1
                 self.reason = answer.reason
                 at_s = time.monotonic() + (0.2 if answer.retry_after_s is None else answer.retry_after_s)
@@ -142,7 +142,7 @@ class _Flight:
                 self._last_good_s = time.monotonic()
                 self.n_acknowledged += n
                 self.ack_ms.append((self._last_good_s - begin_s) * 1000)
-            elif answer.outcome is Outcome.REFUSED:
+            elif answer.outcome is Outcome.BAD_BATCH:
                 self.n_refused += n
                 self.reason = answer.reason
             else:

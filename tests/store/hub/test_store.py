@@ -284,9 +284,9 @@ def test_lateness_is_set_when_the_round_is_complete_and_only_then(store: HubStor
 def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, tmp_path: Path):
     appended(store, collectives=collectives([1, 2], rank=0, nranks=3))
     appended(store, collectives=collectives([1, 2], rank=1, nranks=3, late_ns=1_000_000))
-    border_us = time.time_ns() // 1000
+    border_s = time.monotonic()
     appended(store, collectives=collectives([2], rank=2, nranks=3, late_ns=7_000_000))
-    store._keeper._seal("a", "collectives", settled_us=border_us)
+    store._keeper._seal("a", "collectives", settle_s=time.monotonic() - border_s)
     assert store.snapshot("a").hot["collectives"].num_rows == 1
     again = reopened(store, tmp_path, maintenance_s=3600.0)
     with closing(again):
@@ -303,10 +303,10 @@ def test_rows_are_sealed_once_where_whole_rounds_came_after_the_border(store: Hu
     before, after = list(range(1, 21)), [21, 22]
     for rank in (0, 1):
         appended(store, collectives=collectives(before, rank=rank, nranks=2, late_ns=rank * 3_000_000))
-    border_us = time.time_ns() // 1000
+    border_s = time.monotonic()
     for rank in (0, 1):
         appended(store, collectives=collectives(after, rank=rank, nranks=2, late_ns=rank * 5_000_000))
-    store._keeper._seal("a", "collectives", settled_us=border_us)
+    store._keeper._seal("a", "collectives", settle_s=time.monotonic() - border_s)
     assert store.snapshot("a").hot["collectives"].num_rows == 4
     store.seal_all()
     assert sql(store, "SELECT seq, rank, late_ns FROM collectives ORDER BY seq, rank") == [

@@ -57,7 +57,7 @@ class Keeper:
     numbers: Kept = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
-        self._sealer = Sealer(self.journal.folder)
+        self._sealer = Sealer(self.journal.folder, memory_bytes=self.limits.sealer_memory_bytes)
         self._retired: list[tuple[float, Segment]] = []
         self._medians = self.journal.round_medians()
         self._ended = threading.Event()
@@ -103,31 +103,38 @@ class Keeper:
         """Seal every hot row now."""
         with self._one_at_a_time:
             for (tenant, table), (n_rows, _) in self.hot.sizes().items():
-                while n_rows > 0 and (n_sealed := self._seal(tenant, table, settled_us=None)):
+                while n_rows > 0 and (n_sealed := self._seal(tenant, table, settle_s=None)):
                     n_rows -= n_sealed
 
     def _seal_what_is_due(self) -> None:
-        now_us = time.time_ns() // 1000
-        sizes = self.hot.sizes()
-        settled_us = now_us - int(self.limits.settle_s * 1e6)
-        for (tenant, table), (n_rows, first_us) in sizes.items():
-            is_old = now_us - first_us > self.limits.seal_after_s * 1e6
+        limits = self.limits
+        for (tenant, table), (n_rows, age_s) in self.hot.sizes().items():
+            is_old = age_s > limits.seal_after_s
             n_left = n_rows
-            while n_left >= self.limits.seal_rows or (is_old and n_left > 0):
-                if not (n_sealed := self._seal(tenant, table, settled_us=settled_us)):
+            while n_left >= limits.seal_rows or (is_old and n_left > 0):
+                if not (n_sealed := self._seal(tenant, table, settle_s=limits.settle_s)):
                     break
                 n_left -= n_sealed
-        while sum(n for n, _ in self.hot.sizes().values()) > self.limits.max_hot_rows:
+        while self._are_too_many_hot():
             largest = max(self.hot.sizes().items(), key=lambda item: item[1][0])[0]
-            self._seal(*largest, settled_us=None)
+            self._seal(*largest, settle_s=None)
 
-    def _seal(self, tenant: str, table: str, *, settled_us: int | None) -> int:
-        """Seal rows committed before settled_us (None: all): by then the other ranks of a round have come, too.
+    def _are_too_many_hot(self) -> bool:
+        sizes = self.hot.sizes()
+        n_rows = sum(n for n, _ in sizes.values())
+        return n_rows > self.limits.max_hot_rows or bool(sizes and self.is_hot_end_full())
 
-        One file's worth, more would not be sorted in memory. Returns how many.
+    def is_hot_end_full(self) -> bool:
+        """Whether hot rows take half of the memory they may take: rows are sealed before senders are refused."""
+        return self.hot.n_bytes > self.limits.max_hot_bytes // 2
+
+    def _seal(self, tenant: str, table: str, *, settle_s: float | None) -> int:
+        """Seal rows committed settle_s ago or earlier (None: all): by then the other ranks of a round have arrived.
+
+        At most one file's rows, as more would not be sorted in memory. Returns the number of rows.
         """
         most_rows = _FILE * self.limits.seal_rows
-        now, later = self.hot.begin_seal(tenant, table, settled_us, most_rows=most_rows)
+        now, later = self.hot.begin_seal(tenant, table, settle_s, most_rows=most_rows)
         if not now:
             return 0
         until_us = now[-1].last_us

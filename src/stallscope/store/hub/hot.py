@@ -5,6 +5,8 @@ that the writer commits to.
 """
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -19,11 +21,16 @@ _MOST_ROWS_OF_A_PIECE = 16_384
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows committed up to last_us, after those of the piece before."""
+    """Rows committed up to last_us, after the rows of the piece before.
 
-    first_us: int
+    first_s, last_s: time.monotonic() of the first and the last commit; setting the clock does not change their age.
+    """
+
     last_us: int
     rows: pa.Table
+    n_bytes: int
+    first_s: float
+    last_s: float
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,17 @@ class Hot:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tenants: dict[str, _Tenant] = {}
+        self._bytes_of: Counter[str] = Counter()
+        self.n_bytes = 0
 
-    def add(self, tenant: str, table: str, rows: pa.Table, *, received_us: int) -> None:
-        """Rows that have just been committed."""
+    def add(self, tenant: str, table: str, rows: pa.Table, *, received_us: int, age_s: float = 0.0) -> None:
+        """Rows that were committed age_s ago."""
+        n_bytes, at_s = _size(rows), time.monotonic() - age_s
         with self._lock:
+            self._grow(tenant, n_bytes)
             mine = self._tenants.setdefault(tenant, _Tenant())
             pieces = mine.pieces.setdefault(table, [])
-            pieces.append(Piece(received_us, received_us, rows))
+            pieces.append(Piece(received_us, rows, n_bytes, at_s, at_s))
             border_us = mine.borders.get(table, 0)
             while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1], border_us):
                 last = pieces.pop()
@@ -63,7 +74,9 @@ class Hot:
         """Rows received up to until_us are in a file now."""
         with self._lock:
             mine = self._tenants.setdefault(tenant, _Tenant())
-            mine.pieces[table] = [p for p in mine.pieces.get(table, []) if p.last_us > until_us]
+            pieces = mine.pieces.get(table, [])
+            mine.pieces[table] = [p for p in pieces if p.last_us > until_us]
+            self._grow(tenant, -sum(p.n_bytes for p in pieces if p.last_us <= until_us))
             mine.segments[table] = (*mine.segments.get(table, ()), segment)
 
     def replaced(
@@ -85,18 +98,23 @@ class Hot:
         hot = {table: pa.concat_tables([p.rows for p in found]) for table, found in pieces.items()}
         return Snapshot(segments, hot)
 
-    def begin_seal(
-        self, tenant: str, table: str, settled_us: int | None, *, most_rows: int
-    ) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """The oldest rows committed up to settled_us (None: all), and the later ones, until sealed() is told.
+    def bytes_of(self, tenant: str) -> int:
+        """Bytes of the tenant's hot rows."""
+        return self._bytes_of[tenant]
 
-        most_rows: so many at a time, but always a piece.
+    def begin_seal(
+        self, tenant: str, table: str, settle_s: float | None, *, most_rows: int
+    ) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """The oldest rows committed at least settle_s ago (None: all rows), and the later rows, until sealed().
+
+        most_rows: at most this many rows at a time, but always a piece.
         From now on nothing is joined across the border, so that sealed() finds it again.
         """
         with self._lock:
             mine = self._tenants.get(tenant, _Tenant())
             pieces = mine.pieces.get(table, [])
-            n_now = sum(settled_us is None or piece.last_us <= settled_us for piece in pieces)
+            settled_s = time.monotonic() - (settle_s or 0.0)
+            n_now = sum(settle_s is None or piece.last_s <= settled_s for piece in pieces)
             while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > most_rows:
                 n_now -= 1
             if n_now:
@@ -108,11 +126,12 @@ class Hot:
         with self._lock:
             return dict(self._tenants.get(tenant, _Tenant()).segments)
 
-    def sizes(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Rows, and received_us of the oldest, by tenant and table."""
+    def sizes(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Rows, and the age in s of the oldest piece, by tenant and table."""
         with self._lock:
+            now_s = time.monotonic()
             return {
-                (tenant, table): (sum(len(p.rows) for p in pieces), pieces[0].first_us)
+                (tenant, table): (sum(len(p.rows) for p in pieces), now_s - pieces[0].first_s)
                 for tenant, mine in self._tenants.items()
                 for table, pieces in mine.pieces.items()
                 if pieces
@@ -125,9 +144,13 @@ class Hot:
             return sum(len(piece.rows) for piece in pieces if piece.last_us >= since_us)
 
     def tenants(self) -> list[str]:
-        """Who has anything here."""
+        """The tenants that have anything here."""
         with self._lock:
             return sorted(self._tenants)
+
+    def _grow(self, tenant: str, n_bytes: int) -> None:
+        self.n_bytes += n_bytes
+        self._bytes_of[tenant] += n_bytes
 
 
 def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
@@ -139,4 +162,15 @@ def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
 
 
 def _joined(before: Piece, last: Piece) -> Piece:
-    return Piece(before.first_us, last.last_us, joined([before.rows, last.rows]))
+    return Piece(
+        last.last_us,
+        joined([before.rows, last.rows]),
+        before.n_bytes + last.n_bytes,
+        before.first_s,
+        last.last_s,
+    )
+
+
+def _size(rows: pa.Table) -> int:
+    """Bytes of the rows; columns in which nothing stands share their memory (arrow_tables.nulls)."""
+    return sum(column.nbytes for column in rows.columns if column.null_count < len(column))

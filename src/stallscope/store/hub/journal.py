@@ -65,7 +65,7 @@ class Journal:
         self._lock = lock
 
     @classmethod
-    def open(cls, folder: Path, *, memory_limit: str = "1GB", threads: int = 1) -> "Journal":
+    def open(cls, folder: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> "Journal":
         """Open the hub's file, made if missing. Raises StorageFailed, NewerSchema."""
         lock = _locked(folder)
         path = folder / FILE_NAME
@@ -77,7 +77,7 @@ class Journal:
                 str(path),
                 config={
                     "checkpoint_threshold": "4GB",
-                    "memory_limit": memory_limit,
+                    "memory_limit": f"{memory_bytes}B",
                     "threads": threads,
                     "autoinstall_known_extensions": False,
                     "autoload_known_extensions": False,

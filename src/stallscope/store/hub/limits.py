@@ -5,22 +5,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Defaults for a machine of a few cores and 16 GB.
+    """Defaults for a machine of a few cores and 16 GB; within() derives them from the memory a hub may use.
 
-    Queue: beyond it senders are told to come back. Sealing: rows leave memory for a Parquet file when a table of a
-    tenant has seal_rows, when the oldest is seal_after_s old (those of the last settle_s stay: the other ranks of their
-    rounds may be under way), or when all hot rows together exceed max_hot_rows.
-    Files: small ones are merged up to merge_rows; max_age_s and max_bytes: what is older, or the oldest beyond, goes.
+    Queue: beyond it, or where the wait for the commit would exceed max_queue_s at the present rate of commits, senders
+    are asked to come back. Sealing: rows leave memory for a Parquet file when a table of a tenant has seal_rows, when
+    the oldest is seal_after_s old (the rows of the last settle_s stay: the other ranks of their rounds may be under
+    way), or when all hot rows together exceed max_hot_rows or half of max_hot_bytes. Beyond max_hot_bytes senders are
+    refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes: the
+    resident memory of the process beyond which senders are refused; None: not checked.
+    Files: small ones are merged up to merge_rows; max_age_s and max_bytes: older files, or the oldest
+    beyond, are removed.
     """
 
     max_queue_rows: int = 500_000
     max_queue_bytes: int = 512 << 20
+    max_queue_s: float = 0.8
     retry_after_s: float = 1.0
     group_rows: int = 50_000
     seal_rows: int = 200_000
     seal_after_s: float = 300.0
     settle_s: float = 5.0
     max_hot_rows: int = 2_000_000
+    max_hot_bytes: int = 1 << 30
+    max_process_bytes: int | None = None
     merge_rows: int = 1_000_000
     max_age_s: float = 90 * 86_400.0
     max_bytes: int = 200_000_000_000
@@ -29,5 +36,20 @@ class Limits:
     wal_bytes: int = 256 << 20
     quiet_s: float = 1.0
     maintenance_s: float = 1.0
-    reader_memory: str = "2GB"
+    journal_memory_bytes: int = 1 << 30
+    sealer_memory_bytes: int = 1 << 30
+    reader_memory_bytes: int = 2 << 30
     reader_threads: int = 2
+
+    @classmethod
+    def within(cls, memory_bytes: int) -> "Limits":
+        """The limits of a hub whose process may use this much memory."""
+        eighth = memory_bytes // 8
+        return cls(
+            max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),
+            max_hot_bytes=min(4 << 30, 2 * eighth),
+            max_process_bytes=memory_bytes * 9 // 10,
+            journal_memory_bytes=min(cls.journal_memory_bytes, eighth),
+            sealer_memory_bytes=min(cls.sealer_memory_bytes, eighth),
+            reader_memory_bytes=min(cls.reader_memory_bytes, eighth),
+        )

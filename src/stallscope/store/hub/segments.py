@@ -25,11 +25,11 @@ _ROW_GROUP = 65_536
 class Sealer:
     """Writes segments, with an engine of its own. For one thread at a time."""
 
-    def __init__(self, folder: Path, *, memory_limit: str = "1GB"):
+    def __init__(self, folder: Path, *, memory_bytes: int = 1 << 30):
         self.folder = folder
         self._db = duckdb.connect(
             config={
-                "memory_limit": memory_limit,
+                "memory_limit": f"{memory_bytes}B",
                 "threads": 1,
                 "temp_directory": str(folder / "spill"),
                 "preserve_insertion_order": False,

@@ -1,6 +1,7 @@
 """The hub's store as the other parts see it: append batches, ask named questions, get a tenant's files and hot rows."""
 
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +43,7 @@ class HubStore:
         self._reader = duckdb.connect(
             ":memory:",
             config={
-                "memory_limit": limits.reader_memory,
+                "memory_limit": f"{limits.reader_memory_bytes}B",
                 "threads": limits.reader_threads,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
@@ -54,9 +55,10 @@ class HubStore:
     @classmethod
     def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
         """Open the store in a folder, made if missing. Raises StorageFailed (in use, unwritable), NewerSchema."""
-        journal = Journal.open(folder)
+        folder, limits = folder.absolute(), limits or Limits()
+        journal = Journal.open(folder, memory_bytes=limits.journal_memory_bytes)
         try:
-            return cls(folder, journal, limits or Limits())
+            return cls(folder, journal, limits)
         except BaseException:
             journal.close()
             raise
@@ -73,9 +75,11 @@ class HubStore:
             of_table.setdefault((segment.tenant, segment.table), []).append(segment)
         for (tenant, table), new in of_table.items():
             self._hot.replaced(tenant, table, (), new=tuple(new))
+        now_us = time.time_ns() // 1000
         for entry in self._journal.entries():
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
-            self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us)
+            age_s = max(0.0, (now_us - entry.received_us) / 1e6)
+            self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us, age_s=age_s)
         return known
 
     def append(self, batch: Batch) -> "Future[Receipt]":
@@ -126,8 +130,17 @@ class HubStore:
         return Snapshot(found.segments, {**found.hot, **kept})
 
     def tenants(self) -> list[str]:
-        """Who has anything here."""
+        """The tenants that have anything here."""
         return self._hot.tenants()
+
+    def check_room(self) -> None:
+        """Raises Overloaded while no more rows are taken."""
+        self._writer.check_room()
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the rows in memory that are not sealed yet."""
+        return self._hot.n_bytes
 
     def tail(self, tenant: str, table: str, *, since_us: int) -> pa.Table:
         """Rows of a table committed since then (us since 1970), sealed and hot, in order of the commits."""

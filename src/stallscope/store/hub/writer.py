@@ -22,6 +22,7 @@ from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, 
 from stallscope.store.hub.hot import Hot
 from stallscope.store.hub.journal import Entry, Journal
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.memory import resident_bytes
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.small_tables import with_latest
 
@@ -30,6 +31,11 @@ _IDLE_S = 0.25
 _GATHER_S = 0.04
 _FEW_ROWS = 40_000
 """A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
+
+
+_NEWEST_WEIGHT = 0.1
+_TENANT_SHARE = 0.75
+"""Of the hot rows: one tenant's rows cannot shut out another tenant."""
 
 
 @dataclass
@@ -79,6 +85,7 @@ class Writer:
             ((tenant, batch_id), received_us) for tenant, batch_id, received_us in journal.batch_ids()
         )
         self._last_us = journal.latest_us()
+        self._row_s = 0.0  # how long a row holds the writer, over the last commits
         self._quiet_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="hub-writer", daemon=True)
         self._thread.start()
@@ -97,11 +104,11 @@ class Writer:
         if n_bytes > self._limits.max_queue_bytes:
             raise BadInput(f"a batch of {n_bytes:,} bytes is too large: send smaller ones")
         with self._changed:
-            self._check_room(n_rows, n_bytes)
+            self._check_room(n_rows, n_bytes, batch.tenant)
         early = packed_early(batch)
         future: Future[Receipt] = Future()
         with self._changed:
-            self._check_room(n_rows, n_bytes)
+            self._check_room(n_rows, n_bytes, batch.tenant)
             queue = self._queue
             queue.waiting.append(_Waiting(batch, n_bytes, early, future))
             queue.n_rows += n_rows
@@ -124,19 +131,35 @@ class Writer:
                 if queue.waiting and self._has_enough():
                     self._changed.notify()
 
-    def _check_room(self, n_rows: int, n_bytes: int) -> None:
-        queue = self._queue
-        if queue.is_closed:
+    def check_room(self) -> None:
+        """Raises Overloaded while no more rows are taken: senders are refused before their rows are decoded."""
+        with self._changed:
+            self._check_room(0, 0)
+
+    def _check_room(self, n_rows: int, n_bytes: int, tenant: str = "") -> None:
+        if self._queue.is_closed:
             raise Overloaded("the hub is stopping; send again later", 5.0)
-        if queue.waiting and (
-            queue.n_rows + n_rows > self._limits.max_queue_rows
-            or queue.n_bytes + n_bytes > self._limits.max_queue_bytes
-        ):
+        if reason := self._reason_to_refuse(n_rows, n_bytes, tenant):
             self.counters.refused += 1
-            raise Overloaded(
-                f"{queue.n_rows:,} rows wait to be stored; send again in {self._limits.retry_after_s:g} s",
-                self._limits.retry_after_s,
-            )
+            retry_s = self._limits.retry_after_s
+            raise Overloaded(f"{reason}; send again in {retry_s:g} s", retry_s)
+
+    def _reason_to_refuse(self, n_rows: int, n_bytes: int, tenant: str) -> str:
+        queue, limits, hot = self._queue, self._limits, self._hot
+        if queue.waiting and (
+            queue.n_rows + n_rows > limits.max_queue_rows
+            or queue.n_bytes + n_bytes > limits.max_queue_bytes
+            or queue.n_rows * self._row_s > limits.max_queue_s
+        ):
+            return f"{queue.n_rows:,} rows wait to be stored"
+        n_hot = hot.n_bytes + queue.n_bytes + n_bytes
+        is_share_full = hot.bytes_of(tenant) + n_bytes > limits.max_hot_bytes * _TENANT_SHARE
+        if hot.n_bytes and (n_hot > limits.max_hot_bytes or (tenant and is_share_full)):
+            return "the rows in memory take all the room they may, until files have been written"
+        if limits.max_process_bytes is not None and resident_bytes() > limits.max_process_bytes:
+            pa.default_memory_pool().release_unused()
+            return "the hub uses all the memory it may"
+        return ""
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
         """Run something in the writer's thread, between two commits."""
@@ -192,7 +215,10 @@ class Writer:
                 self._quiet_since_s = time.monotonic()
             for job, future in jobs:
                 _fulfil(future, job)
-            self.counters.longest_hold_s = max(self.counters.longest_hold_s, time.monotonic() - begin_s)
+            took_s = time.monotonic() - begin_s
+            self.counters.longest_hold_s = max(self.counters.longest_hold_s, took_s)
+            if n_rows := sum(one.batch.n_rows for one in group):
+                self._row_s += _NEWEST_WEIGHT * (took_s / n_rows - self._row_s)
             if is_done:
                 return
 

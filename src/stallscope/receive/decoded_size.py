@@ -1,0 +1,145 @@
+"""The size of a request's rows, known before they are decoded: a few bytes may stand for gigabytes.
+
+Three forms multiply: compressed buffers of an Arrow stream, dictionary-coded columns, and attributes that a sender
+states once for many records. Each is measured from lengths that the request itself declares.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stallscope.errors import BadInput, TooLarge
+from stallscope.receive.decoded import Flat
+from stallscope.store.hub import schema
+
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+_RECORDS_PER_TAG = 8
+"""The tag of a record stands in front of most attribute values as well."""
+
+_TAG = {"logs": b"\x12", "traces": b"\x12", "metrics": b"\x0a"}
+"""The byte in front of each record: LogRecord and Span are field 2 of their scope, data points field 1."""
+
+_CELL_BYTES = 8
+
+
+def too_large(limit: int) -> TooLarge:
+    """The error of a request whose rows would exceed the limit."""
+    return TooLarge(f"the rows of a request may hold {limit:,} bytes decoded: send smaller requests")
+
+
+def row_bytes(table: str) -> int:
+    """Bytes of a row in memory, without its texts."""
+    return _CELL_BYTES * len(schema.TABLES[table].columns)
+
+
+def check_otlp_body(signal: str, body: bytes, limit: int) -> None:
+    """Raises TooLarge for a body that may hold many more records than fit: before anything is decoded."""
+    if body.count(_TAG[signal]) * row_bytes("events") // _RECORDS_PER_TAG > limit:
+        raise too_large(limit)
+
+
+def check_flat(flat: Flat, limit: int) -> None:
+    """Raises TooLarge where the records, with the attributes that their groups share, exceed the limit as rows."""
+    shared = np.array([len(group.text) for group in flat.groups], np.int64)
+    n_shared = 0 if not flat.n else int(shared[flat.group].sum())
+    if flat.n * row_bytes("events") + 2 * n_shared > limit:  # in `attrs`, and in columns of their own
+        raise too_large(limit)
+
+
+def check_types(names_and_types: Iterator[tuple[str, pa.DataType]]) -> None:
+    """Raises BadInput for a column of a type whose size cannot be told from its lengths, such as nested columns."""
+    for name, kind in names_and_types:
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if name == "ledger_ns" and pa.types.is_fixed_size_list(kind):
+            plain = kind.value_type
+        is_known = (
+            pa.types.is_primitive(plain)
+            or pa.types.is_string(plain)
+            or pa.types.is_large_string(plain)
+            or pa.types.is_fixed_size_binary(plain)
+            or pa.types.is_null(plain)
+        )
+        if not is_known:
+            raise BadInput(f"column {name} has the type {str(kind)[:80]}: send numbers or text")
+
+
+def batch_bytes(batch: pa.RecordBatch, table: str) -> int:
+    """Bytes that the rows of a batch take once its dictionaries are decoded."""
+    n_bytes = batch.num_rows * row_bytes(table)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and not pa.types.is_primitive(column.type.value_type):
+            n_bytes += _text_bytes(column)
+        elif not pa.types.is_primitive(column.type):
+            n_bytes += column.nbytes
+    return n_bytes
+
+
+def _text_bytes(coded: pa.DictionaryArray) -> int:
+    values = coded.dictionary
+    if pa.types.is_null(values.type) or not len(values):
+        return 0
+    lengths = pc.binary_length(values).fill_null(0)
+    most = int(pc.max(lengths).as_py() or 0)
+    if most * len(coded) < 1 << 16:
+        return most * len(coded)
+    counts = np.bincount(np.asarray(coded.indices.drop_null()).astype(np.int64), minlength=len(values))
+    return int((counts * np.asarray(lengths).astype(np.int64)).sum())
+
+
+def unpacked_bytes(stream: pa.Buffer) -> int:
+    """Bytes of an Arrow IPC stream once its compressed buffers are unpacked, as the buffers declare it.
+
+    Layout: format/Message.fbs of Arrow; a compressed buffer begins with its unpacked length, int64, -1 for plain.
+    Raises BadInput for a stream that cannot be read.
+    """
+    total = 0
+    try:
+        reader = pa.ipc.MessageReader.open_stream(stream)
+        while True:
+            try:
+                message = reader.read_next_message()
+            except StopIteration:
+                return total
+            if message.body is not None:
+                total += sum(_buffer_sizes(memoryview(message.metadata), memoryview(message.body)))
+    except (pa.ArrowException, OSError, struct.error, ValueError) as error:
+        raise BadInput(f"the request holds no Arrow stream: {str(error)[:200]}") from error
+
+
+def _buffer_sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
+    root = struct.unpack_from("<I", metadata)[0]
+    kind_at, batch_at = _field(metadata, root, 1), _field(metadata, root, 2)
+    if not kind_at or not batch_at or metadata[kind_at] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
+        return
+    batch = _target(metadata, batch_at)
+    if metadata[kind_at] == _DICTIONARY_BATCH:
+        data_at = _field(metadata, batch, 1)
+        if not data_at:
+            return
+        batch = _target(metadata, data_at)
+    buffers_at = _field(metadata, batch, 2)
+    is_compressed = bool(_field(metadata, batch, 3))
+    if not buffers_at:
+        return
+    vector = _target(metadata, buffers_at)
+    (n_buffers,) = struct.unpack_from("<I", metadata, vector)
+    for number in range(n_buffers):
+        offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
+        size = struct.unpack_from("<q", body, offset)[0] if is_compressed and length >= 8 else length
+        yield length if size < 0 else size
+
+
+def _field(metadata: memoryview, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table is; 0 where it is absent."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    (n_bytes,) = struct.unpack_from("<H", metadata, vtable)
+    at = 4 + 2 * number
+    offset = struct.unpack_from("<H", metadata, vtable + at)[0] if at < n_bytes else 0
+    return table + offset if offset else 0
+
+
+def _target(metadata: memoryview, at: int) -> int:
+    return at + int(struct.unpack_from("<I", metadata, at)[0])

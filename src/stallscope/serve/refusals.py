@@ -1,0 +1,97 @@
+"""Refused requests by peer address and token: beyond a few a minute, a peer gets a short answer and no audit line.
+
+A stranger can send thousands of requests a second. Written one by one, their refusals would push every other line
+out of the audit log. So the first refusals of a peer in a minute are written as they are, and the rest as one summary
+for each address and minute. A valid token from the same address is not affected.
+"""
+
+import ipaddress
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from stallscope.serve.audit import AuditLog
+
+WINDOW_S = 60.0
+_MOST_PEERS = 10_000
+_OTHERS = "other addresses"
+_CHECK_EVERY_S = 1.0
+
+
+@dataclass
+class _Minute:
+    began_s: float
+    began_at: float
+    n: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+class Refusals:
+    """Counts refusals and writes the summaries. For any number of threads; close() writes what is left."""
+
+    def __init__(
+        self, audit: AuditLog, *, per_minute: int = 60, clock_s: Callable[[], float] = time.monotonic
+    ):
+        self._audit, self._per_minute, self._clock_s = audit, per_minute, clock_s
+        self._lock = threading.Lock()
+        self._minutes: dict[tuple[str, str | None], _Minute] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
+        self._thread.start()
+
+    def is_over(self, client: str, token_id: str | None) -> bool:
+        """Whether this peer was refused too often in this minute."""
+        with self._lock:
+            minute = self._minutes.get((network(client), token_id))
+            return minute is not None and minute.n >= self._per_minute
+
+    def add(self, client: str, token_id: str | None, reason: str) -> bool:
+        """Count a refusal. Returns whether it deserves an audit line; otherwise the summary will contain it."""
+        key = (network(client), token_id)
+        with self._lock:
+            if key not in self._minutes and len(self._minutes) >= _MOST_PEERS:
+                key = (_OTHERS, None)
+            minute = self._minutes.setdefault(key, _Minute(self._clock_s(), time.time()))
+            minute.n += 1
+            if minute.n > self._per_minute:
+                minute.left_out[reason] += 1
+            return minute.n <= self._per_minute
+
+    def summarise(self, *, is_end: bool = False) -> None:
+        """Write the summaries of the minutes that are over; is_end: of all."""
+        border_s = self._clock_s() - WINDOW_S
+        with self._lock:
+            over = {key: m for key, m in self._minutes.items() if is_end or m.began_s <= border_s}
+            for key in over:
+                del self._minutes[key]
+        for (client, token_id), minute in over.items():
+            if minute.left_out:
+                since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(minute.began_at))
+                n, reasons = minute.left_out.total(), dict(minute.left_out)
+                self._audit.info(
+                    "refused_summary", client=client, token_id=token_id, since=since, n=n, reasons=reasons
+                )
+
+    def close(self) -> None:
+        """End, with the summaries of the minute at hand."""
+        self._ended.set()
+        self._thread.join()
+        self.summarise(is_end=True)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_CHECK_EVERY_S):
+            self.summarise()
+
+
+def network(client: str) -> str:
+    """The address; of IPv6 the network of 64 bits, since one peer owns all its addresses."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(client)
+        if address.version == 6:
+            if address.ipv4_mapped:
+                return str(address.ipv4_mapped)
+            return str(ipaddress.ip_network((address, 64), strict=False))
+    return client

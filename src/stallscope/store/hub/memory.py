@@ -1,0 +1,23 @@
+"""The memory of this machine and of this process."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+_DEFAULT_SHARE = 4
+_LEAST_BYTES = 1 << 30
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now."""
+    return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def default_bytes() -> int:
+    """The memory a hub may use unless a setting states it: a quarter of the machine's, or of the container's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or a container without a limit
+        total = min(total, int(_CGROUP.read_text()))
+    return max(_LEAST_BYTES, total // _DEFAULT_SHARE)
