@@ -100,7 +100,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             audit=audit,
             refusals=refusals,
             capabilities=lambda: CAPABILITIES,
-            state=lambda: _state(certificates, begin_s),
+            state=lambda: _state(store, certificates, begin_s),
             admin_state=lambda: {"numbers": receiver.numbers()},
             requests_per_minute=options.settings.hub_requests_per_minute,
         )
@@ -145,10 +145,12 @@ def _audit_of(audit: AuditLog, refusals: Refusals) -> Audit:
     return refused
 
 
-def _state(certificates: Certificates | None, begin_s: float) -> dict[str, object]:
+def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -> dict[str, object]:
     """The part of /api/v1/health that needs a token."""
     return {
         "uptime_s": round(time.monotonic() - begin_s, 1),
+        "n_damaged_segments": len(store.damage.unreadable()),
+        "n_lost_log_tails": len(store.damage.gaps),
         "tls": "none" if certificates is None else certificates.warning() or "good",
     }
 

@@ -10,12 +10,16 @@ import typer
 from stallscope.commands.hub_mcp import mcp
 from stallscope.commands.hub_quickstart import quickstart
 from stallscope.commands.hub_token import token_app
+from stallscope.commands.hub_upkeep import backup, check, restore
 from stallscope.commands.options import HubDb, Rates, SettingsFile, settings_from
 from stallscope.errors import BadInput
 
 hub_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, invoke_without_command=True)
 hub_app.command()(quickstart)
 hub_app.command()(mcp)
+hub_app.command()(check)
+hub_app.command()(backup)
+hub_app.command()(restore)
 hub_app.add_typer(token_app, name="token")
 
 

@@ -30,7 +30,7 @@ def front(
     """The routes, and the lifespan that must run while they are served. The SQL processes end with the block."""
     limits = limits or QueryLimits()
     data = of_store(store, rates, max_hot_rows=limits.max_hot_rows)
-    with closing(Workers(data, n=n_workers, limits=limits)) as workers:
+    with closing(Workers(data, n=n_workers, limits=limits, on_unreadable=store.set_aside_damaged)) as workers:
         yield parts(Hub(store, rates, workers), collected(tools))
 
 

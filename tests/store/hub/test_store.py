@@ -363,16 +363,17 @@ def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path:
         assert n_rows(again) == 1
 
 
-def test_a_lost_file_is_said_at_the_start_and_not_passed_over(store: HubStore, tmp_path: Path):
+def test_a_lost_file_is_reported_and_served_again_once_it_is_back(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x"]))
     store.seal_all()
     (segment,) = files(store)
     store.close()
     segment.rename(tmp_path / "aside")
-    with pytest.raises(StorageFailed, match="is missing"):
-        HubStore.open(tmp_path)
+    with closing(HubStore.open(tmp_path)) as without:
+        assert len(without.damage.unreadable("a")) == 1 and n_rows(without) == 0
     (tmp_path / "aside").rename(segment)
-    HubStore.open(tmp_path).close()
+    with closing(HubStore.open(tmp_path)) as again:
+        assert n_rows(again) == 1
 
 
 def test_housekeeping_goes_on_by_itself(tmp_path: Path):

@@ -126,8 +126,11 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
     for table, blob in zip(data["hot"], blobs, strict=True):
         hot[table] = f"hot_{table}"
         connection.register(hot[table], pa.ipc.open_stream(blob).read_all())
-    for statement in views.statements(data["sealed"], hot, is_temporary=False):
-        connection.execute(statement)
+    try:
+        for statement in views.statements(data["sealed"], hot, is_temporary=False):
+            connection.execute(statement)
+    except duckdb.Error as error:  # the footer of a segment is damaged
+        raise StorageFailed(f"a segment cannot be read: {_told(error)}") from error
     connection.execute("SET TimeZone = 'UTC'")
     if data["folder"]:
         connection.execute(f"SET allowed_directories = [{views.quoted(data['folder'])}]")
@@ -154,11 +157,18 @@ def _rows(
         ) from None
     except duckdb.PermissionException as error:
         raise RefusedQuery(_told(error)) from None
-    except duckdb.IOException:
-        return {"gone": True}
     except duckdb.Error as error:
+        if _is_of_a_file(error):
+            return {"gone": True}
         raise BadInput(_told(error)) from None
     return {"columns": columns, "rows": rows, "truncated": is_cut}
+
+
+def _is_of_a_file(error: duckdb.Error) -> bool:
+    """Whether a segment could not be read: it was removed, or is damaged."""
+    import duckdb
+
+    return isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in str(error)
 
 
 def _told(error: Exception) -> str:

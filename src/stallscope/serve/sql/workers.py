@@ -7,14 +7,17 @@ allocates what it likes); a signal to a process does. A worker that was killed i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _START_S = 20.0
+_LAST_BYTES = 2000
+_NO_MEMORY = ("MemoryError", "bad_alloc", "Out of Memory", "out of memory", "Cannot allocate memory")
+_LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).resolve().parents[3]
 
 
@@ -84,7 +90,16 @@ class Data(Protocol):
 class Workers:
     """A few worker processes, each for one query at a time. For any number of threads."""
 
-    def __init__(self, data: Data, *, n: int = 2, limits: QueryLimits | None = None):
+    def __init__(
+        self,
+        data: Data,
+        *,
+        n: int = 2,
+        limits: QueryLimits | None = None,
+        on_unreadable: Callable[[str], object] = lambda tenant: None,
+    ):
+        """on_unreadable: called with the tenant when one of its segments could not be read."""
+        self._on_unreadable = on_unreadable
         self.limits = limits or QueryLimits()
         self._data = data
         self._idle: queue.Queue[_Worker | None] = queue.Queue()
@@ -114,12 +129,15 @@ class Workers:
         deadline_s = time.monotonic() + self.limits.timeout_s
         try:
             answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
-            if answer.get("gone"):  # retention removed a file between our look and the worker's
+            if answer.get("gone"):  # retention may have removed a file after the list of files was made
                 answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
+            if answer.get("gone"):
+                raise StorageFailed("a segment could not be read; see the hub's log and its disk")
+        except StorageFailed:
+            self._on_unreadable(tenant)
+            raise
         finally:
             self._give_back(worker, tenant)
-        if answer.get("gone"):
-            raise StorageFailed("a segment could not be read; the hub's log and its disk may say why")
         note = answer["note"]
         return Rows(answer["columns"], answer["rows"], answer["truncated"] or bool(note), note)
 
@@ -195,8 +213,8 @@ class Workers:
         """The worker's answer frame. Kills the worker where it does not answer in time or breaks."""
         try:
             admitted = worker.exchange(asked, (), deadline_s=deadline_s)
-        except _Broken:
-            raise RefusedQuery("the SQL brought its parser down: write it simpler") from None
+        except _Broken as broken:
+            raise RefusedQuery(f"the SQL ended its parser ({broken}): simplify the query") from None
         if "error" in admitted:
             raise error_from(admitted)
         sources = self._data(tenant, frozenset(admitted["tables"]))
@@ -208,15 +226,21 @@ class Workers:
         try:
             blobs = [_stream(rows) for rows in sources.hot.values()]
             answer = worker.exchange(header, blobs, deadline_s=deadline_s)
-        except _Broken:
-            raise OverLimits("the query needed more memory than one may have: ask for less") from None
+        except _Broken as broken:
+            if broken.is_memory:
+                raise OverLimits("the query needed more memory than a query may have: select less") from None
+            raise StorageFailed(f"the SQL worker ended: {broken}") from None
         if "error" in answer:
             raise error_from(answer)
         return {**answer, "note": sources.note}
 
 
 class _Broken(Exception):
-    """The worker has ended by itself."""
+    """The worker has ended by itself. is_memory: for want of memory."""
+
+    def __init__(self, reason: str, *, is_memory: bool):
+        super().__init__(reason)
+        self.is_memory = is_memory
 
 
 class _Worker:
@@ -226,20 +250,22 @@ class _Worker:
         self._n_answered = 0
         self._is_dead = False
         self._limits = limits
+        self._last_output, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._process = subprocess.Popen(
             [sys.executable, "-s", "-m", "stallscope.serve.sql.worker", json.dumps(asdict(limits))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             env={"PYTHONPATH": str(_SOURCES), "LANG": "C.UTF-8"},
             cwd="/",
             start_new_session=True,
         )
+        os.close(errors)
         os.set_blocking(self._fd_in, False)
         os.set_blocking(self._fd_out, False)
         try:
             self._received(time.monotonic() + _START_S)
-        except (_Broken, TookTooLong):
+        except (EOFError, TookTooLong):
             self.kill()
             raise StorageFailed("a worker for SQL could not be started; is there memory left?") from None
 
@@ -262,11 +288,29 @@ class _Worker:
         try:
             self._send(frames.packed(header, blobs), deadline_s)
             answer = self._received(deadline_s)
+        except EOFError:
+            broken = self._death()
+            self.kill()
+            raise broken from None
         except BaseException:
             self.kill()
             raise
         self._n_answered += 1
         return answer
+
+    def _death(self) -> _Broken:
+        """Why the process has ended; its last output goes into the hub's log."""
+        output = ""
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return _Broken("it closed its output", is_memory=False)
+        with suppress(BlockingIOError):
+            output = os.read(self._last_output, 1 << 16)[-_LAST_BYTES:].decode("utf-8", "replace").strip()
+        reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+        _LOG.error("an SQL worker ended (%s): %s", reason, output or "no output")
+        is_memory = any(word in output for word in _NO_MEMORY) or -status == signal.SIGKILL
+        return _Broken(reason, is_memory=is_memory)
 
     def kill(self) -> None:
         """End the process, whatever it does."""
@@ -279,6 +323,9 @@ class _Worker:
                     pipe.close()
                 except OSError:  # what was not read by the dead process
                     continue
+        with suppress(OSError):  # closed before
+            os.close(self._last_output)
+        self._last_output = -1
 
     def _send(self, parts: list[bytes], deadline_s: float) -> None:
         for part in parts:
@@ -288,7 +335,7 @@ class _Worker:
                 try:
                     left = left[os.write(self._fd_in, left[: 1 << 20]) :]
                 except BrokenPipeError:
-                    raise _Broken from None
+                    raise EOFError from None
 
     def _received(self, deadline_s: float) -> dict[str, Any]:
         return frames.unpacked(lambda n: self._read(n, deadline_s))
@@ -299,7 +346,7 @@ class _Worker:
             self._wait([self._fd_out], [], deadline_s)
             more = os.read(self._fd_out, min(n_bytes - len(data), 1 << 20))
             if not more:
-                raise _Broken
+                raise EOFError
             data += more
         return bytes(data)
 

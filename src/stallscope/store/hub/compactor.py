@@ -7,14 +7,14 @@ place of hot rows or of other files. A failure (a full disk) is counted, said, a
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
 
-from stallscope.errors import StallscopeError
+from stallscope.errors import StallscopeError, StorageFailed
 from stallscope.store.hub import round_lateness
 from stallscope.store.hub.hot import Hot, Piece
 from stallscope.store.hub.journal import Journal, Segment
@@ -54,6 +54,7 @@ class Keeper:
     writer: Writer
     lateness: SealedLateness
     limits: Limits
+    set_aside_damaged: Callable[[str], int]
     numbers: Kept = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
@@ -169,7 +170,13 @@ class Keeper:
         for tenant in self.hot.tenants():
             for found in self.hot.segments(tenant).values():
                 if len(group := _to_merge(found, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
-                    self._replace(group, [self._sealer.merged(group)])
+                    try:
+                        merged = self._sealer.merged(group)
+                    except StorageFailed:
+                        if not self.set_aside_damaged(tenant):
+                            raise
+                        continue
+                    self._replace(group, [merged])
                     self.numbers.merged_segments += len(group)
 
     def _sum_lateness(self) -> None:

@@ -156,6 +156,23 @@ class Journal:
             for received_us, tenant, table, ipc in rows:
                 yield Entry(received_us, tenant, table, unpacked(ipc))
 
+    def checked_entries(self) -> Iterator[tuple[str, int, str]]:
+        """For each entry its key, its rows, and why it cannot be read; "" where it can."""
+        keys = self._db.execute("SELECT rowid, n_rows FROM journal ORDER BY received_us").fetchall()
+        for key, n_rows in keys:
+            ((ipc,),) = self._db.execute("SELECT ipc FROM journal WHERE rowid = ?", [key]).fetchall()
+            try:
+                n_found = len(unpacked(ipc))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                yield str(key), n_rows, f"cannot be read ({line(error)})"
+                continue
+            yield str(key), n_rows, "" if n_found == n_rows else f"{n_found:,} rows instead of {n_rows:,}"
+
+    def remove_entry(self, key: str) -> None:
+        """Remove an entry that checked_entries() named."""
+        with self.transaction() as db:
+            db.execute("DELETE FROM journal WHERE rowid = ?", [int(key)])
+
     def batch_ids(self) -> list[tuple[str, str, int]]:
         """(tenant, batch id, received_us) of remembered batches, oldest first."""
         return self._db.execute(

@@ -78,16 +78,15 @@ class Sealer:
     def merged(self, segments: Sequence[Segment]) -> Segment:
         """One segment with the rows of several of the same tenant and table. Raises StorageFailed."""
         first = segments[0]
-        listed = ", ".join(views.quoted(str(self.folder / segment.path)) for segment in segments)
         latest_us = max(segment.sealed_us for segment in segments)
-        return self.sealed(
-            first.tenant, first.table, select=f"SELECT * FROM read_parquet([{listed}])", sealed_us=latest_us
-        )
+        select = views.sealed_rows(first.table, [str(self.folder / segment.path) for segment in segments])
+        return self.sealed(first.tenant, first.table, select=select, sealed_us=latest_us)
 
     def _fresh_path(self, tenant: str, table: str, sealed_us: int) -> Path:
         folder = self.folder / FOLDER / quote(tenant, safe="") / table
         number = 0
-        while (path := folder / f"{sealed_us}-{number}.parquet").exists():
+        columns = views.fingerprint(table)
+        while (path := folder / f"{sealed_us}-{number}-{columns}.parquet").exists():
             number += 1
         return path
 
@@ -97,20 +96,20 @@ def remove_orphans(folder: Path, known: Sequence[Segment]) -> int:
 
     Returns how many. Nothing else lies in the folder of segments.
     """
+    unlisted = orphans(folder, known)
+    for path in unlisted:
+        path.unlink(missing_ok=True)
+    return len(unlisted)
+
+
+def orphans(folder: Path, known: Sequence[Segment]) -> list[Path]:
+    """Segment files that no list names."""
     wanted = {folder / segment.path for segment in known}
-    orphans = [
+    return [
         path
         for path in (folder / FOLDER).rglob("*")
         if path.suffix in (".parquet", _PART) and path not in wanted
     ]
-    for path in orphans:
-        path.unlink(missing_ok=True)
-    return len(orphans)
-
-
-def missing(folder: Path, known: Sequence[Segment]) -> list[Segment]:
-    """Segments whose files are not there."""
-    return [segment for segment in known if not (folder / segment.path).is_file()]
 
 
 def _synced(path: Path) -> None:

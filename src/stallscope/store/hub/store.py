@@ -16,13 +16,16 @@ from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.batches import Batch, Receipt, completed
 from stallscope.store.hub.compactor import Keeper, Kept
+from stallscope.store.hub.damage import Damage, Position, reason_unreadable_inside, whole
 from stallscope.store.hub.hot import Hot, Snapshot
-from stallscope.store.hub.journal import Journal, Segment
+from stallscope.store.hub.journal import Journal, Segment, line
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.writer import Counters, Listener, Writer
+
+_CHECK_EVERY_S = 60.0
 
 __all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
 
@@ -35,11 +38,22 @@ class HubStore:
         self._journal, self._limits = journal, limits
         self._is_closed = False
         self._hot = Hot()
+        self.damage = Damage(folder)
+        self._checked_s: dict[str, float] = {}
         known = self._load()
         segments.remove_orphans(folder, known)
-        self._writer = Writer(journal, self._hot, nodes=Nodes(journal.kept("nodes")), limits=limits)
+        self._position = Position(folder)
+        self._writer = Writer(
+            journal,
+            self._hot,
+            nodes=Nodes(journal.kept("nodes")),
+            limits=limits,
+            committed=self._position.note,
+        )
         self._lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
-        self._keeper = Keeper(journal, self._hot, self._writer, self._lateness, limits)
+        self._keeper = Keeper(
+            journal, self._hot, self._writer, self._lateness, limits, self.set_aside_damaged
+        )
         self._reader = duckdb.connect(
             ":memory:",
             config={
@@ -64,14 +78,11 @@ class HubStore:
             raise
 
     def _load(self) -> list[Segment]:
-        """What the folder holds becomes known; gives the sealed files."""
+        """Load the content of the folder; returns all listed files. Damaged files are set aside, the rest is served."""
         known = self._journal.segments()
-        if gone := segments.missing(self.folder, known):
-            raise StorageFailed(
-                f"{self.folder / gone[0].path} is missing ({len(gone)} of {len(known)} files): restore it from a copy"
-            )
+        self.damage.check_position(self._journal.latest_us())
         of_table: dict[tuple[str, str], list[Segment]] = {}
-        for segment in known:
+        for segment in whole(self.folder, known, self.damage):
             of_table.setdefault((segment.tenant, segment.table), []).append(segment)
         for (tenant, table), new in of_table.items():
             self._hot.replaced(tenant, table, (), new=tuple(new))
@@ -116,12 +127,28 @@ class HubStore:
                 for statement in views.statements(paths, hot, only=tables):
                     db.execute(statement)
                 return db.sql(sql, params=dict(params)).to_arrow_table()
-            except (
-                duckdb.InvalidInputException,
-                duckdb.ConversionException,
-                duckdb.BinderException,
-            ) as error:
-                raise BadInput(f"question {question}: {str(error).splitlines()[0]}") from error
+            except duckdb.Error as error:
+                if any(shown.values()) and self.set_aside_damaged(tenant):
+                    raise StorageFailed(f"a sealed file is damaged ({line(error)}); ask again") from error
+                raise BadInput(f"question {question}: {line(error)}") from error
+
+    def set_aside_damaged(self, tenant: str) -> int:
+        """Read the tenant's sealed files after a failure, and set aside those that are damaged. Returns how many.
+
+        At most once a minute, as it reads all rows.
+        """
+        now_s = time.monotonic()
+        if now_s - self._checked_s.get(tenant, -_CHECK_EVERY_S) < _CHECK_EVERY_S:
+            return 0
+        self._checked_s[tenant] = now_s
+        n_bad = 0
+        for table, found in self._hot.segments(tenant).items():
+            for segment in found:
+                if reason := reason_unreadable_inside(self.folder, segment):
+                    self.damage.found(segment, reason)
+                    self._hot.replaced(tenant, table, (segment,), new=())
+                    n_bad += 1
+        return n_bad
 
     def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
         """The tenant's sealed files and hot rows of these tables at one moment: nothing twice, nothing missing."""
@@ -148,14 +175,16 @@ class HubStore:
 
         found = self._hot.snapshot(tenant, (table,))
         since = pa.scalar(since_us, pa.timestamp("us", "UTC"))
-        pieces = [
-            pq.read_table(
-                self.folder / segment.path, filters=[("received_at", ">=", since)], partitioning=None
-            )
-            for segment in found.segments.get(table, ())
-            if segment.sealed_us >= since_us
-        ]
         wanted = schema.arrow_schema(schema.TABLES[table])
+        pieces = []
+        for segment in found.segments.get(table, ()):
+            if segment.sealed_us < since_us:
+                continue
+            path, filters = self.folder / segment.path, [("received_at", ">=", since)]
+            try:
+                pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))
+            except (pa.ArrowException, OSError):
+                self.set_aside_damaged(tenant)  # the rest is still of use
         hot = found.hot.get(table, wanted.empty_table())
         hot = hot.filter(pc.greater_equal(hot["received_at"], since))
         return pa.concat_tables([*(piece.cast(wanted) for piece in pieces), hot]).sort_by("received_at")
@@ -216,6 +245,7 @@ class HubStore:
         self._keeper.close()
         self._writer.close()
         self._reader.close()
+        self._position.close()
         self._journal.close()
 
 

@@ -4,8 +4,10 @@ Each table of schema.TABLES is a view of its name, also where nothing has arrive
 its own rows, and those of the tables in _ALSO_EVENTS in the same columns.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 from stallscope.store.hub import schema
 
@@ -71,14 +73,41 @@ def _rows(table: schema.HubTable, files: Sequence[str], hot: str | None) -> str:
     columns = ", ".join(table.names)
     parts = []
     if files:
-        listed = ", ".join(quoted(path) for path in files)
-        parts.append(f"SELECT {columns} FROM read_parquet([{listed}])")
+        parts.append(sealed_rows(table.name, files))
     if hot:
         parts.append(f"SELECT {columns} FROM {hot}")
     if not parts:
-        nulls = ", ".join(f"CAST(NULL AS {column.sql_type}) AS {column.name}" for column in table.columns)
-        parts.append(f"SELECT {nulls} WHERE false")
+        parts.append(_no_rows(table))
     return " UNION ALL ".join(parts)
+
+
+def sealed_rows(table: str, files: Sequence[str]) -> str:
+    """A query for the rows of sealed files of a table; columns that a file does not have are NULL."""
+    known = schema.TABLES[table]
+    columns = ", ".join(known.names)
+    current = [path for path in files if path.endswith(f"-{fingerprint(table)}.parquet")]
+    older = [path for path in files if not path.endswith(f"-{fingerprint(table)}.parquet")]
+    parts = [f"SELECT {columns} FROM read_parquet([{_listed(current)}])"] if current else []
+    if older:  # union_by_name opens every file first, so it is used for these files only
+        rows = f"SELECT * FROM read_parquet([{_listed(older)}], union_by_name = true)"
+        parts.append(f"SELECT {columns} FROM ({_no_rows(known)} UNION ALL BY NAME {rows})")
+    return " UNION ALL ".join(parts)
+
+
+@cache
+def fingerprint(table: str) -> str:
+    """Identifies the columns that a file of this table has; part of the file's name."""
+    names = ",".join(f"{column.name} {column.sql_type}" for column in schema.TABLES[table].columns)
+    return hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(quoted(path) for path in paths)
+
+
+def _no_rows(table: schema.HubTable) -> str:
+    nulls = ", ".join(f"CAST(NULL AS {column.sql_type}) AS {column.name}" for column in table.columns)
+    return f"SELECT {nulls} WHERE false"
 
 
 def _as_events(name: str, instead: Mapping[str, str]) -> str:

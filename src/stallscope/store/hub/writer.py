@@ -74,7 +74,17 @@ class _Queue:
 class Writer:
     """The queue and its thread."""
 
-    def __init__(self, journal: Journal, hot: Hot, *, nodes: Nodes, limits: Limits):
+    def __init__(
+        self,
+        journal: Journal,
+        hot: Hot,
+        *,
+        nodes: Nodes,
+        limits: Limits,
+        committed: Callable[[int], None],
+    ):
+        """committed: called with the moment of each commit, before it is acknowledged."""
+        self._committed = committed
         self.counters = Counters()
         self._journal, self._hot, self._nodes, self._limits = journal, hot, nodes, limits
         self._changed = threading.Condition()
@@ -269,6 +279,7 @@ class Writer:
             ids = [(one.batch.tenant, one.batch.batch_id) for one in fresh if one.batch.batch_id]
             self._journal.commit(received_us, entries, batch_ids=ids, kept=kept)
             self._last_us = received_us
+            self._committed(received_us)
             self._seen.update((key, received_us) for key in ids)
             self._publish(entries, kept, received_us)
         for one in fresh:

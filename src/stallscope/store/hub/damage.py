@@ -1,0 +1,159 @@
+"""Damage that the hub lives with: segments that cannot be read, and commits that the write-ahead log lost.
+
+A damaged segment stays where it is and in the list, but is not served: a file restored from a copy is served again
+after the next start. The last commit is noted in a file of its own, so that a log that lost its tail is recognised.
+"""
+
+import json
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from stallscope.store.hub.journal import Segment
+
+_LOG = logging.getLogger(__name__)
+_MAGIC = b"PAR1"
+_LEAST_BYTES = 12
+POSITION_NAME, GAPS_NAME = "hub.position", "gaps.jsonl"
+_POSITION = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A sealed segment that is not served, and why."""
+
+    segment: Segment
+    reason: str
+
+
+class Damage:
+    """What is known to be damaged in one hub's folder. For any number of threads."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._unreadable: dict[str, Unreadable] = {}
+        self._gaps = _read_gaps(folder)
+
+    def found(self, segment: Segment, reason: str) -> None:
+        """A segment cannot be read."""
+        with self._lock:
+            self._unreadable[segment.path] = Unreadable(segment, reason)
+        _LOG.error("%s is set aside: %s; restore it from a copy, then restart the hub", segment.path, reason)
+
+    def unreadable(self, tenant: str | None = None) -> list[Unreadable]:
+        """The segments set aside; tenant: of that tenant only."""
+        with self._lock:
+            return [each for each in self._unreadable.values() if tenant in (None, each.segment.tenant)]
+
+    @property
+    def gaps(self) -> list[Mapping[str, int]]:
+        """Commits that were lost: from_us and to_us (us since 1970), and found_us."""
+        return list(self._gaps)
+
+    def check_position(self, latest_us: int) -> None:
+        """Compare the newest commit in the file with the last commit that was noted; a gap is logged and kept."""
+        noted_us = read_position(self._folder)
+        if noted_us <= latest_us:
+            return
+        gap = {"from_us": latest_us, "to_us": noted_us, "found_us": time.time_ns() // 1000}
+        self._gaps.append(gap)
+        with (self._folder / GAPS_NAME).open("a") as file:
+            file.write(json.dumps(gap) + "\n")
+        _LOG.error(
+            "the write-ahead log lost its tail: commits of the last %.1f s before the end are missing",
+            (noted_us - latest_us) / 1e6,
+        )
+
+    def warning(self, tenant: str) -> str:
+        """One sentence for a tenant whose answers lack rows; "" where none do."""
+        parts = []
+        if bad := self.unreadable(tenant):
+            n_rows = sum(each.segment.n_rows for each in bad)
+            parts.append(
+                f"{len(bad)} damaged files with {n_rows:,} rows are set aside and not in any answer."
+            )
+        if self._gaps:
+            parts.append(f"The hub lost commits {len(self._gaps)} times when its log was damaged.")
+        return " ".join(parts)
+
+
+class Position:
+    """Notes the last commit. Not synced: it survives the end of the process, as the log itself does."""
+
+    def __init__(self, folder: Path):
+        self._fd = os.open(folder / POSITION_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def note(self, received_us: int) -> None:
+        """A commit is on disk."""
+        os.pwrite(self._fd, _POSITION.pack(received_us, ~received_us & (1 << 64) - 1), 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_position(folder: Path) -> int:
+    """The last commit that was noted, us since 1970; 0 where none is known."""
+    try:
+        received_us, inverse = _POSITION.unpack((folder / POSITION_NAME).read_bytes()[: _POSITION.size])
+    except (OSError, struct.error):
+        return 0
+    return int(received_us) if received_us == ~inverse & (1 << 64) - 1 else 0
+
+
+def reason_unreadable(folder: Path, segment: Segment) -> str:
+    """Why a segment cannot be whole, by its size and its ends; "" where it may be."""
+    path = folder / segment.path
+    try:
+        size = path.stat().st_size
+        if size != segment.n_bytes:
+            return f"it has {size:,} bytes instead of {segment.n_bytes:,}"
+        with path.open("rb") as file:
+            begin = file.read(4)
+            file.seek(-8, os.SEEK_END)
+            (n_footer,), end = struct.unpack("<I", file.read(4)), file.read(4)
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    if begin != _MAGIC or end != _MAGIC or not 0 < n_footer <= size - _LEAST_BYTES:
+        return "it is not a Parquet file"
+    return ""
+
+
+def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
+    """As reason_unreadable(), after reading every row."""
+    import pyarrow.parquet as pq
+
+    if reason := reason_unreadable(folder, segment):
+        return reason
+    try:
+        with pq.ParquetFile(folder / segment.path) as file:
+            n_rows = sum(batch.num_rows for batch in file.iter_batches())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"its content is damaged ({(str(error).splitlines() or ['no reason'])[0][:100]})"
+    return "" if n_rows == segment.n_rows else f"it has {n_rows:,} rows instead of {segment.n_rows:,}"
+
+
+def whole(folder: Path, segments: Iterable[Segment], damage: Damage) -> list[Segment]:
+    """The segments that can be served; the others are noted as damage."""
+    out = []
+    for segment in segments:
+        if reason := reason_unreadable(folder, segment):
+            damage.found(segment, reason)
+        else:
+            out.append(segment)
+    return out
+
+
+def _read_gaps(folder: Path) -> list[Mapping[str, int]]:
+    try:
+        return [json.loads(line) for line in (folder / GAPS_NAME).read_text().splitlines()]
+    except (OSError, ValueError):
+        return []

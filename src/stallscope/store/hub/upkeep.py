@@ -1,0 +1,203 @@
+"""Check and repair a hub's folder, copy it while the hub runs, and bring a copy back.
+
+A copy needs no help of the hub: between two checkpoints its file does not change and its log only grows, so both are
+copied and, if a checkpoint came in between, copied once more. Sealed files never change, and replaced files are
+removed minutes later.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from stallscope.errors import BadInput, StorageFailed
+from stallscope.store.hub import schema, segments
+from stallscope.store.hub.damage import GAPS_NAME, POSITION_NAME, read_position, reason_unreadable_inside
+from stallscope.store.hub.journal import FILE_NAME, LOCK_NAME, Journal, Segment, line
+
+_ATTEMPTS = 10
+_ALSO = ("tokens.json", GAPS_NAME, POSITION_NAME)
+
+
+@dataclass
+class Findings:
+    """Problems of a folder as sentences, of which n_repaired were repaired. n_rows: readable rows."""
+
+    n_segments: int = 0
+    n_rows: int = 0
+    problems: list[str] = field(default_factory=list)
+    n_repaired: int = 0
+
+
+def check(folder: Path, *, repair: bool = False) -> Findings:
+    """Read everything in the folder of a hub that is not running. Raises StorageFailed, NewerSchema, BadInput.
+
+    repair: keep the readable row groups of damaged segments, and take what cannot be read out of the lists. The damaged
+    files stay in the folder `damaged`.
+    """
+    if not (folder / FILE_NAME).is_file():
+        raise BadInput(f"{folder} holds no hub ({FILE_NAME} is missing): name the folder given with --db")
+    folder = folder.absolute()
+    out = Findings()
+    with closing(Journal.open(folder)) as journal:
+        known = journal.segments()
+        for segment in known:
+            _check_segment(journal, segment, out, repair=repair)
+        _check_journal(journal, out, repair=repair)
+        _check_other_files(folder, journal, known, out, repair=repair)
+    return out
+
+
+def _check_segment(journal: Journal, segment: Segment, out: Findings, *, repair: bool) -> None:
+    out.n_segments += 1
+    reason = reason_unreadable_inside(journal.folder, segment)
+    if not reason:
+        out.n_rows += segment.n_rows
+        return
+    problem = f"segment {segment.path} ({segment.n_rows:,} rows): {reason}"
+    if repair:
+        kept = _salvaged(journal.folder, segment)
+        journal.replace_segments([segment], [kept] if kept else [])
+        _set_aside(journal.folder, segment)
+        n_kept = kept.n_rows if kept else 0
+        out.n_rows, out.n_repaired = out.n_rows + n_kept, out.n_repaired + 1
+        problem += f"; {n_kept:,} rows kept"
+    out.problems.append(problem)
+
+
+def _salvaged(folder: Path, segment: Segment) -> Segment | None:
+    """A new segment with the readable row groups of a damaged segment; None where no row can be read."""
+    rows = list(_readable(folder / segment.path))
+    if not rows:
+        return None
+    sealer = segments.Sealer(folder)
+    try:
+        sealer.db.register("salvaged", pa.concat_tables(rows, promote_options="default"))
+        wanted = schema.TABLES[segment.table].names
+        columns = [name if name in rows[0].column_names else f"NULL AS {name}" for name in wanted]
+        select = f"SELECT {', '.join(columns)} FROM salvaged"
+        return sealer.sealed(segment.tenant, segment.table, select=select, sealed_us=segment.sealed_us)
+    finally:
+        sealer.close()
+
+
+def _readable(path: Path) -> Iterator[pa.Table]:
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError):
+        return
+    with file:
+        for number in range(file.num_row_groups):
+            with suppress(pa.ArrowException, OSError):
+                yield file.read_row_group(number)
+
+
+def _set_aside(folder: Path, segment: Segment) -> None:
+    target = folder / "damaged" / segment.path
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileNotFoundError):
+        (folder / segment.path).rename(target)
+
+
+def _check_journal(journal: Journal, out: Findings, *, repair: bool) -> None:
+    for key, n_rows, reason in journal.checked_entries():
+        if not reason:
+            out.n_rows += n_rows
+            continue
+        out.problems.append(f"the journal's entry {key}: {reason}")
+        if repair:
+            journal.remove_entry(key)
+            out.n_repaired += 1
+
+
+def _check_other_files(
+    folder: Path, journal: Journal, known: list[Segment], out: Findings, *, repair: bool
+) -> None:
+    if repair:
+        known = journal.segments()
+    for path in segments.orphans(folder, known):
+        out.problems.append(
+            f"{path.relative_to(folder)} is in no list: of a seal that was cut off, or replaced"
+        )
+        if repair:
+            path.unlink(missing_ok=True)
+            out.n_repaired += 1
+    latest_us, noted_us = journal.latest_us(), read_position(folder)
+    if noted_us > latest_us:
+        lost_s = (noted_us - latest_us) / 1e6
+        out.problems.append(f"the write-ahead log lost its tail: the commits of its last {lost_s:.1f} s")
+
+
+def back_up(folder: Path, target: Path) -> Findings:
+    """Copy the folder of a hub, which may be running, into a new folder. Raises BadInput, StorageFailed."""
+    if not (folder / FILE_NAME).is_file():
+        raise BadInput(f"{folder} holds no hub ({FILE_NAME} is missing): name the folder given with --db")
+    _check_empty(target, "--to")
+    for _ in range(_ATTEMPTS):
+        target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            if _copied(folder, target):
+                return check(target)
+        except FileNotFoundError:  # a file was replaced meanwhile
+            pass
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot copy {folder} to {target}: {line(error)}; check free space"
+            ) from error
+        shutil.rmtree(target)
+    raise StorageFailed(f"{folder} changed during each of {_ATTEMPTS} attempts to copy it: try again")
+
+
+def _copied(folder: Path, target: Path) -> bool:
+    """Copy everything; False where a checkpoint came in between."""
+    before = _state(folder / FILE_NAME)
+    for name in (FILE_NAME, f"{FILE_NAME}.wal", *_ALSO):
+        with suppress(FileNotFoundError):
+            shutil.copy2(folder / name, target / name)
+    if _state(folder / FILE_NAME) != before:
+        return False
+    with closing(Journal.open(target)) as journal:
+        known = journal.segments()
+    for segment in known:
+        path = target / segment.path
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _linked_or_copied(folder / segment.path, path)
+    return True
+
+
+def _linked_or_copied(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def restore(backup: Path, folder: Path) -> Findings:
+    """Bring a copy back as the folder of a hub. Raises BadInput, StorageFailed."""
+    _check_empty(folder, "--db")
+    if not (backup / FILE_NAME).is_file():
+        raise BadInput(f"{backup} holds no copy of a hub ({FILE_NAME} is missing)")
+    try:
+        shutil.copytree(backup, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK_NAME))
+        folder.chmod(0o700)
+    except (OSError, shutil.Error) as error:
+        raise StorageFailed(f"cannot copy {backup} to {folder}: {line(error)}; check free space") from error
+    return check(folder)
+
+
+def _check_empty(folder: Path, option: str) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"{option}: {folder} is not empty: name a new folder")
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
