@@ -39,6 +39,7 @@ from stallscope.store.hub.memory import default_bytes
 from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
+_LEAST_MEMORY = 500_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     begin_s = time.monotonic()
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
-        memory = options.settings.hub_memory_bytes or default_bytes()
+        memory = _memory(options.settings)
         store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
         standing = stack.enter_context(closing(Standing(store, _streams(options.settings))))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
@@ -123,6 +124,14 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         ports = Ports(grpc_port_number, *(one.port for one in served))
         _announce(out, options, ports, tokens, certificates)
         yield ports
+
+
+def _memory(settings: Settings) -> int:
+    """Bytes that this process may use. Raises BadInput for less than the engine and the libraries need."""
+    wanted = settings.hub_memory_bytes
+    if wanted is not None and wanted < _LEAST_MEMORY:
+        raise BadInput(f"hub_memory_bytes is {wanted:,}: a hub needs {_LEAST_MEMORY:,} or more")
+    return wanted or default_bytes()
 
 
 def _streams(settings: Settings) -> Callable[[], Stream]:

@@ -210,7 +210,7 @@ class Settings:
         About(
             "memory that the hub's process may use; without it a quarter of the machine's, or of the container's",
             unit="bytes",
-            minimum=500_000_000,
+            minimum=1_000_000,
         ),
     ] = None
     hub_requests_per_minute: Annotated[
