@@ -317,8 +317,9 @@ def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[st
         number = int(own["device"][0])
     else:
         return None, ()
-    first_ns = int(mine["ts_ns"][0]) if len(mine) else 0
-    others = rows[(rows["gpu"] == number) & (rows["pid"] != pid) & (rows["ts_ns"] >= first_ns)]
+    states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]["ts_ns"]
+    ours = (rows["gpu"] == number) & (rows["pid"] != pid)
+    others = rows[ours & (rows["ts_ns"] >= states.min()) & (rows["ts_ns"] <= states.max())]
     names = {
         int(row["pid"]): f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
         for row in others
