@@ -58,6 +58,8 @@ _BLOCKED = frozenset(
     )
 )
 
+_OF_STATE = {b"T": Category.STOPPED, b"t": Category.STOPPED, b"D": Category.IO}
+
 Words = tuple[str, ...]
 
 
@@ -206,11 +208,10 @@ class Samples:
                 by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
             except Unreadable:
                 by_tid = {}
-            if self._state(child, child) in (b"", b"Z", b"X"):
+            letter = self._state(child, child)
+            if letter in (b"", b"Z", b"X"):
                 continue
-            category = Category.STOPPED if self._state(child, child) in (b"T", b"t") else _category(found)
-            if self._state(child, child) == b"D":
-                category = Category.IO
+            category = _OF_STATE.get(letter) or _category(found)
             yield self._key(
                 pid, SampleRole.CHILD, child, child, category, found, self._words(sampled, child, by_tid)
             )

@@ -147,6 +147,8 @@ class WaitObjects:
         name = small_file(f"{self.proc}/{pid}/comm").decode("utf-8", "replace").strip()
         words = small_file(f"{self.proc}/{pid}/cmdline").decode("utf-8", "replace").split("\0")
         script = next((word for word in words[1:] if word and not word.startswith("-")), "")
+        if "-c" in words or not script.isprintable():
+            script = ""
         return f"{name} {pid}{f' ({script[:60]})' if script else ''}" if name else ""
 
     def _pipe(self, pid: int, target: str, *, is_writing: bool) -> str:

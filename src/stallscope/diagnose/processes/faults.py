@@ -51,12 +51,12 @@ class _Case:
 
 
 def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
-    """The faults of a process that cost at least limits.fault_share, the costliest first."""
+    """The faults of a process that cost at least limits.fault_share, the largest first."""
     case = _Case(trace, activity, buckets(activity), limits)
     found = [fault for rule in _RULES if (fault := rule(case)) is not None]
     costly = [fault for fault in found if fault.lost(activity) >= limits.fault_share]
     named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
-    return sorted(named, key=lambda fault: -fault.lost(activity))
+    return sorted(named, key=lambda fault: -fault.share)
 
 
 def _evidence(bucket: Bucket) -> dict[str, object]:
@@ -355,7 +355,7 @@ def _page_faults(case: _Case) -> Fault | None:
 
 def _preempted(case: _Case) -> Fault | None:
     bucket, activity = case.bucket("cpu_preemption"), case.activity
-    share = activity.budget["preempted"]
+    share = bucket.share
     if not share:
         return None
     events = case.trace.host_events

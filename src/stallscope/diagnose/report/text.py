@@ -141,7 +141,8 @@ def _process(verdict: Verdict) -> str:
     said = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
     if isinstance(gain := said.get("gain_at_most"), float) and verdict.causes:
-        line = f", at {_short(str(said['line']))}" if said.get("line") else ""
+        at = _short(str(said.get("line", "")))
+        line = f", at {at}" if at.strip() and at not in verdict.causes[0].title else ""
         return (
             f"Process {said.get('pid')} ({said.get('command')}){where} {verdict.causes[0].title}{line}: "
             f"{said.get('share'):.0%} of its time; at most {gain:.1f} times faster without it."

@@ -1,0 +1,295 @@
+"""Faults of one process by its time budget: constant from the start, judged from complete data and samples."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.processes.activity import activities
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import as_json
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Category, Direction, HostMemory, Op, SampleRole
+from stallscope.events.trace import Clock, Trace
+
+from .builders import EPOCH_NS, MS, START_NS
+from .reports import only, report_of
+
+PID = 7
+SECOND_NS = 1000 * MS
+N_SECONDS = 10
+SAMPLES_PER_S = 10
+
+Sampled = tuple[SampleRole, Category, int, str, tuple[str, ...], int]
+"""Role, category, system call, object, frames, samples a second."""
+
+LOOP = "/job/train.py:10 main"
+TORCH = "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py:1 forward"
+
+
+def process(
+    budget: Mapping[Category, float],
+    samples: Sequence[Sampled] = (),
+    counts: Sequence[tuple[Op, float, float, Mapping[str, object]]] = ((Op.SYNC, 20, 0.0, {}),),
+    *,
+    gpu_busy: int | None = None,
+    idle_s: Sequence[int] = (),
+) -> Trace:
+    """A process of N_SECONDS. counts: op, calls a second, microseconds a call, other columns. gpu_busy: per cent."""
+    snapshots = layout.empty(layout.SNAPSHOTS, N_SECONDS + 1)
+    snapshots["pid"], snapshots["alive"] = PID, 1
+    snapshots["ts_ns"] = START_NS + np.arange(N_SECONDS + 1) * SECOND_NS
+    for second in range(N_SECONDS):
+        spent = {Category.SLEEP: 1.0} if second in idle_s else budget
+        snapshots["ledger_ns"][second + 1] = snapshots["ledger_ns"][second]
+        for category, share in spent.items():
+            snapshots["ledger_ns"][second + 1, category - 1] += int(share * SECOND_NS)
+    active = [second for second in range(N_SECONDS) if second not in idle_s]
+    operations = layout.empty(layout.CALL_COUNTS, len(counts) * len(active))
+    stacks: dict[int, tuple[str, ...]] = {}
+    rows = layout.empty(layout.SAMPLES, len(samples) * len(active))
+    for i, second in enumerate(active):
+        end_ns = START_NS + (second + 1) * SECOND_NS
+        for row, (op, per_s, mean_us, more) in zip(operations[i * len(counts) :], counts, strict=False):
+            row["ts_ns"], row["interval_ns"], row["pid"], row["op"] = end_ns, SECOND_NS, PID, op
+            row["n"] = row["n_seen"] = per_s
+            row["total_ns"] = per_s * mean_us * 1000
+            for name, value in more.items():
+                row[name] = value
+        for number, one in enumerate(samples, 1):
+            row = rows[i * len(samples) + number - 1]
+            row["ts_ns"], row["pid"], row["tid"] = end_ns, PID, PID
+            row["role"], row["category"], row["syscall_nr"], row["object"] = (
+                one[0],
+                one[1],
+                one[2],
+                one[3].encode(),
+            )
+            row["owner_pid"] = PID + (one[0] is SampleRole.CHILD)
+            row["stack"], row["n"] = number, one[5]
+            stacks[number] = one[4]
+    processes = layout.empty(layout.PROCESSES, 1)
+    processes["pid"], processes["comm"] = PID, b"python3"
+    gpus = layout.empty(layout.GPUS, 0 if gpu_busy is None else 1)
+    if gpu_busy is not None:
+        gpus["ts_ns"], gpus["utilization_percent"], gpus["name"] = START_NS, gpu_busy, b"NVIDIA H200"
+        gpus["mig"] = UNKNOWN
+    return Trace(
+        snapshots=snapshots,
+        operations=operations,
+        samples=rows,
+        stacks=stacks,
+        processes=processes,
+        gpus=gpus,
+        clocks=(Clock(0, START_NS, EPOCH_NS),),
+        ends_ns=(START_NS + N_SECONDS * SECOND_NS,),
+        source="a test",
+    )
+
+
+def gpu(
+    category: Category, *frames: str, nr: int = -1, waits_for: str = "", n: int = SAMPLES_PER_S
+) -> Sampled:
+    """A sample of the GPU thread."""
+    return SampleRole.GPU, category, nr, waits_for, (*frames, LOOP), n
+
+
+BLOCKED = {Category.ON_CPU: 0.05, Category.DEVICE: 0.25}
+
+CASES: dict[str, tuple[dict[Category, float], list[Sampled], str, str]] = {
+    "computing": (
+        {Category.ON_CPU: 0.7, Category.DEVICE: 0.3},
+        [gpu(Category.ON_CPU, "/usr/lib/python3.12/json/encoder.py:5 encode", "/job/train.py:4 log_json")],
+        "host_compute",
+        "log_json",
+    ),
+    "a full pipe": (
+        BLOCKED | {Category.CHILD: 0.7},
+        [gpu(Category.NET, "/job/train.py:5 log", nr=1, waits_for="full pipe read by tee 12")],
+        "full_pipe",
+        "log",
+    ),
+    "a file lock": (
+        BLOCKED | {Category.CHILD: 0.7},
+        [
+            gpu(
+                Category.OTHER_OFF,
+                "/job/train.py:6 take",
+                nr=73,
+                waits_for="lock on /data/x held by python 5",
+            )
+        ],
+        "file_lock",
+        "take",
+    ),
+    "a program": (
+        BLOCKED | {Category.CHILD: 0.7},
+        [gpu(Category.OTHER_OFF, "/job/train.py:7 ask", nr=61, waits_for="end of git 33")],
+        "child_program",
+        "ask",
+    ),
+    "the network": (
+        BLOCKED | {Category.NET: 0.7},
+        [gpu(Category.NET, "/job/train.py:8 upload", nr=45, waits_for="connection to 10.0.0.1:80")],
+        "network_wait",
+        "upload",
+    ),
+    "a sleep": (
+        BLOCKED | {Category.SLEEP: 0.7},
+        [gpu(Category.SLEEP, "/job/train.py:9 back_off", nr=230)],
+        "host_sleep",
+        "back_off",
+    ),
+    "a disk": (
+        BLOCKED | {Category.IO: 0.7},
+        [gpu(Category.IO, "/job/train.py:11 read", nr=0, waits_for="/data/shard")],
+        "block_io",
+        "read",
+    ),
+    "a checkpoint": (
+        {Category.ON_CPU: 0.4, Category.IO: 0.3, Category.DEVICE: 0.3},
+        [
+            gpu(
+                Category.ON_CPU,
+                "/usr/lib/python3.12/site-packages/torch/serialization.py:9 _save",
+                "/job/a.py:1 ep",
+            ),
+            gpu(Category.IO, "/job/a.py:2 save_model", nr=74, waits_for="/data/model.pt"),
+        ],
+        "checkpoint",
+        "",
+    ),
+    "allocations": (
+        {Category.ALLOC: 0.6, Category.DEVICE: 0.4},
+        [gpu(Category.ALLOC, "/job/train.py:12 churn")],
+        "cuda_alloc",
+        "churn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_constant_fault_is_named_with_its_line(name):
+    budget, samples, cause, function = CASES[name]
+    verdict = only(report_of(process(budget, [*samples, gpu(Category.DEVICE)])))
+    assert (verdict.kind, verdict.causes[0].cause.name) == ("process", cause)
+    assert function in str(verdict.evidence["line"])
+    assert verdict.causes[0].share == pytest.approx(1 - budget[Category.DEVICE], abs=0.06)
+    assert verdict.evidence["gain_at_most"] == pytest.approx(1 / (1 - verdict.causes[0].share), rel=0.02)
+
+
+def test_a_gpu_that_is_busy_makes_a_process_healthy_whatever_its_host_does():
+    samples = [gpu(Category.ON_CPU, "/job/train.py:4 log_json")]
+    report = report_of(process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, samples, gpu_busy=97))
+    assert report.healthy
+    assert report.activity[0]["budget"]["on_cpu"] == pytest.approx(0.9)
+    assert "on the CPU" in text.report(report)
+
+
+def test_a_fault_of_the_host_costs_at_most_the_time_in_which_the_gpu_was_idle():
+    samples = [gpu(Category.ON_CPU, "/job/train.py:4 log_json")]
+    verdict = only(report_of(process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, samples, gpu_busy=60)))
+    assert verdict.causes[0].share == pytest.approx(0.9)
+    assert verdict.evidence["gain_at_most"] == pytest.approx(1 / 0.6, rel=0.01)
+
+
+def test_without_steps_or_a_fault_a_process_is_not_healthy():
+    parts = (Category.ON_CPU, Category.COPY, Category.NET, Category.IO, Category.LOCK)
+    verdict = only(report_of(process({Category.DEVICE: 0.6} | dict.fromkeys(parts, 0.08))))
+    assert verdict.kind == "inconclusive"
+    assert "no peers and no known steps" in str(verdict.abstained_because)
+
+
+def test_seconds_without_gpu_calls_in_which_the_process_sleeps_are_idle():
+    trace = process({Category.DEVICE: 0.97, Category.ON_CPU: 0.03}, gpu_busy=97, idle_s=(2, 3, 4))
+    (activity,) = activities(trace)
+    assert activity.idle_seconds == pytest.approx(3)
+    assert activity.budget["sleep"] == 0
+    assert report_of(trace).healthy
+
+
+def test_the_holder_of_the_interpreter_lock_is_named():
+    spin = SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:77 spin",), SAMPLES_PER_S
+    samples = [gpu(Category.LOCK, "/job/train.py:5 step", nr=202), spin]
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
+    assert verdict.causes[0].cause.name == "gil"
+    assert "spin" in str(verdict.evidence["line"])
+
+
+def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
+    helper = SampleRole.SAME_PROCESS, Category.SLEEP, 230, "", ("/job/train.py:80 helper",), SAMPLES_PER_S
+    samples = [
+        gpu(Category.LOCK, "/usr/lib/python3.12/threading.py:355 wait", "/job/train.py:5 step"),
+        helper,
+    ]
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
+    assert verdict.causes[0].cause.name == "lock_contention"
+    assert "helper" in str(verdict.evidence["line"])
+
+
+LOADER = "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py:1 _next_data"
+WORKER = "/usr/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py:2 _worker_loop"
+
+
+@pytest.mark.parametrize(
+    ("category", "waits_for", "words"),
+    [
+        (Category.ON_CPU, "", "compute without a pause"),
+        (Category.IO, "/data/x", "wait for a disk"),
+        (Category.OTHER_OFF, "lock on /data/x", "file lock"),
+        (Category.LOCK, "", "wait for a lock"),
+    ],
+)
+def test_starvation_names_what_keeps_the_workers(category, waits_for, words):
+    worker = SampleRole.CHILD, category, -1, waits_for, ("/job/data.py:3 load", WORKER), SAMPLES_PER_S
+    samples = [gpu(Category.NET, LOADER, nr=7), worker]
+    verdict = only(report_of(process(BLOCKED | {Category.CHILD: 0.7}, samples)))
+    assert verdict.causes[0].cause.name == "input_starvation"
+    assert words in verdict.causes[0].title
+    assert "load" in str(verdict.evidence["line"])
+
+
+def test_many_short_synchronisations_are_excessive_and_few_long_ones_are_not():
+    samples = [gpu(Category.DEVICE, "/job/train.py:5 layers"), gpu(Category.ON_CPU, TORCH)]
+    budget = {Category.DEVICE: 0.6, Category.ON_CPU: 0.4}
+    many = process(budget, samples, [(Op.SYNC, 2000, 300, {}), (Op.LAUNCH, 8000, 5, {})], gpu_busy=50)
+    assert only(report_of(many)).causes[0].cause.name == "excessive_sync"
+    few = process(budget, samples, [(Op.SYNC, 20, 30_000, {}), (Op.LAUNCH, 800, 5, {})], gpu_busy=50)
+    assert only(report_of(few)).causes[0].cause.name != "excessive_sync"
+
+
+def test_copies_from_pageable_memory_are_named_with_their_speed():
+    copies = {
+        "direction": Direction.HOST_TO_DEVICE,
+        "host_memory": HostMemory.PAGEABLE,
+        "count_bytes": 50 * (64 << 20),
+    }
+    trace = process(
+        {Category.COPY: 0.6, Category.DEVICE: 0.4},
+        [gpu(Category.COPY, "/job/train.py:5 load_batch"), gpu(Category.DEVICE)],
+        [(Op.COPY, 50, 12_000, copies), (Op.SYNC, 50, 8_000, {})],
+    )
+    verdict = only(report_of(trace))
+    assert verdict.causes[0].cause.name == "pageable_copy"
+    assert verdict.causes[0].evidence["gb_per_second"] == pytest.approx((64 << 20) / 12e-3 / 1e9, rel=0.01)
+
+
+def test_many_launches_of_a_busy_host_bind_the_gpu():
+    samples = [gpu(Category.ON_CPU, TORCH)]
+    counts = [(Op.LAUNCH, 60_000, 4, {}), (Op.SYNC, 10, 100, {})]
+    verdict = only(
+        report_of(process({Category.ON_CPU: 0.98, Category.DEVICE: 0.02}, samples, counts, gpu_busy=40))
+    )
+    assert verdict.causes[0].cause.name == "launch_bound"
+
+
+def test_an_estimate_from_few_calls_is_not_reported():
+    counts = [(Op.SYNC, 20, 100, {}), (Op.LAUNCH, 5, 4, {"n": 5000, "n_seen": 3, "is_estimate": 1})]
+    report = report_of(process({Category.ON_CPU: 0.6, Category.DEVICE: 0.4}, [], counts))
+    assert "launch" not in report.activity[0]["calls"]
+
+
+def test_the_activity_is_part_of_the_json():
+    data = as_json(report_of(process({Category.DEVICE: 1.0}, gpu_busy=99)))
+    assert data["activity"][0]["gpu"]["busy"] == pytest.approx(0.99)
