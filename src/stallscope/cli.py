@@ -24,6 +24,7 @@ from stallscope.commands.query import query
 from stallscope.commands.rates import rates
 from stallscope.commands.serve import serve
 from stallscope.commands.settings import settings
+from stallscope.commands.stacks import stacks
 from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
 from stallscope.commands.version import version
@@ -54,6 +55,7 @@ def options(
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
 app.command()(check)
 app.command()(explain)
+app.command()(stacks)
 app.command()(query)
 app.command()(export)
 app.command()(merge)

@@ -1,0 +1,63 @@
+"""The present stacks of the processes of this machine that have a GPU library mapped, without probes.
+
+Python frames of the main thread and of the other threads that Python knows; the main thread comes first. A process that
+is no Python has no frames here: native frames need the probes, see `stallscope trace`.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.discovery import Discovery
+from stallscope.capture.identity import identity, small_file
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.interpreter import interpreter_in
+from stallscope.capture.stacks.layouts import UnknownLayout
+from stallscope.capture.stacks.mapped_code import Files, MappedCode
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.target import Target
+from stallscope.capture.wait_objects import WaitObjects
+
+
+class Now(NamedTuple):
+    """A process's stack. state: the kernel's letter for its main thread. waits_for: the object of its system call."""
+
+    pid: int
+    rank: int
+    command: str
+    state: str
+    waits_for: str
+    frames: tuple[str, ...]
+
+
+def stacks_now(proc: Path = Path("/proc")) -> list[Now]:
+    """The stacks of all GPU processes that may be read."""
+    discovery = Discovery()
+    discovery.scan(time.monotonic_ns())
+    objects, files = WaitObjects(time.monotonic_ns, proc), Files()
+    return [_now(pid, objects, files, proc) for pid in discovery.gpu_processes()]
+
+
+def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> Now:
+    memory = Memory(pid)
+    try:
+        python = interpreter_in(pid, proc)
+    except UnknownLayout:
+        python = None
+    target = Target(
+        pid, memory, MappedCode(pid, files, proc), python, Codes(memory, python) if python else None
+    )
+    try:
+        found = target.now([pid], peek=None, proc=proc)
+    except Unreadable:
+        found = {}
+    blocked = objects.of(pid, pid, memory)
+    stat = small_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+    return Now(
+        pid=pid,
+        rank=identity(pid, proc).rank,
+        command=small_file(f"{proc}/{pid}/comm").decode("utf-8", "replace").strip(),
+        state=stat[0].decode() if stat else "",
+        waits_for=blocked.object if blocked else "",
+        frames=found.get(pid, ()),
+    )

@@ -1,0 +1,117 @@
+"""`stallscope stacks`: the stacks of all GPU processes, grouped by similarity, outliers first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stallscope.commands.fleet import (
+    Asked,
+    CaCert,
+    ClientCert,
+    ClientKey,
+    Nodes,
+    NoTls,
+    TokenFile,
+    fleet_trace,
+    is_fleet,
+)
+from stallscope.commands.options import AsJson, SettingsFile, settings_from
+from stallscope.errors import NotFound
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup
+
+_MOST_FRAMES = 24
+_LETTERS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or a driver",
+    "T": "stopped",
+    "Z": "ended",
+}
+
+
+def stacks(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A node trace; without it the processes of this machine as they are now."),
+    ] = None,
+    as_json: AsJson = False,
+    nodes: Nodes = None,
+    timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
+    token_file: TokenFile = None,
+    ca_cert: CaCert = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_tls: NoTls = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Print the stacks of all GPU processes in groups of similar ones, the outliers first."""
+    from stallscope.diagnose.views.stack_groups import groups, latest_stacks
+    from stallscope.store import node
+
+    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from(asked.flags(), settings)
+    if is_fleet(chosen, asked, file):
+        found = latest_stacks(fleet_trace(chosen, asked, 60 * 10**9))
+    else:
+        found = latest_stacks(node.read(file)) if file else _live()
+    if not found:
+        raise NotFound(
+            "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or name a trace"
+        )
+    grouped = groups(found)
+    typer.echo(json.dumps([_data(one) for one in grouped], indent=2) if as_json else _text(grouped))
+
+
+def _live() -> list[ProcessStack]:
+    import platform
+
+    from stallscope.capture.stacks_now import stacks_now
+    from stallscope.diagnose.views.stack_groups import ProcessStack
+    from stallscope.events.layout import UNKNOWN
+
+    return [
+        ProcessStack(
+            node=platform.node(),
+            pid=one.pid,
+            rank=None if one.rank == UNKNOWN else one.rank,
+            command=one.command,
+            state=_LETTERS.get(one.state, "unknown"),
+            waits_for=one.waits_for,
+            frames=one.frames,
+        )
+        for one in stacks_now()
+    ]
+
+
+def _data(group: StackGroup) -> dict[str, object]:
+    return {"processes": [asdict(one) for one in group.members], "frames": group.frames}
+
+
+def _text(grouped: list[StackGroup]) -> str:
+    n = sum(len(group.members) for group in grouped)
+    lines = [f"{n} processes in {len(grouped)} groups of similar stacks, the smallest group first"]
+    for number, group in enumerate(grouped, 1):
+        names = ", ".join(_name(one) for one in group.members[:8])
+        more = f" and {len(group.members) - 8} more" if len(group.members) > 8 else ""
+        states = {f"{one.state}{f' on {one.waits_for}' if one.waits_for else ''}" for one in group.members}
+        lines += [
+            "",
+            f"[{number}/{len(grouped)}] {len(group.members)}: {names}{more} ({'; '.join(sorted(states)[:3])})",
+        ]
+        frames = [frame for frame in group.frames if not frame.startswith("<frozen ")]
+        lines += [f"    {frame}" for frame in frames[:_MOST_FRAMES]] or ["    (no frames)"]
+        if len(frames) > _MOST_FRAMES:
+            lines.append(f"    {len(frames) - _MOST_FRAMES} more")
+    return "\n".join(lines)
+
+
+def _name(one: ProcessStack) -> str:
+    of = f"rank {one.rank}" if one.rank is not None else one.command or "process"
+    return f"{of} ({one.node} {one.pid})"

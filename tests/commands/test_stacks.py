@@ -1,0 +1,82 @@
+"""`stallscope stacks`: groups of similar stacks, outliers first."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stallscope.cli import app
+from stallscope.diagnose.views.stack_groups import ProcessStack, groups, latest_stacks
+from stallscope.events import layout
+from stallscope.events.names import Category, SampleRole
+from stallscope.events.trace import Trace
+from stallscope.store import node
+
+SAME = ("/job/train.py:10 wait", "/job/train.py:20 step", "/job/train.py:30 loop", "/job/train.py:40 main")
+ODD = ("/job/data.py:1 read", "/job/data.py:5 load", "/job/train.py:30 loop")
+
+
+def stack(rank: int, *frames: str) -> ProcessStack:
+    return ProcessStack("host", 100 + rank, rank, "python3", "lock", "", frames)
+
+
+def test_the_outlier_comes_first_and_line_numbers_do_not_split_a_group():
+    moved = tuple(frame.replace(":20", ":21") for frame in SAME)
+    found = groups([stack(0, *SAME), stack(1, *moved), stack(2, *ODD), stack(3, *SAME)])
+    assert [[one.rank for one in group.members] for group in found] == [[2], [0, 1, 3]]
+
+
+def trace_of_samples() -> Trace:
+    """Three ranks at one location and one at another, which changed its location in the last second."""
+    rows = layout.empty(layout.SAMPLES, 5)
+    rows["pid"] = 1, 2, 3, 4, 4
+    rows["ts_ns"] = np.array([50, 50, 50, 20, 50]) * 10**9
+    rows["role"], rows["category"], rows["n"] = SampleRole.GPU, Category.LOCK, 5
+    rows["stack"] = 1, 1, 1, 1, 2
+    processes = layout.empty(layout.PROCESSES, 4)
+    processes["pid"], processes["rank"] = (1, 2, 3, 4), (0, 1, 2, 3)
+    return Trace(samples=rows, processes=processes, stacks={1: SAME, 2: ODD}, nodes=("host",))
+
+
+def test_the_recent_stack_of_a_trace_counts():
+    found = groups(latest_stacks(trace_of_samples()))
+    assert [[one.rank for one in group.members] for group in found] == [[3], [0, 1, 2]]
+
+
+def test_the_command_reads_a_trace(tmp_path: Path):
+    db = tmp_path / "a.db"
+    node.write(db, trace_of_samples())
+    result = CliRunner().invoke(app, ["stacks", str(db), "--json"])
+    assert result.exit_code == 0, result.output
+    first = json.loads(result.output)[0]
+    assert [one["rank"] for one in first["processes"]] == [3]
+    assert first["frames"] == list(ODD)
+    assert "rank 3" in CliRunner().invoke(app, ["stacks", str(db)]).output
+
+
+@pytest.mark.bpf
+def test_the_command_shows_this_machine_as_it_is():
+    script = (
+        "import time\nfrom stallscope.demo import build\nfrom stallscope.demo.gpu import Gpu\n"
+        "gpu = Gpu(build.build())\nprint('ready', flush=True)\n"
+        "def rest():\n    time.sleep(60)\nrest()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            time.sleep(0.2)
+            result = CliRunner().invoke(app, ["stacks", "--json"])
+            frames = {
+                one["pid"]: group["frames"]
+                for group in json.loads(result.output)
+                for one in group["processes"]
+            }
+            assert any("rest" in frame for frame in frames[job.pid])
+        finally:
+            job.kill()
