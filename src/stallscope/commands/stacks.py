@@ -51,7 +51,7 @@ def stacks(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Print the stacks of all GPU processes in groups of similar ones, the outliers first."""
+    """Print the stacks of all GPU processes, outliers first."""
     from stallscope.diagnose.views.stack_groups import groups, latest_stacks
     from stallscope.store import node
 
