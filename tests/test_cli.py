@@ -62,7 +62,7 @@ def assert_one_line(told: tuple[int, str, str], code: int, *words: str) -> None:
 def test_help_lists_the_commands(run):
     code, out, _ = run("--help")
     assert code == 0
-    for word in ("explain", "import", "demo", "trace", "version", "Which rank drags a GPU job"):
+    for word in ("explain", "import", "demo", "trace", "version", "Which rank slows down a GPU job"):
         assert word in out
 
 
