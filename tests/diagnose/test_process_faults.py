@@ -293,3 +293,13 @@ def test_an_estimate_from_few_calls_is_not_reported():
 def test_the_activity_is_part_of_the_json():
     data = as_json(report_of(process({Category.DEVICE: 1.0}, gpu_busy=99)))
     assert data["activity"][0]["gpu"]["busy"] == pytest.approx(0.99)
+
+
+def test_the_start_and_the_end_of_a_process_are_left_out():
+    trace = process({Category.DEVICE: 0.97, Category.ON_CPU: 0.03}, counts=[(Op.SYNC, 200, 100, {})])
+    early = trace.operations["ts_ns"] <= START_NS + 3 * SECOND_NS
+    trace.operations["n"][early] = 2  # three seconds of loading
+    (activity,) = activities(trace)
+    assert activity.start_seconds == pytest.approx(3)
+    assert activity.seconds == pytest.approx(N_SECONDS - 3)
+    assert activity.calls["synchronise"].per_second == pytest.approx(200)

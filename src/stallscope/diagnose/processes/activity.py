@@ -2,7 +2,8 @@
 
 Input: `snapshots` (the kernel's time ledger) and `operations` (counts of every call), which are complete, and
 `samples` and the GPU driver's rows. `calls` is not read: it holds slow calls only. Seconds without any CUDA call in
-which the process slept or waited count as idle and are left out of the shares. Accuracy: shares of the ledger are exact
+which the process slept or waited count as idle, seconds before and after its steady work as start and end: both are
+left out of the shares. Accuracy: shares of the ledger are exact
 to 1 %; shares of samples have a standard error of at most 50 points / sqrt(samples).
 """
 
@@ -19,6 +20,9 @@ from stallscope.events.trace import Trace
 _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _LEAST_S = 0.5
+_STEADY_SHARE = 0.2
+"""Of the median number of calls: seconds at the begin and the end with fewer calls are start and end."""
+
 _LEAST_SEEN = 100
 """Calls that an estimate needs: its standard error is then below 10 %."""
 
@@ -98,7 +102,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Activity:
-    """One process. budget: shares of `seconds`, which leave out idle_seconds. samples: rows of SAMPLES."""
+    """One process. budget: shares of `seconds`, which leave out idle_seconds, and start_seconds before and after
+    the steady work. samples: rows of SAMPLES.
+    """
 
     node: int
     pid: int
@@ -107,6 +113,7 @@ class Activity:
     begin_ns: int
     seconds: float
     idle_seconds: float
+    start_seconds: float
     budget: dict[str, float]
     calls: dict[str, Calls]
     gpu: Gpu | None
@@ -157,15 +164,17 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         return None
     spent_ns = np.maximum(np.diff(states["ledger_ns"], axis=0), 0)
     begin_ns, end_ns = states["ts_ns"][:-1], states["ts_ns"][1:]
-    is_idle = _idle(spent_ns, begin_ns, end_ns, counted)
-    active = ~is_idle
+    n_calls = _n_calls(end_ns, counted)
+    is_start = _is_start(n_calls)
+    is_idle = _idle(spent_ns, n_calls) & ~is_start
+    active = ~is_idle & ~is_start
     spent = spent_ns[active].sum(axis=0).astype(np.float64)
     seconds = float(spent.sum()) / 1e9
     if seconds < _LEAST_S:
         return None
-    calls = _calls(counted, seconds)
+    calls = _calls(counted[_within(counted["ts_ns"], end_ns, ~active)], seconds)
     samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
-    samples = samples[_within(samples["ts_ns"], end_ns, is_idle)]
+    samples = samples[_within(samples["ts_ns"], end_ns, ~active)]
     rank, command = _identity(trace, node, pid)
     return Activity(
         node=node,
@@ -175,6 +184,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         begin_ns=int(begin_ns[0]),
         seconds=seconds,
         idle_seconds=float((end_ns - begin_ns)[is_idle].sum()) / 1e9,
+        start_seconds=float((end_ns - begin_ns)[is_start].sum()) / 1e9,
         budget=_budget(spent, calls),
         calls=calls,
         gpu=_gpu(trace, node, pid, begin_ns=begin_ns[active], end_ns=end_ns[active]),
@@ -183,22 +193,40 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     )
 
 
-def _idle(spent_ns: Array, begin_ns: Array, end_ns: Array, counted: Array) -> Array:
+def _n_calls(end_ns: Array, counted: Array) -> Array:
+    """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them."""
+    n_calls = np.zeros(len(end_ns))
+    for row in counted:
+        last = np.searchsorted(end_ns, row["ts_ns"] - 500_000_000)
+        first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + 500_000_000)
+        covered = slice(int(min(first, last)), int(last) + 1)
+        n_calls[covered] += row["n"] / max(len(n_calls[covered]), 1)
+    return n_calls
+
+
+def _is_start(n_calls: Array) -> Array:
+    """Whether an interval lies before or after the steady work of a process: bool (n,)."""
+    some = n_calls[n_calls > 0]
+    steady = (
+        np.flatnonzero(n_calls >= _STEADY_SHARE * np.median(some)) if len(some) else np.array([], np.int64)
+    )
+    is_start = np.zeros(len(n_calls), bool)
+    if len(steady) > 2:
+        is_start[: steady[0]] = is_start[steady[-1] + 1 :] = True
+    return is_start
+
+
+def _idle(spent_ns: Array, n_calls: Array) -> Array:
     """Whether a process made no GPU call and waited, in each interval between two snapshots: bool (n,)."""
     waited = spent_ns[:, [category - 1 for category in _IDLE]].sum(axis=1)
-    is_waiting = waited > _IDLE_SHARE * np.maximum(spent_ns.sum(axis=1), 1)
-    always = counted[counted["is_estimate"] == 0]
-    n_calls = np.zeros(len(begin_ns))
-    index = np.searchsorted(end_ns, always["ts_ns"] - always["interval_ns"] // 2)
-    np.add.at(n_calls, index[index < len(n_calls)], always["n"][index < len(n_calls)])
-    is_idle = is_waiting & (n_calls == 0)
+    is_idle = (waited > _IDLE_SHARE * np.maximum(spent_ns.sum(axis=1), 1)) & (n_calls == 0)
     return is_idle if not is_idle.all() else np.zeros(len(is_idle), bool)
 
 
-def _within(ts_ns: Array, end_ns: Array, is_idle: Array) -> Array:
-    """Whether rows for a second that ended at ts_ns lie in active intervals: bool (n,)."""
+def _within(ts_ns: Array, end_ns: Array, is_left_out: Array) -> Array:
+    """Whether rows for a second that ended at ts_ns lie in intervals that are not left out: bool (n,)."""
     index = np.searchsorted(end_ns, ts_ns - 500_000_000)
-    return (index < len(end_ns)) & ~is_idle[np.minimum(index, len(is_idle) - 1)]
+    return (index < len(end_ns)) & ~is_left_out[np.minimum(index, len(is_left_out) - 1)]
 
 
 def _calls(counted: Array, seconds: float) -> dict[str, Calls]:

@@ -45,6 +45,7 @@ def _data(trace: Trace, one: Activity) -> dict[str, Any]:
         "command": one.command,
         "seconds": round(one.seconds, 3),
         "idle_seconds": round(one.idle_seconds, 3),
+        "start_seconds": round(one.start_seconds, 3),
         "budget": {name: round(share, 4) for name, share in one.budget.items() if share >= 0.0005},
         "gpu_busy": None if one.gpu_busy is None else round(one.gpu_busy, 3),
         "gpu_busy_at_least": round(one.gpu_busy_at_least, 3),
@@ -121,7 +122,8 @@ def word(item: str) -> str:
 
 def _block(one: Mapping[str, Any]) -> list[str]:
     name = _name(one)
-    idle = f", and {one['idle_seconds']:.1f} s idle" if one["idle_seconds"] >= 1 else ""
+    idle = f", {one['idle_seconds']:.1f} s idle" if one["idle_seconds"] >= 1 else ""
+    idle += f", {one['start_seconds']:.1f} s of start and end" if one["start_seconds"] >= 1 else ""
     out = [f"{name[0].upper()}{name[1:]}, {one['seconds']:.1f} s{idle}"]
     rows: list[tuple[str, str]] = []
     for i, (item, share) in enumerate(sorted(one["budget"].items(), key=lambda pair: -pair[1])):

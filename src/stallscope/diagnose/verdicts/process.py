@@ -140,7 +140,8 @@ def _explained(fault: Fault, activity: Activity) -> Explained:
     own = replace(
         cause(fault.cause), title=fault.title, because=None, advice=lambda _evidence: list(fault.advice)
     )
-    evidence = {"line": fault.line, "gain_at_most": round(fault.gain(activity), 2), **fault.evidence}
+    evidence: dict[str, object] = {"line": fault.line} if fault.line else {}
+    evidence |= {"gain_at_most": round(fault.gain(activity), 2), **fault.evidence}
     return Explained(own, round(min(fault.share, 1.0), 4), fault.share * activity.seconds * 1e9, evidence)
 
 
