@@ -1,4 +1,4 @@
-"""Writes docs/reference and the list of decisions from the code, so that neither can say something else.
+"""Writes docs/reference, the list of decisions and blocks of other pages from the code, so that they cannot differ.
 
 `make docs` writes; a test compares. A page is one function here that returns its text.
 """
@@ -55,11 +55,23 @@ def pages() -> dict[str, str]:
     written["reference/README.md"] = _page("Reference", _contents(written))
     written["decisions/README.md"] = _page("Decisions", _decisions(DOCS / "decisions"))
     written["../README.md"] = _readme((DOCS.parent / "README.md").read_text())
+    written["../ARCHITECTURE.md"] = _filled(
+        (DOCS.parent / "ARCHITECTURE.md").read_text(), "imports", _imports()
+    )
     return written
 
 
+def _imports() -> str:
+    """The table of imports that tests/test_imports.py enforces, a package a row."""
+    source = ast.parse((DOCS.parent / "tests" / "import_table.py").read_text())
+    names = {node.targets[0].id: node.value for node in source.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+    table: dict[str, list[str]] = ast.literal_eval(names["MAY_IMPORT"])
+    rows = [(f"`{part}`", ", ".join(f"`{name}`" for name in sorted(parts))) for part, parts in table.items()]
+    return _table(("package", "may import"), rows)
+
+
 def _readme(text: str) -> str:
-    """The README with its two blocks filled: what the demo answers, and what was measured."""
+    """The README with its two generated blocks: the answer of the demo, and the measurements."""
     answer = f"```\n$ stallscope demo\n{_first_answer()}\n```\n"
     rows = list(measured.rows(DOCS.parent / "bench" / "results"))
     numbers = f"\n## Numbers\n\n{_table(('what', 'measured', 'on'), rows)}" if rows else ""
@@ -67,11 +79,11 @@ def _readme(text: str) -> str:
 
 
 def _filled(text: str, name: str, block: str) -> str:
-    """The text with what stands between two marks replaced."""
+    """The text with a new block between two marks."""
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
     head, _, rest = text.partition(begin)
     _, mark, tail = rest.partition(end)
-    assert mark, f"README.md has lost its mark {end}"
+    assert mark, f"the mark {end} is missing"
     return head + begin + block + end + tail
 
 
