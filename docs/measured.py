@@ -117,4 +117,4 @@ def _machine(machine: dict[str, Any]) -> str:
     kind = ", virtual" if machine.get("is_virtual") else ""
     kernel = ".".join(str(machine["kernel"]).split("-")[0].split(".")[:2])
     emulated = ", emulated GPUs" if gpus == "emulated" else ""
-    return f"{told['n_cpus']} x {told['cpu']}{kind}, Linux {kernel}{emulated}"
+    return f"{machine['n_cpus']} x {machine['cpu']}{kind}, Linux {kernel}{emulated}"
