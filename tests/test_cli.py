@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from stallscope import __version__
 from stallscope.cli import app
 from stallscope.commands.options import duration_ns
+from stallscope.diagnose.report.verdict import Answer
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.store import node
 
@@ -79,13 +80,13 @@ def test_version(run):
 
 def test_explain_says_it_in_words(run, db):
     code, out, err = run("explain", "--db", db)
-    assert (code, err) == (0, "")
+    assert (code, err) == (Answer.FOUND.exit_code, "")
     assert "Rank 2 on host-a drags the job: 50.0 ms late every 7 steps, because it slept" in out
 
 
 def test_explain_as_json_is_as_the_schema_says(run, db):
     code, out, err = run("explain", "--db", db, "--json", "--usd-per-gpu-hour", "2.5")
-    assert (code, err) == (0, "")
+    assert (code, err) == (Answer.FOUND.exit_code, "")
     told = json.loads(out)
     jsonschema.validate(told, SCHEMA)
     verdict = told["verdicts"][0]
@@ -102,7 +103,7 @@ def test_explain_does_not_change_the_trace(run, db):
 def test_explain_of_the_last_part(run, db):
     _, whole, _ = run("explain", "--db", db, "--json")
     _, part, _ = run("explain", "--db", db, "--json", "--since", "100ms")
-    assert json.loads(part)["looked_at"]["n_rounds"] < json.loads(whole)["looked_at"]["n_rounds"]
+    assert json.loads(part)["examined"]["n_rounds"] < json.loads(whole)["examined"]["n_rounds"]
 
 
 def test_min_late_is_a_limit(run, db):
@@ -270,7 +271,7 @@ def test_the_commands_can_be_called_from_python(db, monkeypatch):
         if name.startswith("STALLSCOPE_"):
             monkeypatch.delenv(name)
     done = CliRunner().invoke(app, ["explain", "--db", str(db)])
-    assert done.exit_code == 0
+    assert done.exit_code == Answer.FOUND.exit_code
 
 
 def groups(group, words=()):

@@ -93,7 +93,7 @@ def _delay_ms(clocks: list[Clock], stopped_ns: list[list[int]], every: int) -> f
 def judged(scenario: str, folder: Path, report: dict[str, Any]) -> Judged:
     """The verdicts of a report against the truth in the job's folder."""
     what = truths(folder)
-    result = Judged(scenario, what, said=said(report), n_lost=report["looked_at"]["n_lost_records"])
+    result = Judged(scenario, what, said=said(report), n_lost=report["examined"]["n_lost_records"])
     steps = clock(folder, 0)
     result.n_steps = len(steps)
     if len(steps) > 1:

@@ -24,7 +24,10 @@ def report_of(trace: Trace, **rest: Any) -> Report:
     _VALIDATOR.validate(as_data)
     words = text.report(report)
     assert all(verdict.summary and verdict.summary in words for verdict in report.verdicts)
-    assert ("Healthy" in words) == report.healthy == as_data["healthy"] == (not report.verdicts)
+    assert ("Healthy" in words) == report.healthy == as_data["healthy"]
+    assert report.healthy <= (not report.verdicts)
+    assert as_data["answer"] == report.answer
+    assert "Time budget" in words
     for verdict in report.verdicts:
         assert len(set(verdict.ranks)) == len(verdict.ranks)
         assert not set(verdict.ranks) & set(verdict.victims)

@@ -6,6 +6,7 @@ import pytest
 
 from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.verdict import Answer
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind
@@ -49,6 +50,11 @@ def rows_of(table: layout.Table, n: int, looks_s: tuple[int, ...]) -> Array:
     rows["pid"] = [100 + i for _ in looks_s for i in range(n)]
     rows["ts_ns"] = [second * S for second in looks_s for _ in range(n)]
     return rows
+
+
+def assert_not_decided(report):
+    """No verdict, and no claim of health: positions alone show no round and no step."""
+    assert (report.verdicts, report.answer) == ([], Answer.INCONCLUSIVE)
 
 
 def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
@@ -102,23 +108,23 @@ def test_with_two_ranks_it_is_less_sure():
 
 @pytest.mark.parametrize("looks_s", [(3,), (3, 8), (3, 8, 12)])
 def test_nothing_is_said_before_it_has_lasted_as_long_as_a_hang(looks_s):
-    assert diagnose(trace(WAITS, SLEEPS, WAITS, looks_s=looks_s)).healthy
+    assert_not_decided(diagnose(trace(WAITS, SLEEPS, WAITS, looks_s=looks_s)))
 
 
 def test_nothing_is_said_while_a_rank_moves():
     moving = trace(WAITS, SLEEPS, WAITS)
     moving.stacks[7] = ("/job/data.py:21 fetch",)
     moving.positions["stack"][4] = 7  # rank 1 at the second look
-    assert diagnose(moving).healthy
+    assert_not_decided(diagnose(moving))
 
 
 def test_ranks_that_have_made_collectives_are_for_others_to_judge():
     """As in a part of a trace that begins after the last round."""
-    assert diagnose(trace(WAITS, SLEEPS, n_collectives=7)).healthy
+    assert_not_decided(diagnose(trace(WAITS, SLEEPS, n_collectives=7)))
 
 
 def test_one_rank_alone_waits_for_nobody():
-    assert diagnose(trace(SLEEPS)).healthy
+    assert_not_decided(diagnose(trace(SLEEPS)))
 
 
 def test_children_of_ranks_that_look_like_ranks_are_left_out():

@@ -99,7 +99,7 @@ def test_an_agent_that_came_late_and_starts_anew_leaves_the_blame(program, share
     report = report_of(trace)
     assert blamed(report) == CULPRIT
     n_rounds = len(trace.collectives) / 4 * (2 if program else 1) * (0.5 if program else 1)
-    assert report.looked_at["n_rounds"] > 0.9 * n_rounds
+    assert report.examined["n_rounds"] > 0.9 * n_rounds
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])

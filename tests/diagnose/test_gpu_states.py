@@ -97,7 +97,7 @@ def test_a_late_host_is_not_laid_to_its_gpu():
 def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
     """Such a hang has no cause beside the order."""
     hang = Verdict(kind="hang", summary="", ranks=[2], nodes=[""], evidence={"crossed_order": True})
-    report = Report(source="", looked_at={}, verdicts=[hang])
+    report = Report(source="", examined={}, verdicts=[hang])
     assert with_gpu_states(with_gpus(slow_trace(), xid=79), report) == report
 
 

@@ -283,4 +283,4 @@ def test_a_stream_of_events_tells_the_same():
         stream.feed(replace(trace, **parts))
     verdict = only(stream.report())
     assert (verdict.ranks, verdict.causes[0].evidence["devices"]) == ([VICTIM], ["sdb1"])
-    assert stream.report().looked_at["n_ranks"] == 4
+    assert stream.report().examined["n_ranks"] == 4

@@ -81,7 +81,7 @@ def test_each_run_of_a_job_that_was_started_anew_is_judged_on_its_own():
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [1], [0, 2, 3])
     assert verdict.evidence["job"]["number"] == 2
     assert verdict.evidence["n_steps"] <= 40
-    assert (report.looked_at["n_jobs"], report.looked_at["n_nodes"]) == (2, 1)
+    assert (report.examined["n_jobs"], report.examined["n_nodes"]) == (2, 1)
 
 
 def test_two_jobs_at_the_same_time_are_two():
@@ -98,7 +98,7 @@ def test_replicas_that_share_no_communicator_stay_together():
     second.processes["rank"] += 4
     both = side_by_side(first, second)
     assert parts(both) == [both]
-    assert report_of(both).looked_at["n_ranks"] == 8
+    assert report_of(both).examined["n_ranks"] == 8
 
 
 def test_ranks_that_were_all_told_one_number_and_share_a_communicator_are_one_job():

@@ -70,7 +70,7 @@ def lone(
 def test_a_steady_loop_is_healthy():
     report = report_of(lone({}))
     assert report.healthy
-    assert report.looked_at["n_steps"] == N_STEPS - 1
+    assert report.examined["n_steps"] == N_STEPS - 1
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_a_job_of_one_rank_has_the_steps_in_which_its_collectives_repeat():
 def test_a_healthy_job_of_one_rank_is_told_as_such():
     report = report_of(alone_with_collectives())
     assert (report.verdicts, report.benign) == ([], [])
-    assert (report.looked_at["n_communicators"], report.looked_at["n_rounds"]) == (1, 120)
+    assert (report.examined["n_communicators"], report.examined["n_rounds"]) == (1, 120)
     assert "Healthy: nothing keeps a GPU waiting." in text.report(report)

@@ -238,7 +238,7 @@ def test_jobs_of_one_stream_are_judged_apart():
         clock.now_ns = at_ns
         changes += stream.feed(one) + stream.feed(other)
     assert {(change.verdict.nodes[0], *change.verdict.ranks) for change in changes} == {("host-a", 2)}
-    assert stream.report().looked_at["n_ranks"] == 8
+    assert stream.report().examined["n_ranks"] == 8
 
 
 def test_two_slow_jobs_are_two_incidents():
@@ -270,7 +270,7 @@ def test_parts_of_a_job_become_one_when_a_communicator_joins_them():
     )
     said = told(trace, Cut(30, apart=True))
     assert said.opened == [("straggler", (2,))]
-    assert said.report.looked_at["n_ranks"] == 4
+    assert said.report.examined["n_ranks"] == 4
 
 
 HUNG = Job(

@@ -70,14 +70,14 @@ def test_rounds_of_the_verdict_are_the_late_ones():
     assert verdict.n_rounds == 120
 
 
-def test_what_was_looked_at_is_counted():
-    looked_at = report_of(replace(TRACE, lost={"arrival": 3, "call": 4})).looked_at
-    assert looked_at["n_ranks"] == 4
-    assert looked_at["n_communicators"] == looked_at["n_nodes"] == 1
-    assert looked_at["n_rounds"] == 120
-    assert looked_at["n_lost_records"] == 7
+def test_what_was_examined_is_counted():
+    examined = report_of(replace(TRACE, lost={"arrival": 3, "call": 4})).examined
+    assert examined["n_ranks"] == 4
+    assert examined["n_communicators"] == examined["n_nodes"] == 1
+    assert examined["n_rounds"] == 120
+    assert examined["n_lost_records"] == 7
     seen = TRACE.collectives["ts_ns"]
-    assert looked_at["seconds"] == pytest.approx((seen.max() - seen.min()) / 1e9, abs=1e-3)
+    assert examined["seconds"] == pytest.approx((seen.max() - seen.min()) / 1e9, abs=1e-3)
 
 
 def test_lost_records_and_late_attach_lower_the_confidence():
@@ -137,7 +137,7 @@ def test_every_kind_can_be_said_and_is_valid():
             abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
             evidence={"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0},
         )
-        report = Report("x", report_of(TRACE).looked_at, [replace(verdict, summary=text.summary(verdict))])
+        report = Report("x", report_of(TRACE).examined, [replace(verdict, summary=text.summary(verdict))])
         jsonschema.validate(json.loads(json.dumps(as_json(report))), SCHEMA)
         assert text.summary(verdict) in text.report(report)
 

@@ -52,7 +52,7 @@ def test_the_disturbed_rank_is_named_with_its_cause(tmp_path, scenario):
     assert verdict["causes"][0]["cause"] == FAULTS[scenario].cause
     assert verdict["causes"][0]["share"] >= 0.8
     assert verdict["period_steps"] == (FAULTS[scenario].every_steps or None)
-    assert report["looked_at"]["n_lost_records"] == 0
+    assert report["examined"]["n_lost_records"] == 0
     if scenario == "stop":
         (by,) = verdict["causes"][0]["evidence"]["stopped_by"]
         assert by.endswith(f"(pid {os.getpid()})") and by in verdict["summary"]
@@ -62,7 +62,7 @@ def test_a_healthy_job_is_called_healthy(tmp_path):
     db = traced.trace_job("healthy", ranks=2, seconds=SECONDS, trace_db=tmp_path / "trace.db")
     report = explained(db)
     assert report["healthy"], report["verdicts"]
-    assert report["looked_at"]["n_ranks"] == 2
+    assert report["examined"]["n_ranks"] == 2
 
 
 def test_who_killed_a_rank_is_told(agent, job, only):

@@ -66,7 +66,10 @@ def explain(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Say which rank drags the job, since when, why, at what cost."""
+    """Report the rank that slows down a job, and why.
+
+    Exit codes: 0 healthy, 20 a fault was found, 21 inconclusive; others: an error.
+    """
     from stallscope.store import node
 
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
@@ -90,4 +93,5 @@ def explain(
     of_nodes = is_fleet(chosen, asked, db)
     trace = fleet_trace(chosen, asked, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
     details = Details(by_process=per_process, by_container=per_container, chains=chains)
-    print_report(trace, as_json, settings=chosen, details=details)
+    answer = print_report(trace, as_json, settings=chosen, details=details)
+    raise typer.Exit(answer.exit_code)

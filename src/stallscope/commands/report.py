@@ -12,31 +12,35 @@ from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
-    from stallscope.diagnose.report.verdict import Report
+    from stallscope.diagnose.report.verdict import Answer, Report
     from stallscope.events.trace import Trace
     from stallscope.rates import Listed
     from stallscope.settings import Settings
 
 
-def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: Details | None = None) -> None:
-    """Diagnose the trace and print what was found. Raises NotFound for a trace in which there is nothing to judge.
+def print_report(
+    trace: Trace, as_json: bool, *, settings: Settings, details: Details | None = None
+) -> Answer:
+    """Diagnose the trace and print the report. Raises NotFound for a trace without data to judge.
 
-    details: what is told besides.
+    details: tables to print after it.
     """
     from stallscope.diagnose.hangs import before_attach
     from stallscope.diagnose.report import text
     from stallscope.diagnose.report.verdict import as_json as report_json
+    from stallscope.diagnose.verdicts import without_ledger
     from stallscope.diagnose.verdicts.stated import is_stated
 
-    has_rows = len(trace.collectives) or len(trace.calls) or len(trace.spans) or len(trace.operations)
+    has_rows = any(map(len, (trace.collectives, trace.calls, trace.spans, trace.operations)))
+    has_rows = has_rows or without_ledger.counts_only(trace)
     listed = listed_price(trace, settings)
     report = (
         diagnosed(trace, settings, listed)
         if has_rows or before_attach.is_for(trace) or is_stated(trace)
         else None
     )
-    is_empty = not has_rows or (report and not report.looked_at.get("n_ranks"))
-    if report is None or (is_empty and report.healthy):
+    is_empty = not has_rows or (report and not report.examined.get("n_ranks"))
+    if report is None or (is_empty and not report.verdicts):
         raise NotFound(
             "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
             "widen --since, or trace longer"
@@ -44,12 +48,13 @@ def print_report(trace: Trace, as_json: bool, *, settings: Settings, details: De
     if as_json:
         data = report_json(report) | ({"price": asdict(listed)} if listed else {})
         typer.echo(json.dumps(data | (details.data(trace, report) if details else {}), indent=2))
-        return
+        return report.answer
     typer.echo(text.report(report))
     if listed and any(verdict.cost for verdict in report.verdicts):
         typer.echo(f"\nPrice: {listed.sentence}")
     if details and (more := details.text(trace, report)):
         typer.echo(more, nl=False)
+    return report.answer
 
 
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:

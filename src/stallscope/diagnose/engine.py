@@ -12,11 +12,12 @@ from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.single import is_single
 from stallscope.diagnose.processes.summary import as_data
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.conclusion import concluded
+from stallscope.diagnose.report.examined import budget_of_case, of_case
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import jobs
 from stallscope.diagnose.timeline.case import Case, case_of
-from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts import (
     _late,
     before_attach,
@@ -58,9 +59,14 @@ def diagnose(
 
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on one job, with what broke and what its GPUs told."""
-    found = failure.with_failures(trace, _report(trace, limits, usd_per_gpu_hour))
-    found = gpu_driver.with_gpu_states(trace, process_exit.with_deaths(trace, found))
-    return stated.with_statements(trace, found)
+    return completed(trace, _report(trace, limits, usd_per_gpu_hour), limits)
+
+
+def completed(trace: Trace, found: Report, limits: Thresholds) -> Report:
+    """The report with failed calls, ended processes and the state of the GPUs, and with the evidence for its answer."""
+    found = process_exit.with_deaths(trace, failure.with_failures(trace, found))
+    found = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, found))
+    return concluded(found, trace, limits)
 
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
@@ -74,7 +80,7 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
     if is_single(trace) and not stated.is_stated(trace):
         return process.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
-    if without_ledger.is_told(trace):
+    if without_ledger.is_for(trace) or without_ledger.counts_only(trace):
         return without_ledger.report(
             trace,
             mismatch.verdicts(case, mismatch_findings(case)),
@@ -118,26 +124,15 @@ def report(found: Findings) -> Report:
     verdicts += once
     if not verdicts:
         verdicts = inconclusive.all_slow(case) or inconclusive.doubtful(found, looked_at)
+    counts, evidence = of_case(case)
     return Report(
         source=case.trace.source,
-        looked_at=counted(case),
+        examined=counts,
+        evidence=evidence,
+        budget=budget_of_case(case),
         verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
         benign=benign + _warm_up(case),
     )
-
-
-def counted(case: Case) -> dict[str, object]:
-    """What a case holds, in numbers."""
-    return {
-        "n_ranks": case.line.n_processes,
-        "n_nodes": len(np.unique(case.line.node)),
-        "n_communicators": len(np.unique(case.line.comm_hash)),
-        "n_rounds": case.met.n_rounds,
-        "n_steps": len(np.unique(case.judged.step)),
-        "n_lost_records": sum(case.trace.lost.values()),
-        "n_ranks_unseen": n_unseen(case.line, case.trace),
-        "seconds": round(case.observed_ns / 1e9, 3),
-    }
 
 
 def _warm_up(case: Case) -> list[dict[str, object]]:

@@ -138,6 +138,31 @@ class Thresholds:
     launch_host_us: float = 12.0
     """... if the launches, at the host's cost of an eager operation (8 to 20 us), fill half of its time on the CPU."""
 
+    whole_round_share: float = 0.8
+    """Healthy is an answer where at least this share of the rounds is matched on all members ..."""
+
+    hidden_step_share: float = 0.1
+    """... where the clocks hide no lateness of more than this share of a step ..."""
+
+    lost_share: float = 0.05
+    """... where at most this share of the records was lost by the capture, or left out by the reader of a source ..."""
+
+    job_share: float = 0.3
+    """A category other than computing or waiting for GPUs in which all ranks spend this share of their time is pointed
+    out: without it the job would be 1.4 times as fast."""
+
+    critical_share: float = 0.3
+    """Severity: critical where a fault costs at least this share of the job's GPU time, and where the job hangs ..."""
+
+    high_share: float = 0.1
+    """... high from this share on ..."""
+
+    medium_share: float = 0.03
+    """... medium from this share on, low below ..."""
+
+    firm_confidence: float = 0.7
+    """... and one level lower where the confidence is below this."""
+
 
 class Chosen(Protocol):
     """What users choose of it, as the settings call it."""

@@ -70,7 +70,7 @@ def _summary(report: Report, rows: list[Found], rank: int | None) -> str:
         return f"{role}{rows[0].summary}{more}"
     if report.verdicts:
         return f"Rank {rank} has no part in what was found."
-    return text.report(report).splitlines()[-1] if report.healthy else "Nothing was found."
+    return text.headline(report)
 
 
 def _found(told: dict[str, Any], *, is_full: bool) -> Found:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
+from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import CostSaid
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
@@ -83,7 +84,7 @@ def _chains(asker: Node, since_ns: int | None) -> Fleet:
         ]
         for v in report.verdicts
     ]
-    said = report.verdicts[0].summary if report.verdicts else "Healthy: no rank drags the others."
+    said = text.headline(report)
     return Fleet(
         summary=_said(len(found.replies), found.failures, said),
         columns=["kind", "summary", "ranks", "nodes", "cause", "confidence", *_COSTS],

@@ -2,6 +2,7 @@
 
 from stallscope.diagnose.causes import leading
 from stallscope.diagnose.processes.summary import lines as summary_lines
+from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_text
 from stallscope.events.counted import counted
 
@@ -29,12 +30,10 @@ def summary(verdict: Verdict) -> str:
 
 def report(found: Report) -> str:
     """The whole report as plain text."""
-    lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _looked_at(found)]
+    lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _examined(found)]
     lines += summary_lines(found.activity)
-    if found.healthy:
-        has_others = found.looked_at["n_rounds"] and found.looked_at["n_ranks"] != 1
-        said = "no rank drags the others" if has_others else "nothing keeps a GPU waiting"
-        lines += ["", f"Healthy: {said}." if not _n_unseen(found) else _healthy_here(found)]
+    lines += [found.budget.line()] if found.budget else []
+    lines += _answer(found)
     for number, verdict in enumerate(found.verdicts, 1):
         lines += ["", *_block(verdict, number, len(found.verdicts))]
     for remark in found.benign:
@@ -42,27 +41,73 @@ def report(found: Report) -> str:
     return "\n".join(lines)
 
 
+def headline(found: Report) -> str:
+    """The answer in one sentence: the first verdict, health, or the first reason for an inconclusive answer."""
+    if found.verdicts:
+        return found.verdicts[0].summary
+    if found.gaps:
+        return f"Inconclusive: {found.gaps[0].reason}."
+    if found.evidence and not found.evidence.shows_slowness:
+        return "Healthy: no rank hangs."
+    has_peers = found.examined["n_rounds"] and found.examined["n_ranks"] != 1
+    return f"Healthy: {'no rank slows down the others' if has_peers else 'nothing keeps a GPU waiting'}."
+
+
+def _answer(found: Report) -> list[str]:
+    """The answer without a verdict: healthy with its evidence, or inconclusive with the reasons."""
+    if found.verdicts:
+        return []
+    evidence = _evidence(found.evidence) if found.evidence else []
+    rows = []
+    for gap in found.gaps[1:]:
+        rows += [("also", f"{gap.reason}.")]
+    rows += [
+        ("action" if i == 0 else "", action)
+        for i, action in enumerate(dict.fromkeys(g.action for g in found.gaps))
+    ]
+    return ["", headline(found), *_rows(rows + evidence)]
+
+
+def _evidence(evidence: Evidence) -> list[tuple[str, str]]:
+    """What the answer rests on, and what the source cannot show."""
+    parts = []
+    if evidence.n_rounds:
+        parts.append(
+            f"{evidence.n_whole_rounds:,} of {counted(evidence.n_rounds, 'round')} matched on all members "
+            f"({evidence.whole_share:.0%})"
+        )
+    if evidence.n_steps is not None:
+        parts.append(counted(evidence.n_steps, "step"))
+    if evidence.clock_error_ms is not None:
+        parts.append(f"clocks aligned within {evidence.clock_error_ms:.2f} ms")
+    lost, unseen = evidence.n_lost_records, evidence.n_ranks_unseen
+    parts.append(f"{counted(lost, 'record')} lost" if lost else "no records lost")
+    parts.append(f"{counted(unseen, 'rank')} unseen" if unseen else "no ranks unseen")
+    rows = [("evidence", ", ".join(parts))]
+    if evidence.coverage.omitted:
+        omitted = ", ".join(f"{n:,} {reason}" for reason, n in evidence.coverage.omitted.items())
+        rows.append(("omitted", omitted))
+    if evidence.coverage.blind_spots:
+        rows.append(("not shown", f"{', '.join(evidence.coverage.blind_spots)}: this source cannot show it"))
+    return rows
+
+
+def _rows(rows: list[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<10}  {value}".rstrip() for name, value in rows]
+
+
 def _n_unseen(found: Report) -> int:
-    return int(found.looked_at.get("n_ranks_unseen", 0))
+    return int(found.examined.get("n_ranks_unseen", 0))
 
 
-def _healthy_here(found: Report) -> str:
-    n = _n_unseen(found)
-    others, it = ("1 rank of the job is", "it") if n == 1 else (f"{n} ranks of the job are", "them")
-    return (
-        f"Healthy, as far as was looked: none of these ranks drags the others. {others} not in this trace: trace "
-        f"{it} too and merge the traces, or let all agents send to a hub, before you look elsewhere."
-    )
-
-
-def _looked_at(found: Report) -> str:
-    seen = found.looked_at
+def _examined(found: Report) -> str:
+    seen = found.examined
     lost = seen["n_lost_records"]
     apart = f" of {counted(seen['n_jobs'], 'job')}" if "n_jobs" in seen else ""
     of_all = f" of {seen['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
     tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
     return (
-        f"Looked at {counted(seen['n_ranks'], 'rank')}{of_all}{apart} on {counted(seen['n_nodes'], 'node')}, "
+        f"Examined {counted(seen['n_ranks'], 'rank')}{of_all}{apart} on {counted(seen['n_nodes'], 'node')}, "
         f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
         f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
     )

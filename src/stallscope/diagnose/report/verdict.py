@@ -2,9 +2,13 @@
 
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.report.budget import Budget
+from stallscope.diagnose.report.evidence import Evidence
+from stallscope.events.trace import Gap
 
 
 @dataclass(frozen=True)
@@ -78,32 +82,64 @@ class Verdict:
     advice: list[str] = field(default_factory=list)
     abstained_because: str | None = None
     evidence: dict[str, object] = field(default_factory=dict)
+    severity: str = ""
+
+
+class Answer(StrEnum):
+    """The three answers of a report, with the exit codes of `explain`."""
+
+    HEALTHY = "healthy"
+    FOUND = "found"
+    INCONCLUSIVE = "inconclusive"
+
+    @property
+    def exit_code(self) -> int:
+        """Beyond the exit codes of errors, which end at 19."""
+        return {Answer.HEALTHY: 0, Answer.FOUND: 20, Answer.INCONCLUSIVE: 21}[self]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found. looked_at: counts. benign: what looks odd and is not. source: what the events are.
+    """The verdicts on a trace, and the evidence for the answer.
 
+    source: the kind of events. examined: counts of the examined data. benign: remarks that need no action.
+    evidence: how complete the data are. gaps: why they leave the answer inconclusive where no fault is reported.
+    budget: the job's time by category of the time ledger.
     activity: the time budget of each process as data, see processes/summary.py.
     """
 
     source: str
-    looked_at: dict[str, Any]
+    examined: dict[str, Any]
     verdicts: list[Verdict]
     benign: list[dict[str, object]] = field(default_factory=list)
+    evidence: Evidence | None = None
+    gaps: tuple[Gap, ...] = ()
+    budget: Budget | None = None
     activity: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def answer(self) -> Answer:
+        if any(verdict.kind != "inconclusive" for verdict in self.verdicts):
+            return Answer.FOUND
+        return Answer.INCONCLUSIVE if self.verdicts or self.gaps else Answer.HEALTHY
+
+    @property
     def healthy(self) -> bool:
-        return not self.verdicts
+        """Whether the data show that no fault slows down the job; an inconclusive answer is not healthy."""
+        return self.answer is Answer.HEALTHY
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as the JSON Schema report.schema.json describes it."""
     return {
+        "answer": report.answer.value,
         "healthy": report.healthy,
         "source": report.source,
-        "looked_at": report.looked_at,
+        "examined": report.examined,
+        "looked_at": report.examined,  # until the next release
+        "evidence": report.evidence.as_json() if report.evidence else None,
+        "gaps": [asdict(gap) for gap in report.gaps] if report.answer is Answer.INCONCLUSIVE else [],
+        "budget": report.budget.as_json() if report.budget else None,
         "benign": report.benign,
         "activity": report.activity,
         "verdicts": [verdict_as_json(verdict) for verdict in report.verdicts],

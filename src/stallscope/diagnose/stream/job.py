@@ -10,6 +10,7 @@ from stallscope.diagnose import engine
 from stallscope.diagnose.cost.delays import delays_by_process, device_delays
 from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
+from stallscope.diagnose.report.examined import budget_of_case, of_case
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.call_errors import Failing
@@ -27,7 +28,6 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import hang, mismatch, without_ledger
 from stallscope.diagnose.verdicts.failure import with_failures
-from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
@@ -149,7 +149,7 @@ class Job:
         self.n_rows_looked_at += n
         usable, right = self._usable(nodes, is_last=is_last)
         trace = self.trace(nodes, at_ns, right, usable=usable)
-        if not usable.any() or without_ledger.is_told(trace) or single.is_single(trace):
+        if not usable.any() or without_ledger.is_for(trace) or single.is_single(trace):
             return self._told(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
         case = self._case(trace, is_numbered=right is not None)
         seen = look(case, self.rows.step[usable], self.history)
@@ -185,7 +185,7 @@ class Job:
         self.rows.fold()
         right = None if is_last else self.numbering.put_right(self.rows.tables["collectives"])
         trace = self.trace(nodes, at_ns, right)
-        if without_ledger.is_told(trace):
+        if without_ledger.is_for(trace):
             return []
         case = self._case(trace, is_numbered=right is not None)
         self.silence.patience_ns = usual_patience_ns(case)
@@ -282,17 +282,24 @@ class Job:
         """What is known of the job: of all of it, where its rows are still there."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
-        if not self.history.is_trimmed or without_ledger.is_told(trace):
+        if not self.history.is_trimmed or without_ledger.is_for(trace):
             return engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour)
         seen = look(self._case(trace), self.rows.step, self.history)
         verdicts = candidates.report(seen, self.history, self.incidents, standstill=hang.verdicts(seen.case))
-        looked_at = engine.counted(seen.case) | {
+        counts, evidence = of_case(seen.case)
+        whole = {
             "n_rounds": sum(seen.looked_at.n_rounds.values()),
             "n_steps": seen.looked_at.n_steps,
             "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
         }
-        found = Report(source=self.source, looked_at=looked_at, verdicts=verdicts)
-        return with_gpu_states(trace, with_deaths(trace, with_failures(trace, found)))
+        found = Report(
+            source=self.source,
+            examined=counts | whole,
+            verdicts=verdicts,
+            evidence=replace(evidence, n_steps=seen.looked_at.n_steps),
+            budget=budget_of_case(seen.case),
+        )
+        return engine.completed(trace, found, self.limits)
 
     def has_ended(self, nodes: Nodes) -> bool:
         """Whether all its processes have ended, as far as their nodes were heard."""

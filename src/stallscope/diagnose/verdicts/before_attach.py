@@ -28,17 +28,17 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None =
     verdict = _verdict(trace, ranks, still_ns, usd_per_gpu_hour)
     return Report(
         source=trace.source,
-        looked_at=_looked_at(trace, ranks, still_ns),
+        examined=_examined(trace, ranks, still_ns),
         verdicts=[replace(verdict, summary=text.summary(verdict))],
     )
 
 
 def nothing(trace: Trace) -> Report:
     """The report on a trace in which ranks were looked at and do not all stand still."""
-    return Report(source=trace.source, looked_at=_looked_at(trace, still_ranks(trace), 0), verdicts=[])
+    return Report(source=trace.source, examined=_examined(trace, still_ranks(trace), 0), verdicts=[])
 
 
-def _looked_at(trace: Trace, ranks: list[StillRank], still_ns: int) -> dict[str, object]:
+def _examined(trace: Trace, ranks: list[StillRank], still_ns: int) -> dict[str, object]:
     counts = dict.fromkeys(("n_communicators", "n_rounds", "n_steps"), 0)
     return {
         "n_ranks": len(ranks),

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.report.budget import combined
+from stallscope.diagnose.report.evidence import joined
 from stallscope.diagnose.report.verdict import Report, Verdict, wall_text
 from stallscope.diagnose.timeline.jobs import call_times
 from stallscope.events.trace import Trace
@@ -24,16 +26,19 @@ def together(reports: list[Report]) -> Report:
     """One report on several jobs."""
     if len(reports) == 1:
         return reports[0]
-    looked_at: dict[str, float] = dict.fromkeys(_COUNTS, 0)
+    examined: dict[str, float] = dict.fromkeys(_COUNTS, 0)
     for one in reports:
-        for name in looked_at:
-            more = one.looked_at.get(name, 0)
-            looked_at[name] = max(looked_at[name], more) if name == "seconds" else looked_at[name] + more
+        for name in examined:
+            more = one.examined.get(name, 0)
+            examined[name] = max(examined[name], more) if name == "seconds" else examined[name] + more
     return Report(
         source=next((one.source for one in reports if one.source), ""),
-        looked_at={"n_jobs": len(reports), **looked_at},
+        examined={"n_jobs": len(reports), **examined},
         verdicts=[verdict for one in reports for verdict in one.verdicts],
         benign=[remark for one in reports for remark in one.benign],
+        evidence=joined([one.evidence for one in reports if one.evidence]),
+        gaps=tuple(dict.fromkeys(gap for one in reports for gap in one.gaps)),
+        budget=combined([one.budget for one in reports if one.budget]),
     )
 
 
@@ -56,7 +61,7 @@ def told_apart(reports: list[Report], traces: list[Trace]) -> Report:
     }
     if times:
         seen["seconds"] = round((max(times) - min(times)) / 1e9, 3)
-    return replace(found, looked_at=found.looked_at | seen)
+    return replace(found, examined=found.examined | seen)
 
 
 def number_of(verdict: Verdict) -> int | None:

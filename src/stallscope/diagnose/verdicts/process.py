@@ -21,6 +21,7 @@ from stallscope.diagnose.processes.single import (
 )
 from stallscope.diagnose.processes.summary import word
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.evidence import from_counts
 from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -54,9 +55,12 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
         found, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
         verdicts = [one for one in verdicts if not (found and one.evidence.get("pid") == steps.pid)] + found
         benign += remarks
+    counts = _examined(trace, all_steps)
+    evidence = from_counts(counts, trace.coverage)
     return Report(
         source=trace.source,
-        looked_at=_looked_at(trace, all_steps),
+        examined=counts,
+        evidence=replace(evidence, n_steps=None) if known and not evidence.n_steps else evidence,
         verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
         benign=benign + _idle_remarks(list(known.values())) + _first_calls(trace, calls),
     )
@@ -251,7 +255,7 @@ def _first_calls(trace: Trace, calls: Array) -> list[dict[str, object]]:
     return said
 
 
-def _looked_at(trace: Trace, all_steps: list[Steps]) -> dict[str, object]:
+def _examined(trace: Trace, all_steps: list[Steps]) -> dict[str, object]:
     spans = [
         (rows["ts_ns"], rows["ts_ns"] + np.maximum(rows["duration_ns"], 0))
         for rows in (trace.calls, trace.offcpu)

@@ -55,7 +55,7 @@ def empty_report(trace: Trace) -> Report:
     counts = dict.fromkeys(("n_communicators", "n_rounds", "n_steps", "n_lost_records"), 0)
     return Report(
         source=trace.source,
-        looked_at={"n_ranks": len(trace.processes), "n_nodes": len(trace.nodes), **counts, "seconds": 0.0},
+        examined={"n_ranks": len(trace.processes), "n_nodes": len(trace.nodes), **counts, "seconds": 0.0},
         verdicts=[],
     )
 

@@ -1,0 +1,42 @@
+"""The last step of a report: evidence, gaps, budget and severity, whatever built the verdicts."""
+
+from dataclasses import replace
+
+from stallscope.diagnose.report.budget import Budget, budget_of
+from stallscope.diagnose.report.evidence import from_counts, gaps
+from stallscope.diagnose.report.severity import severity
+from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.trace import Trace
+
+
+def concluded(report: Report, trace: Trace, limits: Thresholds) -> Report:
+    """The report with the answer's evidence; the gaps decide between healthy and inconclusive."""
+    evidence = report.evidence or from_counts(report.examined, trace.coverage)
+    whole = report.budget or budget_of(trace, limits)
+    gpu_seconds = int(report.examined["n_ranks"]) * float(report.examined.get("seconds", 0.0))
+    return replace(
+        report,
+        verdicts=[
+            replace(verdict, severity=severity(verdict, gpu_seconds, limits)) for verdict in report.verdicts
+        ],
+        benign=report.benign + _shared_loss(whole),
+        evidence=evidence,
+        gaps=gaps(evidence, limits),
+        budget=whole,
+    )
+
+
+def _shared_loss(whole: Budget) -> list[dict[str, object]]:
+    """A remark where every rank spends much of its time in one avoidable category."""
+    if whole.dominant is None or whole.n_processes == 1:
+        return []
+    share, label = whole.shares[whole.dominant], whole.label(whole.dominant)
+    return [
+        {
+            "what": f"all {whole.n_processes} ranks spend {share:.0%} of the time in {label}: no rank is to blame, "
+            "and every rank is slower for it",
+            "category": whole.dominant,
+            "share": share,
+        }
+    ]

@@ -1,0 +1,165 @@
+"""The evidence for an answer: how complete the examined data are, and why they may leave the answer inconclusive.
+
+"Healthy" is an answer only where a fault would have been visible. gaps() lists what hides a fault, each with the next
+step that would decide. Pure: takes counts, reads nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.counted import counted
+from stallscope.events.trace import Coverage, Gap
+
+SLOWNESS = "slowness"
+"""The blind spot of sources that show which calls have not completed, and no times: they show hangs only."""
+
+_MORE_STEPS = "Trace or profile at least 20 steps, after the warm-up."
+_REST_OF_JOB = "Trace them too and merge the traces (stallscope merge), or let all agents send to one hub."
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How complete the examined data are.
+
+    n_ranks: ranks with data. n_ranks_unseen: further ranks of the job, as the communicators or the dumps state.
+    n_whole_rounds: rounds in which every rank with data that uses the communicator has been matched.
+    n_steps: steps examined, None where the answer needs none: a source that shows hangs only, a process that is judged
+    by its time budget. step_ms: the typical step, None where unknown.
+    clock_error_ms: largest error of the alignment of the nodes' clocks, None on one node.
+    n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
+    coverage: what the source can show.
+    """
+
+    n_ranks: int
+    n_ranks_unseen: int = 0
+    n_rounds: int = 0
+    n_whole_rounds: int = 0
+    n_steps: int | None = None
+    step_ms: float | None = None
+    clock_error_ms: float | None = None
+    n_clocks_apart: int = 0
+    n_records: int = 0
+    n_lost_records: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
+
+    @property
+    def whole_share(self) -> float:
+        """Share of the rounds that are matched on all their members; 1 where there are none."""
+        return self.n_whole_rounds / self.n_rounds if self.n_rounds else 1.0
+
+    @property
+    def shows_slowness(self) -> bool:
+        return SLOWNESS not in self.coverage.blind_spots
+
+    def as_json(self) -> dict[str, Any]:
+        """As in a report's JSON."""
+        out = {name: value for name, value in asdict(self).items() if name not in ("coverage", "step_ms")}
+        return out | {
+            "whole_round_share": round(self.whole_share, 4),
+            "omitted": dict(self.coverage.omitted),
+            "blind_spots": list(self.coverage.blind_spots),
+        }
+
+
+def joined(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence on several jobs of one trace."""
+    steps = [part.n_steps for part in parts if part.n_steps is not None]
+    errors = [part.clock_error_ms for part in parts if part.clock_error_ms is not None]
+    return Evidence(
+        n_ranks=sum(part.n_ranks for part in parts),
+        n_ranks_unseen=sum(part.n_ranks_unseen for part in parts),
+        n_rounds=sum(part.n_rounds for part in parts),
+        n_whole_rounds=sum(part.n_whole_rounds for part in parts),
+        n_steps=sum(steps) if steps else None,
+        clock_error_ms=max(errors, default=None),
+        n_clocks_apart=sum(part.n_clocks_apart for part in parts),
+        n_records=sum(part.n_records for part in parts),
+        n_lost_records=max((part.n_lost_records for part in parts), default=0),
+        coverage=Coverage.joined(part.coverage for part in parts),
+    )
+
+
+def from_counts(examined: Mapping[str, Any], coverage: Coverage) -> Evidence:
+    """The evidence where a report states counts only, as on a process without peers."""
+    n_rounds = int(examined.get("n_rounds", 0))
+    return Evidence(
+        n_ranks=int(examined["n_ranks"]),
+        n_ranks_unseen=int(examined.get("n_ranks_unseen", 0)),
+        n_rounds=n_rounds,
+        n_whole_rounds=n_rounds,
+        n_steps=int(examined.get("n_steps", 0)),
+        n_lost_records=int(examined.get("n_lost_records", 0)),
+        coverage=coverage,
+    )
+
+
+def gaps(evidence: Evidence, limits: Thresholds) -> tuple[Gap, ...]:
+    """Why the data leave the answer inconclusive where no fault is reported; empty where they show health."""
+    return tuple(_of_source(evidence, limits)) + tuple(_of_records(evidence, limits))
+
+
+def _of_source(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
+    """Gaps that the reader of the source states, or that its counts show."""
+    yield from evidence.coverage.gaps
+    if evidence.n_ranks_unseen:
+        n_ranks = evidence.n_ranks + evidence.n_ranks_unseen
+        if evidence.shows_slowness:
+            verb = "is" if evidence.n_ranks_unseen == 1 else "are"
+            yield Gap(f"{evidence.n_ranks_unseen} of {n_ranks} ranks {verb} not in this trace", _REST_OF_JOB)
+        else:
+            yield Gap(
+                f"{evidence.n_ranks_unseen} of {n_ranks} ranks left no dump",
+                "Collect the dumps of all ranks, or dump the stacks of the ranks without one (py-spy dump --native).",
+            )
+    n_omitted = sum(evidence.coverage.omitted.values())
+    if n_omitted > limits.lost_share * max(evidence.n_records, 1):
+        reasons = ", ".join(f"{n} {reason}" for reason, n in evidence.coverage.omitted.items())
+        yield Gap(
+            f"the source was read in part: {reasons}", "Record again, or report the file that was left out."
+        )
+
+
+def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
+    """Gaps in the records of a source that can show slowness."""
+    if not evidence.shows_slowness:
+        return
+    if evidence.n_lost_records > limits.lost_share * max(evidence.n_records, 1):
+        yield Gap(
+            f"{counted(evidence.n_lost_records, 'record')} lost, of {evidence.n_records + evidence.n_lost_records}",
+            "Trace again with a larger ring buffer (stallscope trace --help), or fewer event groups.",
+        )
+    if evidence.whole_share < limits.whole_round_share:
+        n_missing = evidence.n_rounds - evidence.n_whole_rounds
+        yield Gap(
+            f"{n_missing} of {evidence.n_rounds} rounds have members missing: clocks may be apart, or records missing",
+            "Trace all ranks over the same time, and check that the hosts' clocks are synchronised (chronyc tracking).",
+        )
+    if evidence.n_clocks_apart:
+        yield Gap(
+            f"the clocks of {counted(evidence.n_clocks_apart, 'node')} could not be aligned with the others'",
+            "Synchronise the hosts' clocks (NTP or PTP), or trace until the nodes have shared more rounds.",
+        )
+    elif _is_clock_too_loose(evidence, limits):
+        yield Gap(
+            f"the nodes' clocks are aligned within {evidence.clock_error_ms:.1f} ms only, in steps of "
+            f"{evidence.step_ms:.1f} ms",
+            "Synchronise the hosts' clocks (NTP or PTP), and trace longer.",
+        )
+    if evidence.n_steps is not None and evidence.n_steps < limits.steady_steps:
+        yield Gap(_few_steps(evidence), _MORE_STEPS)
+
+
+def _is_clock_too_loose(evidence: Evidence, limits: Thresholds) -> bool:
+    """Whether lateness worth a report can hide behind the error of the clocks."""
+    if evidence.clock_error_ms is None or not evidence.step_ms:
+        return False
+    hidden_ms = limits.clock_error_factor * evidence.clock_error_ms
+    return hidden_ms > max(limits.min_late_ns / 1e6, limits.hidden_step_share * evidence.step_ms)
+
+
+def _few_steps(evidence: Evidence) -> str:
+    if not evidence.n_steps:
+        return "no steps were examined"
+    return f"only {counted(evidence.n_steps, 'step')} examined"

@@ -1,0 +1,118 @@
+"""Counts of the examined data, and the evidence that follows from them: of a case, or of records without a ledger."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.report.budget import Budget, budget_of
+from stallscope.diagnose.report.evidence import SLOWNESS, Evidence
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.rounds import clock_error_ns
+from stallscope.diagnose.timeline.unseen_ranks import n_unseen
+from stallscope.events.layout import ARRAYS, UNKNOWN, Array
+from stallscope.events.trace import Coverage, Trace
+
+
+def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
+    """The counts and the evidence of matched rounds."""
+    line, trace = case.line, case.trace
+    evidence = Evidence(
+        n_ranks=line.n_processes,
+        n_ranks_unseen=n_unseen(line, trace),
+        n_rounds=case.met.n_rounds,
+        n_whole_rounds=int((case.met.n_arrived >= line.n_members[line.comm_of_round]).sum()),
+        n_steps=len(np.unique(case.judged.step)),
+        step_ms=case.step_ns / 1e6,
+        n_records=n_records(trace),
+        n_lost_records=sum(trace.lost.values()),
+        coverage=trace.coverage,
+    )
+    counts: dict[str, object] = {
+        "n_ranks": evidence.n_ranks,
+        "n_nodes": len(np.unique(line.node)),
+        "n_communicators": len(np.unique(line.comm_hash)),
+        "n_rounds": evidence.n_rounds,
+        "n_steps": evidence.n_steps,
+        "n_lost_records": evidence.n_lost_records,
+        "n_ranks_unseen": evidence.n_ranks_unseen,
+        "seconds": round(case.observed_ns / 1e9, 3),
+    }
+    return counts, _with_clocks(evidence, case)
+
+
+def _with_clocks(evidence: Evidence, case: Case) -> Evidence:
+    """The evidence with the alignment of the nodes' clocks, in the rounds that span nodes."""
+    of_round = clock_error_ns(case.line, case.clocks)
+    if of_round is None or not of_round.any():
+        return evidence
+    nodes = np.unique(case.line.node)
+    n_apart = int((~np.isfinite(case.clocks.error_ns[nodes])).sum())
+    aligned = of_round[np.isfinite(of_round)]
+    error_ms = round(float(aligned.max()) / 1e6, 3) if len(aligned) else None
+    is_apart = len(aligned) < len(of_round)
+    return replace(evidence, clock_error_ms=error_ms, n_clocks_apart=n_apart if is_apart else 0)
+
+
+def budget_of_case(case: Case) -> Budget:
+    """The time budget of the ranks of a case."""
+    edges = np.unique(np.concatenate([case.line.first[:-1], case.line.first[1:] - 1]))
+    return budget_of(case.trace, case.limits, edges=case.line.rows[edges])
+
+
+def of_records(trace: Trace) -> tuple[dict[str, object], Evidence]:
+    """The counts and the evidence of a source without a ledger: completion of calls, or spans of work."""
+    rows, spans = trace.collectives, trace.spans
+    pairs = np.unique(rows[rows["seq"] != UNKNOWN][["comm_hash", "seq"]])
+    ends = np.concatenate([rows["ts_ns"], spans["ts_ns"] + spans["duration_ns"]])
+    begins = np.concatenate([rows["ts_ns"], spans["ts_ns"]])
+    unseen = n_without_data(trace)
+    n_ranks = max(len(trace.processes), len(np.unique(rows[["node", "pid"]])))
+    n_steps = len(np.unique(spans["step"][spans["step"] != UNKNOWN]))
+    evidence = Evidence(
+        n_ranks=n_ranks - unseen,
+        n_ranks_unseen=unseen + _n_not_listed(trace, n_ranks),
+        n_rounds=len(pairs),
+        n_whole_rounds=len(pairs),
+        n_steps=n_steps if len(spans) else None,
+        n_records=n_records(trace),
+        n_lost_records=sum(trace.lost.values()),
+        coverage=trace.coverage if len(spans) else _hangs_only(trace.coverage),
+    )
+    counts: dict[str, object] = {
+        "n_ranks": evidence.n_ranks,
+        "n_nodes": len(trace.nodes),
+        "n_communicators": len(np.unique(trace.communicators["comm_hash"])),
+        "n_rounds": evidence.n_rounds,
+        "n_steps": n_steps,
+        "n_lost_records": evidence.n_lost_records,
+        "n_ranks_unseen": evidence.n_ranks_unseen,
+        "seconds": round(float(ends.max() - begins.min()) / 1e9, 3) if len(ends) else 0.0,
+    }
+    return counts, evidence
+
+
+def n_records(trace: Trace) -> int:
+    """All rows of a trace."""
+    return sum(len(getattr(trace, table.name)) for table in ARRAYS)
+
+
+def n_without_data(trace: Trace) -> int:
+    """Processes that the source names and that left no call, no span and no state of their own."""
+    tables = (trace.collectives, trace.calls, trace.spans, trace.snapshots)
+    known = {who for table in tables for who in _processes(table)}
+    return len(set(_processes(trace.processes)) - known)
+
+
+def _n_not_listed(trace: Trace, n_listed: int) -> int:
+    """Ranks of the largest communicator beyond those that the source names."""
+    sizes = np.concatenate([trace.communicators["nranks"], trace.processes["nranks"]])
+    return max(int(sizes.max(initial=0)) - n_listed, 0)
+
+
+def _processes(table: Array) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = np.unique(table[["node", "pid"]]).tolist()
+    return pairs
+
+
+def _hangs_only(coverage: Coverage) -> Coverage:
+    return replace(coverage, blind_spots=tuple(dict.fromkeys([*coverage.blind_spots, SLOWNESS])))

@@ -1,0 +1,26 @@
+"""The severity of a verdict: critical, high, medium or low, from its cost, its confidence and its share of the job."""
+
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.thresholds import Thresholds
+
+LEVELS = ("low", "medium", "high", "critical")
+_STANDSTILL = ("hang", "failure")
+
+
+def severity(verdict: Verdict, gpu_seconds: float, limits: Thresholds) -> str:
+    """The severity of a verdict on a job that was examined for gpu_seconds (ranks x time). Thresholds: limits."""
+    share = _share(verdict, gpu_seconds)
+    edges = (limits.medium_share, limits.high_share, limits.critical_share)
+    level = sum(share >= edge for edge in edges)
+    if verdict.confidence < limits.firm_confidence:
+        level = max(level - 1, 0)
+    return LEVELS[level]
+
+
+def _share(verdict: Verdict, gpu_seconds: float) -> float:
+    """Share of the job's GPU time that the fault costs: all of it from the onset of a standstill."""
+    if verdict.kind in _STANDSTILL or "waited_s" in verdict.evidence:
+        return 1.0
+    if verdict.cost is None or gpu_seconds <= 0:
+        return 0.0
+    return (verdict.cost.gpu_seconds + verdict.cost.may_be_gpu_seconds) / 2 / gpu_seconds

@@ -1,0 +1,98 @@
+"""The three answers: health needs evidence, and the gaps state what is missing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.evidence import SLOWNESS, Evidence, gaps
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.trace import Coverage, Gap
+
+from .builders import MS, dp_trace, every
+from .reports import report_of
+
+LIMITS = Thresholds()
+COMPLETE = Evidence(n_ranks=8, n_rounds=120, n_whole_rounds=120, n_steps=40, step_ms=20.0, n_records=10_000)
+GAP = Gap("the NCCL kernels carry no arguments", "Record again with PyTorch 2.2 or later.")
+
+
+def reasons(**changes: object) -> list[str]:
+    return [gap.reason for gap in gaps(replace(COMPLETE, **changes), LIMITS)]
+
+
+def test_complete_data_have_no_gap():
+    assert reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_ranks": 1, "n_ranks_unseen": 7}, "7 of 8 ranks are not in this trace"),
+        ({"n_whole_rounds": 60}, "60 of 120 rounds have members missing: clocks may be apart"),
+        ({"n_steps": 3}, "only 3 steps"),
+        ({"n_steps": 0}, "no steps"),
+        ({"n_clocks_apart": 1}, "the clocks of 1 node could not be aligned"),
+        ({"clock_error_ms": 16.0}, "aligned within 16.0 ms only"),
+        ({"n_lost_records": 5_000}, "5,000 records lost"),
+        (
+            {"coverage": Coverage(omitted={"kernels without a stream": 2_000})},
+            "2000 kernels without a stream",
+        ),
+        ({"coverage": Coverage(gaps=(GAP,))}, GAP.reason),
+    ],
+)
+def test_each_kind_of_missing_data_is_a_gap(changes, words):
+    (reason,) = reasons(**changes)
+    assert words in reason
+
+
+def test_dumps_need_no_steps_and_name_their_blind_spot():
+    dumps = Coverage(blind_spots=(SLOWNESS,))
+    assert reasons(coverage=dumps, n_steps=None) == []
+    assert reasons(coverage=dumps, n_steps=None, n_ranks=1, n_ranks_unseen=7) == ["7 of 8 ranks left no dump"]
+
+
+def test_a_few_lost_records_and_rounds_cut_off_at_the_ends_leave_a_job_healthy():
+    assert reasons(n_lost_records=7, n_whole_rounds=118, coverage=Coverage(omitted={"odd rows": 9})) == []
+
+
+def test_health_is_reported_with_its_evidence():
+    report = report_of(dp_trace())
+    assert report.answer == "healthy"
+    words = text.report(report)
+    assert (
+        f"{report.examined['n_rounds']} of {report.examined['n_rounds']} rounds matched on all members"
+        in words
+    )
+    assert "no records lost, no ranks unseen" in words
+
+
+def test_an_inconclusive_answer_states_the_reason_and_the_action():
+    report = report_of(replace(dp_trace(), coverage=Coverage(gaps=(GAP,))))
+    assert (report.answer, report.healthy, report.verdicts) == ("inconclusive", False, [])
+    words = text.report(report)
+    assert f"Inconclusive: {GAP.reason}." in words
+    assert GAP.action in words
+
+
+def test_a_fault_in_incomplete_data_is_still_reported():
+    report = report_of(replace(dp_trace(every(2, 7, 50 * MS)), coverage=Coverage(gaps=(GAP,))))
+    assert (report.answer, report.verdicts[0].ranks) == ("found", [2])
+
+
+def test_rounds_that_lack_members_are_counted():
+    trace = dp_trace()
+    rows = trace.collectives
+    is_half = np.isin(rows["pid"], trace.processes["pid"][:2]) & (rows["seq"] % 2 == 0)
+    report = report_of(replace(trace, collectives=rows[~is_half]))
+    evidence = report.evidence
+    assert evidence.n_rounds - evidence.n_whole_rounds == pytest.approx(evidence.n_rounds / 2, abs=1)
+    assert report.answer == "inconclusive"
+
+
+def test_the_exit_codes_of_the_answers_differ():
+    codes = {report_of(dp_trace(n_steps=n)).answer.exit_code for n in (3, 40)}
+    codes.add(report_of(dp_trace(every(2, 7, 50 * MS))).answer.exit_code)
+    assert codes == {0, 20, 21}
