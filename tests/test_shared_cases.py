@@ -31,7 +31,6 @@ KNOWN_FAILURES: dict[str, str] = {
     "k20-ddp3-late-first": "importers: ProfilerStep marks",
     "k20-ddp5-late-first": "importers: ProfilerStep marks",
     "k23-ddp10-off10ms": "clocks: NCCL kernels end together",
-    "k31-no-annotations": "causes: time that is not recorded",
     "k4-subfolders": "importers: one folder per rank",
     "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
     "k5-one-negative": "importers: a negative duration",

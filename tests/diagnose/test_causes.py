@@ -1,5 +1,7 @@
 """Causes: each finds its category and is silent on all others; shares add up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -171,7 +173,7 @@ def test_names_are_those_of_the_schema():
 def test_every_cause_says_what_it_is_and_what_to_do():
     nothing = Excess(total_ns=1.0, ledger_ns=np.zeros(N_CATEGORIES), n_steps=1)
     for cause in causes():
-        assert cause.title
+        assert cause.title and not cause.noun.startswith("because")
         assert isinstance(cause.evidence(nothing), dict)
         assert 1 <= len(cause.advice({})) <= 3
 
@@ -184,5 +186,15 @@ def test_a_program_that_the_rank_started_is_told_apart_from_its_data_loader(sysc
     ledger[Category.CHILD - 1] = 100 * MS
     (part,) = explained(Excess(total_ns=100.0 * MS, ledger_ns=ledger, n_steps=2, offcpu=rows))
     assert part.cause.name == "input_starvation"
-    assert ("program that it had started" in part.title) == is_told
+    assert ("program that it had started" in part.state) == is_told
     assert ("num_workers" in part.cause.advice(part.evidence)[0]) != is_told
+
+
+def test_time_of_which_the_source_records_nothing_is_not_called_blocked():
+    ledger = np.zeros(N_CATEGORIES)
+    ledger[Category.OTHER_OFF - 1] = 100 * MS
+    excess = Excess(
+        total_ns=100.0 * MS, ledger_ns=ledger, n_steps=2, knows_syscalls=False, knows_blocking=False
+    )
+    assert [part.cause.name for part in explained(excess)] == ["not_recorded"]
+    assert [part.cause.name for part in explained(replace(excess, knows_blocking=True))] == ["blocked"]

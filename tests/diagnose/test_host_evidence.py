@@ -51,7 +51,7 @@ def test_a_wait_in_the_driver_is_told_with_its_call():
     rows = [one | {"ts_ns": at} for at in late_begins(trace) for one in (short, call)]
     verdict = only(report_of(told(trace, *rows)))
     assert verdict.causes[0].evidence["ioctls"] == ["UVM_MIGRATE", "NV_ESC_RM_CONTROL"]
-    assert "because it was blocked in the GPU driver (UVM_MIGRATE)" in verdict.summary
+    assert ", blocked in the GPU driver (UVM_MIGRATE)" in verdict.summary
     assert "blocked in the GPU driver (ioctl)" in only(report_of(trace)).summary
 
 
@@ -76,7 +76,7 @@ def test_io_is_told_with_disk_and_file():
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([VICTIM], "block_io")
     assert verdict.causes[0].evidence["devices"] == ["sdb1"]
     assert verdict.causes[0].evidence["files"] == ["/ckpt/step-7.pt"]
-    assert "because it waited for disk or file I/O (sdb1, file /ckpt/step-7.pt)" in verdict.summary
+    assert ", waiting for disk or file I/O (sdb1, file /ckpt/step-7.pt)" in verdict.summary
 
 
 def test_who_stops_a_rank_is_told():
@@ -99,8 +99,8 @@ def test_who_stops_a_rank_is_told():
 
 def test_without_events_of_the_machine_nothing_is_claimed():
     for category, title in (
-        (Category.IO, "waited for disk or file I/O."),
-        (Category.STOPPED, "was stopped (SIGSTOP"),
+        (Category.IO, "waiting for disk or file I/O."),
+        (Category.STOPPED, ", stopped (SIGSTOP"),
     ):
         assert title in only(report_of(slow(category))).summary
 
@@ -136,21 +136,21 @@ def test_a_quota_is_no_neighbour():
     assert part.evidence["quota"] == "cpu.max 50000/100000"
     assert part.evidence["control_group"] == "/kubepods/pod7"
     assert "by" not in part.evidence
-    assert part.title == "was kept off the CPU by the quota of its control group (cpu.max 50000/100000)"
+    assert part.state == "kept off the CPU by the quota of its control group (cpu.max 50000/100000)"
     assert "CPU limit" in part.cause.advice(part.evidence)[0]
 
 
 def test_a_neighbour_is_no_quota():
     part = explained_by(preempted([1, 1, 1, OffCpuFlag.THROTTLED | 1]), QUOTA)
     assert part.evidence["by"] == ["stress"] and "quota" not in part.evidence
-    assert part.title == part.cause.title
+    assert part.state == part.cause.state
 
 
 def test_retransmits_are_counted_with_whom_they_were_for():
     row = {"kind": HostKind.RETRANSMIT, "value": 4, "file": b"10.0.0.9:29500", "device": b"eth0"}
     part = explained_by(layout.empty(layout.OFFCPU), row, row, category=Category.NET)
     assert (part.evidence["n_retransmits"], part.evidence["to"]) == (8, ["10.0.0.9:29500"])
-    assert "loses packets (8 retransmits)" in part.title
+    assert "loses packets (8 retransmits)" in part.state
     assert "ethtool" in part.cause.advice(part.evidence)[0]
 
 

@@ -99,13 +99,27 @@ def test_a_report_in_words_tells_the_story():
     lines = words.splitlines()
     assert lines[0] == "Events: made by hand."
     assert "3 records lost" in lines[1]
-    assert "Rank 2 on host-a drags the job: 50.0 ms late every 7 steps" in words
-    for part in ("since", "late", "why", "waiting ranks 0, 1, 3", "cost", "USD", "sure", "next"):
+    assert (
+        "Rank 2 (host host-a, pid 1002) slows down the job: 50.0 ms late every 7 steps, waiting for disk or file I/O."
+        in words
+    )
+    rows = [line[2:12].strip() for line in lines[lines.index("") + 2 :]]
+    names = [name for name in rows if name]
+    assert names == ["since", "cause", "victims", "cost", "confidence", "severity", "action"]
+    for part in ("100 % disk or file I/O", "ranks 0, 1, 3 waited", "USD", "GPU hours a day"):
         assert part in words
 
 
-def test_no_price_is_said():
-    assert "--usd-per-gpu-hour" in text.report(report_of(TRACE))
+def test_a_cost_without_a_price_is_in_gpu_seconds():
+    verdict = only(report_of(TRACE))
+    words = text.report(report_of(TRACE))
+    assert f"{verdict.cost.gpu_seconds:.1f} GPU seconds" in words
+    assert "USD" not in words
+
+
+def test_the_rate_is_the_cost_over_the_examined_time():
+    cost = CostSaid.of(18.0, None, is_lower_bound=False, observed_ns=12e9)
+    assert cost.gpu_hours_per_day == pytest.approx(18 / 12 * 24)
 
 
 def test_many_ranks_are_cut_short():
@@ -158,6 +172,6 @@ def test_two_causes_that_weigh_alike_are_both_told():
     locks = every(2, 14, 50 * MS, first=12, category=Category.LOCK)
     both = only(report_of(dp_trace([*disk, *locks])))
     first, second = both.causes
-    assert both.summary.endswith(f", because it {first.title} and {second.title}.")
+    assert both.summary.endswith(f", {first.state} and {second.state}.")
     assert {one.cause.name for one in both.causes} == {"block_io", "lock_contention"}
     assert both.advice == [*first.cause.advice(first.evidence), *second.cause.advice(second.evidence)]

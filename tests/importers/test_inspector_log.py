@@ -72,7 +72,7 @@ def test_the_rank_that_is_inside_for_the_shortest_time_is_named(tmp_path):
     assert (verdict.kind, verdict.ranks, verdict.period_steps) == ("straggler", [5], 6)
     assert verdict.late_ms is not None
     assert verdict.late_ms["median"] == pytest.approx(15, rel=0.05)
-    assert verdict.causes[0].cause.name == "blocked"
+    assert verdict.causes[0].cause.name == "not_recorded"
 
 
 def test_a_line_that_a_killed_job_left_unfinished_is_left_out(tmp_path):

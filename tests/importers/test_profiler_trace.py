@@ -108,7 +108,9 @@ def test_calls_kernels_and_groups_become_rounds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reason", "cause"), [(LOADER, "input_starvation"), ("", "blocked")], ids=["loader", "nothing recorded"]
+    ("reason", "cause"),
+    [(LOADER, "input_starvation"), ("", "not_recorded")],
+    ids=["loader", "nothing recorded"],
 )
 def test_the_late_rank_is_named(tmp_path, reason, cause):
     late = {(2, step): 30_000.0 for step in range(6, N_STEPS, 5)}

@@ -78,7 +78,7 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
         "causal_chain_id": change.incident_id,
         "severity": _SEVERITY.get(verdict.kind, "MEDIUM"),
         "summary": verdict.summary,
-        "root_cause": verdict.causes[0].title if verdict.causes else verdict.abstained_because,
+        "root_cause": verdict.causes[0].state if verdict.causes else verdict.abstained_because,
         "explanation": json.dumps(verdict.evidence),
         "recommendations": json.dumps(verdict.advice),
         "timeline": json.dumps(timeline),

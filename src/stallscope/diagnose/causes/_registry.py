@@ -19,7 +19,8 @@ class Excess:
     total_ns: its self time beyond theirs. ledger_ns: the same by category (N_CATEGORIES,), may be negative.
     n_syncs, n_allocs, n_copies, n_launches: calls beyond theirs. n_steps: late steps.
     calls, offcpu, host: the rank's own rows of these tables (host_events) within the late intervals.
-    knows_syscalls: off-CPU time is told apart by system call. symbols: names by number, for calls.
+    knows_syscalls: off-CPU time is told apart by system call. knows_blocking: time off the CPU is told apart from time
+    that the source does not record. symbols: names by number, for calls.
     """
 
     total_ns: float
@@ -33,6 +34,7 @@ class Excess:
     offcpu: Array = field(default_factory=lambda: layout.empty(layout.OFFCPU))
     host: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     knows_syscalls: bool = True
+    knows_blocking: bool = True
     symbols: tuple[str, ...] = ("",)
 
     def ns(self, *categories: Category) -> float:
@@ -58,7 +60,8 @@ Evidence = dict[str, object]
 @dataclass(frozen=True)
 class Cause:
     """name: as in the report. title: in words, after "because it". categories: ledger categories it claims.
-    because: the same with what the evidence adds, where that says something else; else empty.
+    state: the same as a clause for a headline, "30 ms late, asleep in nanosleep". noun: the same for a list of causes.
+    because: the state with the evidence's detail; empty where the evidence adds none.
     claims_ns: the part of an excess it explains, when that is not just its categories' time.
     evidence: facts for the report, short. advice: one or two next steps that fit the evidence.
     """
@@ -70,6 +73,8 @@ class Cause:
     advice: Callable[[Evidence], list[str]]
     claims_ns: Callable[[Excess], float] | None = None
     because: Callable[[Evidence], str] | None = None
+    state: str = ""
+    noun: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,19 @@ class Explained:
 
     @property
     def title(self) -> str:
-        """The cause in words, after "because it", with what the evidence adds."""
-        told = self.cause.because(self.evidence) if self.cause.because else ""
-        return told or self.cause.title
+        """The cause in words, after "because it"."""
+        return self.cause.title
+
+    @property
+    def state(self) -> str:
+        """The cause as a clause of a headline, with the evidence's detail."""
+        detail = self.cause.because(self.evidence) if self.cause.because else ""
+        return detail or self.cause.state or f"because it {self.cause.title}"
+
+    @property
+    def noun(self) -> str:
+        """The cause as an entry of a list."""
+        return self.cause.noun or self.cause.title
 
 
 _LEAST_SHARE = 0.05

@@ -14,7 +14,7 @@ def _because(evidence: Evidence) -> str:
     if not isinstance(devices, list) or not devices:
         return ""
     about = f", file {files[0]}" if isinstance(files, list) and files else ""
-    return f"waited for disk or file I/O ({devices[0]}{about})"
+    return f"waiting for disk or file I/O ({devices[0]}{about})"
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -27,6 +27,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="block_io",
     title="waited for disk or file I/O",
+    state="waiting for disk or file I/O",
+    noun="disk or file I/O",
     categories=(Category.IO,),
     evidence=_evidence,
     advice=_advice,

@@ -22,7 +22,9 @@ def _advice(evidence: Evidence) -> list[str]:
 
 CAUSE = Cause(
     name="blocked",
-    title="was blocked off the CPU (in what, this recording does not tell)",
+    title="was blocked off the CPU (system call not recorded)",
+    state="blocked off the CPU (system call not recorded)",
+    noun="blocked off the CPU (system call not recorded)",
     categories=(Category.OTHER_OFF,),
     evidence=_evidence,
     advice=_advice,

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="checkpoint",
     title="saved a checkpoint while the GPU waited",
+    state="saving a checkpoint",
+    noun="checkpoint",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: ["Save less often, or asynchronously: copy to pinned memory, write from a thread."],

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="child_program",
     title="waited for a program that it had started",
+    state="waiting for a program that it started",
+    noun="program that it started",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [

@@ -17,7 +17,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _because(evidence: Evidence) -> str:
     quota = evidence.get("quota")
-    return f"was kept off the CPU by the quota of its control group ({quota})" if quota else ""
+    return f"kept off the CPU by the quota of its control group ({quota})" if quota else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -38,6 +38,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="cpu_preemption",
     title="was kept off the CPU by other tasks",
+    state="kept off the CPU by other tasks",
+    noun="preempted by other tasks",
     categories=(Category.PREEMPTED,),
     evidence=_evidence,
     advice=_advice,

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="cpu_quota",
     title="was kept off the CPU by the quota of its control group",
+    state="kept off the CPU by the quota of its control group",
+    noun="CPU quota",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: ["Raise the CPU limit of the container or service, or use fewer threads."],

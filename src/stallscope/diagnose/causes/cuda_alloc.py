@@ -20,6 +20,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="cuda_alloc",
     title="allocated or freed GPU memory",
+    state="allocating or freeing GPU memory",
+    noun="GPU memory allocation",
     categories=(Category.ALLOC,),
     evidence=_evidence,
     advice=_advice,

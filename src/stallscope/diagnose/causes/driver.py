@@ -11,7 +11,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _because(evidence: Evidence) -> str:
     ioctls = evidence.get("ioctls")
-    return f"was blocked in the GPU driver ({ioctls[0]})" if isinstance(ioctls, list) and ioctls else ""
+    return f"blocked in the GPU driver ({ioctls[0]})" if isinstance(ioctls, list) and ioctls else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -23,6 +23,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="driver",
     title="was blocked in the GPU driver (ioctl)",
+    state="blocked in the GPU driver (ioctl)",
+    noun="GPU driver (ioctl)",
     categories=(Category.DRIVER,),
     evidence=_evidence,
     advice=_advice,

@@ -31,6 +31,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="excessive_sync",
     title="synchronised with its GPU many times",
+    state="synchronising with its GPU many times",
+    noun="synchronise calls",
     categories=(
         Category.DEVICE,
         Category.COPY,

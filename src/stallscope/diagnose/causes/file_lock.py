@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="file_lock",
     title="waited for a file lock",
+    state="waiting for a file lock",
+    noun="file lock",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: ["Let each process use a file of its own, or hold the lock for a shorter time."],

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="full_pipe",
     title="wrote to a full pipe",
+    state="writing to a full pipe",
+    noun="full pipe",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="gil",
     title="waited for Python's interpreter lock",
+    state="waiting for Python's interpreter lock",
+    noun="Python's interpreter lock",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [

@@ -17,6 +17,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="gpu_shared",
     title="has a GPU that works by turns, as when another process shares it",
+    state="with a GPU that works by turns, as when another process shares it",
+    noun="GPU that works by turns",
     categories=(),
     evidence=_evidence,
     advice=_advice,

@@ -18,6 +18,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="gpu_slow",
     title="waited for its own GPU, which is slower than its peers'",
+    state="waiting for its own GPU, which is slower than its peers'",
+    noun="its own GPU, slower than its peers'",
     categories=(Category.DEVICE,),
     evidence=_evidence,
     advice=_advice,

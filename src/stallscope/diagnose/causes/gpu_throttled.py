@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="gpu_throttled",
     title="ran its GPU at a lowered clock",
+    state="with its GPU at a lowered clock",
+    noun="GPU at a lowered clock",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [

@@ -23,6 +23,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="host_compute",
     title="computed on the CPU",
+    state="computing on the CPU",
+    noun="computation on the CPU",
     categories=(Category.ON_CPU,),
     evidence=_evidence,
     advice=_advice,

@@ -20,6 +20,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="host_device_copy",
     title="copied between host and GPU",
+    state="copying between host and GPU",
+    noun="copies between host and GPU",
     categories=(Category.COPY,),
     evidence=_evidence,
     advice=_advice,

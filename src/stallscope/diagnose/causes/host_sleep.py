@@ -20,6 +20,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="host_sleep",
     title="slept (nanosleep)",
+    state="asleep in nanosleep",
+    noun="sleep (nanosleep)",
     categories=(Category.SLEEP,),
     evidence=_evidence,
     advice=_advice,

@@ -19,7 +19,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 
 def _because(evidence: Evidence) -> str:
-    return "waited for the end of a program that it had started" if evidence.get("until_it_ended") else ""
+    return "waiting for the end of a program that it had started" if evidence.get("until_it_ended") else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -36,6 +36,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="input_starvation",
     title="waited for a child process, such as its data loader",
+    state="waiting for input from a child process, such as a data loader",
+    noun="input (child process or data loader)",
     categories=(Category.CHILD,),
     evidence=_evidence,
     advice=_advice,

@@ -18,6 +18,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="launch_bound",
     title="spent the time launching kernels",
+    state="launching kernels",
+    noun="kernel launches",
     categories=(Category.LAUNCH,),
     evidence=_evidence,
     advice=_advice,

@@ -20,6 +20,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="lock_contention",
     title="waited for a lock held by another of its threads",
+    state="waiting for a lock held by another of its threads",
+    noun="lock held by another of its threads",
     categories=(Category.LOCK,),
     evidence=_evidence,
     advice=_advice,

@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="low_utilisation",
     title="gave its GPU too little work",
+    state="with too little work for its GPU",
+    noun="too little GPU work",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: ["Enlarge the batch, or let the host run ahead of the GPU."],

@@ -59,6 +59,8 @@ def _after_end(exit_status: int) -> str:
 CAUSE = Cause(
     name="missing_rank",
     title="never entered the round",
+    state="absent from the round",
+    noun="round not entered",
     categories=(),
     evidence=_evidence,
     advice=_advice,

@@ -12,7 +12,7 @@ def _evidence(excess: Excess) -> Evidence:
 def _because(evidence: Evidence) -> str:
     n = evidence.get("n_retransmits")
     return (
-        f"waited for an answer on a socket, over a network that loses packets ({n} retransmits)" if n else ""
+        f"waiting for an answer on a socket, over a network that loses packets ({n} retransmits)" if n else ""
     )
 
 
@@ -30,6 +30,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="network_wait",
     title="waited for an answer on a socket or pipe",
+    state="waiting for an answer on a socket or pipe",
+    noun="socket or pipe",
     categories=(Category.NET,),
     evidence=_evidence,
     advice=_advice,

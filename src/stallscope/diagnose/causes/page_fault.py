@@ -19,6 +19,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="page_fault",
     title="waited for memory (page faults, reclaim)",
+    state="waiting for memory (page faults, reclaim)",
+    noun="memory (page faults, reclaim)",
     categories=(Category.FAULT,),
     evidence=_evidence,
     advice=_advice,

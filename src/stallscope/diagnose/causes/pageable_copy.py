@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="pageable_copy",
     title="copied from or to memory that is not pinned",
+    state="copying from or to memory that is not pinned",
+    noun="copies of memory that is not pinned",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: ["Pin the memory (pin_memory=True) and copy with non_blocking=True."],

@@ -11,7 +11,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _because(evidence: Evidence) -> str:
     senders = evidence.get("stopped_by")
-    return f"was stopped by a signal from {senders[0]}" if isinstance(senders, list) and senders else ""
+    return f"stopped by a signal from {senders[0]}" if isinstance(senders, list) and senders else ""
 
 
 def _advice(evidence: Evidence) -> list[str]:
@@ -25,6 +25,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="process_stopped",
     title="was stopped (SIGSTOP, a debugger or a frozen cgroup)",
+    state="stopped (SIGSTOP, a debugger or a frozen cgroup)",
+    noun="stopped (SIGSTOP, a debugger or a frozen cgroup)",
     categories=(Category.STOPPED,),
     evidence=_evidence,
     advice=_advice,

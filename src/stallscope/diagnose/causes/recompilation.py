@@ -8,6 +8,8 @@ from stallscope.diagnose.causes._registry import Cause
 CAUSE = Cause(
     name="recompilation",
     title="compiled code again and again",
+    state="compiling code",
+    noun="compilation",
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [

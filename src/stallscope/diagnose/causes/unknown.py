@@ -16,6 +16,8 @@ def _advice(evidence: Evidence) -> list[str]:
 CAUSE = Cause(
     name="unknown",
     title="was late for a reason the ledger does not show",
+    state="for a reason that the time ledger does not show",
+    noun="not shown by the time ledger",
     categories=(),
     evidence=_evidence,
     advice=_advice,

@@ -327,6 +327,7 @@ def _excess(
         offcpu=offcpu,
         host=host,
         knows_syscalls=knows_syscalls,
+        knows_blocking=knows_syscalls or len(case.trace.offcpu) > 0,
         symbols=case.trace.symbols,
     )
 
@@ -397,6 +398,7 @@ def _in_all(parts: list[Excess]) -> Excess:
         offcpu=_longest([part.offcpu for part in parts]),
         host=_longest([part.host for part in parts]),
         knows_syscalls=all(part.knows_syscalls for part in parts),
+        knows_blocking=all(part.knows_blocking for part in parts),
         symbols=max((part.symbols for part in parts), key=len),
     )
 

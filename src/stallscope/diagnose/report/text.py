@@ -1,6 +1,6 @@
 """A report in words, for people. Everything here is made from the data; nothing is read back from it."""
 
-from stallscope.diagnose.causes import leading
+from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.processes.summary import lines as summary_lines
 from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_text
@@ -115,37 +115,74 @@ def _examined(found: Report) -> str:
 
 def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     head = f"[{number}/{total}] " if total > 1 else ""
-    lines = [f"{head}{verdict.summary}"]
     rows: list[tuple[str, str]] = []
     job = verdict.evidence.get("job")
     if isinstance(job, dict):
         times = f", {job['since']} until {job['until']}" if "since" in job else ""
         rows.append(("job", f"{job['number']} of {job['of']}{times}"))
     if verdict.since_ns is not None:
-        until = f" until {wall_text(verdict.until_ns)}" if verdict.until_ns is not None else ""
-        rows.append(("since", f"{wall_text(verdict.since_ns)}{until}"))
-    if verdict.late_ms and verdict.kind in ("straggler", "device", "process"):
-        often = f"{counted(verdict.n_late_rounds, 'late round')}, {counted(verdict.n_incidents, 'incident')}"
-        rows.append(
-            ("late", f"{_ms(verdict.late_ms['median'])}, at most {_ms(verdict.late_ms['max'])}; {often}")
-        )
+        rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
-        seen = ", ".join(
-            f"{_words(name)} {_value(value)}" for name, value in part.evidence.items() if name != "doing"
-        )
-        share = f"{part.share:.0%}" if verdict.kind != "hang" else ""
-        said = f"{share} {part.title}".strip()
-        rows.append(("why" if i == 0 else "", f"{said}{f' ({seen})' if seen else ''}"))
-    rows += [("at", line) for line in _places(verdict)]
+        rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
+    rows += [("code", line) for line in _places(verdict)]
     if verdict.victims:
-        rows.append(("waiting", f"{_ranks(verdict.victims)}"))
+        rows.append(("victims", _victims(verdict)))
     if verdict.cost:
         rows.append(("cost", _cost(verdict)))
-    rows.append(("sure", f"{verdict.confidence:.0%}"))
+    rows.append(("confidence", f"{100 * verdict.confidence:.0f} %"))
+    if verdict.severity:
+        rows.append(("severity", verdict.severity))
     if verdict.abstained_because:
-        rows.append(("but", verdict.abstained_because))
-    rows += [("next" if i == 0 else "", advice) for i, advice in enumerate(verdict.advice)]
-    return lines + [f"  {name:<8}{value}" for name, value in rows]
+        rows.append(("caveat", verdict.abstained_because))
+    rows += [("action" if i == 0 else "", advice) for i, advice in enumerate(verdict.advice)]
+    return [f"{head}{verdict.summary}", *_rows(rows)]
+
+
+def _since(verdict: Verdict) -> str:
+    """Onset, first step, number of incidents, and the latest."""
+    since, until = wall_text(verdict.since_ns) or "", wall_text(verdict.until_ns)
+    is_one_day = until is None or until[:10] == since[:10]
+    step = f", step {verdict.first_step}" if verdict.first_step is not None else ""
+    said = f"{_clock(since, is_one_day)} UTC{step}"
+    if verdict.kind not in ("straggler", "device", "process") or until is None:
+        return said + (f", until {_clock(until, is_one_day)}" if until else "")
+    return f"{said}; {counted(verdict.n_incidents, 'incident')}, latest {_clock(until, is_one_day)}"
+
+
+def _clock(moment: str, is_one_day: bool) -> str:
+    """Time of day to the second, with the date where a verdict spans several days."""
+    return moment[11:19] if is_one_day else f"{moment[:10]} {moment[11:19]}"
+
+
+def _cause(verdict: Verdict, part: Explained) -> str:
+    share = f"{100 * part.share:.0f} % " if verdict.kind != "hang" else ""
+    return ", ".join(
+        [
+            f"{share}{part.noun}",
+            *(_fact(name, value) for name, value in part.evidence.items() if name != "doing"),
+        ]
+    )
+
+
+def _fact(name: str, value: object) -> str:
+    """One entry of the evidence: `21 intervals`, `longest 294 ms`, `devices nvme0n1`."""
+    if name.startswith("n_") and isinstance(value, int):
+        return f"{value} {_words(name)}"
+    if name.endswith("_ms") and isinstance(value, int | float):
+        return f"{_words(name[:-3])} {_ms(value)}"
+    return f"{_words(name)} {_value(value)}"
+
+
+def _victims(verdict: Verdict) -> str:
+    """The ranks that waited, and how long each did on average."""
+    if verdict.cost is None or verdict.cost.may_be_gpu_seconds <= 0:
+        return _ranks(verdict.victims)
+    each = _ms(1000 * verdict.cost.may_be_gpu_seconds / len(verdict.victims))
+    most = "up to " if verdict.cost.at_most_gpu_seconds is not None else ""
+    least = "at least " if verdict.cost.is_lower_bound and not most else ""
+    return (
+        f"{_ranks(verdict.victims)} waited {most or least}{each}{' each' if len(verdict.victims) > 1 else ''}"
+    )
 
 
 def _straggler(verdict: Verdict) -> str:
@@ -153,19 +190,32 @@ def _straggler(verdict: Verdict) -> str:
         return (
             f"{_ranks(verdict.ranks).capitalize()} is slower than the others: {verdict.evidence['stated']}."
         )
-    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
-    who = (
-        f"Node {', '.join(verdict.nodes)} ({_ranks(verdict.ranks)})"
-        if len(verdict.ranks) > 1
-        else (f"Rank {verdict.ranks[0]}{where}")
-    )
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
-    return f"{who} drags the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+    is_plural = len(verdict.ranks) > 1 and len(verdict.nodes) > 1
+    verb = "slow down" if is_plural else "slows down"
+    return f"{_subject(verdict)} {verb} the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+
+
+def _subject(verdict: Verdict) -> str:
+    """The rank with its host and process, or the nodes whose ranks are all named."""
+    if len(verdict.ranks) > 1:
+        named = ", ".join(verdict.nodes[:4]) + (
+            f" and {len(verdict.nodes) - 4} more" if verdict.nodes[4:] else ""
+        )
+        return f"Node{'s' if len(verdict.nodes) > 1 else ''} {named} ({_ranks(verdict.ranks)})"
+    return f"Rank {verdict.ranks[0]}{_identity(verdict)}"
+
+
+def _identity(verdict: Verdict) -> str:
+    """Host and process id of a rank, in parentheses, where they are known."""
+    host = [f"host {verdict.nodes[0]}"] if len(verdict.nodes) == 1 and verdict.nodes[0] else []
+    pid = [f"pid {verdict.pids[0]}"] if len(verdict.pids) == 1 else []
+    return f" ({', '.join(host + pid)})" if host or pid else ""
 
 
 def _because(verdict: Verdict) -> str:
-    titles = [one.title for one in leading(verdict.causes)]
-    return f", because it {' and '.join(titles)}" if titles else ""
+    states = [part.state for part in leading(verdict.causes)]
+    return f", {' and '.join(states)}" if states else ""
 
 
 def _how_often(verdict: Verdict) -> str:
@@ -178,8 +228,10 @@ def _how_often(verdict: Verdict) -> str:
 
 def _device(verdict: Verdict) -> str:
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
-    why = f": it {verdict.causes[0].title}" if verdict.causes else ""
-    return f"The GPU of {_ranks(verdict.ranks)} is {late} slower per step {_how_often(verdict)}{why}."
+    return (
+        f"The GPU of {_ranks(verdict.ranks)}{_identity(verdict)} is {late} slower per step "
+        f"{_how_often(verdict)}{_because(verdict)}."
+    )
 
 
 def _process(verdict: Verdict) -> str:
@@ -202,7 +254,7 @@ def _process(verdict: Verdict) -> str:
 def _failure(verdict: Verdict) -> str:
     said = verdict.evidence
     who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
-    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    where = _identity(verdict)
     if "stated" in said:
         return _stated_failure(said, f"{who if verdict.ranks or 'pid' in said else 'A process'}{where}")
     if "exit_status" in said:
@@ -400,17 +452,19 @@ def _inconclusive(verdict: Verdict) -> str:
 
 
 def _cost(verdict: Verdict) -> str:
-    if verdict.cost is None:
+    cost = verdict.cost
+    if cost is None:
         return ""
-    said = f"{_gpu_seconds(verdict.cost)} GPU seconds"
-    if verdict.cost.usd is None:
-        return f"{said} (no price given: --usd-per-gpu-hour)"
-    if verdict.cost.at_most_usd is not None:
-        return f"{said}, {_range(verdict.cost.usd, verdict.cost.at_most_usd, least=0.005, digits=2)} USD"
-    per_hour = (
-        f", {verdict.cost.usd_per_hour:.2f} USD an hour" if verdict.cost.usd_per_hour is not None else ""
-    )
-    return f"{said}, {verdict.cost.usd:.2f} USD{per_hour}"
+    parts = [f"{_gpu_seconds(cost)} GPU seconds"]
+    if cost.usd is not None and cost.at_most_usd is not None:
+        parts.append(f"{_range(cost.usd, cost.at_most_usd, least=0.005, digits=2)} USD")
+    elif cost.usd is not None:
+        parts.append(f"{cost.usd:.2f} USD")
+        parts += [f"{cost.usd_per_hour:.2f} USD an hour"] if cost.usd_per_hour is not None else []
+    recurs = verdict.kind in ("straggler", "device", "process") and not verdict.evidence.get("is_one_off")
+    hours = cost.gpu_hours_per_day if recurs and cost.at_most_gpu_seconds is None else None
+    rate = f" ({hours:.0f} GPU hours a day at this rate)" if hours is not None and hours >= 0.5 else ""
+    return ", ".join(parts) + rate
 
 
 def _gpu_seconds(cost: CostSaid) -> str:
@@ -439,7 +493,9 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
 def _words(name: str) -> str:

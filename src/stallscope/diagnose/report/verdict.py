@@ -15,6 +15,7 @@ from stallscope.events.trace import Gap
 class CostSaid:
     """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known.
 
+    gpu_hours_per_day: the cost at the rate of the examined time.
     is_lower_bound: it cost at least so much; at_most_gpu_seconds: and at most so much, at_most_usd its price; None
     where that is not known.
     """
@@ -25,6 +26,7 @@ class CostSaid:
     is_lower_bound: bool
     at_most_gpu_seconds: float | None = None
     at_most_usd: float | None = None
+    gpu_hours_per_day: float | None = None
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class CostSaid:
             usd=None if usd is None else round(usd, 4),
             usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
             is_lower_bound=is_lower_bound,
+            gpu_hours_per_day=round(gpu_seconds / 3600 / hours * 24, 2) if hours > 0 else None,
         )
 
     @property
@@ -58,6 +61,7 @@ class Verdict:
     kind: straggler, hang, mismatch, imbalance, device, process (alone: it has no peers),
     failure (of a CUDA call, of a process), inconclusive.
     ranks: those to look at, none for imbalance.
+    pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
     """
 
@@ -83,6 +87,8 @@ class Verdict:
     abstained_because: str | None = None
     evidence: dict[str, object] = field(default_factory=dict)
     severity: str = ""
+    pids: list[int] = field(default_factory=list)
+    first_step: int | None = None
 
 
 class Answer(StrEnum):

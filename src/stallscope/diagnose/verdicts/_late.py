@@ -66,6 +66,8 @@ def location(case: Case, processes: list[int], delays: Delays, *, looked_at: Exa
         },
         since_ns=delays.since_ns,
         until_ns=delays.until_ns,
+        pids=[int(case.line.pid[process]) for process in processes],
+        first_step=int(delays.steps.min()) if len(delays.steps) else None,
     )
 
 

@@ -1,0 +1,31 @@
+"""The rank spent time of which the source records nothing: no CPU work, no call, no switch off the CPU."""
+
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.events.names import Category
+
+
+def _claims_ns(excess: Excess) -> float:
+    return 0.0 if excess.knows_blocking else excess.ns(Category.OTHER_OFF)
+
+
+def _evidence(excess: Excess) -> Evidence:
+    return {}
+
+
+def _advice(evidence: Evidence) -> list[str]:
+    return [
+        "Trace the job live (stallscope trace): the time ledger shows how that time was spent.",
+        "With torch.profiler: record with_stack=True, or annotate the code with record_function.",
+    ]
+
+
+CAUSE = Cause(
+    name="not_recorded",
+    title="spent the time on something that the source does not record",
+    state="activity not recorded by this source",
+    noun="not recorded by this source",
+    categories=(Category.OTHER_OFF,),
+    evidence=_evidence,
+    advice=_advice,
+    claims_ns=_claims_ns,
+)
