@@ -51,7 +51,7 @@ def test_each_kind_of_missing_data_is_a_gap(changes, words):
 def test_dumps_need_no_steps_and_name_their_blind_spot():
     dumps = Coverage(blind_spots=(SLOWNESS,))
     assert reasons(coverage=dumps, n_steps=None) == []
-    assert reasons(coverage=dumps, n_steps=None, n_ranks=1, n_ranks_unseen=7) == ["7 of 8 ranks left no dump"]
+    assert reasons(coverage=dumps, n_steps=None, n_ranks=1, n_ranks_unseen=7) == ["7 of 8 ranks left no data"]
 
 
 def test_a_few_lost_records_and_rounds_cut_off_at_the_ends_leave_a_job_healthy():

@@ -141,7 +141,7 @@ class Thresholds:
     whole_round_share: float = 0.8
     """Healthy is an answer where at least this share of the rounds is matched on all members ..."""
 
-    hidden_step_share: float = 0.1
+    hidden_step_share: float = 0.5
     """... where the clocks hide no lateness of more than this share of a step ..."""
 
     lost_share: float = 0.05

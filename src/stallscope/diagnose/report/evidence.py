@@ -110,8 +110,8 @@ def _of_source(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
             yield Gap(f"{evidence.n_ranks_unseen} of {n_ranks} ranks {verb} not in this trace", _REST_OF_JOB)
         else:
             yield Gap(
-                f"{evidence.n_ranks_unseen} of {n_ranks} ranks left no dump",
-                "Collect the dumps of all ranks, or dump the stacks of the ranks without one (py-spy dump --native).",
+                f"{evidence.n_ranks_unseen} of {n_ranks} ranks left no data",
+                "Collect the dumps of all ranks, or dump the stacks of the ranks without a dump (py-spy dump --native).",
             )
     n_omitted = sum(evidence.coverage.omitted.values())
     if n_omitted > limits.lost_share * max(evidence.n_records, 1):
