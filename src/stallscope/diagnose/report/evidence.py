@@ -111,7 +111,7 @@ def _of_source(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         else:
             yield Gap(
                 f"{evidence.n_ranks_unseen} of {n_ranks} ranks left no data",
-                "Collect the dumps of all ranks, or dump the stacks of the ranks without a dump (py-spy dump --native).",
+                "Collect the dumps of all ranks, or dump the stacks of the missing ranks (py-spy dump --native).",
             )
     n_omitted = sum(evidence.coverage.omitted.values())
     if n_omitted > limits.lost_share * max(evidence.n_records, 1):
