@@ -357,6 +357,7 @@ class _Scribe:
         self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
         self._options, self._probes, self._store, self._told = options, probes, store, told
         self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
+        self._governor = governor
         self._node = store.node(options.node)
         self._session = store.session(
             self._node,
@@ -490,6 +491,8 @@ class _Scribe:
         first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
         new = self._processes.first_seen(first_ns)
         self._append(layout.PROCESSES, new)
+        if len(new):
+            self._governor.renew()
         self._keep_labels(_belongings(new, self._processes))
         self._keep_places()
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))

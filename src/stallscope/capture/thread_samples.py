@@ -41,6 +41,9 @@ EVERY_S = 0.1
 COST_SHARE = 0.01
 """Of one core that sampling may cost."""
 
+MANY_FAULTS_PER_S = 200_000
+"""From here on page faults are most of a thread's time on the CPU: one costs 1 us and more, with its page to clear."""
+
 _MOST_FRAMES = 48
 _MOST_CHILDREN = 2  # at a time; the next ones with the next sample
 _MOST_THREADS = 4
@@ -115,6 +118,7 @@ class Samples:
         self._objects = WaitObjects(time.monotonic_ns, proc)
         self._files = Files()
         self._turn = 0
+        self._faults: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
@@ -184,13 +188,15 @@ class Samples:
         blocked = None
         if category in _BLOCKED:
             blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None)
+        elif category == Category.ON_CPU and self._faults_per_s(pid, tid, now_ns) >= MANY_FAULTS_PER_S:
+            blocked = Blocked(UNKNOWN, "page faults of new memory")
         yield self._key(pid, SampleRole.GPU, pid, tid, category, blocked, self._words(sampled, tid, by_tid))
         if category not in _BLOCKED:
             return
         others = [other for other in by_tid if other != tid][:64]
         running = [other for other in others if self._state(pid, other) == b"R"][:_MOST_THREADS]
-        if not running and waker_tid in by_tid and waker_tid != tid:
-            running = [waker_tid]
+        if not running:
+            running = [waker_tid] if waker_tid in by_tid and waker_tid != tid else others[:_MOST_CHILDREN]
         for other in running:
             found = self._objects.of(pid, other, sampled.target.memory if sampled else None)
             words = self._words(sampled, other, by_tid)
@@ -236,6 +242,13 @@ class Samples:
             self._names[owner] = small_file(f"{self._proc}/{owner}/comm").rstrip(b"\n")[:16]
         nr, name = blocked or (UNKNOWN, "")
         return _Key(pid, int(role), owner, tid, int(category), nr, name, words)
+
+    def _faults_per_s(self, pid: int, tid: int, now_ns: int) -> float:
+        """Minor page faults of a thread a second since the last sample on the CPU; they do not block it."""
+        fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+        n, (before, at_ns) = int(fields[7]) if len(fields) > 7 else 0, self._faults.get(tid, (0, 0))
+        self._faults[tid] = n, now_ns
+        return (n - before) / max(now_ns - at_ns, 1) * 1e9 if at_ns else 0.0
 
     def _state(self, pid: int, tid: int) -> bytes:
         """The kernel's letter for the state of a thread."""

@@ -135,8 +135,18 @@ class Thresholds:
     many_launches_per_s: float = 3_000.0
     """From this rate on a process may be bound by its launches ..."""
 
-    launch_host_us: float = 12.0
-    """... if the launches, at the host's cost of an eager operation (8 to 20 us), fill half of its time on the CPU."""
+    launches_per_cpu_s: float = 6_000.0
+    """... if each second on the CPU holds so many (an eager operation costs the host 5 to 20 us) ..."""
+
+    launching_share: float = 0.5
+    """... and it is on the CPU for this share of the time."""
+
+    power_capped_clock_share: float = 0.7
+    """A power cap is named where the clock under load is below this share of the maximum: dense matrix products run
+    at 75 to 80 % of it within the power limit of an H200."""
+
+    slowed_clock_share: float = 0.95
+    """A thermal or hardware slowdown is named below this share."""
 
     whole_round_share: float = 0.8
     """Healthy is an answer where at least this share of the rounds is matched on all members ..."""

@@ -20,6 +20,7 @@ from stallscope.events.trace import Trace
 _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _LEAST_S = 0.5
+_PAUSE_NS = 10**9
 _STEADY_SHARE = 0.2
 """Of the median number of calls: seconds at the begin and the end with fewer calls are start and end."""
 
@@ -167,6 +168,8 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     n_calls = _n_calls(end_ns, counted)
     is_start = _is_start(n_calls)
     is_idle = _idle(spent_ns, n_calls) & ~is_start
+    paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns), spent_ns[:, Category.SLEEP - 1])
+    spent_ns[:, Category.SLEEP - 1] -= paused_ns
     active = ~is_idle & ~is_start
     spent = spent_ns[active].sum(axis=0).astype(np.float64)
     seconds = float(spent.sum()) / 1e9
@@ -183,7 +186,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         command=command,
         begin_ns=int(begin_ns[0]),
         seconds=seconds,
-        idle_seconds=float((end_ns - begin_ns)[is_idle].sum()) / 1e9,
+        idle_seconds=float((end_ns - begin_ns)[is_idle].sum() + paused_ns[active].sum()) / 1e9,
         start_seconds=float((end_ns - begin_ns)[is_start].sum()) / 1e9,
         budget=_budget(spent, calls),
         calls=calls,
@@ -221,6 +224,16 @@ def _idle(spent_ns: Array, n_calls: Array) -> Array:
     waited = spent_ns[:, [category - 1 for category in _IDLE]].sum(axis=1)
     is_idle = (waited > _IDLE_SHARE * np.maximum(spent_ns.sum(axis=1), 1)) & (n_calls == 0)
     return is_idle if not is_idle.all() else np.zeros(len(is_idle), bool)
+
+
+def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array) -> Array:
+    """Time in sleeps of a second and more, in each interval: (n,). So long a program pauses because it wants to."""
+    rows = trace.offcpu
+    rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["category"] == Category.SLEEP)]
+    rows = rows[rows["duration_ns"] >= _PAUSE_NS]
+    first, last = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
+    overlap = np.minimum(last[:, None], end_ns[None, :]) - np.maximum(first[:, None], begin_ns[None, :])
+    return np.maximum(overlap, 0).sum(axis=0).astype(np.int64)
 
 
 def _within(ts_ns: Array, end_ns: Array, is_left_out: Array) -> Array:

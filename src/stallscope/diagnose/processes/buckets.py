@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import Activity, item_of
 from stallscope.diagnose.processes.code_locations import matches, user_line
@@ -19,6 +21,7 @@ from stallscope.events.names import Category, SampleRole
 _BLOCKED = ("locks", "child", "disk", "network", "sleep", "other")
 _TOGETHER = {"launches": "on_cpu"}
 _LEAST_CHILD = 0.02
+_ENOUGH_STACKS = 5
 _CHILD_ENDS = frozenset((61, 247))
 _FILE_LOCKS = frozenset((73, 72))
 _WRITES = frozenset((1, 18, 20, 74, 75, 77, 277, 285, 296, 306, 328))
@@ -111,13 +114,24 @@ _BY_ITEM = {
 def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
     """The samples of the GPU thread with the share of the wall clock that each row counts for."""
     counts: Counter[str] = Counter()
-    rows = activity.of_role(SampleRole.GPU)
+    rows = _with_stacks(activity)
     for row in rows:
         counts[_stratum(activity, int(row["category"]))] += int(row["n"])
     shares = _stratum_shares(activity)
     for row in rows:
         stratum = _stratum(activity, int(row["category"]))
         yield row, shares.of(stratum) * int(row["n"]) / counts[stratum]
+
+
+def _with_stacks(activity: Activity) -> Array:
+    """The samples of the GPU thread; those without a stack are left out where enough of their state have one."""
+    rows = activity.of_role(SampleRole.GPU)
+    has_stack = rows["stack"] >= 0
+    known: Counter[int] = Counter()
+    for row in rows[has_stack]:
+        known[int(row["category"])] += int(row["n"])
+    is_enough = np.array([known[int(category)] >= _ENOUGH_STACKS for category in rows["category"]], bool)
+    return rows[has_stack | ~is_enough]
 
 
 def _stratum(activity: Activity, category: int) -> str:
@@ -150,6 +164,10 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runn
     """The bucket of a sample of the GPU thread, and the activity within it."""
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
     name = text_of(row, "object")
+    if item == "on_cpu" and name.startswith("page faults"):
+        return "page_fault", "new pages"
+    if matches(frames, code_locations.IMPORTS):
+        return "imports", item
     if matches(frames, code_locations.COMPILES) or (
         name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)
     ):

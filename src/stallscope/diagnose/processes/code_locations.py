@@ -10,9 +10,10 @@ _PYTHON = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>\S+)$")
 
 COMPILES = re.compile(
     r"torch/_inductor/(compile_fx|codecache|async_compile|graph|scheduler|cpp_builder)\.py"
-    r"|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py|torch/_functorch/aot_autograd"
+    r"|torch/_dynamo/(?!eval_frame\.py|decorators\.py|external_utils\.py)|torch/_functorch/aot_autograd"
     r"|triton/(compiler|runtime/build|backends/.*/compiler)|torch/utils/cpp_extension\.py|numba/core/compiler"
 )
+IMPORTS = re.compile(r"^<frozen importlib")
 LOADS = re.compile(r"torch/utils/data/(dataloader|_utils/(fetch|pin_memory|worker|collate))\.py")
 WORKS_FOR_LOADER = re.compile(
     r"torch/utils/data/_utils/worker\.py|multiprocessing/process\.py|/popen_fork\.py"

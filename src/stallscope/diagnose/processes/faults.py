@@ -506,8 +506,8 @@ def _syncs(case: _Case) -> Fault | None:
     if launches.is_supported and launches.per_second > limits.launches_per_sync * rate:
         return None
     bucket = case.bucket("gpu_wait")
-    share = bucket.share + min(case.bucket("host_device_copy").share, activity.calls["read_back"].share)
-    line = bucket.line or case.bucket("host_device_copy").line
+    line = _sync_line(case)
+    share = bucket.share + _same_function(case, line)
     return Fault(
         "excessive_sync",
         f"waits for the GPU {rate:,.0f} times a second",
@@ -520,6 +520,26 @@ def _syncs(case: _Case) -> Fault | None:
     )
 
 
+def _sync_line(case: _Case) -> str:
+    """The line of the most short waits: that of the copies to the host where there are any."""
+    return case.bucket("gpu_wait").line or case.bucket("host_device_copy").line
+
+
+def _same_function(case: _Case, line: str) -> float:
+    """The share of the host's work in the function that waits: it launches what the next wait is for."""
+    return sum(
+        share
+        for name in ("host_compute", "host_device_copy")
+        for other, share in case.bucket(name).lines.by_name.items()
+        if _function(other) == _function(line)
+    )
+
+
+def _function(line: str) -> tuple[str, str]:
+    location, _, function = line.rpartition(" ")
+    return location.rpartition(":")[0], function
+
+
 def _is_launch_bound(case: _Case) -> bool:
     activity, limits = case.activity, case.limits
     made = activity.calls["launch"]
@@ -528,7 +548,9 @@ def _is_launch_bound(case: _Case) -> bool:
         return False
     busy = activity.gpu_busy
     is_idle = busy < limits.busy_gpu_share if busy is not None else activity.budget["gpu_wait"] < 0.15
-    return is_idle and made.per_second * limits.launch_host_us / 1e6 >= 0.5 * host
+    if not is_idle or host < limits.launching_share:
+        return False
+    return made.per_second / max(host, 0.01) >= limits.launches_per_cpu_s
 
 
 def _launch_bound(case: _Case) -> Fault | None:
@@ -550,6 +572,7 @@ def _compute(case: _Case) -> Fault | None:
     bucket = case.bucket("host_compute")
     if not bucket.share or _is_launch_bound(case):
         return None
+    share = bucket.share - (_same_function(case, _sync_line(case)) if _syncs(case) else 0.0)
     top = bucket.lines.largest()
     is_collecting = any(
         code_locations.COLLECTS.search(frame)
@@ -559,7 +582,7 @@ def _compute(case: _Case) -> Fault | None:
     return Fault(
         "host_compute",
         "collects garbage" if is_collecting else "computes on the CPU",
-        bucket.share,
+        max(share, 0.0),
         bucket.line,
         ["Move this work off the loop: to a worker, to the GPU, or make it cheaper."],
         _evidence(bucket) | ({"share_of_line": round(top[0][1], 3)} if top else {}),
@@ -570,14 +593,16 @@ def _throttled(case: _Case) -> Fault | None:
     gpu = case.activity.gpu
     if gpu is None or not gpu.sm_mhz or not gpu.sm_max_mhz or not gpu.throttled:
         return None
-    slower = 1 - gpu.sm_mhz / gpu.sm_max_mhz
+    clock_share = gpu.sm_mhz / gpu.sm_max_mhz
     reason, share = max(gpu.throttled.items(), key=lambda item: item[1])
-    if share < 0.2:
+    limits = case.limits
+    least = limits.power_capped_clock_share if reason == "software power cap" else limits.slowed_clock_share
+    if share < 0.2 or clock_share >= least:
         return None
     return Fault(
         "gpu_throttled",
         f"runs its GPU at {gpu.sm_mhz:.0f} of {gpu.sm_max_mhz} MHz ({reason})",
-        slower * share,
+        (1 - clock_share) * share,
         "",
         ["Check the power limit, the cooling and the supply of this GPU (nvidia-smi -q -d PERFORMANCE)."],
         {"reason": reason, "share_of_time": share},
