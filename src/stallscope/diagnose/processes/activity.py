@@ -21,7 +21,11 @@ _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _LEAST_S = 0.5
 _PAUSE_NS = 10**9
-_STEADY_SHARE = 0.2
+_WHOLE = 0.9
+_LOOK_NS = 10**9
+"""The GPU driver is asked about once a second, and answers for the time before."""
+
+_STEADY_SHARE = 0.7
 """Of the median number of calls: seconds at the begin and the end with fewer calls are start and end."""
 
 _LEAST_SEEN = 100
@@ -175,7 +179,8 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     seconds = float(spent.sum()) / 1e9
     if seconds < _LEAST_S:
         return None
-    calls = _calls(counted[_within(counted["ts_ns"], end_ns, ~active)], seconds)
+    since_ns = int(begin_ns[active][0])
+    calls = _calls(_clipped(counted[_within(counted["ts_ns"], end_ns, ~active)], since_ns), seconds)
     samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
     samples = samples[_within(samples["ts_ns"], end_ns, ~active)]
     rank, command = _identity(trace, node, pid)
@@ -197,9 +202,13 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
 
 
 def _n_calls(end_ns: Array, counted: Array) -> Array:
-    """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them."""
+    """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them.
+
+    Estimates are used only where there is nothing else.
+    """
     n_calls = np.zeros(len(end_ns))
-    for row in counted:
+    complete = counted[counted["is_estimate"] == 0]
+    for row in complete if complete["n"].sum() > len(end_ns) else counted:
         last = np.searchsorted(end_ns, row["ts_ns"] - 500_000_000)
         first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + 500_000_000)
         covered = slice(int(min(first, last)), int(last) + 1)
@@ -217,6 +226,16 @@ def _is_start(n_calls: Array) -> Array:
     if len(steady) > 2:
         is_start[: steady[0]] = is_start[steady[-1] + 1 :] = True
     return is_start
+
+
+def _clipped(counted: Array, since_ns: int) -> Array:
+    """The counts with the part that lies before a moment left out, evenly."""
+    interval_ns = np.maximum(counted["interval_ns"], 1)
+    share = np.clip((counted["ts_ns"] - since_ns) / interval_ns, 0, 1)
+    rows = counted.copy()
+    for name in ("n", "total_ns", "count_bytes"):
+        rows[name] = np.rint(counted[name] * np.where(share < _WHOLE, share, 1.0))
+    return rows
 
 
 def _idle(spent_ns: Array, n_calls: Array) -> Array:
@@ -387,10 +406,10 @@ def _throttled(rows: Array, weight: Array) -> dict[str, float]:
 
 
 def _held_ns(ts_ns: Array, begin_ns: Array, end_ns: Array) -> Array:
-    """How long each reading held within the intervals: (n,). A reading holds until the next."""
-    following = np.append(ts_ns[1:], np.iinfo(np.int64).max)
-    since = ts_ns.copy()
-    since[0] = min(int(ts_ns[0]), int(begin_ns[0]))
+    """How long each reading held within the intervals: (n,). A reading holds from a second before it was taken."""
+    following = np.append(ts_ns[1:] - _LOOK_NS, np.iinfo(np.int64).max)
+    since = ts_ns - _LOOK_NS
+    since[0] = min(int(since[0]), int(begin_ns[0]))
     overlap = np.minimum(following[:, None], end_ns[None, :]) - np.maximum(since[:, None], begin_ns[None, :])
     return np.maximum(overlap, 0).sum(axis=1).astype(np.float64)
 

@@ -570,7 +570,12 @@ def _launch_bound(case: _Case) -> Fault | None:
 
 def _compute(case: _Case) -> Fault | None:
     bucket = case.bucket("host_compute")
-    if not bucket.share or _is_launch_bound(case):
+    busy = case.activity.gpu_busy
+    if (
+        not bucket.share
+        or _is_launch_bound(case)
+        or (busy is not None and busy >= case.limits.busy_gpu_share)
+    ):
         return None
     share = bucket.share - (_same_function(case, _sync_line(case)) if _syncs(case) else 0.0)
     top = bucket.lines.largest()
@@ -627,7 +632,7 @@ def _shared(case: _Case) -> Fault | None:
 
 def _low(case: _Case) -> Fault | None:
     activity = case.activity
-    busy = activity.gpu.busy if activity.gpu else None
+    busy = activity.gpu_busy
     if busy is None or busy >= case.limits.busy_gpu_share or activity.budget["gpu_wait"] < 0.5:
         return None
     if _syncs(case) is not None:
