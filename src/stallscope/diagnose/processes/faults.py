@@ -521,12 +521,12 @@ def _syncs(case: _Case) -> Fault | None:
 
 
 def _sync_line(case: _Case) -> str:
-    """The line of the most short waits: that of the copies to the host where there are any."""
+    """The line with most of the waits; the line with most of the copies where no wait was sampled."""
     return case.bucket("gpu_wait").line or case.bucket("host_device_copy").line
 
 
 def _same_function(case: _Case, line: str) -> float:
-    """The share of the host's work in the function that waits: it launches what the next wait is for."""
+    """The share of the host's work in the function that waits: its launches precede the next wait."""
     return sum(
         share
         for name in ("host_compute", "host_device_copy")
