@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 def answer(report: Report, truth: Truth) -> Answer:
     """The marks of a report."""
-    text = "; ".join(map(_short, report.verdicts)) or "healthy"
+    text = "; ".join(map(_short, report.verdicts)) or ("healthy" if report.healthy else _gaps(report))
     named = {rank for verdict in _accusing(report) for rank in verdict.ranks}
     fault = truth.fault
     if fault is None or (truth.cost_share < MUST_NAME_SHARE and fault.ranks and not named):
@@ -47,7 +47,7 @@ def answer(report: Report, truth: Truth) -> Answer:
         return Answer("right", _cause(report, truth), cost, ratio, text)
     if truth.cost_share < MUST_NAME_SHARE:
         return Answer("right", "", "", None, text)
-    if not named and _is_unknowable(truth) and (_is_at_times(truth) or report.verdicts):
+    if not named and _is_unknowable(truth) and (_is_at_times(truth) or not report.healthy):
         return Answer("right", "", "", None, text)
     return Answer("inconclusive" if _is_inconclusive(report) else "missed", "", "", None, text)
 
@@ -78,9 +78,9 @@ def _blames_more_work(report: Report, truth: Truth, culprits: tuple[int, ...]) -
 
 def _of_whole_job(report: Report, truth: Truth) -> Mark:
     """A job that slows down as a whole is reported as a change or as inconclusive, without a name."""
-    if truth.cost_share < MUST_NAME_SHARE or _is_remarked(report):
+    if truth.cost_share < MUST_NAME_SHARE or report.verdicts:
         return "right"
-    return "missed"
+    return "missed" if report.healthy else "inconclusive"
 
 
 def _is_unknowable(truth: Truth) -> bool:
@@ -95,12 +95,8 @@ def _is_at_times(truth: Truth) -> bool:
     return bool(truth.fault and truth.fault.kind == "slow_gpu_at_times")
 
 
-def _is_remarked(report: Report) -> bool:
-    return bool(report.verdicts)
-
-
 def _is_inconclusive(report: Report) -> bool:
-    """The report abstains."""
+    """The report abstains, by a verdict or because its data leave gaps."""
     kinds = {verdict.kind for verdict in report.verdicts}
     return "inconclusive" in kinds or (not report.healthy and not kinds)
 
@@ -130,6 +126,10 @@ def _cost(report: Report, truth: Truth) -> tuple[Literal["", "right", "wrong"], 
         for right_s in (true_s, truth.recorded_gpu_s)
     )
     return ("right" if is_right else "wrong"), (round(low / true_s, 3), round(high / true_s, 3))
+
+
+def _gaps(report: Report) -> str:
+    return "inconclusive " + "; ".join(gap.reason for gap in report.gaps)[:80]
 
 
 def _short(verdict: Verdict) -> str:

@@ -24,7 +24,6 @@ Numbers from a simulator prove little alone; the recordings and public data abov
 how it holds over shapes, sizes, delays and scatter.
 """
 
-N_MISSES = 100
 SHAPES_HEAD = """
 A second generator simulates jobs by other means: hosts, launch queues, streams and collectives as a discrete-event
 simulation ([decisions/second-generator.md](decisions/second-generator.md)). Its shapes are not in the matrix below.
@@ -34,8 +33,6 @@ the report is healthy, or names no rank, although the fault costs at least 5 % o
 longer the job lasts than the same job without the fault, times the ranks that are not named. A cost is right within
 10 %, or as a range that contains the truth and ends at most at three times the truth.
 """
-
-N_MISSES = 100
 
 
 def page(result: dict[str, Any]) -> str:
@@ -66,16 +63,10 @@ def _shapes(found: dict[str, Any]) -> str:
         (name, *(row[key] for key in ("n", "right", "wrong", "missed", "inconclusive")), *_judged(row))
         for name, row in found["by_fault"].items()
     ]
-    misses = [
-        (one["shape"], one["fault"], one["seed"], one["what"], one["truth"], one["report"][:100])
-        for one in found["misses"][:N_MISSES]
-    ]
     columns = ("fault", "jobs", "right", "wrong rank", "missed", "inconclusive", "cause right", "cost right")
     return (
         f"\n## Job shapes of a second generator\n{SHAPES_HEAD}\n{_headline(found)}\n\n"
-        f"The weakest shapes first:\n\n{_table(names, rows)}\n{_table(columns, faults)}\n"
-        f"The first {len(misses)} of {len(found['misses'])} answers that are not right in every part:\n\n"
-        f"{_table(('shape', 'fault', 'seed', 'not right', 'truth', 'answer'), misses)}"
+        f"The weakest shapes first:\n\n{_table(names, rows)}\n{_table(columns, faults)}"
     )
 
 
