@@ -26,7 +26,7 @@ from stallscope.importers.log_failures import (
 from stallscope.importers.log_lines import Line, has_task_labels, parse
 from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of, lines_of
+from stallscope.importers.texts import Source, files_of, head_of, lines_with
 
 _WORDS = (
     *(
@@ -48,13 +48,45 @@ _WORDS = (
     ),
     *(b"Killed process", b"raylet", b"MASTER_ADDR", b"world_size", b"WORLD_SIZE", b"mpirun", b"nccl_version"),
 )
-_ANY = re.compile(
-    r"WorkNCCL|enqueued|Traceback|  File \"|exitcode|Error|Exception|Signal |signal |Xid|[Kk]illed|oom|srun: "
-    r"|slurmstepd|world[_ ]?size|WORLD_SIZE|nranks|traceback +: |rank +: |host +: |time +: |pid: |attempts left"
-    r"|monitoredBarrier|dump signal|Fatal Python|terminate called|Segmentation|Aborted|exited|#\d+ |restart"
+_ANY = (
+    *(
+        "WorkNCCL",
+        "enqueued",
+        "Traceback",
+        '  File "',
+        "exitcode",
+        "Error",
+        "Exception",
+        "ignal ",
+        "Xid",
+        "illed",
+    ),
+    *(
+        "oom-kill",
+        "srun: ",
+        "slurmstepd",
+        "orld_size",
+        "orld size",
+        "WORLD_SIZE",
+        "nranks",
+        "traceback :",
+        "     : ",
+    ),
+    *(
+        "pid: ",
+        "attempts left",
+        "monitoredBarrier",
+        "Fatal Python",
+        "Segmentation",
+        "Aborted",
+        "exited",
+        "restart_count",
+    ),
+    *(" from /", "Restarting"),
 )
-"""A line without any of these is passed over."""
+"""A line that holds none of these is passed over, and so are blocks of lines."""
 
+_ANY_BYTES = tuple(word.encode() for word in _ANY)
 _OPS = (
     ("REDUCE_SCATTER", Op.REDUCE_SCATTER),
     ("ALLREDUCE", Op.ALL_REDUCE),
@@ -165,16 +197,21 @@ class _Reader:
         self.writers: dict[str, _Writer] = {}
         self.file_rank = named_rank(file)
         self.now_ns = 0
+        self.n_open = 0  # tracebacks that have not ended
         self.has_labels = has_task_labels(head_of(file).decode("utf-8", "replace").splitlines()[:200][:-1])
 
     def read(self) -> None:
         """Take all lines."""
-        for number, raw in enumerate(lines_of(self.file)):
-            for part in raw.split("\r"):
-                if _ANY.search(part) or any(w.is_traceback or w.is_crash for w in self.writers.values()):
+        for number, raw in enumerate(lines_with(self.file, _ANY_BYTES, self._is_open)):
+            for part in raw.split("\r") if "\r" in raw else (raw,):
+                if self.n_open or any(word in part for word in _ANY):
                     self._take(parse(part, has_labels=self.has_labels), number)
         for writer in self.writers.values():
             self._close(writer, "")
+
+    def _is_open(self) -> bool:
+        """Whether the next lines may belong to a traceback."""
+        return self.n_open > 0
 
     def _take(self, line: Line, number: int) -> None:
         if line.ts_ns:
@@ -301,6 +338,7 @@ class _Reader:
             rank = UNKNOWN if writer.rank is None else writer.rank
             if not is_launcher:
                 self._add(Failure(rank, kind, words, self.now_ns, frames[:64]))
+        self.n_open -= writer.is_traceback or bool(writer.is_crash)
         writer.frames, writer.is_traceback, writer.is_crash = [], False, ""
 
     def take_timeout(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
@@ -370,6 +408,7 @@ class _Reader:
         """The begin of a traceback."""
         self._close(writer, "")
         writer.is_traceback = True
+        self.n_open += 1
 
     def take_crash(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
         """A crash of the interpreter, or a signal that a launcher reports."""
@@ -379,7 +418,9 @@ class _Reader:
                 self._end(rank, 128 + int(found[3]), pid=int(found[5]))
             return
         if found[1]:
+            self._close(writer, "")
             writer.is_crash, writer.frames = f"Fatal Python error: {found[1]}"[:80], []
+            self.n_open += 1
         elif writer.rank is not None:
             self._end(writer.rank, 139, words="Segmentation fault")
 
@@ -436,6 +477,7 @@ class _Reader:
         self.said.members.clear()
         self.said.pids.clear()
         self.writers.clear()
+        self.n_open = 0
 
     def take_world_size(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
         """The number of ranks of the job."""

@@ -6,9 +6,11 @@ out and counted; a file that ends in the middle is read until there.
 The names of arguments are those of torch/csrc/profiler/util.h and ParamCommsUtils.hpp (PyTorch 2.2 to 2.9).
 """
 
+import gc
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +96,28 @@ def profile_of(file: Path) -> Profile:
         raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
     reader = _Reader(file)
     try:
-        end = reader.read(text, begin)
+        with _no_collections():
+            end = reader.read(text, begin)
         before = text[: found.start()] if found else ""
         metadata = _metadata(before, text[end:] if found else "")
         return reader.profile(metadata)
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         reason = str(error).replace("\n", " ")[:120]
         raise BadTrace(f"{file} is damaged ({reason}): copy it again") from error
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without Python's cycle collector, which walks all kept events again and again: 1.2 instead of 1.7 times the time
+    of json.loads on 450,000 events. Events hold no cycles.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _metadata(before: str, after: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ Source = Path | Sequence[Path]
 
 HEAD_BYTES = 1 << 16
 LINE_BYTES = 1 << 16  # longer lines are read in parts
+_BLOCK_BYTES = 1 << 20
 _MOST_FILES = 200_000
 _WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
 _ONLY_ASCII = bytes(range(128)) + b"?" * 128
@@ -154,7 +155,45 @@ def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> 
             if progress is not None and n_bytes - reported >= 1 << 20:
                 progress(n_bytes)
                 reported = n_bytes
-            yield _ESCAPES.sub("", line).rstrip("\r\n") if "\x1b" in line or not line.isprintable() else line
+            yield plain_line(line)
+
+
+def plain_line(line: str) -> str:
+    """A line without its end, colours and control characters."""
+    line = line.rstrip("\r\n")
+    return line if line.isprintable() else _ESCAPES.sub("", line)
+
+
+def lines_with(file: Path, words: Sequence[bytes], is_open: Callable[[], bool]) -> Iterator[str]:
+    """The lines of a text, without those of whole blocks that hold none of the words while is_open() is false.
+
+    A block is about a megabyte. Raises BadTrace where the file cannot be opened.
+    """
+    if _encoding(head_of(file)) != "utf-8-sig":
+        yield from lines_of(file)
+        return
+    try:
+        stream = opened(file)
+    except _DAMAGED as error:
+        raise BadTrace(f"cannot read {file}: {error}; copy it again, or check its permissions") from error
+    with stream:
+        rest = b""
+        while block := _next_block(stream):
+            block = rest + block
+            end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1 or (
+                len(block) if len(block) > _BLOCK_BYTES else 0
+            )
+            block, rest = block[:end], block[end:]
+            if is_open() or any(word in block for word in words):
+                yield from map(plain_line, str(block, "utf-8", "replace").splitlines())
+        yield from map(plain_line, str(rest, "utf-8", "replace").splitlines())
+
+
+def _next_block(stream: IO[bytes]) -> bytes:
+    try:
+        return stream.read(_BLOCK_BYTES)
+    except _DAMAGED:
+        return b""
 
 
 def _encoding(head: bytes) -> str:
