@@ -77,8 +77,8 @@ def explain(
         prices: dict[str, object] = {"usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late}
         prices |= {"gpu": gpu, "provider": provider, "rates": rates}
         details = Details(by_process=per_process, by_container=per_container, chains=chains)
-        explain_files(traces, as_json, settings=settings_from(prices, settings), details=details)
-        return
+        answer = explain_files(traces, as_json, settings=settings_from(prices, settings), details=details)
+        raise typer.Exit(answer.exit_code)
     if len(traces) > 1:
         given = " ".join(map(str, traces))
         raise BadInput(

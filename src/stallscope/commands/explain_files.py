@@ -13,6 +13,7 @@ from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
+    from stallscope.diagnose.report.verdict import Answer
     from stallscope.settings import Settings
 
 _SQLITE = b"SQLite format 3\0"
@@ -38,17 +39,22 @@ def are_foreign(paths: Sequence[Path]) -> bool:
     return bool(foreign)
 
 
-def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, details: Details) -> None:
+def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, details: Details) -> Answer:
     """Print the report on some files; kinds that measure apart are reported one after the other.
 
+    Returns the answer of all: found if one of the reports found a fault, healthy only if all of them are.
     Raises NotFound, BadTrace.
     """
+    from stallscope.diagnose.report.verdict import Answer
     from stallscope.importers.reading import read_files
 
     reading = read_files(paths)
     for line in reading.unread_lines():
         typer.echo(f"stallscope: not read: {line}", err=True)
+    answers = []
     for number, trace in enumerate(reading.traces):
         if number and not as_json:
             typer.echo("")
-        print_report(trace, as_json, settings=settings, details=details)
+        answers.append(print_report(trace, as_json, settings=settings, details=details))
+    worst_first = (Answer.FOUND, Answer.INCONCLUSIVE, Answer.HEALTHY)
+    return min(answers, key=worst_first.index)

@@ -36,11 +36,11 @@ def print_report(
     listed = listed_price(trace, settings)
     report = (
         diagnosed(trace, settings, listed)
-        if has_rows or before_attach.is_for(trace) or is_stated(trace)
+        if has_rows or before_attach.is_for(trace) or is_stated(trace) or trace.coverage.gaps
         else None
     )
     is_empty = not has_rows or (report and not report.examined.get("n_ranks"))
-    if report is None or (is_empty and not report.verdicts):
+    if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
         raise NotFound(
             "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
             "widen --since, or trace longer"
