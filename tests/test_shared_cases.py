@@ -22,8 +22,6 @@ ANSWERS = (0, 20, 21)
 KNOWN_FAILURES: dict[str, str] = {
     "f18-extra-barrier-rank0": "hangs: an extra call of one rank",
     "f18c-two-of-four": "hangs: a rank without a dump has not ended",
-    "k20-ddp3-late-first": "importers: ProfilerStep marks",
-    "k20-ddp5-late-first": "importers: ProfilerStep marks",
     "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
     "traces/gpu_slow_by_host_work": "gpu: host work before the synchronise call",
     "traces/absorbed_host_delay": "lateness: absorbed delays",

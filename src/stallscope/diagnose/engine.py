@@ -35,6 +35,7 @@ from stallscope.diagnose.verdicts import (
     straggler,
     without_ledger,
 )
+from stallscope.events.call_labels import SCHEDULE_FACT
 from stallscope.events.trace import Trace
 
 _MANY_ROWS = 1 << 20
@@ -59,6 +60,8 @@ def diagnose(
 
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on one job, with what broke and what its GPUs told."""
+    if SCHEDULE_FACT in trace.facts:
+        limits = replace(limits, warm_up_steps=0)
     return completed(trace, _report(trace, limits, usd_per_gpu_hour), limits)
 
 

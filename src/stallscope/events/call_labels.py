@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 CALL_LABEL = b"call"
+SCHEDULE_FACT = "profiler_schedule"
+"""The key in Trace.facts of profiles whose schedule marked the steps: it leaves out the warm-up itself."""
+
 _MOST_BYTES = 128
 _MOST_GROUP, _MOST_OPERATION = 40, 40
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events import layout
-from stallscope.events.call_labels import group_fact
+from stallscope.events.call_labels import SCHEDULE_FACT, group_fact
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.ledger import ThreadEvents, account, waits_or_device
 from stallscope.events.names import CALL_CATEGORY, DATATYPE_BYTES, P2P_OPS, Category, CollectiveFlag, Op
@@ -129,6 +129,8 @@ def _distinguish(profiles: list[Profile]) -> None:
 def _facts(profiles: list[Profile], clock_ns: list[int], groups: dict[int, Collective]) -> dict[str, str]:
     moved = {p.host or p.label: ns for p, ns in zip(profiles, clock_ns, strict=True) if ns}
     facts = {group_fact(comm_hash): one.group_words for comm_hash, one in groups.items()}
+    if all(len(profile.steps) for profile in profiles):
+        facts[SCHEDULE_FACT] = "yes"
     if moved:
         facts["clock_shifts"] = ", ".join(
             f"{name} {ns / 1e6:+.3f} ms" for name, ns in list(moved.items())[:16]

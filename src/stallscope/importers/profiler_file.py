@@ -252,7 +252,7 @@ class _Reader:
             file=self.file,
             rank=named if rank == UNKNOWN and (named := named_rank(self.file)) is not None else rank,
             nranks=whole(info.get("world_size")),
-            pid=self.pid,
+            pid=int(found["pid"]) if found and len(found["pid"]) <= 9 else self.pid,
             host=found["host"] if found else "",
             names=[name[:128] for name in self.symbols],
             collectives=list(self.collectives),
