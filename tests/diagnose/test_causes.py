@@ -198,3 +198,35 @@ def test_time_of_which_the_source_records_nothing_is_not_called_blocked():
     )
     assert [part.cause.name for part in explained(excess)] == ["not_recorded"]
     assert [part.cause.name for part in explained(replace(excess, knows_blocking=True))] == ["blocked"]
+
+
+def test_a_wait_in_flock_is_a_file_lock_with_its_path_and_holder():
+    rows, samples = layout.empty(layout.OFFCPU, 2), layout.empty(layout.SAMPLES, 1)
+    rows["category"], rows["syscall_nr"], rows["duration_ns"] = Category.OTHER_OFF, 73, 50 * MS
+    samples["syscall_nr"], samples["n"], samples["object"] = 73, 9, b"lock on /data/idx.lock held by 7 rsync"
+    ledger = np.zeros(N_CATEGORIES)
+    ledger[Category.OTHER_OFF - 1] = 100 * MS
+    excess = Excess(total_ns=100.0 * MS, ledger_ns=ledger, n_steps=2, offcpu=rows, samples=samples)
+    (part,) = explained(excess)
+    assert (part.cause.name, part.share) == ("file_lock", 1.0)
+    assert part.state == "waiting for a lock on /data/idx.lock held by 7 rsync"
+    rows["syscall_nr"] = 247
+    assert [part.cause.name for part in explained(replace(excess, offcpu=rows))] == ["blocked"]
+
+
+@pytest.mark.parametrize("has_samples", [True, False])
+def test_a_save_is_a_checkpoint_even_where_serialising_burns_cpu_first(has_samples):
+    save = ("fsync+0x1 (libc.so.6)", "/job/train.py:12 save_checkpoint", "/job/train.py:90 main")
+    rows, samples = layout.empty(layout.OFFCPU, 1), layout.empty(layout.SAMPLES, int(has_samples))
+    rows["category"], rows["syscall_nr"], rows["duration_ns"], rows["stack"] = Category.IO, 74, 40 * MS, 3
+    samples["category"], samples["n"], samples["stack"] = Category.ON_CPU, 12, 3
+    ledger = np.zeros(N_CATEGORIES)
+    ledger[Category.IO - 1], ledger[Category.ON_CPU - 1] = 40 * MS, 60 * MS
+    excess = Excess(
+        total_ns=100.0 * MS, ledger_ns=ledger, n_steps=1, offcpu=rows, samples=samples, stacks={3: save}
+    )
+    (part,) = explained(excess)
+    assert part.cause.name == "checkpoint"
+    assert (part.evidence["serialise_ms"], part.evidence["write_ms"]) == (60.0, 40.0)
+    names = {part.cause.name for part in explained(replace(excess, stacks={3: ("/job/train.py:7 read",)}))}
+    assert names == {"block_io", "host_compute"}

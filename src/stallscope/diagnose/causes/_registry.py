@@ -1,7 +1,7 @@
 """The list of causes, and what each explains of an excess."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -20,7 +20,8 @@ class Excess:
     n_syncs, n_allocs, n_copies, n_launches: calls beyond theirs. n_steps: late steps.
     calls, offcpu, host: the rank's own rows of these tables (host_events) within the late intervals.
     knows_syscalls: off-CPU time is told apart by system call. knows_blocking: time off the CPU is told apart from time
-    that the source does not record. symbols: names by number, for calls.
+    that the source does not record. symbols: names by number, for calls. samples: of the rank's GPU threads, in
+    the seconds of the late intervals. stacks: frames by the number in `stack` columns.
     """
 
     total_ns: float
@@ -36,6 +37,8 @@ class Excess:
     knows_syscalls: bool = True
     knows_blocking: bool = True
     symbols: tuple[str, ...] = ("",)
+    samples: Array = field(default_factory=lambda: layout.empty(layout.SAMPLES))
+    stacks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def ns(self, *categories: Category) -> float:
         """Excess time in these categories, never negative."""

@@ -1,16 +1,52 @@
-"""The process saves a checkpoint: it serialises, copies, writes and syncs.
+"""The rank saves a checkpoint: it serialises on the CPU, copies, writes and syncs."""
 
-Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
-"""
+import numpy as np
 
-from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.causes import on_host
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.processes import code_locations
+from stallscope.events.layout import Array
+from stallscope.events.names import Category
+
+_SAVING = (Category.IO, Category.ON_CPU, Category.COPY)
+_LEAST_SHARE = 0.5  # of the weighted stacks that must be inside a save
+
+
+def _claims_ns(excess: Excess) -> float:
+    """All time on the CPU, in copies and in writes, where most stacks of that time are inside a save.
+
+    Samples show the time on the CPU as well; the stacks of intervals off the CPU show the writes only.
+    """
+    samples = excess.samples[np.isin(excess.samples["category"], _SAVING)]
+    writes = excess.off(Category.IO)
+    is_save = _is_most(excess, samples, samples["n"]) or _is_most(excess, writes, writes["duration_ns"])
+    return excess.ns(*_SAVING) if is_save else 0.0
+
+
+def _is_most(excess: Excess, rows: Array, weight: Array) -> bool:
+    """Whether the rows whose stack is inside a save have most of the weight."""
+    saving = [number for number in np.unique(rows["stack"]).tolist() if _saves(excess, number)]
+    inside = float(weight[np.isin(rows["stack"], saving)].sum())
+    return inside > 0 and inside >= _LEAST_SHARE * float(weight.sum())
+
+
+def _saves(excess: Excess, stack: int) -> bool:
+    return code_locations.saves(tuple(excess.stacks.get(stack, ())))
+
+
+def _evidence(excess: Excess) -> Evidence:
+    phases = {"serialise": Category.ON_CPU, "copy": Category.COPY, "write": Category.IO}
+    times = {f"{name}_ms": round(excess.ns(category) / 1e6, 3) for name, category in phases.items()}
+    return {name: ms for name, ms in times.items() if ms > 0} | on_host.disks(excess)
+
 
 CAUSE = Cause(
     name="checkpoint",
     title="saved a checkpoint while the GPU waited",
     state="saving a checkpoint",
     noun="checkpoint",
-    categories=(),
-    evidence=lambda _: {},
+    categories=_SAVING,
+    evidence=_evidence,
     advice=lambda _: ["Save less often, or asynchronously: copy to pinned memory, write from a thread."],
+    claims_ns=_claims_ns,
 )

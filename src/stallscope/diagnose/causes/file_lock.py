@@ -1,16 +1,51 @@
-"""The process waits for a lock on a file (flock, fcntl).
+"""The rank waits for a lock on a file (flock, fcntl) that another process holds."""
 
-Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
-"""
+import numpy as np
 
-from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.events.layout import Array
+from stallscope.events.names import Category
+
+_FILE_LOCKS = (73, 72, 32, 25)
+"""flock, fcntl on x86-64, then on arm64; there the same numbers are calls that do not block in OTHER_OFF."""
+
+
+def _waits(excess: Excess) -> Array:
+    rows = excess.off(Category.OTHER_OFF)
+    return rows[np.isin(rows["syscall_nr"], _FILE_LOCKS)]
+
+
+def _claims_ns(excess: Excess) -> float:
+    """The part of the blocked time that the rank's intervals off the CPU spent in these system calls."""
+    blocked = float(excess.off(Category.OTHER_OFF)["duration_ns"].sum())
+    waited = float(_waits(excess)["duration_ns"].sum())
+    return excess.ns(Category.OTHER_OFF) * waited / blocked if blocked > 0 else 0.0
+
+
+def _evidence(excess: Excess) -> Evidence:
+    evidence = intervals(_waits(excess))
+    samples = excess.samples[np.isin(excess.samples["syscall_nr"], _FILE_LOCKS)]
+    samples = samples[samples["object"] != b""]
+    if len(samples):
+        names, number = np.unique(samples["object"], return_inverse=True)
+        most = int(np.bincount(number, weights=samples["n"]).argmax())
+        evidence["lock"] = names[most].decode("utf-8", "replace")
+    return evidence
+
+
+def _because(evidence: Evidence) -> str:
+    lock = evidence.get("lock")
+    return f"waiting for a {lock}" if isinstance(lock, str) else ""
+
 
 CAUSE = Cause(
     name="file_lock",
     title="waited for a file lock",
     state="waiting for a file lock",
     noun="file lock",
-    categories=(),
-    evidence=lambda _: {},
+    categories=(Category.OTHER_OFF,),
+    evidence=_evidence,
     advice=lambda _: ["Let each process use a file of its own, or hold the lock for a shorter time."],
+    claims_ns=_claims_ns,
+    because=_because,
 )

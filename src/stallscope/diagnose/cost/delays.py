@@ -20,7 +20,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.timeline.excess import ledger_excess_ns
 from stallscope.events.layout import Array
-from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag
+from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag, SampleRole
 
 MOST_KEPT = 1024
 """Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
@@ -329,7 +329,24 @@ def _excess(
         knows_syscalls=knows_syscalls,
         knows_blocking=knows_syscalls or len(case.trace.offcpu) > 0,
         symbols=case.trace.symbols,
+        samples=_sampled(case, late),
+        stacks=case.trace.stacks,
     )
+
+
+def _sampled(case: Case, late: list[LateStep]) -> Array:
+    """The samples of the late process's GPU threads in the seconds that overlap its late intervals."""
+    rows = case.trace.samples
+    if not late or not len(rows):
+        return rows[:0]
+    line, process = case.line, late[0].process
+    own = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
+    own = own[own["role"] == SampleRole.GPU]
+    is_within = np.zeros(len(own), bool)
+    for one in late:
+        begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
+        is_within |= (own["ts_ns"] - _SECOND_NS < end) & (own["ts_ns"] >= begin)
+    return own[is_within]
 
 
 def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
@@ -400,6 +417,8 @@ def _in_all(parts: list[Excess]) -> Excess:
         knows_syscalls=all(part.knows_syscalls for part in parts),
         knows_blocking=all(part.knows_blocking for part in parts),
         symbols=max((part.symbols for part in parts), key=len),
+        samples=np.concatenate([part.samples for part in parts]),
+        stacks=max((part.stacks for part in parts), key=len),
     )
 
 
