@@ -4,6 +4,7 @@ Prints "ready" once the library is loaded, waits for a line on its input, runs, 
 the share of the wall clock that the fault took.
 """
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -65,9 +66,8 @@ def many_syncs(gpu: Gpu) -> Step:
 
 def pageable(gpu: Gpu) -> Step:
     size = 64 << 20
-    device, host = gpu.new("cudaMalloc", size), mmap.mmap(-1, size)
-    address = __import__("ctypes").addressof(__import__("ctypes").c_char.from_buffer(host))
-    return lambda: gpu.call("cudaMemcpy", device, address, size, HOST_TO_DEVICE)
+    device, host = gpu.new("cudaMalloc", size), ctypes.create_string_buffer(size)
+    return lambda: gpu.call("cudaMemcpy", device, host, size, HOST_TO_DEVICE)
 
 
 def allocator(gpu: Gpu) -> Step:

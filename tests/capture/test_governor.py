@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -103,6 +105,16 @@ def test_how_long_a_group_was_on_is_known():
     assert group.on_so_far_ns(170) == 50
     group.switched(200, is_on=True)
     assert group.on_so_far_ns(230) == 80
+
+
+def test_a_new_process_is_counted_from_its_start_whatever_others_have_cost():
+    program = cast("Program", SimpleNamespace(mode="session"))
+    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=lambda: 5 * SECOND_NS)
+    state = governor.groups[HookGroup.COPIES]
+    state.switched(5 * SECOND_NS, is_on=False)
+    state.next_on_ns = 60 * SECOND_NS
+    governor.renew()
+    assert state.next_on_ns <= 5 * SECOND_NS
 
 
 @pytest.fixture(scope="module")
