@@ -151,8 +151,9 @@ class Thresholds:
     whole_round_share: float = 0.8
     """Healthy is an answer where at least this share of the rounds is matched on all members ..."""
 
-    hidden_step_share: float = 0.5
-    """... where the clocks hide no lateness of more than this share of a step ..."""
+    hidden_step_share: float = 1.5
+    """... where the clocks hide no lateness of more than this share of a step: smaller delays show in the ranks' self
+    times, which need no common clock ..."""
 
     lost_share: float = 0.05
     """... where at most this share of the records was lost by the capture, or left out by the reader of a source ..."""
