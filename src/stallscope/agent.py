@@ -58,6 +58,8 @@ from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters.exporters import Outputs, outputs
+from stallscope.exporters.incidents import found_beside
+from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.serve.beside import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
@@ -104,7 +106,8 @@ class Options:
     annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
     cloud: whose metadata service to ask what this machine is (aws, gcp, azure); empty: none.
     confined: give up all privileges but those that are needed to go on; for a process that only traces.
-    thresholds: of diagnose/thresholds.py, for what finds incidents beside the agent.
+    thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, a process
+    of its own. prints_verdicts: print a line for each incident that opens or closes.
     """
 
     db: Path
@@ -129,6 +132,8 @@ class Options:
     confined: bool = False
     wall_ns: Callable[[], int] = time.time_ns
     thresholds: Mapping[str, Any] = field(default_factory=dict)
+    usd_per_gpu_hour: float | None = None
+    prints_verdicts: bool = True
 
 
 def spool_path(db: Path) -> Path:
@@ -165,16 +170,24 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             status.note(f"the trace of before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
+        journal = VerdictJournal(status.note if options.prints_verdicts else None)
+        stack.callback(lambda: journal.write(store.insert))
         if options.confined:
             privileges.drop_all_but(_privileges(options, probes.mode))
         told = stack.enter_context(
             outputs(
-                db=options.db,
                 prometheus=options.prometheus,
                 otlp=options.otlp,
                 node=options.node,
-                thresholds=options.thresholds,
                 say=status.note,
+            )
+        )
+        stack.enter_context(
+            found_beside(
+                options.db,
+                lambda line: _report(line, journal, told),
+                options.thresholds,
+                options.usd_per_gpu_hour,
             )
         )
         if options.serve:
@@ -216,10 +229,18 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             labels=labels,
             gpus=gpus,
             driver_calls=driver_calls,
+            journal=journal,
             status=status,
             stop=stop,
             waking=stack.enter_context(told_by_descriptor()),
         )
+
+
+def _report(line: dict[str, Any], journal: VerdictJournal, told: Outputs | None) -> None:
+    """Pass on a change of an incident, from the thread that reads the diagnosis."""
+    journal.take(line)
+    if told:
+        told.incident(line)
 
 
 def _privileges(options: Options, mode: str) -> frozenset[int]:
@@ -264,6 +285,7 @@ def _run(
     labels: Labels | None,
     gpus: Gpus | None,
     driver_calls: DriverCalls | None,
+    journal: VerdictJournal,
     status: StatusLine,
     stop: threading.Event,
     waking: int,
@@ -302,6 +324,7 @@ def _run(
                 probes.follow(new)
                 followed |= new
             if now_ns >= scribe.next_ns:
+                journal.write(store.insert)
                 scribe.write()
                 status.show(scribe.status())
                 attaching.drop_unused(now_ns)

@@ -34,7 +34,6 @@ from ..diagnose.slack import slack_trace
 from ..query.fleet import VICTIM, Fleet, fleet, job_trace, served
 
 TOOLS = {
-    "explain_rank",
     "get_causal_chains",
     "get_check",
     "get_stacks",
@@ -43,7 +42,8 @@ TOOLS = {
     "graph_lifecycle",
     "query_fleet",
     "run_demo",
-    "run_sql",
+    "run_analysis",
+    "verdicts",
 }
 
 
@@ -119,20 +119,21 @@ def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
             told = prompt.messages[0].content.text
             assert "twice as long" in told
             assert all(name in TOOLS for name in re.findall(r"\b(?:get|explain|run|query)_\w+", told))
+            assert "verdicts without a rank" in told
 
             stats = await called(client, "get_trace_stats", since_s=1000)
             assert stats["n_ranks"] == 12
-            found = await called(client, "explain_rank")
-            (verdict,) = found["verdicts"]
-            assert (verdict["ranks"], verdict["causes"][0]["cause"]) == ([VICTIM], "host_sleep")
+            found = await called(client, "verdicts")
+            (verdict,) = found["rows"]
+            assert (verdict["ranks"], verdict["cause"]) == ([VICTIM], "host_sleep")
             assert verdict["full"] is None
             assert len(json.dumps(found)) < 2000
-            whole = await called(client, "explain_rank", rank=VICTIM, detail="full")
+            whole = await called(client, "verdicts", rank=VICTIM, detail="full")
             assert whole["summary"].startswith("It is the culprit")
-            assert whole["verdicts"][0]["full"]["evidence"]
-            other = await called(client, "explain_rank", rank=0)
+            assert whole["rows"][0]["full"]["evidence"]
+            other = await called(client, "verdicts", rank=0)
             assert other["summary"].startswith("It waits for others")
-            rows = await called(client, "run_sql", sql="SELECT count(*) AS n FROM collectives")
+            rows = await called(client, "run_analysis", sql="SELECT count(*) AS n FROM collectives")
             assert (rows["columns"], rows["rows"]) == (["n"], [[len(store.read(db).collectives)]])
 
     anyio.run(investigate)
@@ -144,9 +145,9 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
 
     async def cost(**settings: Any) -> tuple[float, float | None]:
         async with Client(serving.made(Node(Settings(db=db, **settings)))) as client:
-            (verdict,) = (await called(client, "explain_rank"))["verdicts"]
+            (verdict,) = (await called(client, "verdicts"))["rows"]
             assert (verdict["at_most_gpu_seconds"], verdict["at_most_usd"]) == (None, None)
-            return verdict["lost_gpu_seconds"], verdict["lost_usd"]
+            return verdict["gpu_seconds"], verdict["usd"]
 
     async def ask() -> None:
         seconds, usd = await cost()
@@ -157,7 +158,7 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
     anyio.run(ask)
 
 
-COSTS = ("lost_gpu_seconds", "lost_usd", "at_most_gpu_seconds", "at_most_usd")
+COSTS = ("gpu_seconds", "usd", "at_most_gpu_seconds", "at_most_usd")
 
 
 def test_both_ends_of_a_cost_are_told_of_one_machine_and_of_all(tmp_path: Path):
@@ -168,17 +169,17 @@ def test_both_ends_of_a_cost_are_told_of_one_machine_and_of_all(tmp_path: Path):
     async def ask(agents: Fleet) -> None:
         asker = Node(Settings(db=db, usd_per_gpu_hour=3600.0), agents.addresses, agents.access())
         async with Client(serving.made(asker)) as client:
-            verdict = (await called(client, "explain_rank", detail="full"))["verdicts"][0]
+            verdict = (await called(client, "verdicts", detail="full"))["rows"][0]
             assert verdict["ranks"] == [LATE_IN_SLACK]
             least, usd, most, most_usd = (verdict[name] for name in COSTS)
             assert 0 <= least < most == pytest.approx(most_usd, abs=0.001) and usd < most_usd
             cost = verdict["full"]["cost"]
             assert (cost["gpu_seconds"], cost["at_most_gpu_seconds"]) == (least, most)
             chains = await called(client, "query_fleet", action="chains", since_s=None)
-            assert tuple(chains["columns"][-4:]) == COSTS
+            assert set(COSTS) < set(chains["columns"])
             row = dict(zip(chains["columns"], chains["rows"][0], strict=True))
             assert row["ranks"] == [LATE_IN_SLACK]
-            assert row["lost_gpu_seconds"] < row["at_most_gpu_seconds"]
+            assert row["gpu_seconds"] < row["at_most_gpu_seconds"]
             assert row["at_most_usd"] == pytest.approx(row["at_most_gpu_seconds"], abs=0.001)
 
     with fleet(tmp_path, trace) as agents:
@@ -219,8 +220,8 @@ def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
             assert (first["rank"], first["n_looks"], first["frames"]) == (2, 2, list(loader))
             assert [one["frames"] for one in others] == [list(waits)] * 3
             assert (helper["tid"], helper["n_looks"]) == (int(positions[-1]["tid"]), 1)
-            found = await called(client, "explain_rank")
-            (verdict,) = found["verdicts"]
+            found = await called(client, "verdicts", detail="full")
+            (verdict,) = found["rows"]
             assert verdict["kind"] == "hang" and verdict["ranks"] == [2]
             assert "/app/train.py:88 load_batch" in json.dumps(verdict)
             assert "py-spy" not in json.dumps(verdict)
@@ -234,10 +235,10 @@ def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
     async def ask() -> None:
         async with in_this_process(db) as client:
             for name, arguments, says in (
-                ("run_sql", {"sql": "DELETE FROM collectives"}, "may only read"),
+                ("run_analysis", {"sql": "DELETE FROM collectives"}, "may only read"),
                 ("run_sql", {"sql": "SELECT sq FROM collectives"}, "did you mean seq"),
                 ("explain_rank", {"rnk": 1}, "rnk: there is no such argument"),
-                ("explain_rank", {"detail": "all"}, "detail"),
+                ("verdicts", {"detail": "all"}, "detail"),
                 ("query_fleet", {}, "no other machines are known"),
             ):
                 result = await client.call_tool(name, arguments)
@@ -252,7 +253,7 @@ def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
 def test_without_a_trace_one_is_told_how_to_make_one(tmp_path: Path):
     async def ask() -> None:
         async with in_this_process(tmp_path / "none.db") as client:
-            result = await client.call_tool("explain_rank", {})
+            result = await client.call_tool("verdicts", {})
             assert result.is_error
             assert "stallscope trace --db" in result.content[0].text
 
@@ -268,8 +269,9 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
             assert [row[0] for row in overview["rows"]] == ["node0000", "node0001", "node0002"]
             assert overview["missing"] == [{"node": "127.0.0.1:1", "reason": "Connection refused"}]
             chains = await called(client, "query_fleet", action="chains", since_s=None)
-            assert [row[2:5] for row in chains["rows"]] == [[[VICTIM], ["node0001"], "host_sleep"]]
-            assert chains["rows"][0][6] > 0 and chains["rows"][0][8:] == [None, None]
+            (row,) = (dict(zip(chains["columns"], values, strict=True)) for values in chains["rows"])
+            assert (row["ranks"], row["nodes"], row["cause"]) == ([VICTIM], ["node0001"], "host_sleep")
+            assert row["gpu_seconds"] > 0 and row["at_most_gpu_seconds"] is None
             sql = "SELECT count(*) FROM collectives"
             rows = await called(client, "query_fleet", action="sql", sql=sql, since_s=None)
             assert rows["rows"] == [[len(store.read(db).collectives)]]
@@ -279,8 +281,8 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
 
 
 def test_the_settings_decide_from_what_on_a_rank_is_late(db):
-    from stallscope.assistant.tools.explain_rank import ExplainParams, explain_rank
+    from stallscope.assistant.tools.verdicts import VerdictsParams, verdicts
 
     strict, patient = Settings(db=db), Settings(db=db, min_late_ms=1e6)
-    assert [verdict.ranks for verdict in explain_rank(Node(strict), ExplainParams()).verdicts] == [[VICTIM]]
-    assert explain_rank(Node(patient), ExplainParams()).verdicts == []
+    assert [row["ranks"] for row in verdicts(Node(strict), VerdictsParams()).rows] == [[VICTIM]]
+    assert verdicts(Node(patient), VerdictsParams()).rows == []

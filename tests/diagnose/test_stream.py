@@ -449,3 +449,18 @@ def test_batches_may_number_the_nodes_as_they_like():
     trace = BUILT["two nodes"]
     assert len({tuple(batch.nodes) for _, batch in batches(trace, Cut(2, apart=True))}) == 2
     assert UNKNOWN not in told(trace, Cut(8, apart=True)).report.verdicts[0].ranks
+
+
+def test_an_incident_of_a_job_attached_late_stays_open_until_the_end():
+    """Numbering the rounds again, as rows grow, neither closes nor reopens it."""
+    fault = HostStall(
+        cause="host_sleep", ranks=(2,), delay_ns=150 * MS, schedule=Schedule(first=0, every=7), spread=0.0
+    )
+    capture = Capture(late_nodes=(0,), late_ns=2_000 * MS)
+    trace, _ = simulate(SimulatedJob(dp=4, steps=400), (fault,), seed=1, capture=capture, has_twin=False)
+    stream = Stream(clock=(clock := Hand()))
+    changes = []
+    for clock.now_ns, batch in batches(trace, Cut(10)):
+        changes += [*stream.feed(batch), *stream.tick()]
+    assert [change.kind for change in changes if change.kind != "updated"] == ["opened"]
+    assert changes[0].verdict.ranks == [2]

@@ -17,6 +17,7 @@ from stallscope.errors import NotFound
 from stallscope.serve import app
 from stallscope.serve.app import House, major_minor
 from stallscope.serve.audit import AuditLog
+from stallscope.serve.capabilities import SURFACES
 
 
 async def _echo(request: Request) -> Response:
@@ -65,7 +66,9 @@ def test_the_layers_stand_in_this_order():
 def test_versions_need_no_token_and_tell_no_patch_level(house: House):
     told = answer(house, "GET", "/api/versions")
     assert told.status_code == 200
-    assert told.json()["capabilities"] == {"ingest": ["otlp"]}
+    flags = told.json()["capabilities"]
+    assert flags.pop("ingest") == ["otlp"]
+    assert flags == dict.fromkeys(SURFACES, False)
     assert told.json()["versions"]["stallscope"] == ".".join(__version__.split(".")[:2])
     assert [major_minor(v) for v in ("1.2.3", "0.1.0.dev3+g123", "2.0")] == ["1.2", "0.1", "2.0"]
 

@@ -111,4 +111,4 @@ def test_the_tools_of_a_node_are_understood_and_answer(inspector, tmp_path):
     assert {tool["name"] for tool in listed["tools"]} == set(collected(node_tools))
     code, answer, _ = asked(how, "tools/call", "--tool-name", "explain_rank")
     assert code == 0
-    assert answer["structuredContent"]["verdicts"][0]["ranks"] == [2]
+    assert answer["structuredContent"]["rows"][0]["ranks"] == [2]

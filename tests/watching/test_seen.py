@@ -6,14 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.stream import Change
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.following import Following
-from stallscope.live.records import changed, records
+from stallscope.live.records import records, verdict_record
 from stallscope.live.seen import WINDOW_NS, Seen
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
@@ -139,8 +137,9 @@ def test_records_carry_names_and_null():
 
 
 def test_a_change_is_a_record_with_the_verdict():
-    told = changed(Change("opened", "i1", Verdict("straggler", "Rank 2 drags.", ranks=[2]), 10**18))
-    assert (told["record"], told["change"], told["verdict"]["ranks"]) == ("verdict", "opened", [2])
+    own = {"incident": "i1", "change": "opened", "state": "open", "closed_because": None}
+    told = verdict_record(10**18, {"ranks": [2]} | own)
+    assert (told["record"], told["change"], told["verdict"]) == ("verdict", "opened", {"ranks": [2]})
 
 
 def test_rounds_that_cannot_be_matched_tell_no_lateness():

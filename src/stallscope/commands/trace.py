@@ -140,6 +140,7 @@ def trace(
         hub=_hub(chosen, is_insecure=hub_insecure),
         confined=True,
         thresholds=asdict(thresholds(chosen)),
+        usd_per_gpu_hour=chosen.usd_per_gpu_hour,
     )
     if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
         _show(options, chosen, as_json=as_json)
@@ -175,10 +176,10 @@ def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
     with beside(
         chosen.db,
         is_json=as_json,
-        thresholds=options.thresholds,
-        usd_per_gpu_hour=chosen.usd_per_gpu_hour,
     ) as notes:
-        agent.trace(replace(options, notes_only=True), out=sys.stderr if as_json else notes)
+        agent.trace(
+            replace(options, notes_only=True, prints_verdicts=False), out=sys.stderr if as_json else notes
+        )
 
 
 def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:

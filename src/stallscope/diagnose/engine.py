@@ -14,7 +14,7 @@ from stallscope.diagnose.processes.summary import as_data
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.conclusion import concluded
 from stallscope.diagnose.report.examined import budget_of_case, of_case
-from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import jobs
 from stallscope.diagnose.timeline.case import Case, case_of
@@ -22,6 +22,7 @@ from stallscope.diagnose.verdicts import (
     _late,
     before_attach,
     by_job,
+    claimed_rank,
     device,
     failure,
     gpu_driver,
@@ -35,6 +36,7 @@ from stallscope.diagnose.verdicts import (
     straggler,
     without_ledger,
 )
+from stallscope.diagnose.verdicts._pids import with_pids
 from stallscope.events.call_labels import SCHEDULE_FACT
 from stallscope.events.trace import Trace
 
@@ -69,6 +71,7 @@ def completed(trace: Trace, found: Report, limits: Thresholds) -> Report:
     """The report with failed calls, ended processes and the state of the GPUs, and with the evidence for its answer."""
     found = process_exit.with_deaths(trace, failure.with_failures(trace, found))
     found = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, found))
+    found = replace(found, verdicts=with_pids(trace, found.verdicts))
     return concluded(found, trace, limits)
 
 
@@ -96,6 +99,10 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
 def report(found: Findings) -> Report:
     """The findings as verdicts."""
     case, named = found.case, found.named
+    if claims := claimed_rank.verdicts(case):
+        counts, evidence = of_case(case)
+        shown = [_worded(verdict) for verdict in claims]
+        return Report(case.trace.source, counts, shown, evidence=evidence, budget=budget_of_case(case))
     looked_at = _late.examined(case)
     uneven = found.uneven
     if uneven and named:
@@ -133,9 +140,13 @@ def report(found: Findings) -> Report:
         examined=counts,
         evidence=evidence,
         budget=budget_of_case(case),
-        verdicts=[replace(verdict, summary=text.summary(verdict)) for verdict in verdicts],
+        verdicts=[_worded(verdict) for verdict in verdicts],
         benign=benign + _warm_up(case),
     )
+
+
+def _worded(verdict: Verdict) -> Verdict:
+    return replace(verdict, summary=text.summary(verdict))
 
 
 def _warm_up(case: Case) -> list[dict[str, object]]:

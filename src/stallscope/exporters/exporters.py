@@ -1,15 +1,13 @@
 """What the agent tells others about its machine while it runs: Prometheus, OTLP. Nothing where neither is asked for."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.events.layout import Array, Table
 from stallscope.exporters import machine_metrics
-from stallscope.exporters.incidents import found_beside
 from stallscope.exporters.metric_updates import Counting
 from stallscope.exporters.metric_values import Meter
 
@@ -65,16 +63,12 @@ class Outputs:
 @contextmanager
 def outputs(
     *,
-    db: Path,
     prometheus: str,
     otlp: str,
     node: str,
-    thresholds: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[Outputs | None]:
     """The outputs that are asked for; None without any. prometheus: an address; otlp: a URL; empty: not.
-
-    db: the trace that the agent writes, in which incidents are found, by these thresholds.
 
     Raises BadInput for an address or URL that cannot be, or a package that is missing.
     """
@@ -94,6 +88,4 @@ def outputs(
 
             sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
             say(f"metrics and incidents go to {otlp}")
-        told = Outputs(Counting(meter), sender)
-        stack.enter_context(found_beside(db, told.incident, thresholds))
-        yield told
+        yield Outputs(Counting(meter), sender)

@@ -16,7 +16,10 @@ _END_S = 15.0
 
 @contextmanager
 def found_beside(
-    db: Path, take: Callable[[dict[str, Any]], None], thresholds: Mapping[str, Any]
+    db: Path,
+    take: Callable[[dict[str, Any]], None],
+    thresholds: Mapping[str, Any],
+    usd_per_gpu_hour: float | None = None,
 ) -> Iterator[None]:
     """Inside the with block incidents of the trace are given to `take`, from a thread; see live/incidents.py.
 
@@ -24,9 +27,14 @@ def found_beside(
 
     The agent goes on when the process ends. At the end of the block what is still open is given as closed.
     """
-    words = str(db), str(time.monotonic_ns()), json.dumps(dict(thresholds))
+    task = {
+        "db": str(db),
+        "since_ns": time.monotonic_ns(),
+        "thresholds": dict(thresholds),
+        "usd_per_gpu_hour": usd_per_gpu_hour,
+    }
     finder = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.live.incidents", *words],
+        [sys.executable, "-m", "stallscope.live.incidents", json.dumps(task)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,18 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 _END_S = 10.0
 
 
 @contextmanager
-def beside(
-    db: Path, *, is_json: bool, thresholds: Mapping[str, Any], usd_per_gpu_hour: float | None
-) -> Iterator[TextIO]:
+def beside(db: Path, *, is_json: bool) -> Iterator[TextIO]:
     """Inside the with block the trace is shown; what is written to the file it gives is shown as the agent's notes.
 
     The process ends by itself when the agent does, however that ends. The agent goes on when the process ends.
@@ -26,8 +24,6 @@ def beside(
         "since_ns": time.monotonic_ns(),
         "agent": os.getpid(),
         "is_json": is_json,
-        "thresholds": dict(thresholds),
-        "usd_per_gpu_hour": usd_per_gpu_hour,
     }
     shown = subprocess.Popen(
         [sys.executable, "-m", "stallscope.live.watching", json.dumps(task)],

@@ -28,6 +28,9 @@ class Following:
     _told: dict[int, bytes] = field(default_factory=dict)
     _all_ended: int = 0
 
+    def __post_init__(self) -> None:
+        self._last["verdicts"] = self.db.execute("SELECT COALESCE(MAX(id), 0) FROM verdicts").fetchone()[0]
+
     def batch(self) -> Trace:
         """What has come since the last call; numbers of nodes as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
@@ -70,6 +73,11 @@ class Following:
         self._all_ended = min(running, default=bounds[1] + 1) - 1
         changed = rows[np.array(is_changed, bool)]
         return replace(batch, processes=np.concatenate([batch.processes, changed]))
+
+    def verdicts(self) -> list[tuple[int, dict[str, Any]]]:
+        """The changes of incidents since the last call: wall time, and the verdict with its incident and state."""
+        rows = self._fresh("verdicts", "made_wall_ns, verdict")
+        return [(at_ns, json.loads(verdict)) for at_ns, verdict in rows]
 
     def _new(self, table: Table) -> Any:
         if table.name in LATER_TABLES and not has_table(self.db, table.name):

@@ -5,100 +5,134 @@ It is started by exporters/incidents.py. The end of standard input is the agent'
 """
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.stream import Change, Stream
-from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose import Change, Stream, Thresholds, verdict_as_json
+from stallscope.diagnose.report.row import verdict_row
 from stallscope.errors import StallscopeError
+from stallscope.events.trace import Trace
+from stallscope.events.verdict_fields import FIELDS
 from stallscope.live.following import Following
+from stallscope.live.standstill import Standstill
 from stallscope.store import node
 
 _EVERY_S = 1.0
+_NICE = 10  # the traced job goes first
 
-ATTRIBUTES = {
-    "stallscope.incident": "its id: the same as long as it is the same incident",
-    "stallscope.verdict.kind": "straggler, hang, mismatch, imbalance, device, process, inconclusive",
-    "stallscope.cause": "the cause with the largest share; `unknown` where none is named",
-    "stallscope.confidence": "0 to 1",
-    "stallscope.ranks": "the ranks to look at",
-    "stallscope.nodes": "their machines",
-    "stallscope.waiting_ranks": "the ranks that waited for them",
-    "stallscope.late_ms": "median lateness",
-    "stallscope.period_steps": "it comes back every so many steps",
-    "stallscope.lost_gpu_seconds": "GPU time that the others lost, the lower end where a range is known",
-    "stallscope.at_most_gpu_seconds": "its upper end",
-    "nccl.comm_hash": "the communicator in which it shows",
+_RENAMED = {
+    "stallscope.kind": "stallscope.verdict.kind",
+    "stallscope.victims": "stallscope.waiting_ranks",
+    "stallscope.gpu_seconds": "stallscope.lost_gpu_seconds",
+    "stallscope.comm_hash": "nccl.comm_hash",
 }
-"""Of the span of an incident; those from stallscope.late_ms on only where they are known."""
+"""Names of the last release, sent in addition until the next."""
+
+_OF_THE_SPAN = ("summary", "since_ns", "until_ns")
+ATTRIBUTES = {"stallscope.incident": "its id: the same for as long as the incident lasts"} | {
+    f"stallscope.{field.name}": field.meaning for field in FIELDS if field.name not in _OF_THE_SPAN
+}
+"""Of the span of an incident; an attribute without a value is left out."""
 
 
-def told(change: str, incident: str, verdict: Verdict, *, at_ns: int) -> dict[str, Any]:
-    """One line. attributes: of the span that stands for the incident. Times are wall-clock ns."""
-    cause = verdict.causes[0].cause.name if verdict.causes else "unknown"
-    begin_ns = verdict.since_ns if verdict.since_ns is not None else at_ns
-    attributes: dict[str, Any] = {
-        "stallscope.incident": incident,
-        "stallscope.verdict.kind": verdict.kind,
-        "stallscope.cause": cause,
-        "stallscope.confidence": verdict.confidence,
-        "stallscope.ranks": verdict.ranks,
-        "stallscope.nodes": verdict.nodes,
-        "stallscope.waiting_ranks": verdict.victims,
+def incident_line(change: Change) -> dict[str, Any]:
+    """The change of an incident for the agent, which stores and exports it. Times are wall-clock ns.
+
+    attributes: of the span that stands for the incident.
+    """
+    row = verdict_row(change.verdict)
+    begin_ns = row["since_ns"] if row["since_ns"] is not None else change.at_ns
+    values = {f"stallscope.{name}": value for name, value in row.items() if name not in _OF_THE_SPAN}
+    attributes = {"stallscope.incident": change.incident_id} | {
+        name: value for name, value in values.items() if value not in (None, "")
     }
-    if verdict.late_ms:
-        attributes["stallscope.late_ms"] = verdict.late_ms["median"]
-    if verdict.period_steps:
-        attributes["stallscope.period_steps"] = verdict.period_steps
-    if verdict.comm_hash:
-        attributes["nccl.comm_hash"] = verdict.comm_hash
-    if verdict.cost:
-        attributes["stallscope.lost_gpu_seconds"] = verdict.cost.gpu_seconds
-        if verdict.cost.at_most_gpu_seconds is not None:
-            attributes["stallscope.at_most_gpu_seconds"] = verdict.cost.at_most_gpu_seconds
+    attributes |= {old: attributes[new] for new, old in _RENAMED.items() if new in attributes}
     return {
-        "change": change,
-        "incident": incident,
-        "kind": verdict.kind,
-        "cause": cause,
+        "change": change.kind,
+        "incident": change.incident_id,
+        "state": change.state,
+        "reason": change.reason,
+        "kind": row["kind"],
+        "cause": row["cause"] or "unknown",
+        "at_ns": change.at_ns,
         "begin_ns": begin_ns,
-        "end_ns": max(verdict.until_ns or at_ns, begin_ns),
-        "summary": verdict.summary,
+        "end_ns": max(row["until_ns"] or change.at_ns, begin_ns),
+        "summary": row["summary"],
         "attributes": attributes,
+        "verdict": verdict_as_json(change.verdict),
     }
 
 
-def find(db: Path, since_ns: int, limits: Thresholds, *, is_over: threading.Event) -> None:
+class Diagnosis:
+    """The continuous diagnosis of one trace: batches of its rows in, changes of incidents out."""
+
+    def __init__(
+        self,
+        db: Path,
+        limits: Thresholds,
+        usd_per_gpu_hour: float | None = None,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+    ):
+        self._stream = Stream(limits=limits, usd_per_gpu_hour=usd_per_gpu_hour, clock=clock)
+        self._standstill = Standstill(db, limits)
+        self._has_rounds = False
+        self._still: dict[str, Change] = {}
+
+    def changes(self, batch: Trace) -> list[Change]:
+        """The changes after new rows, and after time has passed. Raises StallscopeError."""
+        self._has_rounds |= len(batch.collectives) > 0
+        still = self._standstill.changes(has_rounds=self._has_rounds)
+        for change in still:
+            self._still[change.incident_id] = change
+        return [*still, *self._stream.feed(batch), *self._stream.tick()]
+
+    def end(self) -> list[Change]:
+        """The last changes: the rest of the rows is examined, and open incidents close."""
+        reason, at_ns = "the trace has ended", time.time_ns()
+        still = [change for change in self._still.values() if change.state == "open"]
+        return [
+            *(replace(change, kind="closed", at_ns=at_ns, reason=reason) for change in still),
+            *self._stream.finish(),
+        ]
+
+
+def find(
+    db: Path,
+    since_ns: int,
+    limits: Thresholds,
+    *,
+    usd_per_gpu_hour: float | None,
+    is_over: threading.Event,
+) -> None:
     """Follow a trace until `is_over` is set. since_ns: nothing older, monotonic. Raises StallscopeError."""
-    stream = Stream(limits=limits)
-    open_: dict[str, Change] = {}
+    diagnosis = Diagnosis(db, limits, usd_per_gpu_hour)
     with node.reading(db) as connection:
         following = Following(connection, since_ns)
         is_last = False
         while not is_last:
             is_last = is_over.wait(_EVERY_S)
-            batch = following.with_changes(following.batch())
-            for change in (*stream.feed(batch), *stream.tick()):
-                open_[change.incident_id] = change
-                if change.kind == "closed":
-                    del open_[change.incident_id]
-                _say(change.kind, change)
-    for change in open_.values():
-        _say("closed", change)
+            for change in diagnosis.changes(following.with_changes(following.batch())):
+                _print(change)
+    for change in diagnosis.end():
+        _print(change)
 
 
-def _say(kind: str, change: Change) -> None:
-    line = told(kind, change.incident_id, change.verdict, at_ns=change.at_ns)
-    sys.stdout.write(json.dumps(line) + "\n")
+def _print(change: Change) -> None:
+    sys.stdout.write(json.dumps(incident_line(change)) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     """Find until the agent ends. Ctrl-C is the agent's affair, which then ends this."""
+    os.nice(_NICE)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     is_over = threading.Event()
@@ -109,10 +143,16 @@ def main() -> None:
 
     threading.Thread(target=wait, daemon=True, name="agent").start()
     try:
-        db, since_ns, limits = sys.argv[1:]
-        find(Path(db), int(since_ns), Thresholds(**json.loads(limits)), is_over=is_over)
+        task = json.loads(sys.argv[1])
+        find(
+            Path(task["db"]),
+            task["since_ns"],
+            Thresholds(**task["thresholds"]),
+            usd_per_gpu_hour=task["usd_per_gpu_hour"],
+            is_over=is_over,
+        )
     except StallscopeError as error:
-        print(f"stallscope: incidents are not told: {error}", file=sys.stderr)
+        print(f"stallscope: the continuous diagnosis has ended: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

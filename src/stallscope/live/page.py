@@ -38,11 +38,12 @@ _WORTH_A_LOOK_MS = 1.0
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """What was found. time: of the day, UTC, when it was first said."""
+    """One incident. time: of the day, UTC, at which it opened. severity: empty where it is not known."""
 
     time: str
     is_over: bool
     summary: str
+    severity: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,4 +176,5 @@ def _losses(page: Page) -> Text:
 
 
 def _verdict(line: VerdictLine) -> Text:
-    return Text(f"{line.time} {line.summary}", style="dim" if line.is_over else "bold yellow")
+    severity = f"{line.severity} " if line.severity else ""
+    return Text(f"{line.time} {severity}{line.summary}", style="dim" if line.is_over else "bold yellow")

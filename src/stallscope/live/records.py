@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stallscope.diagnose.report.verdict import Report, as_json, wall_text
-from stallscope.diagnose.stream import Change
+from stallscope.diagnose import wall_text
 from stallscope.events.layout import TABLES, UNKNOWN, Table
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, Op
 from stallscope.events.trace import Clock, Trace
@@ -24,16 +23,18 @@ def records(batch: Trace, clock: Clock | None) -> Iterator[dict[str, Any]]:
         yield {"record": "lost", "kind": kind, "n_lost": n}
 
 
-def changed(change: Change) -> dict[str, Any]:
-    """A change of an incident, with the verdict as `explain --json` prints it."""
-    (verdict,) = as_json(Report("", {}, [change.verdict]))["verdicts"]
-    told = {
+def verdict_record(at_ns: int, stored: dict[str, Any]) -> dict[str, Any]:
+    """A change of an incident, with the verdict as `explain --json` prints it. stored: from the trace."""
+    verdict = dict(stored)
+    return {
         "record": "verdict",
-        "change": change.kind,
-        "incident": change.incident_id,
-        "reason": change.reason,
+        "change": verdict.pop("change"),
+        "incident": verdict.pop("incident"),
+        "state": verdict.pop("state"),
+        "reason": verdict.pop("closed_because"),
+        "time": wall_text(at_ns),
+        "verdict": verdict,
     }
-    return told | {"time": wall_text(change.at_ns), "verdict": verdict}
 
 
 def _row(table: Table, row: Any, batch: Trace, clock: Clock | None) -> dict[str, Any]:

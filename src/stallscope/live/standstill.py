@@ -8,7 +8,6 @@ from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import Change
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts import before_attach
-from stallscope.live.page import VerdictLine
 from stallscope.store import node
 
 _EVERY_S = 5.0
@@ -25,16 +24,11 @@ class Standstill:
         self._next_s = 0.0
         self._opened: Verdict | None = None
 
-    def verdict(self, *, has_rounds: bool) -> VerdictLine | None:
-        """What there is to say, with the time at which it was first said; None where there is nothing. Raises
-        StallscopeError.
-        """
-        told = self._looked(has_rounds=has_rounds)
-        first = time.strftime("%H:%M:%S", time.gmtime(self._since_ns / 1e9))
-        return VerdictLine(first, False, told.summary) if told else None
-
     def changes(self, *, has_rounds: bool) -> list[Change]:
-        """The same as an incident: opened when first said, closed when the job goes on. Raises StallscopeError."""
+        """The standstill as an incident: opened when first reported, closed when the job goes on.
+
+        Raises StallscopeError.
+        """
         told, opened = self._looked(has_rounds=has_rounds), self._opened
         self._opened = told and (opened or told)
         if told and not opened:

@@ -15,16 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stallscope.diagnose.stream import Change, Stream
-from stallscope.diagnose.thresholds import Thresholds
 from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.following import Following
 from stallscope.live.page import Page, VerdictLine, drawn
-from stallscope.live.records import changed, records
+from stallscope.live.records import records, verdict_record
 from stallscope.live.seen import Seen
-from stallscope.live.standstill import Standstill
 from stallscope.live.system import System
 from stallscope.store import node
 
@@ -32,6 +29,10 @@ _EVERY_S = 1.0
 _PATIENCE_S = 15.0
 _MOST_VERDICTS = 20
 _LATE = "the job ran before the trace began: how late a rank is, only verdicts tell"
+
+
+Verdicts = list[tuple[int, dict[str, Any]]]
+"""Changes of incidents, see Following.verdicts()."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ class Task:
     since_ns: int
     agent: int
     is_json: bool
-    thresholds: dict[str, Any] = field(default_factory=dict)
-    usd_per_gpu_hour: float | None = None
 
 
 @dataclass
@@ -83,13 +82,11 @@ def watch(task: Task, notes: Notes) -> None:
     with ExitStack() as stack:
         db = stack.enter_context(node.reading(task.db))
         following = Following(db, task.since_ns)
-        stream = Stream(limits=Thresholds(**task.thresholds), usd_per_gpu_hour=task.usd_per_gpu_hour)
-        show = _Records(task) if task.is_json else stack.enter_context(_Screen(task, notes))
+        show = _Records() if task.is_json else stack.enter_context(_Screen(task, notes))
         while True:
             is_last = notes.is_over.wait(_EVERY_S)
             batch = following.batch()
-            changes = [*stream.feed(following.with_changes(batch)), *stream.tick()]
-            show.show(batch, changes)
+            show.show(batch, following.verdicts())
             if is_last:
                 break
 
@@ -109,17 +106,14 @@ def _has_begun(db: Path, notes: Notes) -> bool:
 class _Records:
     """Prints a record a line."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self) -> None:
         self._clock: Clock | None = None
-        self._standstill = Standstill(task.db, Thresholds(**task.thresholds))
-        self._has_rounds = False
 
-    def show(self, batch: Trace, changes: list[Change]) -> None:
+    def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Print new rows and changes."""
         self._clock = batch.clocks[-1] if batch.clocks else self._clock
-        self._has_rounds |= len(batch.collectives) > 0
-        still = self._standstill.changes(has_rounds=self._has_rounds)
-        for record in (*records(batch, self._clock), *map(changed, [*still, *changes])):
+        changes = (verdict_record(at_ns, verdict) for at_ns, verdict in verdicts)
+        for record in (*records(batch, self._clock), *changes):
             sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
@@ -134,7 +128,6 @@ class _Screen:
         self._task, self._notes = task, notes
         self._seen, self._system = Seen(), System(task.agent)
         self._verdicts: dict[str, VerdictLine] = {}
-        self._standstill = Standstill(task.db, Thresholds(**task.thresholds))
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
         self._page = self._made()
@@ -150,20 +143,21 @@ class _Screen:
         self._live.__exit__(None, None, None)
         self._console.print(drawn(self._page, self._console.width, 60))
 
-    def show(self, batch: Trace, changes: list[Change]) -> None:
+    def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Draw what is known now."""
         self._seen.feed(batch)
-        for change in changes:
-            self._take(change)
+        for at_ns, verdict in verdicts:
+            self._take(at_ns, verdict)
         self._page = self._made()
         self._live.refresh()
 
-    def _take(self, change: Change) -> None:
+    def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
         """One line for each incident, at the time at which it opened; the newest last, twenty are kept."""
-        known = self._verdicts.get(change.incident_id)
-        moment = known.time if known else time.strftime("%H:%M:%S", time.gmtime(change.at_ns / 1e9))
-        summary = change.verdict.summary + (f" Over: {change.reason}." if change.kind == "closed" else "")
-        self._verdicts[change.incident_id] = VerdictLine(moment, change.kind == "closed", summary)
+        known = self._verdicts.get(verdict["incident"])
+        moment = known.time if known else time.strftime("%H:%M:%S", time.gmtime(at_ns / 1e9))
+        is_over = verdict["state"] == "closed"
+        summary = verdict["summary"] + (f" Over: {verdict['closed_because']}." if is_over else "")
+        self._verdicts[verdict["incident"]] = VerdictLine(moment, is_over, summary, verdict["severity"])
         while len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
@@ -173,7 +167,6 @@ class _Screen:
         n = sum(line.is_alive for line in ranks)
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
         rounds = max(seen.n_rounds.values(), default=0)
-        still = self._standstill.verdict(has_rounds=rounds > 0)
         return Page(
             title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C ends it)",
             job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
@@ -186,7 +179,7 @@ class _Screen:
                 *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
                 *seen.machine(),
             ],
-            verdicts=[*([still] if still else []), *self._verdicts.values()],
+            verdicts=list(self._verdicts.values()),
             n_lost=seen.n_lost,
             lost=seen.lost,
             notes=list(self._notes.lines),

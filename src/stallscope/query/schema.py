@@ -15,7 +15,7 @@ OTHERS = {
     "losses": "Records that were lost, by kind and CPU.",
     "sessions": "Who wrote into the trace, from when to when, and what the events are.",
     "stacks": "Call stacks, by number.",
-    "verdicts": "What was found, as JSON.",
+    "verdicts": "A change of an incident, as JSON: the verdict with `incident`, `change` and `state`.",
     "annotations": "Labels that the job gave: steps, epochs, phases.",
 }
 

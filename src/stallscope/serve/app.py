@@ -29,6 +29,7 @@ from stallscope import __version__
 from stallscope.errors import BadInput, NotAuthenticated, StallscopeError, StorageFailed, TooLarge, TooMany
 from stallscope.serve.answers import INTERNAL, error_body, public_message, refused
 from stallscope.serve.audit import AuditLog
+from stallscope.serve.capabilities import capabilities
 from stallscope.serve.refusals import WINDOW_S, Refusals
 from stallscope.serve.tokens import Identity, Tokens
 
@@ -70,7 +71,7 @@ def create_app(
 ) -> ASGIApp:
     """The application with these routes besides its own. lifespan: what must run while it is served."""
     own = [
-        Route("/api/versions", _versions(house)),
+        Route("/api/versions", _versions(house, capabilities(parts))),
         Route("/api/v1/health", _health(house)),
         Route("/metrics", _metrics(house)),
     ]
@@ -232,10 +233,10 @@ LAYERS: tuple[Layer, ...] = (peer_limit, bearer, audit, rate_limit, body_limit)
 """What a request passes before its handler, in this order."""
 
 
-def _versions(house: House) -> Callable[[Request], Awaitable[Response]]:
+def _versions(house: House, surfaces: Mapping[str, bool]) -> Callable[[Request], Awaitable[Response]]:
     async def versions(request: Request) -> Response:
         told = {"stallscope": major_minor(__version__), "api": API_VERSION}
-        return JSONResponse({"versions": told, "capabilities": dict(house.capabilities())})
+        return JSONResponse({"versions": told, "capabilities": {**surfaces, **house.capabilities()}})
 
     return versions
 

@@ -38,6 +38,7 @@ def listed(tools: Tools) -> list[dict[str, Any]]:
             "title": tool.title,
             "description": tool.description,
             "scope": tool.scope,
+            "former_names": list(tool.aliases),
             "input_schema": tool.input_schema,
             "output_schema": tool.output_schema,
         }

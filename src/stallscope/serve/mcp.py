@@ -87,7 +87,7 @@ def server(
     guides: Sequence[Guide] = (),
 ) -> Server[Any]:
     """An MCP server. entries: the tools as calls.listed() tells them."""
-    known = {str(entry["name"]): entry for entry in entries}
+    known = {name: entry for entry in entries for name in (str(entry["name"]), *entry["former_names"])}
     by_uri = {text.uri: text for text in texts}
     by_name = {guide.name: guide for guide in guides}
 
@@ -98,7 +98,9 @@ def server(
         ctx: ServerRequestContext[Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         if params.name not in known:
-            error = NotFound(f"there is no tool {params.name[:80]!r}; there are {', '.join(known)}")
+            error = NotFound(
+                f"there is no tool {params.name[:80]!r}; there are {', '.join(str(entry['name']) for entry in entries)}"
+            )
             raise MCPError(types.INVALID_PARAMS, error_of(error)["error"]["message"], dict(error_of(error)))
         try:
             arguments = {} if params.arguments is None else params.arguments

@@ -1,4 +1,4 @@
-"""What becomes of an incident's change at the hub: a row of `verdicts` and one of `causal_chains`."""
+"""A change of an incident as rows of the hub: one of `verdicts` and one of `causal_chains`."""
 
 import json
 from collections.abc import Sequence
@@ -6,48 +6,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from stallscope.diagnose.report.verdict import verdict_as_json
-from stallscope.diagnose.stream import Change
+from stallscope.diagnose import Change, verdict_as_json
+from stallscope.diagnose.report.row import verdict_row
+from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 
-_SEVERITY = {"hang": "HIGH", "mismatch": "HIGH", "straggler": "HIGH", "inconclusive": "LOW"}
 
-
-def verdict_row(
+def stored_row(
     change: Change, cluster: str, *, opened_us: int, now_us: int, n_left_out: int = 0
 ) -> dict[str, Any]:
-    """The row of `verdicts` that a change leaves. Times in us since 1970.
+    """The row of `verdicts` after a change. Times of the incident in us since 1970.
 
-    n_left_out: rows of the cluster that came too fast to be looked at.
+    n_left_out: rows of the cluster that arrived too fast to be examined.
     """
     verdict = change.verdict
-    main = verdict.causes[0] if verdict.causes else None
+    row = verdict_row(verdict)
+    lists = {field.name for field in FIELDS if field.type in ("texts", "integers")}
     return {
+        **{name: json.dumps(value) if name in lists else value for name, value in row.items()},
         "cluster_id": cluster,
         "verdict_id": change.incident_id,
-        "state": "closed" if change.kind == "closed" else "open",
-        "kind": verdict.kind,
-        "summary": verdict.summary,
+        "state": change.state,
         "opened_at": opened_us,
         "updated_at": now_us,
-        "closed_at": now_us if change.kind == "closed" else None,
-        "since_ns": verdict.since_ns,
-        "until_ns": verdict.until_ns,
+        "closed_at": now_us if change.state == "closed" else None,
         "node_id": verdict.nodes[0] if verdict.nodes else None,
         "rank": verdict.ranks[0] if verdict.ranks else None,
-        "ranks": json.dumps(verdict.ranks),
-        "nodes": json.dumps(verdict.nodes),
-        "comm_hash": verdict.comm_hash,
-        "cause": main.cause.name if main else None,
-        "cause_share": main.share if main else None,
-        "confidence": verdict.confidence,
-        "late_ms": verdict.late_ms.get("median") if verdict.late_ms else None,
-        "n_late_rounds": verdict.n_late_rounds,
-        "gpu_seconds": verdict.cost.gpu_seconds if verdict.cost else None,
-        "usd": verdict.cost.usd if verdict.cost else None,
-        "is_lower_bound": verdict.cost.is_lower_bound if verdict.cost else None,
-        "at_most_gpu_seconds": verdict.cost.at_most_gpu_seconds if verdict.cost else None,
-        "at_most_usd": verdict.cost.at_most_usd if verdict.cost else None,
         "verdict": json.dumps(
             verdict_as_json(verdict)
             | ({"closed_because": change.reason} if change.reason else {})
@@ -57,7 +41,7 @@ def verdict_row(
 
 
 def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
-    """The same in the shape of `causal_chains`."""
+    """The change in the shape of `causal_chains`."""
     verdict = change.verdict
     begin_ns = verdict.since_ns if verdict.since_ns is not None else now_us * 1000
     timeline = [
@@ -76,13 +60,13 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
         "node_id": verdict.nodes[0] if verdict.nodes else None,
         "rank": verdict.ranks[0] if verdict.ranks else None,
         "causal_chain_id": change.incident_id,
-        "severity": _SEVERITY.get(verdict.kind, "MEDIUM"),
+        "severity": verdict.severity.upper(),
         "summary": verdict.summary,
         "root_cause": verdict.causes[0].state if verdict.causes else verdict.abstained_because,
         "explanation": json.dumps(verdict.evidence),
         "recommendations": json.dumps(verdict.advice),
         "timeline": json.dumps(timeline),
-        "state": "closed" if change.kind == "closed" else "open",
+        "state": change.state,
     }
 
 

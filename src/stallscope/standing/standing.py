@@ -19,7 +19,7 @@ import pyarrow as pa
 from stallscope.diagnose.stream import Change, Stream
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.standing.backlog import Backlog, Bounds, Key, Turn, by_cluster
-from stallscope.standing.rows import chain_row, table_of, verdict_row
+from stallscope.standing.rows import chain_row, stored_row, table_of
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
@@ -159,7 +159,7 @@ class Standing:
                 self._open.add(incident)
             n_left_out = self._left_out.get(key, 0)
             self._pending[incident] = (
-                verdict_row(change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out),
+                stored_row(change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out),
                 chain_row(change, cluster, now_us),
             )
 

@@ -116,4 +116,4 @@ def test_verdicts_are_shown_with_the_ends_that_are_known(asker_of):
         verdicts(asker, VerdictsParams()).rows,
         summary(asker, SummaryParams()).open_verdicts,
     ):
-        assert {row.verdict_id: (row.gpu_seconds, row.at_most_gpu_seconds) for row in rows} == known
+        assert {row["verdict_id"]: (row["gpu_seconds"], row["at_most_gpu_seconds"]) for row in rows} == known

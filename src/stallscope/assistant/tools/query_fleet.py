@@ -6,8 +6,9 @@ from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import CostSaid
+from stallscope.diagnose.report.row import json_row, verdict_row
 from stallscope.errors import BadInput
+from stallscope.events.verdict_fields import FIELDS
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits
 from stallscope.serve.tools.registry import Cell, Params, Result, Row, Tool
@@ -21,13 +22,12 @@ _OVERVIEW = (
     "SELECT node, count(*) AS n_collectives, count(DISTINCT pid) AS n_processes, min(wall_time(node, ts_ns)) AS first,"
     " max(wall_time(node, ts_ns)) AS last FROM collectives GROUP BY node ORDER BY node"
 )
-_COSTS = ("lost_gpu_seconds", "lost_usd", "at_most_gpu_seconds", "at_most_usd")
 
 
 class FleetParams(Params):
     action: Literal["chains", "ops", "overview", "sql"] = Field(
         default="overview",
-        description="chains: who drags the whole job, and why. ops: slow calls by rank. overview: who has what.",
+        description="chains: the verdicts on the whole job. ops: slow calls by rank. overview: who has what.",
     )
     sql: str | None = Field(default=None, max_length=100_000, description="For action sql: one SELECT.")
     since_s: int | None = Field(default=300, ge=1, description="Only the last so many seconds; null: all.")
@@ -72,33 +72,15 @@ def _chains(asker: Node, since_ns: int | None) -> Fleet:
     assert asker.access is not None
     found = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
     report = asker.diagnosed(found.trace)
-    rows: list[list[Any]] = [
-        [
-            v.kind,
-            v.summary,
-            v.ranks,
-            v.nodes,
-            v.causes[0].cause.name if v.causes else None,
-            v.confidence,
-            *_costs(v.cost),
-        ]
-        for v in report.verdicts
-    ]
+    rows = [list(json_row(verdict_row(verdict)).values()) for verdict in report.verdicts]
     said = text.headline(report)
     return Fleet(
         summary=_said(len(found.replies), found.failures, said),
-        columns=["kind", "summary", "ranks", "nodes", "cause", "confidence", *_COSTS],
+        columns=[field.json_name for field in FIELDS],
         rows=rows,
         is_cut=False,
         missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
     )
-
-
-def _costs(cost: CostSaid | None) -> tuple[float | None, ...]:
-    """In the order of _COSTS."""
-    if cost is None:
-        return (None,) * len(_COSTS)
-    return cost.gpu_seconds, cost.usd, cost.at_most_gpu_seconds, cost.at_most_usd
 
 
 def _said(n_answered: int, failures: list[Any], what: str) -> str:

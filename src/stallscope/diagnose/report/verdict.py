@@ -60,7 +60,7 @@ class Verdict:
 
     kind: straggler, hang, mismatch, imbalance, device, process (alone: it has no peers),
     failure (of a CUDA call, of a process), inconclusive.
-    ranks: those to look at, none for imbalance.
+    ranks: the ranks to look at, none for imbalance.
     pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
     """

@@ -9,11 +9,12 @@ from stallscope.diagnose.stream.evaluation import Look
 from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
 from stallscope.diagnose.stream.incidents import Incidents, Sighted, worded
 from stallscope.diagnose.stream.job_members import Who
-from stallscope.diagnose.verdicts import device, imbalance, inconclusive, mismatch, straggler
+from stallscope.diagnose.verdicts import claimed_rank, device, imbalance, inconclusive, mismatch, straggler
 from stallscope.diagnose.verdicts._late import between, late_ranks
 
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
 UNSURE = "unsure"
+CLAIMED = "claimed"
 _CONFIRM_STEPS = 4  # what is no matter of seconds is opened when it is still seen so many steps later
 _CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
 _CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
@@ -29,6 +30,8 @@ def sightings(
     ranks are looked at for being slow alike, which takes long.
     """
     found, case = seen.found, seen.case
+    if claims := claimed_rank.verdicts(case):
+        return [claimed(verdict) for verdict in claims]
     known = {
         process
         for process in range(case.line.n_processes)
@@ -56,6 +59,8 @@ def report(seen: Look, history: History, incidents: Incidents, *, standstill: li
     What only the rows that are left show is told when an incident was opened on it.
     """
     found = seen.found
+    if claims := claimed_rank.verdicts(seen.case):
+        return [worded(verdict) for verdict in claims]
     ranks = _ranks(seen, history, set(), only_since=False, is_whole=False)
     taken = frozenset(who for one in ranks for who in one.who)
     rest = [one for one in _devices(seen, history, only_since=False) if not one.who & taken]
@@ -74,6 +79,11 @@ def report(seen: Look, history: History, incidents: Incidents, *, standstill: li
     before = [*history.over, *(one.sighted.verdict for one in incidents.open)]
     now += [verdict for verdict in before if _what(verdict) not in told and _matters(seen, verdict)]
     return [worded(verdict) for verdict in now]
+
+
+def claimed(verdict: Verdict) -> Sighted:
+    """Several processes with the same rank: no other verdict on the job is reliable."""
+    return Sighted(CLAIMED, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS)
 
 
 def odd(verdict: Verdict) -> Sighted:

@@ -10,6 +10,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.incidents import Sighted
+from stallscope.diagnose.verdicts._pids import with_pids
 from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events.layout import GPU_PROCESSES, GPUS, Array, empty
 from stallscope.events.trace import Trace
@@ -41,8 +42,8 @@ class Drivers:
 
 
 def explained(trace: Trace, shown: Sequence[Sighted]) -> list[Sighted]:
-    """What was sighted, with what the drivers say of the GPUs it is about."""
-    told = with_gpu_states(trace, Report("", {}, [one.verdict for one in shown])).verdicts
+    """The candidates with the state of their GPUs and the processes of their ranks."""
+    told = with_pids(trace, with_gpu_states(trace, Report("", {}, [one.verdict for one in shown])).verdicts)
     return [replace(one, verdict=verdict) for one, verdict in zip(shown, told, strict=True)]
 
 

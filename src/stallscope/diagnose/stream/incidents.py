@@ -24,6 +24,10 @@ class Change:
     at_ns: int
     reason: str = ""
 
+    @property
+    def state(self) -> Literal["open", "closed"]:
+        return "closed" if self.kind == "closed" else "open"
+
 
 @dataclass(frozen=True)
 class Sighted:

@@ -11,6 +11,7 @@ from stallscope.diagnose.cost.delays import delays_by_process, device_delays
 from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
 from stallscope.diagnose.report.examined import budget_of_case, of_case
+from stallscope.diagnose.report.severity import severity
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.call_errors import Failing
@@ -26,7 +27,7 @@ from stallscope.diagnose.stream.trigger import Watch
 from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete, told_by_all
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
-from stallscope.diagnose.verdicts import hang, mismatch, without_ledger
+from stallscope.diagnose.verdicts import claimed_rank, hang, mismatch, without_ledger
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
@@ -158,14 +159,13 @@ class Job:
         is_whole = is_last and not self.history.is_trimmed
         n_judged = seen.looked_at.n_steps
         self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
-        shown = (
-            candidates.sightings(
+        changes: list[Change] = []
+        # Where rounds are being numbered again, an open incident is neither confirmed nor over.
+        if is_whole or (n_judged >= _JUDGED_STEPS and right is not None):
+            shown = candidates.sightings(
                 seen, self.history, self.incidents, is_whole=is_whole, is_usual=not was_urgent
             )
-            if is_whole or (n_judged >= _JUDGED_STEPS and right is not None)
-            else []
-        )
-        changes = self._changed(explained(trace, shown), seen.step, at_ns, is_whole=is_whole)
+            changes = self._changed(self._explained(trace, shown), seen.step, at_ns, is_whole=is_whole)
         self._trim(seen, usable, most_rows)
         return changes
 
@@ -189,8 +189,11 @@ class Job:
             return []
         case = self._case(trace, is_numbered=right is not None)
         self.silence.patience_ns = usual_patience_ns(case)
+        if claims := claimed_rank.verdicts(case):
+            shown = self._explained(trace, [candidates.claimed(verdict) for verdict in claims])
+            return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         if odd := mismatch.verdicts(case, mismatch_findings(case)):
-            shown = [candidates.odd(worded(verdict)) for verdict in odd]
+            shown = self._explained(trace, [candidates.odd(worded(verdict)) for verdict in odd])
             return self.incidents.tell(shown, self.history.next_step, at_ns, job=self.name)
         self.n_looks, self.n_rows_looked_at = self.n_looks + 1, self.n_rows_looked_at + self.rows.n
         found = hangs(case)
@@ -226,7 +229,21 @@ class Job:
     def _tell(self, trace: Trace, sort: str, verdicts: list[Verdict], at_ns: int) -> list[Change]:
         """Tell verdicts of a sort that is no matter of steps."""
         shown = [Sighted(sort, frozenset(), worded(verdict), -1, 0) for verdict in verdicts]
-        return self.incidents.tell(explained(trace, shown), self.history.next_step, at_ns, job=self.name)
+        return self.incidents.tell(
+            self._explained(trace, shown), self.history.next_step, at_ns, job=self.name
+        )
+
+    def _explained(self, trace: Trace, shown: list[Sighted]) -> list[Sighted]:
+        """The candidates with their GPUs, processes and severity."""
+        ts_ns = trace.collectives["ts_ns"]
+        observed_ns = self.history.gone_ns + (float(ts_ns.max() - ts_ns.min()) if len(ts_ns) else 0.0)
+        gpu_seconds = len(self.members) * observed_ns / 1e9
+        return [
+            replace(
+                one, verdict=replace(one.verdict, severity=severity(one.verdict, gpu_seconds, self.limits))
+            )
+            for one in explained(trace, shown)
+        ]
 
     def _resumed(self, at_ns: int) -> list[Change]:
         """Close a hang whose ranks go on."""

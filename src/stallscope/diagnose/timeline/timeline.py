@@ -385,6 +385,11 @@ def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     numbered_in = _ranks_in_largest(trace, who, memberships)
     if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
         return numbered_in
+    is_inherited = (
+        len(np.unique(ranks)) == 1 and len(ranks) > 2
+    )  # by all workers, from the process that forked them
+    if is_known.all() and not is_inherited:
+        return ranks  # processes that claim the same rank: see verdicts/claimed_rank.py
     return np.arange(len(ranks))
 
 

@@ -8,6 +8,7 @@ from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import user_frame
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts import claimed_rank
 from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import CATEGORY_NAMES
@@ -20,8 +21,11 @@ _CONFIDENCE, _CONFIDENCE_OF_FEW = 0.6, 0.5
 def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None = None) -> Report | None:
     """The report on a trace for which is_for(); None where not every rank stands still."""
     ranks = still_ranks(trace)
-    if len(ranks) < 2 or len({one.rank for one in ranks}) < len(ranks):
+    if len(ranks) < 2:
         return None
+    if claims := _claims(ranks):
+        found = claimed_rank.verdict(trace, claims, min(one.since_ns for one in ranks))
+        return Report(trace.source, _examined(trace, ranks, 0), [replace(found, summary=text.summary(found))])
     still_ns = min(one.until_ns for one in ranks) - max(one.since_ns for one in ranks)
     if still_ns < limits.hang_after_ns:
         return None
@@ -31,6 +35,12 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None =
         examined=_examined(trace, ranks, still_ns),
         verdicts=[replace(verdict, summary=text.summary(verdict))],
     )
+
+
+def _claims(ranks: list[StillRank]) -> list[tuple[int, int, int]]:
+    """Rank, node and pid of the processes that share a rank."""
+    numbers = [one.rank for one in ranks]
+    return [(one.rank, one.node, one.pid) for one in ranks if numbers.count(one.rank) > 1]
 
 
 def nothing(trace: Trace) -> Report:

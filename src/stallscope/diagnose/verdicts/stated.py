@@ -91,7 +91,8 @@ def _slow_verdicts(trace: Trace) -> list[Verdict]:
     for row in trace.annotations[trace.annotations["label"] == FAILURE_LABELS["slow"]]:
         rank = ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN)
         words = by_rank.setdefault(rank, [])
-        words += [text] if (text := failure_words(bytes(row["value"])).words) not in words else []
+        stated = failure_words(bytes(row["value"])).words
+        words += [stated] if stated not in words else []
     heard = {rank for rank in ranks.values() if rank != UNKNOWN}
     verdicts = [
         Verdict(

@@ -10,8 +10,8 @@ from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
 from stallscope.serve.tools.asking import Asker, Cluster, From, To, said, window
-from stallscope.serve.tools.found import Found, found
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 _N_LONGEST = 5
 _N_FRAMES = 12
@@ -67,7 +67,7 @@ class Explained(Result):
     rows: list[LedgerRow] = Field(description="The ledger against the peers, most excess first.")
     slow_calls: list[SlowCall]
     off_cpu: list[OffCpu]
-    verdicts: list[Found] = Field(description="What names this rank.")
+    verdicts: list[StoredVerdict] = Field(description="What names this rank.")
 
 
 def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
@@ -77,14 +77,17 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     ledgers = asker.rows("rank_ledgers", cluster=params.cluster, **times)
     mine = [row for row in late if row["rank"] == params.rank]
     own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
-    named = found(
-        asker,
-        cluster=params.cluster,
-        rank=params.rank,
-        from_ns=params.from_,
-        to_ns=params.to,
-        max_rows=_N_LONGEST,
-    )
+    named = [
+        stored_verdict(row)
+        for row in stored_verdicts(
+            asker,
+            cluster=params.cluster,
+            rank=params.rank,
+            from_ns=params.from_,
+            to_ns=params.to,
+            max_rows=_N_LONGEST,
+        )
+    ]
     if not mine and not own_ledgers and not named:
         raise NotFound(
             f"nothing is known of rank {params.rank} there; fleet.cluster.find_nccl_processes lists ranks"
@@ -142,7 +145,7 @@ def _each_round(row: dict[str, Any], category: str) -> float:
     return float(row[f"{category}_ns"] or 0) / (row["n_rounds"] - 1)
 
 
-def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[Found]) -> str:
+def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[dict[str, Any]]) -> str:
     parts = []
     if rounds:
         parts.append(
@@ -151,7 +154,7 @@ def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[F
     if rows and rows[0].excess_ms > 0:
         parts.append(f"It spends {rows[0].excess_ms:g} ms more a round in {rows[0].category} than its peers.")
     if named:
-        parts.append(f"Verdict: {named[0].summary}")
+        parts.append(f"Verdict: {named[0]['summary']}")
     return " ".join(parts) or f"Rank {rank} does nothing otherwise than its peers."
 
 

@@ -50,12 +50,16 @@ class Result(BaseModel):
 
 @dataclass(frozen=True)
 class Tool(Generic[Context]):
-    """One tool. run: its docstring is the description, its annotations are the schemas. scope: what a token needs."""
+    """One tool. run: its docstring is the description, its annotations are the schemas. scope: what a token needs.
+
+    aliases: names of the last release, which are still answered and not listed.
+    """
 
     name: str
     title: str
     run: Callable[[Context, Any], BaseModel]
     scope: str = "read"
+    aliases: tuple[str, ...] = ()
 
     @cached_property
     def params(self) -> type[BaseModel]:
@@ -96,9 +100,12 @@ def collected(package: ModuleType) -> dict[str, Tool[Any]]:
 
 def tool_named(tools: Tools, name: str) -> Tool[Any]:
     """The tool. Raises NotFound and says which there are."""
-    if name not in tools:
+    if name in tools:
+        return tools[name]
+    renamed = next((tool for tool in tools.values() if name in tool.aliases), None)
+    if renamed is None:
         raise NotFound(f"there is no tool {name[:80]!r}; there are {', '.join(tools)}")
-    return tools[name]
+    return renamed
 
 
 def answer(tool: Tool[Context], context: Context, arguments: object) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from stallscope.events.counted import counted
 from stallscope.serve.tools.asking import Asker, Cluster
-from stallscope.serve.tools.found import Found, found
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 
 class SummaryParams(Params):
@@ -27,7 +27,7 @@ class ClusterRow(Row):
 class Summary(Result):
     summary: str
     rows: list[ClusterRow]
-    open_verdicts: list[Found] = Field(description="The newest five that are open.")
+    open_verdicts: list[StoredVerdict] = Field(description="The newest five that are open.")
 
 
 def summary(asker: Asker, params: SummaryParams) -> Summary:
@@ -36,13 +36,16 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
         ClusterRow(cluster=row.pop("cluster_id"), **row)
         for row in asker.rows("cluster_summary", cluster=params.cluster)
     ]
-    opened = found(asker, cluster=params.cluster, state="open", max_rows=5)
+    opened = [
+        stored_verdict(row)
+        for row in stored_verdicts(asker, cluster=params.cluster, state="open", max_rows=5)
+    ]
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
     sizes = (counted(len(rows), "cluster"), counted(n_nodes, "machine"), counted(n_open, "open verdict"))
     said = f"{', '.join(sizes)}."
     if opened:
-        said += f" Newest: {opened[0].summary}"
+        said += f" Newest: {opened[0]['summary']}"
     if warning := asker.hub.store.damage.warning(asker.tenant):
         said += f" {warning}"
     return Summary(summary=said, rows=rows, open_verdicts=opened)

@@ -1,18 +1,20 @@
 """fleet.cluster.verdicts: what was found."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from stallscope.errors import NotFound
 from stallscope.events.counted import counted
+from stallscope.events.verdict_fields import KINDS, SEVERITIES
 from stallscope.serve.sql.values import plain
 from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, window
-from stallscope.serve.tools.found import Found, flat
 from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
-Kind = Literal["straggler", "hang", "mismatch", "imbalance", "device", "process", "inconclusive"]
+Kind = Annotated[Literal[KINDS], Field(description="One kind only.")]  # type: ignore[valid-type]
+Severity = Annotated[Literal[SEVERITIES], Field(description="One severity only.")]  # type: ignore[valid-type]
 
 
 class VerdictsParams(Params):
@@ -20,6 +22,7 @@ class VerdictsParams(Params):
     node: Node = None
     rank: Rank = None
     kind: Kind | None = None
+    severity: Severity | None = None
     state: Literal["open", "closed"] | None = Field(default=None, description="Both without it.")
     verdict_id: str | None = Field(
         default=None, max_length=MAX_TEXT, description="One verdict, with all that is known of it."
@@ -31,7 +34,7 @@ class VerdictsParams(Params):
 
 class Verdicts(Result):
     summary: str
-    rows: list[Found]
+    rows: list[StoredVerdict]
     verdict: dict[str, Any] | None = Field(
         description="The whole verdict, with causes, evidence and advice; only where verdict_id was given."
     )
@@ -42,12 +45,13 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
 
     With verdict_id: that one with its causes, evidence and advice.
     """
-    rows = asker.rows(
-        "found_verdicts",
+    rows = stored_verdicts(
+        asker,
         cluster=params.cluster,
         node=params.node,
         rank=params.rank,
         kind=params.kind,
+        severity=params.severity,
         state=params.state,
         verdict_id=params.verdict_id,
         max_rows=params.limit,
@@ -60,13 +64,11 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     whole = None
     if params.verdict_id is not None and rows[0]["verdict"]:
         whole = plain(json.loads(rows[0]["verdict"]))
-    flat_rows = [flat(row) for row in rows]
-    n_open = sum(row.state == "open" for row in flat_rows)
+    flat_rows = [stored_verdict(row) for row in rows]
+    n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
     said = (
-        f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
-        if flat_rows
-        else "Nothing was found wrong."
+        f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open." if flat_rows else "No verdict matches."
     )
     return Verdicts(summary=said, rows=flat_rows, verdict=whole)
 

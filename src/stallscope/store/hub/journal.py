@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
-from stallscope.store.hub.migrations import MIGRATIONS
+from stallscope.store.hub.migrations import MIGRATIONS, SCHEMA_VERSION
 from stallscope.store.hub.packing import packed, unpacked
 
 _AT_ONCE = 64
@@ -333,12 +333,12 @@ def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
     try:
         db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
         ((found,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
-        if found > schema.SCHEMA_VERSION:
+        if found > SCHEMA_VERSION:
             raise NewerSchema(
                 f"{path} was written by a newer stallscope (schema {found}, this one knows"
-                f" {schema.SCHEMA_VERSION}): upgrade stallscope"
+                f" {SCHEMA_VERSION}): upgrade stallscope"
             )
-        for version in range(found + 1, schema.SCHEMA_VERSION + 1):
+        for version in range(found + 1, SCHEMA_VERSION + 1):
             db.begin()
             for statement in MIGRATIONS[version]:
                 db.execute(statement)

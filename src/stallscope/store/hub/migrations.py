@@ -21,5 +21,19 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_gpu_seconds DOUBLE",
         "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_usd DOUBLE",
     ),
+    4: (
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS severity VARCHAR",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS pids VARCHAR",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS victims VARCHAR",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS first_round BIGINT",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS last_round BIGINT",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS n_incidents BIGINT",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS period_steps BIGINT",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS max_late_ms DOUBLE",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS abstained_because VARCHAR",
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS advice VARCHAR",
+    ),
 }
 """Statements by the version they lead to."""
+
+SCHEMA_VERSION = max(MIGRATIONS)

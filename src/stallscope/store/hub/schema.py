@@ -11,10 +11,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from stallscope.errors import BadInput
-from stallscope.events import layout
+from stallscope.events import layout, verdict_fields
 from stallscope.events.names import CATEGORY_NAMES
-
-SCHEMA_VERSION = 3
 
 _SQL = {
     "text": "VARCHAR",
@@ -192,6 +190,24 @@ LOSSES = HubTable(
     ),
 )
 
+_VERDICT_TYPES: dict[verdict_fields.FieldType, str] = {
+    "text": "text",
+    "number": "double",
+    "integer": "int64",
+    "boolean": "bool",
+    "time": "int64",
+    "texts": "text",
+    "integers": "text",
+}
+
+
+def _of_verdict(field: verdict_fields.VerdictField) -> Column:
+    """The column of a verdict's field; lists are JSON text."""
+    prefix = "JSON: " if field.type in ("texts", "integers") else ""
+    suffix = ", ns since 1970" if field.type == "time" else ""
+    return Column(field.name, _VERDICT_TYPES[field.type], f"{prefix}{field.meaning}{suffix}")
+
+
 VERDICTS = HubTable(
     "verdicts",
     "What the standing diagnosis found: one row for each incident, replaced while it lasts.",
@@ -200,28 +216,12 @@ VERDICTS = HubTable(
         Column("cluster_id", "text", "cluster"),
         Column("verdict_id", "text", "the incident"),
         Column("state", "text", "open or closed"),
-        Column("kind", "text", "straggler, hang, mismatch, imbalance, device, process, inconclusive"),
-        Column("summary", "text", "one sentence"),
         Column("opened_at", "time", "when the hub first said it"),
         Column("updated_at", "time", "when this row was last changed"),
         Column("closed_at", "time", "when the hub found it over"),
-        Column("since_ns", "int64", "begin of the delay, ns since 1970"),
-        Column("until_ns", "int64", "end of the delay as far as known"),
         Column("node_id", "text", "machine of the first rank named"),
         Column("rank", "int32", "the first rank named"),
-        Column("ranks", "text", "JSON: all ranks named"),
-        Column("nodes", "text", "JSON: their machines"),
-        Column("comm_hash", "text", "communicator"),
-        Column("cause", "text", "the cause with the largest share"),
-        Column("cause_share", "double", "its share of the excess time, 0 to 1"),
-        Column("confidence", "double", "0 to 1"),
-        Column("late_ms", "double", "median lateness over the late steps"),
-        Column("n_late_rounds", "int64", "late rounds"),
-        Column("gpu_seconds", "double", "GPU time lost; the lower end where a range is known"),
-        Column("usd", "double", "what it cost, where a price is known"),
-        Column("is_lower_bound", "bool", "the loss is at least this"),
-        Column("at_most_gpu_seconds", "double", "and at most this, where a range is known"),
-        Column("at_most_usd", "double", "its price"),
+        *(_of_verdict(field) for field in verdict_fields.FIELDS),
         Column("verdict", "text", "JSON: the whole verdict"),
     ),
     ("tenant", "verdict_id"),
@@ -235,7 +235,7 @@ CAUSAL_CHAINS = HubTable(
         *_WHERE,
         Column("rank", "int32", "rank in the job"),
         Column("causal_chain_id", "text", "the incident"),
-        Column("severity", "text", "HIGH, MEDIUM or LOW"),
+        Column("severity", "text", "CRITICAL, HIGH, MEDIUM or LOW"),
         Column("summary", "text", "one sentence"),
         Column("root_cause", "text", "the cause"),
         Column("explanation", "text", "how it is known"),

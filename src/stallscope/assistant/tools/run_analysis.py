@@ -1,4 +1,4 @@
-"""run_sql: one SELECT on the trace."""
+"""run_analysis: one SELECT on the trace."""
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ class Rows(Result):
     is_cut: bool = Field(description="There were more rows than `limit`.")
 
 
-def run_sql(asker: Node, params: SqlParams) -> Rows:
+def run_analysis(asker: Node, params: SqlParams) -> Rows:
     """Ask the trace of this machine in SQL; nothing can be changed."""
     found = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
     rows = [[_cell(value) for value in row] for row in found.rows]
@@ -46,4 +46,4 @@ def _cell(value: object) -> object:
     return value[:_MAX_CELL] if isinstance(value, str) else value
 
 
-TOOL: Tool[Node] = Tool("run_sql", "SQL on the trace", run_sql, scope="sql")
+TOOL: Tool[Node] = Tool("run_analysis", "SQL on the trace", run_analysis, scope="sql", aliases=("run_sql",))

@@ -1,0 +1,75 @@
+"""The verdict on a job in which several processes claim the same rank at the same time.
+
+Their calls cannot be assigned to ranks, so the data show neither a hang nor a straggler. Ranks come
+from the launcher's environment: a wrapper that starts a job twice, or a script that sets RANK itself, repeats them.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.events.trace import Trace
+
+_MOST_NAMED = 4
+
+
+def verdicts(case: Case) -> list[Verdict]:
+    """One verdict where processes of this job claim the same rank at the same time; none otherwise."""
+    line = case.line
+    ranks, counts = np.unique(line.rank, return_counts=True)
+    claims = {
+        rank: found
+        for rank in ranks[counts > 1].tolist()
+        if _overlap(case, found := np.flatnonzero(line.rank == rank).tolist())
+    }
+    if not claims:
+        return []
+    named = [
+        (rank, int(line.node[process]), int(line.pid[process]))
+        for rank, processes in claims.items()
+        for process in processes
+    ]
+    first = min(line.first[process] for processes in claims.values() for process in processes)
+    return [verdict(case.trace, named, int(line.rows["ts_ns"][first]))]
+
+
+def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> Verdict:
+    """claims: rank, node and pid of each process that shares its rank. since_ns: on the first process's clock."""
+    ranks = sorted({rank for rank, _, _ in claims})
+    processes = [{"rank": rank, "node": trace.nodes[node], "pid": pid} for rank, node, pid in sorted(claims)]
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        nodes=sorted({name for _, node, _ in claims if (name := trace.nodes[node])}),
+        since_ns=wall_ns(trace, claims[0][1], since_ns),
+        n_incidents=1,
+        confidence=0.5,
+        abstained_because="; ".join(_claim(processes, rank) for rank in ranks[:_MOST_NAMED])
+        + (f"; and {len(ranks) - _MOST_NAMED} more ranks" if len(ranks) > _MOST_NAMED else ""),
+        advice=[
+            "Give each process of a job its own rank (RANK), or trace one of the two jobs only (trace --pid).",
+        ],
+        evidence={"claimed_ranks": ranks, "processes": processes},
+    )
+
+
+def _claim(processes: list[dict[str, object]], rank: int) -> str:
+    who = [
+        f"{one['pid']}" + (f" on {one['node']}" if one["node"] else "")
+        for one in processes
+        if one["rank"] == rank
+    ]
+    return f"processes {' and '.join(who[:_MOST_NAMED])} claim rank {rank}"
+
+
+def _overlap(case: Case, processes: list[int]) -> bool:
+    """Whether two of these processes made calls at the same time; one after the other is a restart."""
+    first = case.line.first
+    times = sorted(
+        (float(own.min()), float(own.max()))
+        for own in (case.arrival_ns[first[process] : first[process + 1]] for process in processes)
+    )
+    return any(later[0] <= before[1] for before, later in pairwise(times))

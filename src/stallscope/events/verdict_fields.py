@@ -1,0 +1,66 @@
+"""The fields of a verdict as a flat row: every interface shows a verdict under these names.
+
+The hub's table, the tools of node and hub and the attributes of OTLP incidents are made from this list;
+diagnose/report/row.py fills it. A new field needs a line here, its value in diagnose/report/verdict.py, and a migration
+of the hub's table.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+KINDS = ("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure", "inconclusive")
+SEVERITIES = ("low", "medium", "high", "critical")
+STATES = ("open", "closed")
+
+FieldType = Literal["text", "number", "integer", "boolean", "time", "texts", "integers"]
+
+
+@dataclass(frozen=True)
+class VerdictField:
+    """name: in rows and columns.
+
+    A time is int64 ns since 1970; in JSON its name lacks the `_ns`, and its value is ISO 8601.
+    """
+
+    name: str
+    type: FieldType
+    meaning: str
+    is_required: bool = False
+
+    @property
+    def json_name(self) -> str:
+        return self.name.removesuffix("_ns") if self.type == "time" else self.name
+
+
+FIELDS = (
+    VerdictField("kind", "text", ", ".join(KINDS), is_required=True),
+    VerdictField(
+        "severity", "text", f"{', '.join(reversed(SEVERITIES))}: from cost, confidence and share of the job"
+    ),
+    VerdictField("summary", "text", "one sentence"),
+    VerdictField("since_ns", "time", "begin of the delay"),
+    VerdictField("until_ns", "time", "end of the delay in the data examined"),
+    VerdictField("ranks", "integers", "the ranks to look at; empty where none is named"),
+    VerdictField("nodes", "texts", "their machines"),
+    VerdictField("pids", "integers", "their processes, in the order of ranks"),
+    VerdictField("victims", "integers", "the ranks that waited for them"),
+    VerdictField("comm_hash", "text", "communicator"),
+    VerdictField("first_round", "integer", "the first late round of that communicator"),
+    VerdictField("last_round", "integer", "its last late round"),
+    VerdictField("n_late_rounds", "integer", "late rounds"),
+    VerdictField("n_incidents", "integer", "groups of late steps"),
+    VerdictField("period_steps", "integer", "the delay recurs after this many steps"),
+    VerdictField("late_ms", "number", "median lateness over the late steps"),
+    VerdictField("max_late_ms", "number", "largest lateness"),
+    VerdictField("cause", "text", "the cause with the largest share"),
+    VerdictField("cause_share", "number", "its share of the excess time, 0 to 1"),
+    VerdictField("confidence", "number", "0 to 1"),
+    VerdictField("abstained_because", "text", "why no rank is named"),
+    VerdictField("gpu_seconds", "number", "GPU time lost; the lower end where a range is known"),
+    VerdictField("at_most_gpu_seconds", "number", "the upper end; null without a range"),
+    VerdictField("is_lower_bound", "boolean", "the loss is at least gpu_seconds"),
+    VerdictField("usd", "number", "price of gpu_seconds; null where no price is known"),
+    VerdictField("at_most_usd", "number", "price of at_most_gpu_seconds"),
+    VerdictField("advice", "texts", "what to do next"),
+)
+"""In the order in which they are shown."""

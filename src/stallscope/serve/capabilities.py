@@ -1,0 +1,29 @@
+"""The surfaces that a server has, as the flags of GET /api/versions: they follow from the routes that it serves."""
+
+from collections.abc import Iterable, Mapping
+
+from starlette.routing import BaseRoute, Mount, Route
+
+SURFACES: Mapping[str, str] = {
+    "tools": "/api/v1/tools/list",
+    "sql": "/api/v1/sql",
+    "mcp": "/mcp",
+    "node_query": "/api/v1/node/query",
+    "node_trace": "/api/v1/node/trace",
+    "page": "/ui",
+    "alerts": "/api/v1/alerts",
+    "owner": "/api/v1/owner",
+    "inference": "/api/v1/inference",
+    "shared": "/api/v1/shared",
+}
+"""The first route of each surface. A surface without a route here is not served by any version yet."""
+
+
+def capabilities(routes: Iterable[BaseRoute]) -> dict[str, bool]:
+    """By surface: whether one of the routes serves it."""
+    paths = {route.path.rstrip("/") for route in routes if isinstance(route, Route | Mount)}
+    return {name: any(_is_at(path, first) for path in paths) for name, first in SURFACES.items()}
+
+
+def _is_at(path: str, first: str) -> bool:
+    return path == first or path.startswith(f"{first}/")

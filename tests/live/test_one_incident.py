@@ -1,0 +1,82 @@
+"""One fault is one incident on every surface of a live trace, also after a late attach and next to another job."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..exporters.test_otlp import Receiver, over_http
+from .conftest import COMMAND, Agent
+
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
+
+LATE_S = 6.0
+AFTERWARDS_S = 14.0
+
+
+def explained(db: Path) -> list[dict[str, Any]]:
+    """The verdicts of `stallscope explain`; its exit code states the answer."""
+    words = [*COMMAND, "explain", "--json", "--db", str(db)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)["verdicts"]
+
+
+def stored(db: Path) -> list[dict[str, Any]]:
+    """The changes of incidents in the trace, oldest first."""
+    with sqlite3.connect(db) as connection:
+        return [
+            json.loads(text) for (text,) in connection.execute("SELECT verdict FROM verdicts ORDER BY id")
+        ]
+
+
+def printed(tracer: Agent) -> list[str]:
+    """What became of incidents, as a journal shows it."""
+    return [line for line in tracer.lines() if "verdict opened" in line or "verdict closed" in line]
+
+
+def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, only):
+    running = job("sleep", ranks=3, seconds=LATE_S + AFTERWARDS_S)
+    receiver = Receiver()
+    running.go()
+    time.sleep(LATE_S)
+    with over_http(receiver) as url:
+        tracer = agent(*only(running), "--otlp", url)
+        assert running.wait(90)
+        assert tracer.ended(signal.SIGINT) == 0
+    changes = stored(tracer.db)
+    assert [one["change"] for one in changes if one["change"] != "updated"] == ["opened", "closed"]
+    assert len({one["incident"] for one in changes}) == 1
+    assert [line.split("verdict ")[1].split()[0].strip(":") for line in printed(tracer)] == [
+        "opened",
+        "closed",
+    ]
+    (verdict,) = explained(tracer.db)
+    (span,) = (s for request in receiver.spans for s in request.resource_spans[0].scope_spans[0].spans)
+    told = {one.key: one.value for one in span.attributes}
+    ranks = [value.int_value for value in told["stallscope.ranks"].array_value.values]
+    last = changes[-1]
+    assert verdict["ranks"] == ranks == last["ranks"] == [2]
+    assert verdict["kind"] == told["stallscope.kind"].string_value == last["kind"] == "straggler"
+    assert verdict["pids"] == last["pids"] == [running.pids[2]]
+
+
+def test_of_two_jobs_on_one_machine_only_the_faulty_one_is_named(agent, job, only):
+    faulty, healthy = job("sleep", ranks=2, seconds=10.0), job("healthy", ranks=2, seconds=10.0)
+    tracer = agent(*only(faulty), *only(healthy))
+    tracer.says("attached", "libnccl")
+    faulty.go()
+    healthy.go()
+    assert faulty.wait(90) and healthy.wait(90)
+    assert tracer.ended(signal.SIGINT) == 0
+    (verdict,) = explained(tracer.db)
+    assert (verdict["kind"], verdict["ranks"], verdict["pids"]) == ("straggler", [1], [faulty.pids[1]])
+    assert {tuple(one["pids"]) for one in stored(tracer.db)} == {(faulty.pids[1],)}
