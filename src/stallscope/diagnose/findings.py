@@ -38,7 +38,7 @@ def findings(case: Case) -> Findings:
         lambda: mismatch_findings(case),
         n=len(line.rows),
     )
-    named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits)
+    named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
     gpus = on_device(case, found)
     unexplained = [late for late in found if late.process not in gpus.slow]
     uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)

@@ -63,10 +63,17 @@ class Thresholds:
     """In a step in which all ranks pause (checkpoint, validation) a rank is late from so many times that pause on."""
 
     one_off_ns: int = 1_000_000_000
-    """A single delay is told from this length on ..."""
+    """A single delay of this length is not counted among the shorter delays of its rank."""
 
-    one_off_share: float = 0.2
-    """... if it took this share of the observed time."""
+    incident_ns: int = 400_000_000
+    """A single delay is reported from this length on ..."""
+
+    incident_share: float = 0.05
+    """... as a verdict if it took this share of the observed time, otherwise as a remark."""
+
+    doubtful_share: float = 0.2
+    """A single delay that took this share of the observed time makes the answer inconclusive where other ranks had
+    such delays too."""
 
     cause_share: float = 0.8
     """A cause is called certain when it explains this share of the excess."""

@@ -1,4 +1,4 @@
-"""Jobs that stand still though no rank is missing: every rank has entered every round, and all wait.
+"""Jobs that stand still though no rank is missing: every rank has entered every round, and no rank makes progress.
 
 A rank whose process has died within a round is named: its GPU has left the round with it. Else either the ranks
 entered the rounds of two communicators in different orders, so that their GPUs wait for each other: then the rank
@@ -17,10 +17,18 @@ from stallscope.diagnose.timeline.programs import Programs
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.diagnose.timeline.unseen_ranks import absent
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category
+from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
 _MOST_ORDERS = 32  # compared with each other
+_AT_WORK = frozenset(
+    {
+        *(Category.ON_CPU, Category.PREEMPTED, Category.IO, Category.FAULT),
+        *(Category.COPY, Category.ALLOC, Category.LAUNCH, Category.NONE),
+    }
+)
+"""States in which a rank may make progress that no counter shows, such as a compilation or a checkpoint ..."""
+_AT_WORK_PATIENCE = 6.0  # ... for this many times as long as a rank that is blocked
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Wedged:
     """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
     since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
     n_unseen: how many ranks of its communicator no record names. is_crossed: the orders differ, though no majority
-    tells whose is odd.
+    tells whose is odd. states: the ledger categories of the ranks, by process.
     """
 
     odd: Array
@@ -38,17 +46,22 @@ class Wedged:
     row: int
     n_unseen: int = 0
     is_crossed: bool = False
+    states: tuple[Category, ...] = ()
 
 
 def wedged(
     line: Timeline, plan: Programs, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
 ) -> Wedged | None:
-    """The standstill at the end of a trace in which all ranks wait for the GPU, if there is one."""
-    if line.n_processes < 2 or not _all_wait(line, trace):
+    """The standstill at the end of a trace: a collective is open and no rank makes progress; None without one."""
+    if line.n_processes < 2:
         return None
     last_row = line.first[1:] - 1
     since = int(clocks.arrival_ns[last_row].max())
-    if now_ns - since < patience_ns(line, clocks.arrival_ns, limits):
+    patience = patience_ns(line, clocks.arrival_ns, limits)
+    if now_ns - since < patience:
+        return None
+    states = _states(line, clocks, trace, since_ns=since, patience_ns=patience)
+    if not states:
         return None
     odd = _out_of_order(line, plan)
     row = int(last_row[odd[0]] if len(odd) else last_row[0])
@@ -60,6 +73,7 @@ def wedged(
         row=row,
         n_unseen=absent(line, trace).n_unseen.get(int(line.comm[row]), 0),
         is_crossed=len(odd) == 0 and _orders_differ(line, plan),
+        states=states,
     )
 
 
@@ -94,15 +108,33 @@ def left_by_the_dead(
     )
 
 
-def _all_wait(line: Timeline, trace: Trace) -> bool:
-    """Whether the last that is known of every process is that it waits for its GPU."""
-    states = np.sort(trace.snapshots, order="ts_ns")
-    last = {(int(s["node"]), int(s["pid"])): s for s in states}
+def _states(
+    line: Timeline, clocks: Clocks, trace: Trace, *, since_ns: int, patience_ns: float
+) -> tuple[Category, ...]:
+    """The last known state of each process, where none of them makes progress; empty where any may."""
+    states: list[Category] = []
     for node, pid in zip(line.node.tolist(), line.pid.tolist(), strict=True):
-        state = last.get((node, pid))
-        if state is None or not state["alive"] or int(state["category"]) != Category.WAIT_GPU:
-            return False
-    return True
+        own = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
+        own = own[np.argsort(own["ts_ns"], kind="stable")]
+        if not len(own) or not own[-1]["alive"]:
+            return ()
+        state = Category(int(own[-1]["category"]))
+        still_ns = clocks.common_ns(node, int(own[-1]["ts_ns"])) - since_ns
+        needed_ns = patience_ns * (_AT_WORK_PATIENCE if state in _AT_WORK else 1.0)
+        if state != Category.WAIT_GPU and (still_ns < needed_ns or not _is_open(own, still_ns)):
+            return ()
+        states.append(state)
+    return tuple(states)
+
+
+def _is_open(own: Array, still_ns: int) -> bool:
+    """Whether a process has a collective open in its newest snapshot, with the counts of all since it stands still."""
+    newest = own[-1]
+    recent = own[own["ts_ns"] >= newest["ts_ns"] - still_ns]
+    counts = recent[["n_collectives", "n_completed"]]
+    is_known = newest["n_completed"] != UNKNOWN and newest["n_collectives"] != UNKNOWN
+    has_open = newest["in_call"] == Op.SYNC or (is_known and newest["n_completed"] < newest["n_collectives"])
+    return bool(has_open and len(np.unique(counts)) == 1)
 
 
 def _out_of_order(line: Timeline, plan: Programs) -> Array:

@@ -6,6 +6,7 @@ from math import exp, lgamma, log, log1p
 import numpy as np
 
 from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.together import companions
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import Array
 
@@ -15,14 +16,20 @@ _AMONG_OTHERS = 15  # so many times less may be left to chance where other ranks
 
 
 def recurring(
-    found: list[LateStep], n_processes: int, *, least_ns: float, limits: Thresholds
+    found: list[LateStep],
+    n_processes: int,
+    *,
+    least_ns: float,
+    limits: Thresholds,
+    node: Array | None = None,
 ) -> dict[int, list[LateStep]]:
     """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
     One-off delays of the others count where they are not far longer: they may be what this one happened to have thrice.
-    least_ns: the threshold of a late step, see Pace.
+    least_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that are gone:
+    ranks of nodes that are late together count as one.
     """
-    once = {id(late) for late in one_offs(found, limits)}
+    once = {id(late) for late in one_offs(found, limits.one_off_ns, limits)}
     is_once = np.array([id(late) in once for late in found], bool)
     process = np.array([late.process for late in found], np.int64)
     step = np.array([late.step for late in found], np.int64)
@@ -41,7 +48,14 @@ def recurring(
         )
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
-        if n_own >= enough and beyond_chance(n_own, np.delete(counts, candidate), limits.chance):
+        if n_own < enough:
+            continue
+        is_sure = beyond_chance(n_own, np.delete(counts, candidate), limits.chance)
+        if not is_sure and node is not None:
+            mates = companions(candidate, process[comparable], step[comparable], node)
+            others = np.delete(counts, [candidate, *mates.tolist()])
+            is_sure = len(mates) > 0 and len(others) > 0 and beyond_chance(n_own, others, limits.chance)
+        if is_sure:
             named[candidate] = [found[i] for i in own.tolist()]
     return named
 
@@ -88,9 +102,15 @@ def n_events(process: Array, step: Array, *, one_by_one: bool, n_processes: int,
     return np.bincount(process[first], weights=weight, minlength=n_processes).astype(np.int64)
 
 
-def one_offs(found: list[LateStep], limits: Thresholds) -> list[LateStep]:
-    """Long delays that happened once: far longer than what else the same rank shows."""
-    long = [late for late in found if late.excess_ns >= limits.one_off_ns]
+def incidents(found: list[LateStep], named: Container[int], limits: Thresholds) -> list[LateStep]:
+    """Single delays worth a line. named: processes whose shorter delays are reported already."""
+    once = one_offs(found, limits.incident_ns, limits)
+    return [late for late in once if late.process not in named or late.excess_ns >= limits.one_off_ns]
+
+
+def one_offs(found: list[LateStep], least_ns: float, limits: Thresholds) -> list[LateStep]:
+    """Delays of at least least_ns that happened once: far longer than the other delays of the same rank."""
+    long = [late for late in found if late.excess_ns >= least_ns]
     of_process: dict[int, list[float]] = {late.process: [] for late in long}
     for late in found:
         if late.process in of_process:

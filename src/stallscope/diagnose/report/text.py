@@ -7,6 +7,7 @@ from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_t
 from stallscope.events.counted import counted
 
 _MOST_PLACES = 4
+_MOST_RANKS = 12
 _STATES = {"preempted": "on_cpu", "other_off": "blocked", "net": "waiting for a socket or pipe"}
 """States in words, where the name of the ledger's category says less of one moment."""
 
@@ -202,7 +203,8 @@ def _subject(verdict: Verdict) -> str:
         named = ", ".join(verdict.nodes[:4]) + (
             f" and {len(verdict.nodes) - 4} more" if verdict.nodes[4:] else ""
         )
-        return f"Node{'s' if len(verdict.nodes) > 1 else ''} {named} ({_ranks(verdict.ranks)})"
+        ranks = f"{len(verdict.ranks)} ranks" if len(verdict.ranks) > _MOST_RANKS else _ranks(verdict.ranks)
+        return f"Node{'s' if len(verdict.nodes) > 1 else ''} {named} ({ranks})"
     return f"Rank {verdict.ranks[0]}{_identity(verdict)}"
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from stallscope.diagnose.cost.delays import Delays, delays_by_process, total
+from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as looks
 from stallscope.diagnose.stream.evaluation import Look
@@ -122,7 +123,7 @@ def _ranks(
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
-    for group in straggler.by_node(case, sorted(chosen)):
+    for group in in_groups({process: delays[process].steps for process in chosen}, case.line.node):
         verdict = late_ranks(seen.case, group, delays, looked_at=seen.looked_at)
         if straggler.is_nothing(seen.case, verdict) and not known.issuperset(group):
             continue
@@ -178,7 +179,7 @@ def _unsure(seen: Look) -> list[Sighted]:
 
 def _once(seen: Look, history: History) -> list[Sighted]:
     """Single delays that took much of the time looked at, and of which no other rank had the like."""
-    least = seen.case.limits.one_off_share * seen.looked_at.observed_ns
+    least = seen.case.limits.incident_share * seen.looked_at.observed_ns
     found: list[tuple[int, Delays]] = []
     for process in range(seen.case.line.n_processes):
         track = history.late.of.get(seen.case.who(process))
@@ -239,4 +240,4 @@ def _matters(seen: Look, verdict: Verdict) -> bool:
     rank = seen.case.line.rank
     if {int(rank[process]) for process, _ in seen.once - seen.alone}.issuperset(verdict.ranks):
         return False  # others have had the like since
-    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.one_off_share * seen.looked_at.observed_ns
+    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.incident_share * seen.looked_at.observed_ns

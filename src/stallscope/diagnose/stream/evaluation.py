@@ -10,7 +10,7 @@ from stallscope.diagnose.cost.delays import Delays, delays_by_process, device_de
 from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.recurrence import alone, one_offs, recurring
+from stallscope.diagnose.lateness.recurrence import alone, incidents, recurring
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import Who
 from stallscope.diagnose.thresholds import Thresholds
@@ -90,7 +90,7 @@ def look(case: Case, known: Array, history: History) -> Look:
         found = replace(found, uneven=uneven, is_on_device=False)
     least = limits.clear_factor * case.pace.least_ns
     large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
-    once = one_offs(everything, limits)
+    once = incidents(everything, found.named, limits)
     unlike = alone(once, everything, named=found.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
     steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
@@ -203,7 +203,8 @@ def _numbers(case: Case) -> dict[Who, int]:
 def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[int, list[LateStep]]:
     """The processes to name, by their late steps of all time."""
     n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
-    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits)
+    node = _nodes(case, everything)
+    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits, node=node)
     return {process: late for process, late in named.items() if process < case.line.n_processes}
 
 

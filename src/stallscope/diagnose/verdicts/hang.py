@@ -10,6 +10,7 @@ from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._late import (
     cost_said,
 )
+from stallscope.events.names import CATEGORY_NAMES, Category
 
 
 def verdicts(case: Case) -> list[Verdict]:
@@ -96,12 +97,18 @@ def _against_wedge(found: Wedged, ranks: list[int]) -> str:
         return "Its collectives on two communicators come in another order than those of the others: make it the same."
     if found.is_crossed:
         return "Issue the collectives of both communicators in the same order on all ranks."
+    if any(state != Category.WAIT_GPU for state in found.states):
+        return "Dump the stacks of all ranks (py-spy dump) before a restart: they show what each rank is blocked in."
     return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
 
 
 def _why_nobody(found: Wedged) -> str:
     if found.is_crossed:
         return "they entered the rounds of two communicators in different orders, and no majority tells whose is odd"
+    blocked = {state for state in found.states if state != Category.WAIT_GPU}
+    if blocked:
+        states = " or ".join(sorted(CATEGORY_NAMES[state - 1] for state in blocked if state))
+        return f"every rank has entered every round, and no rank makes progress (state {states})"
     if not found.n_unseen:
         return "every rank has entered every round: the device or the fabric holds them"
     return f"the ranks in this trace have entered every round; {found.n_unseen} more of the communicator are not in it"

@@ -64,7 +64,7 @@ def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
         found.late,
         found.named,
         least_ns=case.pace.least_ns,
-        long_ns=case.limits.one_off_share * looked_at.observed_ns,
+        long_ns=case.limits.doubtful_share * looked_at.observed_ns,
         limits=case.limits,
     )
     if not unproven:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from stallscope.diagnose.cost.delays import (
     Delays,
     as_steps_grew,
@@ -12,7 +10,8 @@ from stallscope.diagnose.cost.delays import (
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.imbalance import with_more_work
 from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.recurrence import alone, one_offs
+from stallscope.diagnose.lateness.recurrence import alone, incidents
+from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -23,7 +22,7 @@ from stallscope.diagnose.verdicts._late import Examined, late_ranks
 def verdicts(case: Case, named: dict[int, list[LateStep]], looked_at: Examined) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for mine in named.values() for late in mine])
-    groups = by_node(case, sorted(named))
+    groups = in_groups({process: delays[process].steps for process in named}, case.line.node)
     alone = [group[0] for group in groups if len(group) == 1]
     more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
     groups = [group for group in groups if group[0] not in more]
@@ -49,14 +48,19 @@ def one_off_verdicts(found: Findings, looked_at: Examined) -> tuple[list[Verdict
     remark.
     """
     case, shown, remarks = found.case, [], []
-    once = one_offs(found.late, case.limits)
+    once = incidents(found.late, found.named, case.limits)
     told = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
     for late in once:
-        if id(late) not in told or late.excess_ns < case.limits.one_off_share * looked_at.observed_ns:
+        if id(late) not in told:
             remarks.append(once_remark(case, late))
             continue
         delays = delays_by_process(case, [late])[late.process]
-        shown.append(one_off(case, late.process, delays, looked_at=looked_at))
+        verdict = one_off(case, late.process, delays, looked_at=looked_at)
+        if late.excess_ns >= case.limits.incident_share * looked_at.observed_ns:
+            shown.append(verdict)
+        else:
+            cost = verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0
+            remarks.append(once_remark(case, late) | {"gpu_seconds": round(cost, 3)})
     return shown, remarks
 
 
@@ -80,16 +84,3 @@ def is_nothing(case: Case, verdict: Verdict) -> bool:
 def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:
     """Verdicts in order of what they cost; those of equal cost as they come."""
     return sorted(verdicts, key=lambda verdict: -(verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0))
-
-
-def by_node(case: Case, processes: list[int]) -> list[list[int]]:
-    """Processes one by one, but together those of a node on which no other ranks are."""
-    whole: list[list[int]] = []
-    nodes, counts = np.unique(case.line.node, return_counts=True)
-    for node, n_ranks in zip(nodes.tolist(), counts.tolist(), strict=True):
-        own = [process for process in processes if case.line.node[process] == node]
-        if len(own) == n_ranks > 1 and len(nodes) > 1:
-            whole.append(own)
-        else:
-            whole.extend([process] for process in own)
-    return whole

@@ -1,0 +1,85 @@
+"""Ranks of one node, or of several nodes, that are late together are named together."""
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.lateness.together import companions, in_groups
+from stallscope.events.names import Category
+
+from .builders import MS, Delay, Job, data_parallel, trace_of
+from .reports import only, report_of
+
+N_STEPS = 60
+
+
+def late(ranks, *, period: int, ms: int, category: Category = Category.IO, first: int = 6) -> list[Delay]:
+    return [
+        Delay(rank, step, ms * MS + rank % 5 * MS, category)
+        for step in range(first, N_STEPS, period)
+        for rank in ranks
+    ]
+
+
+def job(n_nodes: int, per_node: int, delays: list[Delay]) -> Job:
+    n_ranks = n_nodes * per_node
+    return Job(
+        data_parallel(n_ranks, n_buckets=2),
+        n_ranks=n_ranks,
+        n_steps=N_STEPS,
+        delays=tuple(delays),
+        node=tuple(rank // per_node for rank in range(n_ranks)),
+        offset_ns=tuple(1_000_000 * MS * i for i in range(n_nodes)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_nodes", "per_node", "late_nodes", "period", "category", "cause"),
+    [
+        (8, 4, (0, 1, 2, 3), 9, Category.IO, "block_io"),
+        (4, 4, (1, 2), 5, Category.NET, "network_wait"),
+        (2, 8, (1,), 7, Category.IO, "block_io"),
+        (6, 2, (4, 5), 3, Category.SLEEP, "host_sleep"),
+        (5, 3, (0, 4), 8, Category.LOCK, "lock_contention"),
+    ],
+)
+def test_nodes_late_together_are_named_as_a_group(n_nodes, per_node, late_nodes, period, category, cause):
+    ranks = [node * per_node + i for node in late_nodes for i in range(per_node)]
+    trace = trace_of(job(n_nodes, per_node, late(ranks, period=period, ms=120, category=category)))
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks) == ("straggler", ranks)
+    assert verdict.causes[0].cause.name == cause
+    assert verdict.period_steps == period
+    assert len(verdict.nodes) == len(late_nodes)
+    assert "not the same" not in verdict.summary
+
+
+def test_most_ranks_of_a_node_late_together_are_named_as_a_group():
+    verdict = only(report_of(trace_of(job(4, 4, late((4, 5, 6), period=6, ms=90)))))
+    assert (verdict.kind, verdict.ranks, verdict.nodes) == ("straggler", [4, 5, 6], ["host-b"])
+
+
+def test_two_ranks_late_in_different_steps_are_two_culprits():
+    delays = late((1,), period=6, ms=90) + late((2,), period=6, ms=90, first=9)
+    verdicts = report_of(trace_of(job(4, 4, delays))).verdicts
+    assert sorted(verdict.ranks for verdict in verdicts) == [[1], [2]]
+
+
+def test_ranks_all_over_the_nodes_are_no_companions():
+    """One rank of each of four nodes: uneven work, or chance."""
+    node = np.repeat(np.arange(4), 4)
+    process, step = np.repeat([0, 4, 8, 12], 5), np.tile(np.arange(10, 60, 10), 4)
+    assert companions(0, process, step, node).tolist() == []
+
+
+def test_companions_are_the_ranks_of_late_nodes():
+    node = np.repeat(np.arange(4), 2)
+    process, step = np.repeat([0, 1, 2, 3, 6], 5), np.tile(np.arange(10, 60, 10), 5)
+    assert companions(0, process, step, node).tolist() == [1, 2, 3, 6]
+    assert companions(0, process[:10], step[:10], node).tolist() == [1]
+
+
+def test_nodes_with_other_steps_are_other_groups():
+    node = np.repeat(np.arange(3), 2)
+    early, later = np.arange(0, 20), np.arange(40, 60)
+    steps = {0: early, 1: early, 2: later, 3: later, 4: later}
+    assert in_groups(steps, node) == [[0, 1], [2, 3], [4]]
