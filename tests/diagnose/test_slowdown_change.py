@@ -1,12 +1,19 @@
-"""Where a job became slower is found wherever in the trace that is; filling a launch queue is not that."""
+"""A job that becomes slower as a whole is reported with time, size and cause; noise and phases are not."""
 
 import numpy as np
 import pytest
 
-from stallscope.diagnose.lateness.slowdown import _change
-from stallscope.synth import Job, simulate
+from stallscope.diagnose.lateness.slowdown import _change, _is_lasting
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.names import Category
+from stallscope.synth import HostStall, Job, Schedule, simulate
 
-from .reports import report_of
+from . import builders
+from .builders import MS, Delay
+from .reports import only, report_of
+
+LIMITS = Thresholds()
 
 
 @pytest.mark.parametrize("n_before", [20, 100, 150, 280])
@@ -16,7 +23,99 @@ def test_the_cut_is_where_the_steps_become_slower(n_before: int):
     assert _change(values, 10) == n_before
 
 
+@pytest.mark.parametrize("n", [60, 400, 1500])
+@pytest.mark.parametrize("share", [0.15, 0.25, 0.4])
+def test_a_change_of_15_to_40_percent_is_lasting_amid_noise_and_checkpoints(n: int, share: float):
+    for seed in range(5):
+        rng = np.random.default_rng([n, seed])
+        values = wandering(rng, n, 40e6)
+        cut = int(n * rng.uniform(0.4, 0.7))
+        values[cut:] *= 1 + share
+        values[10::50] += 400e6
+        found = _change(values, 10)
+        assert abs(found - cut) <= max(3, 0.02 * n)
+        assert _is_lasting(values, found, LIMITS)
+
+
+def wandering(rng: np.random.Generator, n: int, step_ns: float) -> np.ndarray:
+    """Step times that wander by 2 %, with a memory, and scatter by 3 %."""
+    wander = np.zeros(n)
+    for i in range(1, n):
+        wander[i] = 0.6 * wander[i - 1] + rng.normal(0, 0.02)
+    return step_ns * np.exp(wander + rng.normal(0, 0.03, n))
+
+
+@pytest.mark.parametrize("n", [40, 120, 1000])
+def test_noise_is_no_change(n: int):
+    for seed in range(30):
+        values = wandering(np.random.default_rng([n, seed]), n, 30e6)
+        assert not _is_lasting(values, _change(values, 10), LIMITS)
+
+
+@pytest.mark.parametrize(("every", "length", "factor"), [(50, 10, 1.5), (100, 25, 1.3), (20, 1, 30.0)])
+def test_phases_that_return_are_no_change(every: int, length: int, factor: float):
+    """Evaluations of several steps, the last of them at the end of the job; checkpoints."""
+    for seed in range(5):
+        values = wandering(np.random.default_rng(seed), 600, 30e6)
+        values[np.arange(600) % every >= every - length] *= factor
+        assert not _is_lasting(values, _change(values, 10), LIMITS)
+
+
+def test_a_slow_start_is_no_slowdown():
+    values = wandering(np.random.default_rng(1), 300, 30e6)
+    values[:60] *= 1.4
+    assert not _is_lasting(values, _change(values, 10), LIMITS)
+
+
 def test_a_host_that_runs_ahead_until_its_launch_queue_is_full_has_not_become_slower():
     job = Job(steps=300, sync_every=50, buckets=2, ranks_per_node=4)
     trace, _ = simulate(job, seed=5, has_twin=False)
     assert report_of(trace).verdicts == []
+
+
+def slower(n_ranks: int, n_steps: int, at: int, ns: int, category: Category) -> Verdict:
+    delays = tuple(Delay(rank, step, ns, category) for step in range(at, n_steps) for rank in range(n_ranks))
+    job = builders.Job(
+        builders.data_parallel(n_ranks, n_buckets=2, work_ns=20 * MS, gpu_ns=MS),
+        n_ranks=n_ranks,
+        n_steps=n_steps,
+        delays=delays,
+        jitter_ns=MS,
+    )
+    return only(report_of(builders.trace_of(job)))
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_steps", "at", "ms", "category", "name"),
+    [
+        (4, 120, 80, 7, Category.IO, "io"),
+        (8, 80, 30, 16, Category.NET, "net"),
+        (2, 200, 170, 10, Category.ON_CPU, "on_cpu"),
+    ],
+)
+def test_a_change_is_reported_with_its_moment_size_and_part(n_ranks, n_steps, at, ms, category, name):
+    verdict = slower(n_ranks, n_steps, at, ms * MS, category)
+    evidence = verdict.evidence
+    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert abs(int(evidence["from_step"]) - at) <= 2
+    assert evidence["step_ms_after"] - evidence["step_ms_before"] == pytest.approx(ms, rel=0.1)
+    assert list(evidence["grew_ms"]) == [name]
+    assert evidence["grew_ms"][name] == pytest.approx(ms, rel=0.1)
+    assert verdict.cost.gpu_seconds == pytest.approx((n_steps - at) * n_ranks * ms / 1e3, rel=0.15)
+    assert "whole job became" in verdict.summary
+
+
+def test_a_large_job_that_becomes_slower_late_is_reported():
+    job = Job(dp=64, steps=120)
+    fault = HostStall(
+        cause="block_io",
+        ranks=tuple(range(64)),
+        delay_ns=10 * MS,
+        spread=0.02,
+        kind="all_slow",
+        schedule=Schedule(first=80),
+    )
+    trace, _ = simulate(job, [fault], seed=3, has_twin=False)
+    verdict = only(report_of(trace))
+    assert abs(int(verdict.evidence["from_step"]) - 80) <= 3
+    assert next(iter(verdict.evidence["grew_ms"])) == "io"

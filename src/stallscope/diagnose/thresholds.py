@@ -102,8 +102,11 @@ class Thresholds:
     late_factor_alone: float = 3.0
     """A process without peers is compared with its own better half: its steps differ by more than ranks do."""
 
+    change_share: float = 0.1
+    """The whole job has become slower when its steps take this share longer, for good ..."""
+
     slowdown_factor: float = 1.5
-    """All ranks alike are called slow when steps take so many times what they took before ..."""
+    """... by at least `min_late_ns`, or by this factor where steps are short ..."""
 
     slowdown_steps: int = 10
     """... for at least so many steps, after as many at the former pace."""

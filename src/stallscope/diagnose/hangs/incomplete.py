@@ -13,7 +13,7 @@ suspects, none is named. As right as the records: two ranks' dumps must not be f
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,7 +39,8 @@ class Standstill:
 
     held_by: why, by process: not_entered, not_completed, not_started, no_dump, idle. round: one that waits for
     them, None for a receive. since_ns: when the last of those present entered it. waiting: all who wait.
-    suspects: members of a round that all entered and nobody completed, where nobody can be named.
+    suspects: members of a round that all entered and no rank completed, where no rank can be named. is_ahead: the
+    suspects are a minority that ran ahead into a call which the others, who completed all of theirs, do not make.
     silent: those that told nothing, of which some may be named. is_circle: those named wait for each other.
     """
 
@@ -50,6 +51,7 @@ class Standstill:
     suspects: tuple[Process, ...] = ()
     silent: tuple[Process, ...] = ()
     is_circle: bool = False
+    is_ahead: bool = False
 
 
 @dataclass
@@ -94,6 +96,9 @@ def standstill(trace: Trace) -> Standstill | None:
     held_by |= {p: why[p] for p in ends}
     if len(state.silent) > _MOST_SILENT * state.n_processes or _is_silence_doubtful(held_by):
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
+    if held_by and (ahead := _ran_ahead(state, held_by)):
+        told = _told(state, strong, held_by)
+        return replace(told, held_by={}, waiting=ahead, suspects=ahead, is_ahead=True)
     if held_by:
         return _told(state, strong, held_by)
     closed = _closed_first(state, strong)
@@ -112,6 +117,16 @@ def standstill(trace: Trace) -> Standstill | None:
     if not circle:
         return None
     return _told(state, strong, dict.fromkeys(circle, "not_entered"), is_circle=True)
+
+
+def _ran_ahead(state: _State, held_by: dict[Process, str]) -> tuple[Process, ...]:
+    """The ranks that wait, where the ranks they wait for are more, and have completed all that they entered.
+
+    Either the many have all stopped before the same call, or the few make a call too many: the dumps do not show which.
+    """
+    waiting = state.busy - held_by.keys()
+    is_finished = all(why == "not_entered" and process not in state.busy for process, why in held_by.items())
+    return tuple(sorted(waiting)) if is_finished and len(held_by) > len(waiting) else ()
 
 
 def _is_silence_doubtful(held_by: dict[Process, str]) -> bool:

@@ -31,7 +31,8 @@ class Stuck:
     missing: processes that have not entered it and wait for nobody else. waiting: those who wait for them, also
     through other rounds. since_ns: when the last of those present entered it. for_ns: how long ago that was.
     is_circle: the missing wait for each other, over several communicators. doing: what each missing one does.
-    ranks, nodes: of the missing: some may be none of the timeline's processes (see absent).
+    ranks, nodes: of the missing: some may be none of the timeline's processes (see absent). is_ahead: the missing are
+    the majority and have ended well, so the few that wait may have made a call too many.
     """
 
     comm: int
@@ -44,6 +45,7 @@ class Stuck:
     doing: tuple[dict[str, object], ...]
     ranks: tuple[int, ...]
     nodes: tuple[int, ...]
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     chosen = np.array(roots, np.int64) if is_circle else here
     present = {int(p) for one in late for p in one.present}
     waiting = sorted((present | _in_gpu_waits(line, trace)) - set(roots) - set(chosen.tolist()))
+    told = tuple(
+        doing(line, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
+        for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
+    )
     return Stuck(
         comm=first.comm,
         seq=first.seq,
@@ -102,12 +108,10 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         since_ns=first.since_ns,
         for_ns=_over_ns(first, ended, now_ns) - first.since_ns,
         is_circle=is_circle,
-        doing=tuple(
-            doing(line, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
-            for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
-        ),
+        doing=told,
         ranks=tuple(line.rank[chosen].tolist()),
         nodes=tuple(line.node[chosen].tolist()),
+        is_ahead=len(chosen) > len(waiting) and all(one.get("exit_status") == 0 for one in told),
     )
 
 

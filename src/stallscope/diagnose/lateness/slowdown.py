@@ -1,50 +1,75 @@
-"""All ranks alike become slower at some moment: nobody arrives late, so no rank stands out.
+"""The job becomes slower as a whole at some moment: no rank arrives late, so no rank stands out.
 
-The host's own time tells two cases apart: it grew on every rank (something they share), or it did not and only
-the waits grew (the device or the fabric; the rank is unknown from the host's side).
+A lasting change of the step time, found by a robust change-point test: the median over the ranks of each step, cut
+where the two parts lie closest to their medians. The change counts when it is larger than the blocks of steps within
+each part differ, and when no block before it was as slow: evaluations, checkpoints and phases that return are no
+change. The time ledger shows which part of the step grew. Accuracy of the moment: a few steps, where noise is small.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.subsample import spread_out
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
+from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
+
+_MOST_PROCESSES = 64  # whose ledgers are examined: all ranks changed
+_STEPS_AHEAD = 64  # steps taken together where hosts run ahead: single steps show the hosts only
+_BLOCK_STEPS, _FEWEST_BLOCKS, _MOST_BLOCKS = 5, 4, 40
+_MOST_ODD = (
+    0.05  # share of the blocks before that may be as slow as the blocks after, and the other way round
+)
+_SPREADS = 4.0  # robust deviations of blocks that a change must exceed
+_COARSE_CUTS = 128  # cuts tried at first; then all near the best
+_GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Steps take after_ns where they took before_ns. host_share: share of the growth that is
-    host time of the ranks themselves. at_ns: when, on the first process's clock.
+    """Steps take after_ns where they took before_ns.
+
+    host_share: share of the growth that is host time of the ranks themselves. at_ns: when, on the clock of the first
+    process; step: its number. n_steps: steps since. grew_ns: by ledger category, the parts of a step that grew.
     """
 
     before_ns: float
     after_ns: float
     host_share: float
     at_ns: int
+    step: int
     n_steps: int
+    grew_ns: Mapping[str, float] = field(default_factory=dict)
 
 
 def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
-    """The lasting change of the step time, if there is one; the median over the ranks is looked at."""
+    """The lasting change of the step time, if there is one; the median over the ranks is examined."""
     steps = np.unique(table.step)
-    n_least = limits.slowdown_steps
-    if len(steps) < 2 * n_least:
+    if len(steps) < 2 * limits.slowdown_steps:
         return None
-    duration, host = (
-        _per_step(table, line.interval_ns, steps),
-        _per_step(table, line.host_ns, steps),
-    )
-    best = _change(duration, n_least)
-    before, after = float(np.median(duration[:best])), float(np.median(duration[best:]))
-    low, high = np.quantile(duration[best:], 0.2), np.quantile(duration[:best], 0.8)
-    if after < limits.slowdown_factor * before or low <= high or after - before < limits.min_late_ns:
+    duration = _per_step(table, line.interval_ns, steps)
+    runs_ahead = not _per_step(table, line.wait_ns, steps)[: limits.run_ahead_steps].any()
+    together = _STEPS_AHEAD if runs_ahead else 1
+    n = len(steps) // together
+    summed = duration[: n * together].reshape(n, together).sum(axis=1)
+    if together > 1:
+        summed[:1] = np.median(summed)  # the launch queue fills
+    least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
+    if n < 2 * least:
         return None
-    if best < limits.run_ahead_steps and not _per_step(table, line.wait_ns, steps)[:best].any():
+    cut = _change(summed, least)
+    if not _is_lasting(summed, cut, limits):
         return None
+    best = cut * together
+    before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
+    if after - before < limits.min_late_ns and after < limits.slowdown_factor * before:
+        return None
+    host = _per_step(table, line.host_ns, steps)
     grown = float(np.median(host[best:]) - np.median(host[:best]))
     first = table.first_row[table.step == steps[best]][0]
     return Slowdown(
@@ -52,8 +77,49 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
         after_ns=after,
         host_share=min(max(grown / (after - before), 0.0), 1.0),
         at_ns=int(line.ts_ns[first]),
+        step=int(steps[best]),
         n_steps=len(steps) - best,
+        grew_ns=_grown_ns(line, table, steps, best, least_ns=_GREW_SHARE * (after - before)),
     )
+
+
+def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:
+    """Whether the values after the cut are larger, by more than their blocks differ, and were not so before."""
+    parts = values[:cut], values[cut:]
+    size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MOST_BLOCKS, 1)
+    before, after = (_block_medians(part, size) for part in parts)
+    low, high = float(np.median(before)), float(np.median(after))
+    if min(len(before), len(after)) < 2 or high < (1 + limits.change_share) * low:
+        return False
+    middle = (low + high) / 2
+    odd = (before >= middle).mean(), (after <= middle).mean()
+    deviations = np.concatenate([before - low, after - high])
+    spread = 1.4826 * float(np.median(np.abs(deviations)))
+    return max(odd) <= _MOST_ODD and high - low >= _SPREADS * spread
+
+
+def _block_medians(values: Array, size: int) -> Array:
+    """Medians of blocks of successive values; the last block may be larger."""
+    n = max(len(values) // size, 1)
+    return np.array([np.median(part) for part in np.array_split(values, n)])
+
+
+def _grown_ns(line: Timeline, table: Cells, steps: Array, cut: int, *, least_ns: float) -> dict[str, float]:
+    """By ledger category, how much longer a step of the typical rank spends in it after the cut; the largest first."""
+    some = np.unique(table.process)
+    some = some[spread_out(len(some), _MOST_PROCESSES)]
+    here = np.flatnonzero(np.isin(table.process, some) & (table.first_row > 0))
+    first, last = table.first_row[here], table.end_row[here] - 1
+    here_step = np.searchsorted(steps, table.step[here])
+    grown = {}
+    for k in range(N_CATEGORIES):
+        spent = line.rows.column("ledger_ns", last, k).astype(np.float64)
+        spent -= line.rows.column("ledger_ns", first - 1, k)
+        each = by_group(here_step, spent, len(steps), medians)
+        before, after = (np.nanmedian(part) if len(part) else np.nan for part in (each[:cut], each[cut:]))
+        if after - before >= least_ns:
+            grown[CATEGORY_NAMES[k]] = float(after - before)
+    return dict(sorted(grown.items(), key=lambda item: -item[1]))
 
 
 def _per_step(table: Cells, value: Array, steps: Array) -> Array:
@@ -62,10 +128,13 @@ def _per_step(table: Cells, value: Array, steps: Array) -> Array:
 
 
 def _change(values: Array, n_least: int) -> int:
-    """Where to cut a sequence so that the values lie closest to the medians of the two parts."""
+    """The cut of a sequence at which the values lie closest to the medians of the two parts."""
     ranked = np.log(np.maximum(values, 1.0))
+    cuts = np.arange(n_least, len(values) - n_least + 1)
 
     def apart(cut: int) -> float:
         return sum(float(np.abs(part - np.median(part)).sum()) for part in (ranked[:cut], ranked[cut:]))
 
-    return min(range(n_least, len(values) - n_least + 1), key=apart)
+    stride = max(len(cuts) // _COARSE_CUTS, 1)
+    best = min(cuts[::stride].tolist(), key=apart)
+    return min(cuts[np.abs(cuts - best) <= stride].tolist(), key=apart)

@@ -298,7 +298,7 @@ def _hang(verdict: Verdict) -> str:
         return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
     what = _round(verdict) if verdict.first_round is not None else "what others wait for"
     if verdict.abstained_because:
-        return f"The job hangs for {waited} s, and no rank can be named: {verdict.abstained_because}."
+        return f"The job hangs{time}, and no rank can be named: {verdict.abstained_because}."
     if verdict.evidence.get("crossed_order"):
         return (
             f"The job hangs for {waited} s: {_ranks(verdict.ranks)} entered the rounds of two communicators in "
@@ -310,6 +310,8 @@ def _hang(verdict: Verdict) -> str:
     silent = verdict.evidence.get("left_no_dump")
     more = f" What {_ranks(silent)} did is not known: no dump was left." if isinstance(silent, list) else ""
     more += _called_at(verdict)
+    if _lack(doing) == {"no_dump"}:
+        return f"The job hangs in {what}{time}: {_ranks(verdict.ranks)} left no dump, and the others wait there.{more}"
     return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}.{more}"
 
 
@@ -354,10 +356,14 @@ def _captured_late(verdict: Verdict) -> str:
 
 def _lacking(doing: object) -> str:
     """What those held responsible have not done: enter the round, or get through it."""
-    has = {told.get("has") for told in doing if isinstance(told, dict)} if isinstance(doing, list) else set()
+    has = _lack(doing)
     if has == {"not_completed"}:
         return "got through"
     return "entered or not got through" if "not_completed" in has else "entered"
+
+
+def _lack(doing: object) -> set[object]:
+    return {told.get("has") for told in doing if isinstance(told, dict)} if isinstance(doing, list) else set()
 
 
 def _doing(told: dict[str, object]) -> str:
@@ -450,7 +456,21 @@ def _inconclusive(verdict: Verdict) -> str:
     if "largest_item" in verdict.evidence:
         pid = verdict.evidence.get("pid")
         return f"Process {pid}: no fault found, not shown to be healthy: {verdict.abstained_because}."
+    if "step_ms_after" in verdict.evidence:
+        return _slower(verdict)
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
+
+
+def _slower(verdict: Verdict) -> str:
+    """The whole job became slower: when, by how much, and which part of the step grew."""
+    before, after = (float(str(verdict.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
+    grew = verdict.evidence.get("grew_ms")
+    parts = [f"{_words(name)} +{_ms(ms)}" for name, ms in grew.items()] if isinstance(grew, dict) else []
+    told = f"; of each step, {', '.join(parts)}" if parts else ""
+    return (
+        f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.get('from_step')}: steps "
+        f"take {_ms(after)} where they took {_ms(before)}{told}. No rank is to blame: {verdict.abstained_because}."
+    )
 
 
 def _cost(verdict: Verdict) -> str:

@@ -1,5 +1,7 @@
 """The verdict on a hang at the end of a trace: of missing ranks, or of all ranks."""
 
+from dataclasses import replace
+
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.hangs.deadlock import Wedged, left_by_the_dead, wedged
@@ -20,7 +22,7 @@ def verdicts(case: Case) -> list[Verdict]:
         case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
     )
     if hang:
-        return [_hang(case, hang)]
+        return [_ran_ahead(_hang(case, hang)) if hang.is_ahead else _hang(case, hang)]
     all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
     return [_wedged(case, all_wait)] if all_wait else []
 
@@ -61,6 +63,24 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
             }
         ),
         evidence=evidence,
+    )
+
+
+def _ran_ahead(verdict: Verdict) -> Verdict:
+    """The verdict where most ranks have ended well and the others wait: no rank of the majority is named."""
+    ahead = ", ".join(map(str, verdict.victims))
+    return replace(
+        verdict,
+        ranks=[],
+        nodes=[],
+        causes=[],
+        confidence=0.5,
+        evidence={"ahead": verdict.victims, "waited_s": verdict.evidence["waited_s"]},
+        abstained_because=(
+            f"ranks {ahead} wait in round {verdict.first_round}, and the other ranks have made all of their calls and "
+            "ended with status 0"
+        ),
+        advice=[f"Compare the code path of ranks {ahead} after the last common round with the others' path."],
     )
 
 

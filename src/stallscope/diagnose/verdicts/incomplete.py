@@ -56,12 +56,18 @@ def _advice(held: Standstill) -> list[str]:
     ]
     is_silent = "no_dump" in held.held_by.values()
     is_on_device = any(why in _ON_DEVICE for why in held.held_by.values())
-    absent = [advice for part in _causes(held) for advice in part.cause.advice({"is_alive": not is_silent})]
+    absent = [advice for part in _causes(held) for advice in part.cause.advice({})]
+    if is_silent:
+        absent = [
+            "Look whether the processes that left no dump are alive: dump their stacks (py-spy dump), read their logs."
+        ]
     return [*(on_device if is_on_device else []), *absent]
 
 
 def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
     suspects = sorted(int(trace.processes["rank"][process]) for process in held.suspects)
+    if held.is_ahead:
+        return _ran_ahead(verdict, suspects)
     return replace(
         verdict,
         kind="inconclusive",
@@ -71,4 +77,22 @@ def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
             "all ranks have entered the round and none has completed it: a device or the fabric, rank unknown"
         ),
         advice=["Look for Xid errors, stuck kernels and link errors on the GPUs of the suspects."],
+    )
+
+
+def _ran_ahead(verdict: Verdict, ahead: list[int]) -> Verdict:
+    ranks = f"rank {ahead[0]}" if len(ahead) == 1 else f"ranks {', '.join(map(str, ahead))}"
+    return replace(
+        verdict,
+        causes=[],
+        confidence=0.5,
+        evidence={"ahead": ahead} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
+        abstained_because=(
+            f"{ranks} entered round {verdict.first_round}, and the other ranks have completed all of their calls: "
+            f"either {ranks} ran ahead into a call too many, or the others all stopped before it"
+        ),
+        advice=[
+            f"Compare the code path of {ranks} after the last common round with the others' path: a call under a "
+            "condition, such as a barrier on one rank."
+        ],
     )

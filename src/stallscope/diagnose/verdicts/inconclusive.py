@@ -15,6 +15,7 @@ from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import (
     Examined,
+    cost_said,
 )
 
 
@@ -39,6 +40,12 @@ def all_slow(case: Case) -> list[Verdict]:
             since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
             n_incidents=1,
             confidence=0.5,
+            cost=cost_said(
+                case,
+                (change.after_ns - change.before_ns) * change.n_steps * case.line.n_processes / 1e9,
+                is_lower_bound=False,
+                observed_ns=case.observed_ns,
+            ),
             abstained_because=why,
             advice=[
                 "Record the GPUs' side too (NCCL profiler plugin, NVML clocks), which tells the ranks apart."
@@ -52,6 +59,8 @@ def all_slow(case: Case) -> list[Verdict]:
                 "step_ms_after": round(change.after_ns / 1e6, 3),
                 "host_share": round(change.host_share, 3),
                 "n_steps": change.n_steps,
+                "from_step": change.step,
+                "grew_ms": {name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
             },
         )
     ]
