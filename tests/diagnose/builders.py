@@ -71,7 +71,8 @@ class Job:
     """What runs, and on which hosts. extra: calls made before the program in some steps.
 
     offset_ns: how far the clock of each host is ahead. gpu_late_ns: by (rank, step), GPU time before the first
-    call. quiet_ns: how long the capture runs after the last call.
+    call. slow_links: by group, from which step its transfers take how much longer. quiet_ns: how long the capture runs
+    after the last call.
     """
 
     program: tuple[Call, ...]
@@ -83,6 +84,7 @@ class Job:
     node: tuple[int, ...] = ()
     offset_ns: tuple[int, ...] = (0,)
     gpu_late_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    slow_links: Mapping[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
     has_gpu_times: bool = False
     jitter_ns: int = 20_000
     quiet_ns: int = 0
@@ -155,7 +157,9 @@ class _Machine:
             if len(present) < len(group):
                 self.stuck |= {rank: Category.WAIT_GPU for rank in present if call.waits}
                 continue
-            end = max(row["gpu_start_ns"] for row in rows) + TRANSFER_NS
+            since, longer_ns = self.job.slow_links.get(group, (0, 0))
+            transfer_ns = TRANSFER_NS + (longer_ns if step >= since else 0)
+            end = max(row["gpu_start_ns"] for row in rows) + transfer_ns
             for rank, row in zip(present, rows, strict=True):
                 row["gpu_end_ns"] = self.gpu_free[rank] = end
                 if call.waits:

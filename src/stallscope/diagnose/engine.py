@@ -133,7 +133,11 @@ def report(found: Findings) -> Report:
     once, benign = straggler.one_off_verdicts(found, looked_at)
     verdicts += once
     if not verdicts:
-        verdicts = inconclusive.all_slow(case) or inconclusive.doubtful(found, looked_at)
+        verdicts = (
+            inconclusive.slow_link(case)
+            or inconclusive.all_slow(case)
+            or inconclusive.doubtful(found, looked_at)
+        )
     counts, evidence = of_case(case)
     return Report(
         source=case.trace.source,

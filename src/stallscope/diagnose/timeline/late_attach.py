@@ -18,15 +18,18 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.arrays.row_order import RowsInOrder, flagged
-from stallscope.diagnose.timeline.releases import released
+from stallscope.diagnose.timeline.releases import ends_on_host_clock, released
 from stallscope.events.identity import mixed
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Clock
 
+_ENDS_TOGETHER_NS = 100_000  # a collective ends on all ranks within less
+_FEWEST_RELEASES = 5  # that a wrong shift must contradict, before the right one is believed
 _REACH = 128  # shifts tried around "both captures saw the last round"
 _COMPARED = 512  # arrivals compared
 _SAME_CALLS = 0.9
+_WAITS_DIFFER = 0.2  # share of the waits that a rank may make elsewhere in its program
 _MAY_DIFFER = 1  # calls: one of a rank may be a wrong one; shifted by a call at least two differ
 _RESTART_NS = 100_000_000  # an agent needs longer to start; threads change places within far less
 _WALL_WEIGHT = 0.1  # of a difference by wall clocks beside a spread: decides between equal rhythms
@@ -44,7 +47,9 @@ _NEEDED = (
 @dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
 class _Unit:
     """The calls of one process on one communicator. call: int64, equal for equal calls. released_ns: when it was
-    released from what it entered, UNKNOWN where that is not known or tells nothing of the others.
+    released from what it entered, UNKNOWN where that is not known or tells nothing of the others. waits: bool, whether
+    the process waited after the call, before its next. ends_ns: when the
+    calls ended on the GPU, on the host's clock; None where the source does not have that of all.
     """
 
     rows: Array
@@ -55,6 +60,8 @@ class _Unit:
     ts_ns: Array
     call: Array
     released_ns: Array
+    waits: Array
+    ends_ns: Array | None = None
 
 
 def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
@@ -79,8 +86,11 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
     )
     unit_of, _ = numbered(place, _n_starts(rows, place, is_late))
     first = np.append(np.flatnonzero(np.diff(process, prepend=-1)), len(process))
-    leaves_ns, _ = released(rows["ts_ns"], rows["wait_leave_ns"], first)
-    leaves_ns[~np.isin(rows["op"], list(SYNCHRONISING_OPS))] = UNKNOWN
+    leaves_ns, is_last = released(rows["ts_ns"], rows["wait_leave_ns"], first)
+    is_synchronising = np.isin(rows["op"], list(SYNCHRONISING_OPS))
+    leaves_ns[~is_synchronising] = UNKNOWN
+    ends_ns = ends_on_host_clock(rows["ts_ns"], whole["gpu_start_ns"], whole["gpu_end_ns"])
+    has_end = np.zeros(len(rows), bool) if ends_ns is None else (ends_ns != UNKNOWN) & is_synchronising
     units = [
         _Unit(
             rows=where,
@@ -91,6 +101,8 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
             ts_ns=rows["ts_ns"][where],
             call=call[where],
             released_ns=leaves_ns[where],
+            waits=is_last[where],
+            ends_ns=ends_ns[where] if ends_ns is not None and has_end[where].all() else None,
         )
         for where in _members(unit_of)
     ]
@@ -146,7 +158,8 @@ class _Between:
     def may_overlap(self, one: _Unit, other: _Unit) -> bool:
         """Whether two units have calls in the same time, as far as the clocks tell."""
         apart = 0.0 if one.node == other.node else self.by_wall(one.node, other.node)
-        if apart is None:
+        has_ends = one.ends_ns is not None and other.ends_ns is not None
+        if apart is None or (has_ends and one.node != other.node):
             return True
         begins, ends = one.ts_ns[[0, -1]] + apart
         return bool(begins <= other.ts_ns[-1] and other.ts_ns[0] <= ends)
@@ -213,7 +226,7 @@ def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None
                 continue
             reference = next((one for one in together if one.node == unit.node), first)
             shift, spread = _best_shift(reference, unit, between=between)
-            if spread > _CLOSE * usual_gap:
+            if spread > _CLOSE * usual_gap and not _is_confirmed(reference, unit, shift, usual_gap):
                 continue
             rows["comm_hash"][unit.rows] = comm_hash
             rows["seq"][unit.rows] += shift
@@ -224,6 +237,27 @@ def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None
         rows["nranks"][members] = np.where(sized == UNKNOWN, len(together), sized)
         groups.append(together)
     _go_on(rows, groups)
+
+
+def _is_confirmed(reference: _Unit, unit: _Unit, shift: int, usual_gap_ns: float) -> bool:
+    """Whether releases show that two units of a node meet at a shift, though one is always later than the other.
+
+    Hosts that run ahead may be apart by a step throughout. At the right shift neither is ever released before the
+    other has entered, at others each is; and the distance hardly changes.
+    """
+    if reference.node != unit.node:
+        return False
+    found = _possible(reference, unit, fixed=None)
+    here = next((pair for pair in found if pair.shift == shift), None)
+    if here is None or any(
+        pair.n_too_early(reference, unit) < _FEWEST_RELEASES
+        for pair in found
+        if pair.shift != shift and len(pair.mine) >= _SAME_CALLS * len(here.mine)
+    ):
+        return False
+    difference = (unit.ts_ns[here.mine] - reference.ts_ns[here.partner]).astype(np.float64)
+    scatter = float(np.median(np.abs(difference - np.median(difference))))
+    return not here.n_too_early(reference, unit) and scatter <= _CLOSE * usual_gap_ns
 
 
 def _go_on(rows: Array, groups: list[list[_Unit]]) -> None:
@@ -258,9 +292,16 @@ def _best_shift(
     found = _possible(reference, unit, fixed=fixed)
     if not found:
         return int(reference.seq.max()) - int(unit.seq.max()) if fixed is None else fixed, np.inf
+    if reference.ends_ns is not None and unit.ends_ns is not None:
+        return _by_ends(reference, unit, found, between=between)
     known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
     if reference.node == unit.node:
         found = _least(found, lambda pair: pair.n_too_early(reference, unit))
+    # Ranks of one program wait after the same calls.
+    n_waits = min(int(np.count_nonzero(unit.waits)), int(np.count_nonzero(reference.waits)))
+    found = _least(
+        found, lambda pair: pair.n_waits_differ(reference, unit), within=int(_WAITS_DIFFER * n_waits)
+    )
     best, best_distance, offset = found[0].shift, np.inf, 0.0
     for pair in _least(found, lambda pair: pair.n_differ, within=_MAY_DIFFER):
         difference = (unit.ts_ns[pair.mine] - reference.ts_ns[pair.partner]).astype(np.float64)
@@ -277,6 +318,30 @@ def _best_shift(
     return best, best_distance
 
 
+def _by_ends(
+    reference: _Unit, unit: _Unit, found: list["_Pairing"], *, between: _Between
+) -> tuple[int, float]:
+    """As _best_shift, of calls whose ends on the GPU are known: a collective ends on all ranks together.
+
+    Of shifts at which the ends are equally far apart throughout, as in a job of equal steps, the one with the most
+    calls in common counts; then the one that the clocks are closest at.
+    """
+    assert reference.ends_ns is not None and unit.ends_ns is not None
+    known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
+    spreads, offsets = [], []
+    for pair in found:
+        difference = (unit.ends_ns[pair.mine] - reference.ends_ns[pair.partner]).astype(np.float64)
+        middle = float(np.median(difference)) if known is None else known
+        offsets.append(middle)
+        spreads.append(float(np.median(np.abs(difference - middle))))
+    least = min(spreads) + _ENDS_TOGETHER_NS
+    near = [i for i, spread in enumerate(spreads) if spread <= least]
+    best = max(near, key=lambda i: (len(found[i].mine), -abs(offsets[i] - (by_wall or 0.0))))
+    if known is None:
+        between.found_ns[reference.node, unit.node] = offsets[best]
+    return found[best].shift, spreads[best]
+
+
 @dataclass(frozen=True, eq=False)
 class _Pairing:
     """Calls of a unit and of its reference that are of one round if the unit's numbers are shifted by so much.
@@ -288,6 +353,10 @@ class _Pairing:
     mine: Array
     partner: Array
     n_differ: int
+
+    def n_waits_differ(self, reference: _Unit, unit: _Unit) -> int:
+        """How often one waited after the call and the other did not."""
+        return int(np.count_nonzero(reference.waits[self.partner] != unit.waits[self.mine]))
 
     def n_too_early(self, reference: _Unit, unit: _Unit) -> int:
         """How often one was released before the other had entered: both on one clock."""

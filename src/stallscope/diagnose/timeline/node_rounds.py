@@ -4,7 +4,7 @@ The rounds stand in tables, a line per process (see tables). Processes are numbe
 are lines below each other, which are folded into one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered, order_of
 from stallscope.diagnose.arrays.parallel import together
 from stallscope.diagnose.arrays.round_tables import Block
-from stallscope.diagnose.timeline.releases import host_until_release_ns
+from stallscope.diagnose.timeline.releases import ends_on_host_clock, host_until_release_ns
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS, Op
@@ -28,7 +28,7 @@ class Meetings:
     host_ns: the least host work of these ranks between arrival and release. is_last: nothing else was enqueued between
     the arrivals and the release. waits: the node's ranks cannot be released before the other side has entered; holds:
     the other side cannot before these have. Both are true for synchronising collectives; of a send and its receive
-    only one each.
+    only one each. has_ends: the releases are the ends of the collectives on the GPUs, which host work does not delay.
     """
 
     round: Array
@@ -40,6 +40,7 @@ class Meetings:
     is_last: Array
     waits: Array
     holds: Array
+    has_ends: bool = False
 
     def of(self, node: int) -> slice:
         """The rows of a node."""
@@ -51,6 +52,10 @@ def meetings(line: Timeline) -> Meetings:
     """The rounds that ranks of several nodes take part in, seen from each node."""
     release, is_last = line.releases
     host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
+    ends = ends_on_host_clock(line.ts_ns, line.rows["gpu_start_ns"], line.rows["gpu_end_ns"])
+    if ends is not None:
+        known = ends != UNKNOWN
+        release, is_last, host = np.where(known, ends, release), is_last | known, np.where(known, 0, host)
     waits_for_all = np.zeros(max(Op) + 1, bool)
     waits_for_all[list(SYNCHRONISING_OPS)] = True
     usable = waits_for_all[line.rows["op"]]
@@ -61,8 +66,10 @@ def meetings(line: Timeline) -> Meetings:
     rows = np.flatnonzero(usable)
     lines = _Lines.of(line)
     if len(line.meetings.irregular) or lines is None:
-        return _by_row(line, rows, release, host, is_last)
-    return _by_table(line, lines, rows, release, host, is_last)
+        met = _by_row(line, rows, release, host, is_last)
+    else:
+        met = _by_table(line, lines, rows, release, host, is_last)
+    return replace(met, has_ends=ends is not None)
 
 
 @dataclass(frozen=True)

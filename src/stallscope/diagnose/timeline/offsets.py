@@ -51,7 +51,8 @@ class Evidence:
 
     releases: by near-simultaneous releases; early_ns, late_ns: how much less or more the offset can be, as one node
     does more host work before its releases. bounds: by causality alone. low_ns, high_ns: the tightest bounds,
-    relative to the line of `releases` (or of the wall clocks, where there is none); infinite without any.
+    relative to the line of `releases` (or of the wall clocks, where there is none); infinite without any. is_exact:
+    the releases are the ends of the collectives on the GPUs.
     """
 
     releases: Offset | None
@@ -60,6 +61,7 @@ class Evidence:
     bounds: Offset | None
     low_ns: float
     high_ns: float
+    is_exact: bool = False
 
 
 def evidence(met: Meetings, reference: slice, other: slice, *, by_wall: Offset | None) -> Evidence | None:
@@ -87,6 +89,7 @@ def evidence(met: Meetings, reference: slice, other: slice, *, by_wall: Offset |
         bounds=_by_bounds(met.arrival_ns[b], low, high) if releases is None else None,
         low_ns=float((low - at).max()) if line else -np.inf,
         high_ns=float((high - at).min()) if line else np.inf,
+        is_exact=met.has_ends and releases is not None,
     )
 
 
@@ -96,6 +99,8 @@ def combined(shown: Evidence, by_wall: Offset | None, *, wall_error_ns: float) -
     by_wall: by the nodes' wall clocks, which differ by up to wall_error_ns.
     """
     line = shown.releases or by_wall
+    if shown.is_exact:
+        return shown.releases
     if line is None or shown.low_ns > shown.high_ns + 2 * LEAST_ERROR_NS:
         return shown.releases or shown.bounds  # the line drifts away from the bounds: they cannot be compared
     hard = shown.low_ns, shown.high_ns

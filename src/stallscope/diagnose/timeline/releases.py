@@ -1,8 +1,14 @@
-"""When processes were released from their waits: no rank is, before every member of the round has entered it."""
+"""When processes were released from their waits: no rank is, before every member of the round has entered it.
+
+Where the source has the GPUs' times on the host's clock, as a profiler does, the end of the collective itself is known.
+"""
 
 import numpy as np
 
+from stallscope.events.columns import is_one_value
 from stallscope.events.layout import UNKNOWN, Array
+
+_MOST_AHEAD_NS = 60_000_000_000  # a host is never so far ahead of its GPU: such times are of another clock
 
 
 def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]:
@@ -38,3 +44,18 @@ def host_until_release_ns(ts_ns: Array, leave_ns: Array, wait_ns: Array, is_last
     np.maximum(host_ns, 0, out=host_ns)
     host_ns *= is_last
     return host_ns
+
+
+def ends_on_host_clock(ts_ns: Array, gpu_start_ns: Array, gpu_end_ns: Array) -> Array | None:
+    """The ends of collectives on the host's clock: int64 (n,), UNKNOWN where it is not known; None without any.
+
+    ts_ns: int64 (n,), arrivals. The GPU's times are on the host's clock if no collective starts before its arrival, and
+    none starts a minute after it.
+    """
+    if is_one_value(gpu_end_ns):
+        return None
+    known = (gpu_start_ns != UNKNOWN) & (gpu_end_ns != UNKNOWN)
+    after_ns = (gpu_start_ns - ts_ns)[known]
+    if not len(after_ns) or after_ns.min() < 0 or after_ns.max() > _MOST_AHEAD_NS:
+        return None
+    return np.where(known, gpu_end_ns, UNKNOWN)

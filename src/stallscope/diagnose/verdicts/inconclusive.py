@@ -7,6 +7,7 @@ from stallscope.diagnose.cost.delays import (
 )
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.recurrence import unsure
+from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
 from stallscope.diagnose.lateness.slowdown import slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
@@ -15,6 +16,7 @@ from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import (
     Examined,
+    between,
     cost_said,
 )
 
@@ -64,6 +66,46 @@ def all_slow(case: Case) -> list[Verdict]:
             },
         )
     ]
+
+
+def slow_link(case: Case) -> list[Verdict]:
+    """Groups whose collectives take far longer on the GPUs than before, or than similar groups' do."""
+    groups = slow_groups(case.line, case.plan, step_ns=case.step_ns, limits=case.limits)
+    return [_slow_link(case, group) for group in groups]
+
+
+def _slow_link(case: Case, group: SlowGroup) -> Verdict:
+    line = case.line
+    ranks = sorted(int(line.rank[process]) for process in group.processes)
+    excess_ms = round(group.excess_ns / 1e6, 3)
+    most = group.excess_ns * group.n_steps * line.n_processes / 1e9
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in group.processes}),
+        comm_hash=f"{int(line.comm_hash[group.comm]):016x}",
+        first_round=int(line.rows["seq"][group.first_row]),
+        n_rounds=case.met.n_rounds,
+        late_ms={"median": excess_ms, "max": excess_ms},
+        since_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[group.first_row])),
+        n_incidents=1,
+        confidence=0.5,
+        cost=between(case, 0.0, most, observed_ns=case.observed_ns),
+        abstained_because=(
+            f"the collectives of ranks {', '.join(map(str, ranks))} take {group.times:.1f} times as long on their GPUs "
+            f"as similar ones, {excess_ms:.1f} ms more in each of {group.n_steps} steps: the link between these ranks, "
+            "or a GPU of theirs"
+        ),
+        advice=[
+            "Check the links between the GPUs of these ranks: NVLink and PCIe errors, NIC counters, Xid errors."
+        ],
+        evidence={
+            "suspects": ranks,
+            "times_as_long": round(group.times, 2),
+            "n_late_steps": group.n_steps,
+            "step_ms": round(case.step_ns / 1e6, 3),
+        },
+    )
 
 
 def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
