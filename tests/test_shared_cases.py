@@ -20,17 +20,11 @@ ANSWERS = (0, 20, 21)
 """Exit codes of `explain`: healthy, found, inconclusive."""
 
 KNOWN_FAILURES: dict[str, str] = {
-    "f18-extra-barrier-rank0": "hangs: an extra call of one rank",
-    "f18c-two-of-four": "hangs: a rank without a dump has not ended",
     "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
     "traces/gpu_slow_by_host_work": "gpu: host work before the synchronise call",
     "traces/absorbed_host_delay": "lateness: absorbed delays",
     "traces/last_save_cost": "cost: the last save",
-    "traces/rack_is_not_the_same_one": "lateness: groups of nodes",
     "traces/eval_is_not_gpu_slow": "gpu: additional work is not a slow GPU",
-    "traces/all_in_futex": "hangs: all ranks in a lock",
-    "traces/nvlink_pair": "gpu: a slow link between two ranks",
-    "traces/one_stop": "lateness: one stop",
     "traces/device_async": "gpu: more work on one GPU",
 }
 
