@@ -9,9 +9,11 @@ from stallscope.diagnose.timeline.annotated_steps import told_steps
 from stallscope.diagnose.timeline.programs import programs
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events import layout
+from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
 
 from .builders import MS, dp_trace, every
+from .reports import report_of
 
 ROUNDS = 3
 
@@ -74,3 +76,15 @@ def test_the_rows_before_the_first_label_have_no_step():
     assert told is not None
     assert told[line.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
     assert np.all(told[line.process == 0][5 * ROUNDS :] >= 0)
+
+
+def test_marked_steps_of_a_profiler_are_all_judged() -> None:
+    """Its schedule begins after the warm-up; five active steps are typical."""
+    trace = dp_trace(every(2, 1, 30 * MS, first=0, until=5), n_steps=5)
+    trace.collectives["flags"] |= int(CollectiveFlag.NO_SYSCALLS)
+    begins = np.sort(trace.collectives["ts_ns"][trace.collectives["seq"] % 3 == 0].reshape(5, -1).min(axis=1))
+    marks = layout.empty(layout.ANNOTATIONS, 5)
+    marks["ts_ns"], marks["label"] = begins - 31 * MS, b"step"
+    report = report_of(replace(trace, annotations=marks))
+    assert report.examined["n_steps"] == 5
+    assert [verdict.ranks for verdict in report.verdicts] == [[2]]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stallscope.diagnose.arrays.parallel import both
+from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
 from stallscope.diagnose.lateness.late_steps import Pace, pace
 from stallscope.diagnose.thresholds import Thresholds
@@ -15,6 +16,7 @@ from stallscope.diagnose.timeline.rounds import Rounds, rounds
 from stallscope.diagnose.timeline.step_table import Cells, cells, judged
 from stallscope.diagnose.timeline.timeline import Timeline, timeline
 from stallscope.events.layout import Array
+from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
 
 
@@ -87,8 +89,9 @@ def case_of(
 ) -> Case:
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
     line = timeline(trace, is_numbered=is_numbered)
+    marked = told_steps(trace, line)
     n = len(line.rows)
-    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, told_steps(trace, line)), n=n)
+    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, marked), n=n)
 
     def on_host() -> tuple[Array, Array]:
         excess = excess_ns(line, plan, line.host_ns)
@@ -98,7 +101,7 @@ def case_of(
         lambda: (rounds(line, clocks, limits), excess_ns(line, plan, line.self_ns)), on_host, n=n
     )
     table = cells(line, plan, met, excess=(of_self, of_host), held_ns=held)
-    counted = judged(table, line, limits)
+    counted = judged(table, line, limits, is_excerpt=_is_excerpt(line, marked))
     return Case(
         trace=trace,
         line=line,
@@ -111,3 +114,9 @@ def case_of(
         limits=limits,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
+
+
+def _is_excerpt(line: Timeline, marked: Array | None) -> bool:
+    """Whether the trace is a few marked steps of a profiler, which its schedule begins after the warm-up."""
+    is_profile = bool(len(line.rows)) and bool(flagged(line.rows["flags"], CollectiveFlag.NO_SYSCALLS).all())
+    return is_profile and marked is not None and bool((marked >= 0).any())

@@ -182,8 +182,13 @@ def touched(step: Array, late: Array) -> Array:
     return np.asarray(np.isin(step, late) | np.isin(step - 1, late))
 
 
-def judged(table: Cells, line: Timeline, limits: Thresholds) -> Cells:
-    """The cells without warm-up: the first steps, and further ones while they take several times the usual."""
+def judged(table: Cells, line: Timeline, limits: Thresholds, *, is_excerpt: bool = False) -> Cells:
+    """The cells without warm-up: the first steps, and further steps while they take several times the usual.
+
+    is_excerpt: the first step is not the first of the job: nothing is left out.
+    """
+    if is_excerpt:
+        return _where(table, table.step >= 0)
     starts = line.ts_ns[table.first_row]
     usual = usual_step_ns(line, table)
     first_judged = limits.warm_up_steps
