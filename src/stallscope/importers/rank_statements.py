@@ -129,8 +129,25 @@ def _trace(said: Statements) -> Trace:
         | {STATED: "; ".join(said.sources)}
         | {group_fact(comm_hash_of(group)): words for group, words in said.groups.items()},
         coverage=Coverage(
-            blind_spots=("slowness",), omitted=said.omitted, gaps=tuple(said.gaps) or (_NOT_SHOWN,)
+            blind_spots=("slowness",),
+            omitted=said.omitted,
+            gaps=tuple(said.gaps) or (_waiting(said) or _NOT_SHOWN,),
         ),
+    )
+
+
+def _waiting(said: Statements) -> Gap | None:
+    """The ranks that state a time-out, where nothing is known of those they wait for."""
+    waiting = {rank: one for (_, rank), one in said.progress.items() if one.open_seq != UNKNOWN}
+    if not waiting:
+        return None
+    first = next(iter(waiting.values()))
+    ranks = ", ".join(map(str, sorted(waiting)[:8]))
+    where = f"round {first.open_seq} ({first.words}) of {said.groups.get(first.group, first.group)}"
+    who = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
+    return Gap(
+        f"{who} in {where}, and the files do not show the progress of the other ranks",
+        "Give the logs, the stacks or the flight-recorder dumps of the other ranks.",
     )
 
 
