@@ -21,10 +21,6 @@ ANSWERS = (0, 20, 21)
 
 KNOWN_FAILURES: dict[str, str] = {
     "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
-    "traces/gpu_slow_by_host_work": "gpu: host work before the synchronise call",
-    "traces/absorbed_host_delay": "lateness: absorbed delays",
-    "traces/last_save_cost": "cost: the last save",
-    "traces/eval_is_not_gpu_slow": "gpu: additional work is not a slow GPU",
     "traces/device_async": "gpu: more work on one GPU",
 }
 

@@ -21,6 +21,7 @@ START_NS = 10_000 * MS
 EPOCH_NS = 1_700_000_000_000 * MS
 TRANSFER_NS = 50_000
 ENQUEUE_NS = 10_000
+SYNC_NS = 300_000
 P2P = (Op.SEND, Op.RECV)
 
 
@@ -29,7 +30,8 @@ class Call:
     """One line of the program: each group of ranks enters a collective of its own.
 
     work_ns: host time before it, for all ranks or by rank. gpu_ns: GPU time before it. waits: the host
-    synchronises after it. With op SEND a group is (source, destination): one sends, the other receives.
+    synchronises after it. after_ns: host work before that, with a jitter of 3 %. With op SEND a group is (source,
+    destination): one sends, the other receives.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -38,6 +40,7 @@ class Call:
     work_ns: int | tuple[int, ...] = 2 * MS
     gpu_ns: int = 0
     waits: bool = False
+    after_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class _Machine:
                 row["gpu_end_ns"] = self.gpu_free[rank] = end
                 if call.waits:
                     self._delay(rank, step, number, is_before_wait=True)
-                    self._wait(rank, end)
+                    self._wait(rank, self._after(call, rank, end))
 
     def _work(self, call: Call, step: int, number: int, *, rank: int) -> None:
         if any((gone.rank, gone.step, gone.call) == (rank, step, number) for gone in self.job.gone):
@@ -215,6 +218,13 @@ class _Machine:
         self.rows.append(row)
         self._spend(rank, Category.ON_CPU, ENQUEUE_NS)
         return row
+
+    def _after(self, call: Call, rank: int, end_ns: int) -> int:
+        """Do the host work before a wait; the wait ends no earlier than a synchronise call takes."""
+        if not call.after_ns:
+            return end_ns
+        self._spend(rank, Category.ON_CPU, int(call.after_ns * (1 + 0.03 * self.rng.standard_normal())))
+        return max(end_ns, self.now[rank] + SYNC_NS)
 
     def _wait(self, rank: int, end_ns: int) -> None:
         begin = self.now[rank]

@@ -83,13 +83,12 @@ def test_what_runs_ahead_behind_long_kernels_is_told_from_least_to_most():
     assert holds(cost, true)
 
 
-def test_another_job_on_a_gpu_costs_at_least_what_is_told():
+def test_another_job_on_a_gpu_costs_what_steps_last_longer():
     timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
     job = Job(dp=8, steps=60)
     capture = Capture(has_gpu_times=True)
     cost, true = told_and_true(job, SharedDevice(ranks=(4,)), timing=timing, capture=capture)
-    assert cost.is_lower_bound
-    assert 0.7 * true <= cost.gpu_seconds <= 1.1 * true
+    assert cost.gpu_seconds == pytest.approx(true, rel=0.1)
 
 
 EVEN = np.full(20, 1.0 * MS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
-from stallscope.diagnose.cost.delays import as_steps_grew, device_delays
+from stallscope.diagnose.cost.delays import device_cost
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
 from stallscope.diagnose.processes.activity import activities
@@ -117,14 +117,13 @@ def report(found: Findings) -> Report:
         *([] if found.mismatches else hang.verdicts(case)),
         *late_ranks,
         *(
-            device.verdict(
-                case,
-                p,
-                one,
-                as_steps_grew(case, {p: device_delays(case, p, one.late)}, groups=[[p]])[p],
-                looked_at=looked_at,
-            )
+            device.verdict(case, p, one, device_cost(case, p, one.late), looked_at=looked_at)
             for p, one in found.device.items()
+            if p not in named
+        ),
+        *(
+            imbalance.gpu_work(case, p, one, device_cost(case, p, one.late), looked_at=looked_at)
+            for p, one in found.gpu_work.items()
             if p not in named
         ),
         *([imbalance.stage(case, found.stage)] if found.stage else []),
@@ -137,6 +136,7 @@ def report(found: Findings) -> Report:
             inconclusive.slow_link(case)
             or inconclusive.all_slow(case)
             or inconclusive.doubtful(found, looked_at)
+            or inconclusive.absorbed(found, looked_at)
         )
     counts, evidence = of_case(case)
     return Report(
@@ -145,12 +145,25 @@ def report(found: Findings) -> Report:
         evidence=evidence,
         budget=budget_of_case(case),
         verdicts=[_worded(verdict) for verdict in verdicts],
-        benign=benign + _warm_up(case),
+        benign=benign + _absorbed(found) + _warm_up(case),
     )
 
 
 def _worded(verdict: Verdict) -> Verdict:
     return replace(verdict, summary=text.summary(verdict))
+
+
+def _absorbed(found: Findings) -> list[dict[str, object]]:
+    """Delays of hosts that cost nothing."""
+    return [
+        {
+            "what": "delays of the host that its GPU's queue absorbed",
+            "rank": int(found.case.line.rank[process]),
+            "late_ms": round(float(np.median([one.late_ns for one in late])) / 1e6, 3),
+            "n_steps": len(late),
+        }
+        for process, late in found.absorption.proved.items()
+    ]
 
 
 def _warm_up(case: Case) -> list[dict[str, object]]:

@@ -1,9 +1,10 @@
 """What a case shows, before it is put in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stallscope.diagnose.arrays.parallel import both
-from stallscope.diagnose.gpu.device_findings import on_device
+from stallscope.diagnose.cost.absorption import Absorption, absorption
+from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
 from stallscope.diagnose.lateness.imbalance import Moving, SlowStage, moving, slow_stage
@@ -18,6 +19,8 @@ class Findings:
 
     mismatches: rounds entered differently. late: all late steps. named: those of each rank to name. device: slow
     GPUs by process. stage: a stage with more work. uneven: late steps that no rank owns; is_on_device: of the GPUs.
+    gpu_work: GPUs that do additional work in some steps.
+    absorption: late steps that recur and cost nothing, or perhaps nothing; their ranks are not named.
     """
 
     case: Case
@@ -28,6 +31,8 @@ class Findings:
     stage: SlowStage | None
     uneven: Moving | None
     is_on_device: bool = False
+    gpu_work: dict[int, SlowDevice] = field(default_factory=dict)
+    absorption: Absorption = field(default_factory=Absorption)
 
 
 def findings(case: Case) -> Findings:
@@ -39,8 +44,10 @@ def findings(case: Case) -> Findings:
         n=len(line.rows),
     )
     named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
-    gpus = on_device(case, found)
-    unexplained = [late for late in found if late.process not in gpus.slow]
+    absorbed = absorption(case, named)
+    named = {process: late for process, late in named.items() if not absorbed.has(process)}
+    gpus = with_costly_gpus(case, on_device(case, found))
+    unexplained = [late for late in found if late.process not in gpus.slow and not absorbed.has(late.process)]
     uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
@@ -51,6 +58,8 @@ def findings(case: Case) -> Findings:
         stage=slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits) or gpus.stage,
         uneven=uneven or gpus.uneven,
         is_on_device=uneven is None,
+        gpu_work=gpus.more_work,
+        absorption=absorbed,
     )
 
 

@@ -218,6 +218,28 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
     return replace(delays, lost_ns={case.who(other): lost for other in others})
 
 
+def device_cost(case: Case, process: int, late: list[LateStep]) -> Delays:
+    """The delays of a process by its GPU in a whole trace, with what the job's steps lasted longer as their cost.
+
+    A GPU that is late in many steps works longer in those between them, too.
+    """
+    delays, parts = device_delays(case, process, late), stretches(case, _throughout(case, process, late))
+    grown = growth(parts, [process]) if parts else None
+    return _costing(case, [process], delays, grown, share=1.0) if grown else delays
+
+
+def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep]:
+    """Late steps of a process, and each step between the first and the last as a typical one."""
+    table, by_step = case.judged, {one.step: one for one in late}
+    typical = float(np.median([one.excess_ns for one in late]))
+    found = list(late)
+    for i in range(*np.searchsorted(table.process, [process, process + 1]).tolist()):
+        step, row = int(table.step[i]), int(table.end_row[i]) - 1
+        if min(by_step) < step < max(by_step) and step not in by_step:
+            found.append(replace(late[0], step=step, peak_row=row, late_ns=typical, excess_ns=typical))
+    return found
+
+
 def total(parts: Iterable[Delays]) -> Delays:
     """The sum of one or more delays, given in order of time or of different processes."""
     found = list(parts)

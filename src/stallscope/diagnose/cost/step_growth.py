@@ -19,7 +19,9 @@ from stallscope.events.layout import Array
 
 _FEWEST_QUIET = 2
 _ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
-_OUTLIER = 3.0  # spreads from which a step is another kind of step: a checkpoint, a validation
+_OUTLIER = 3.0  # spreads from which a length is cut off
+_OTHER = 0.5  # share of a step beyond the delay from which a step is another kind of step
+_LIKE = 2.0  # times the median up to which a delay in a step of another kind is like the others
 _SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves a step quiet
 _ALSO_LATE = 0.5  # share of it from which a step of a named rank counts as late, too
 _SURE_SLOPE = 0.3  # error of a slope from which the slope proves nothing
@@ -96,10 +98,14 @@ class _Estimate:
 
 
 def stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
-    """The stretches of a job. late: late steps of all named ranks. None where there are none to compare."""
-    if not late or len(case.table.step) < 2:
+    """The stretches of a job. late: late steps of all named ranks.
+
+    None where there are none to compare: the steps of a host that never waits do not show how long its GPU takes.
+    """
+    n_releases = len(case.waits.released_ns)
+    if not late or len(case.table.step) < 2 or n_releases == 1 or not case.waits.in_each_step:
         return None
-    return _releases(case, late) if len(case.waits.released_ns) > 1 else _steps(case, late)
+    return _releases(case, late) if n_releases else _steps(case, late)
 
 
 def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
@@ -126,10 +132,13 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
 def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
     """The group's share of the delays in each stretch, and how many ranks waited in it: float64 (k,) each."""
     others = [process for process in parts.delay_ns if process not in group]
-    own, theirs = (parts.after(parts.delay_of(each)) for each in (group, others))
+    own, theirs = (parts.delay_of(each) for each in (group, others))
+    if parts.is_step:  # where no rank is late, the step before has left the delay over
+        is_left = own + theirs == 0
+        own, theirs = (np.where(is_left, np.append(0.0, each[:-1]), each) for each in (own, theirs))
     share = np.divide(own, own + theirs, out=np.zeros_like(own), where=own > 0)
     grown = np.maximum(found.most_ns, 1.0)
-    waited = [np.clip(1.0 - parts.after(parts.delay_ns[process]) / grown, 0.0, 1.0) for process in others]
+    waited = [np.clip(1.0 - parts.delay_ns[process] / grown, 0.0, 1.0) for process in others]
     return share, parts.n_waiting + np.sum([np.zeros_like(own), *waited], axis=0)
 
 
@@ -142,14 +151,27 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     step = parts.length_ns / np.maximum(parts.n_steps, 1)
     usual = float(np.median(step[quiet]))
     spread = 1.4826 * float(np.median(np.abs(step[quiet] - usual)))
-    usual = float(np.clip(step[quiet], usual - _OUTLIER * spread, usual + _OUTLIER * spread).mean())
+    cut_off = np.clip(step[quiet], usual - _OUTLIER * spread, usual + _OUTLIER * spread)
+    usual, spread = float(cut_off.mean()), max(spread, float(cut_off.std()))
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
+    is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
     grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
+    grown = _without_other_kinds(grown, delay_ns, is_hit & is_other)
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
     error = spread * float(parts.n_steps[is_hit].max(initial=0)) * (n + n * n / n_quiet) ** 0.5
     return _Estimate(grown, grown, error * (_ERRORS + 5.0 / (n_quiet - 1)), True)
+
+
+def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> Array:
+    """Growth with that of saves and validations replaced by the growth of other stretches with such a delay."""
+    alike = (delay_ns > 0) & ~is_other
+    if not is_other.any() or not alike.any():
+        return grown
+    part = float(grown[~is_other].sum()) / float(delay_ns[alike].sum())
+    is_like = (delay_ns > 0) & (delay_ns <= _LIKE * np.median(delay_ns[alike]))
+    return np.where(is_other, np.where(is_like, min(max(part, 0.0), 1.0) * delay_ns, 0.0), grown)
 
 
 def _quiet(parts: Stretches, typical_ns: float) -> Array:
@@ -277,15 +299,15 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
 
 
 def _shortest_before_release(case: Case) -> float:
-    """The least time for each step between its last first arrival and the release that follows: a GPU does no work
+    """The least time for each step between its begin on the last rank and the release that follows: a GPU does no work
     before it is enqueued.
     """
     table, when, released_in = case.judged, case.waits.released_ns, case.waits.released_in
     number, at = np.unique(table.step, return_inverse=True)
-    last = np.full(len(number), np.iinfo(np.int64).min)
-    np.maximum.at(last, at, case.arrival_ns[table.first_row])
+    ended = np.full(len(number), np.iinfo(np.int64).min)
+    np.maximum.at(ended, at, case.arrival_ns[table.end_row - 1])
     following = np.searchsorted(released_in, number, side="right")
     inside = following < len(when)
-    n_left = released_in[following[inside]] - number[inside]
-    bound = (when[following[inside]] - last[inside]) / np.maximum(n_left, 1)
+    n_left = released_in[following[inside]] - number[inside] - 1
+    bound = (when[following[inside]] - ended[inside]) / np.maximum(n_left, 1)
     return float(bound[n_left >= _FEWEST_STEPS].min(initial=np.inf))

@@ -179,14 +179,16 @@ def cost(
         in_syncs = place.grown(place.synced_ns, window)[one.process]
         own = max(waited[one.process] - one.excess_ns, in_syncs)
         indirect = np.clip(waited - own, 0, one.late_ns)
-        absorbed = (waited < limits.absorbed_share * direct) & job_waits
+        is_recorded = place.at(arrival_ns[one.peak_row], "right") < place.first[1:]
+        absorbed = (waited < limits.absorbed_share * direct) & job_waits & is_recorded
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
         if not job_waits:
             each, part = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns), 0.0
         each[one.process] = 0
         each *= share.get((one.process, one.step), 1.0)
         lost += each
-        least += each * part
+        # A job that waits in each step has no more than a step's work in its queues.
+        least += np.maximum(each * part, each - step_ns if job_waits else 0.0)
     return Cost(lost, least)
 
 

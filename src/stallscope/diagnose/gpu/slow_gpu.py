@@ -19,11 +19,13 @@ from stallscope.diagnose.timeline.programs import Programs
 from stallscope.diagnose.timeline.rounds import Rounds, clock_error_ns
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # so many times more slow steps than any other GPU has
 _OFTEN = 0.3  # share of the steps
+_BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
+_FEWEST_ROUNDS = 8
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
 
 
@@ -139,9 +141,10 @@ def released_late(
     """Processes that are released from their waits later than the others from the same round, step after step.
 
     A collective ends for all its ranks at once; what one GPU still has to do after it takes longer where the GPU
-    is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. Where
-    ranks also send to each other, a wait can be for those too, and where ranks were captured late, a round can be
-    another one: then nothing is said.
+    is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. A rank whose
+    host comes to wait after the others were released, or is released as much later as its host comes later, is held
+    by its host. Where ranks also send to each other, a wait can be for those too, and where ranks attached late, a
+    round can be another one: then no GPU is named.
     """
     if line.is_p2p.any() or flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
         return {}
@@ -149,6 +152,12 @@ def released_late(
     rows = np.flatnonzero(is_last)
     common = release - (line.ts_ns - clocks.arrival_ns)
     late = line.meetings.beyond_others(common, is_last)[rows]
+    enter = line.rows.column("wait_enter_ns", np.minimum(rows + 1, len(line.rows) - 1)).astype(np.int64)
+    waited = release[rows] - enter
+    came = np.zeros(len(release), np.int64)
+    came[rows] = common[rows] - waited
+    came_late = line.meetings.beyond_others(came, is_last)[rows]
+    late = np.where((enter != UNKNOWN) & (late >= waited), 0.0, late)
     error_ns = clock_error_ns(line, clocks)
     if error_ns is not None:
         late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[line.round[rows]], 0, late)
@@ -162,12 +171,28 @@ def released_late(
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero((n_seen >= 2 * limits.steady_steps) & (n_late >= 0.8 * n_seen)).tolist():
         mine = inside & (owner == process) & (late >= least)
+        own = inside & (owner == process)
+        if _follows_host(late[own], came_late[own]):
+            continue
         steps = [
             _late(table, i, excess)
             for i, excess in zip(cell[mine].tolist(), late[mine].tolist(), strict=True)
         ]
         slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
     return slow
+
+
+def _follows_host(late_ns: Array, came_late_ns: Array) -> bool:
+    """Whether a rank is released later by as much as its host took longer since the release before.
+
+    late_ns, came_late_ns: round by round, how much later than its peers it was released, and came to wait.
+    """
+    grew, host = late_ns[1:] - late_ns[:-1], came_late_ns[1:] - late_ns[:-1]
+    known = np.isfinite(grew) & np.isfinite(host)
+    if np.count_nonzero(known) < _FEWEST_ROUNDS:
+        return False
+    grew, host = (each[known] - each[known].mean() for each in (grew, host))
+    return bool((grew * host).sum() >= _BY_HOST * max(float((host * host).sum()), 1.0))
 
 
 def _steadily(is_late: Array, limits: Thresholds) -> slice | None:

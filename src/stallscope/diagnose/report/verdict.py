@@ -41,12 +41,18 @@ class CostSaid:
         price, hours = usd_per_gpu_hour, observed_ns / 3.6e12
         usd = None if price is None else gpu_seconds / 3600 * price
         return cls(
-            gpu_seconds=round(gpu_seconds, 3),
+            gpu_seconds=round(float(gpu_seconds), 3),
             usd=None if usd is None else round(usd, 4),
             usd_per_hour=round(usd / hours, 4) if usd is not None and hours > 0 else None,
             is_lower_bound=is_lower_bound,
             gpu_hours_per_day=round(gpu_seconds / 3600 / hours * 24, 2) if hours > 0 else None,
         )
+
+    def times(self, share: float) -> "CostSaid":
+        """A share of a cost, as of those ranks that are not named."""
+        values = (self.gpu_seconds, self.usd, self.usd_per_hour, self.at_most_gpu_seconds, self.at_most_usd)
+        seconds, usd, by_hour, most, most_usd = (None if each is None else each * share for each in values)
+        return CostSaid(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, most_usd)
 
     @property
     def may_be_gpu_seconds(self) -> float:

@@ -81,8 +81,12 @@ def look(case: Case, known: Array, history: History) -> Look:
     live = _unsettled(case, found.late, history)
     everything = [*history.late.late(_numbers(case)), *live]
     if history.late.of:
-        found = replace(found, named=_named(case, everything, limits))
-    unexplained = [one for one in found.late if one.process not in found.device]
+        named = _named(case, everything, limits)
+        costly = {process: late for process, late in named.items() if not found.absorption.has(process)}
+        found = replace(found, named=costly)
+    unexplained = [
+        one for one in found.late if one.process not in found.device and not found.absorption.has(one.process)
+    ]
     uneven = moving(
         case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
     )
@@ -93,6 +97,7 @@ def look(case: Case, known: Array, history: History) -> Look:
     once = incidents(everything, found.named, limits)
     unlike = alone(once, everything, named=found.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
+    firm &= found.named.keys()
     steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
     return Look(
         found=found,

@@ -21,7 +21,7 @@ from stallscope.diagnose.verdicts._late import (
 
 
 def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Examined) -> Verdict:
-    """The verdict on a slow GPU. delays: see device_delays."""
+    """The verdict on a slow GPU. delays: see device_cost."""
     why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
     values = delays.sizes_ns / 1e6
     evidence: dict[str, object] = {
@@ -29,7 +29,6 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looke
         "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
     }
     part = Explained(why, 1.0, delays.excess.total_ns, evidence)
-    said = cost_of(case, delays, looked_at=looked_at)
     return replace(
         location(case, [process], delays, looked_at=looked_at),
         kind="device",
@@ -37,9 +36,7 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looke
         causes=[part],
         confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
         victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
-        cost=replace(
-            said, is_lower_bound=said.is_lower_bound or slow.is_irregular
-        ),  # only the longest are late
+        cost=cost_of(case, delays, looked_at=looked_at),
         advice=why.advice(evidence),
         evidence=steps(case, delays.n_late, looked_at),
     )

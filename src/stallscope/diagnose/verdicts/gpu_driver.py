@@ -70,6 +70,7 @@ def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> 
         ranks=[rank],
         nodes=[node] if (node := trace.nodes[gpus[rank][0]]) else [],
         victims=sorted(set(gpus) - {rank}),
+        cost=verdict.cost.times(1 - 1 / len(gpus)) if verdict.cost else None,
         late_ms={"median": round(after - before, 3), "max": round(after - before, 3)},
         causes=[Explained(why, 1.0, (after - before) * 1e6, told.evidence)],
         confidence=0.8,

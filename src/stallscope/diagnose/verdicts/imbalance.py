@@ -14,11 +14,14 @@ from stallscope.diagnose.cost.delays import (
     total,
 )
 from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.lateness.imbalance import Moving, SlowStage
 from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts import device
 from stallscope.diagnose.verdicts._late import (
     Examined,
     between,
@@ -83,6 +86,21 @@ def moving(found: Findings, uneven: Moving, looked_at: Examined) -> Verdict:
         by_process.setdefault(late.process, []).append(late)
     parts = [device_delays(case, process, mine) for process, mine in by_process.items()]
     return moving_gpus(case, total(parts), looked_at=looked_at)
+
+
+def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Examined) -> Verdict:
+    """The verdict on a GPU that does additional work every few steps, such as an evaluation."""
+    late = device.verdict(case, process, slow, delays, looked_at=looked_at)
+    return replace(
+        late,
+        kind="imbalance",
+        ranks=[],
+        nodes=[],
+        causes=[],
+        period_steps=period_steps(delays.steps, delays.sizes_ns),
+        advice=["Divide the additional work of this rank (evaluation, logging, sampling) among all ranks."],
+        evidence=late.evidence | {"more_work": late.ranks},
+    )
 
 
 def stage(case: Case, slow: SlowStage) -> Verdict:

@@ -112,7 +112,7 @@ def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
     """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
     case = found.case
     unproven = unsure(
-        found.late,
+        [late for late in found.late if not found.absorption.has(late.process)],
         found.named,
         least_ns=case.pace.least_ns,
         long_ns=case.limits.doubtful_share * looked_at.observed_ns,
@@ -132,6 +132,29 @@ def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
             abstained_because=because,
             advice=[
                 "Look again after more steps: a rank that is late for a reason of its own will be late again."
+            ],
+            evidence=verdict.evidence | {"suspects": ranks, "moves": False},
+        )
+    ]
+
+
+def absorbed(found: Findings, looked_at: Examined) -> list[Verdict]:
+    """Delays of hosts that recur, of which nothing shows whether the queues of their GPUs absorbed them."""
+    case, possible = found.case, found.absorption.possible
+    if not possible:
+        return []
+    delays = delays_in_all(case, [late for mine in possible.values() for late in mine])
+    verdict = imbalance.moving_ranks(case, delays, looked_at=looked_at)
+    ranks = sorted(int(case.line.rank[process]) for process in possible)
+    because = "the GPU had more queued work than the host was late, in every step: the delay may cost nothing"
+    return [
+        replace(
+            verdict,
+            kind="inconclusive",
+            confidence=0.5,
+            abstained_because=because,
+            advice=[
+                "Record the GPUs' side too (NCCL profiler plugin), or compare with a time without the delay."
             ],
             evidence=verdict.evidence | {"suspects": ranks, "moves": False},
         )

@@ -1,0 +1,70 @@
+"""Which delays of hosts cost nothing, as the queues of their GPUs absorb them, and of which this is not known.
+
+A delay is absorbed when steps with it last no longer than others. Where every step has it, the end of a step shows
+whether that is possible: a GPU that still has more queued work than the delay may have worked through it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
+from stallscope.diagnose.cost.step_growth import Growth, growth, stretches
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.timeline.case import Case
+
+_PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
+
+Late = Mapping[int, Sequence[LateStep]]
+
+
+@dataclass(frozen=True)
+class Absorption:
+    """Late steps by process. proved: they cost nothing. possible: nothing shows whether they cost anything."""
+
+    proved: dict[int, Sequence[LateStep]] = field(default_factory=dict)
+    possible: dict[int, Sequence[LateStep]] = field(default_factory=dict)
+
+    def has(self, process: int) -> bool:
+        """Whether the delays of a process cost nothing, or perhaps nothing."""
+        return process in self.proved or process in self.possible
+
+
+def absorption(case: Case, named: Late) -> Absorption:
+    """The absorbed delays of ranks that are late again and again. named: their late steps by process."""
+    parts = stretches(case, [one for late in named.values() for one in late])
+    if parts is None:
+        return Absorption()
+    grown = {process: growth(parts, [process]) for process in named}
+    known = {process: each for process, each in grown.items() if each is not None}
+    proved = {process for process, each in known.items() if _is_absorbed(case, each, named[process])}
+    possible = {
+        process
+        for process, each in known.items()
+        if process not in proved and not each.is_measured and not each.least_ns
+    }
+    return Absorption(
+        proved={process: named[process] for process in proved},
+        possible={process: named[process] for process in possible if _may_be_absorbed(case, named[process])},
+    )
+
+
+def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:
+    """Whether steps with the delays last next to no longer than others: in parts of the delay, and of a step."""
+    limits, n_waiting = case.limits, max(case.line.n_processes - 1, 1)
+    each_ns = grown.most_ns / n_waiting / max(len(late), 1)
+    is_short = each_ns <= limits.late_step_share * case.step_ns
+    return grown.is_measured and is_short and grown.most_ns <= limits.elongation * grown.delay_ns
+
+
+def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:
+    """Whether the rank's GPU had more work left, when its host came to wait for it, than the host was late."""
+    table, process = case.judged, late[0].process
+    here = slice(*np.searchsorted(table.process, [process, process + 1]))
+    after = np.searchsorted(table.step[here], [one.step + 1 for one in late])
+    waited = np.append(table.wait_ns[here], 0)[np.minimum(after, len(table.step[here]))]
+    delay = np.array([max(one.late_ns, one.excess_ns) for one in late])
+    times = HostTimes.of(case.line, case.plan, list(late))
+    parts = passed_on(case.line, times, list(late))
+    return bool(np.median(waited - delay) >= 0 and np.median(parts) < _PASSED_ON)
