@@ -26,6 +26,9 @@ async def called(
     asker = Asker(hub, who.tenant)
     with anyio.move_on_after(timeout_s):
         found = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        cluster = arguments.get("cluster") if isinstance(arguments, Mapping) else None
+        if "summary" in found and (caveat := asker.caveat(cluster)):
+            found["summary"] += f" {caveat}"
         return {key: visible(value) for key, value in found.items()}
     raise TookTooLong(f"{name} took longer than {timeout_s:g} s: look at a shorter time, or at one cluster")
 

@@ -76,44 +76,53 @@ class Standing:
 
     def _heard(self, batch: Batch) -> None:
         """A committed batch; called in the writer's thread."""
-        self.numbers.standing_rows_left_out += self._backlog.add(batch)
+        n_left_out = self._backlog.add(batch)
+        self.numbers.standing_rows_left_out += n_left_out
+        if n_left_out:
+            for (tenant, cluster), tables in by_cluster(batch).items():
+                self._store.unexamined.add(tenant, cluster, n_rows=sum(map(len, tables.values())))
 
     def _run(self, tail: list[Batch]) -> None:
-        self._guarded(lambda: self._resume(tail))
+        self._guarded(None, lambda: self._resume(tail))
         tail.clear()
         while not self._backlog.is_ended:
             self._backlog.wait(_TICK_S)
             begin_s = time.monotonic()
             turn = self._backlog.turn()
-            self._guarded(lambda turn=turn: self._look(turn))  # type: ignore[misc]
+            self._look(turn)
             self._backlog.done()
             self.numbers.standing_lag_s = self._backlog.lag_s
             # Small batches that come one by one cost as much as large ones: half of the time is left to gather them.
             time.sleep(min(time.monotonic() - begin_s, _MOST_REST_S))
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Whatever goes wrong here must not end the diagnosis of everybody else."""
+    def _guarded(self, key: Key | None, step: Callable[[], None], *, n_rows: int = 0) -> None:
+        """A failure must not end the diagnosis of other clusters, and must not look like a healthy cluster.
+
+        key: the cluster at hand, None where there is no single cluster. n_rows: not examined if the step fails.
+        """
         try:
             step()
-        except StallscopeError as error:
+        except Exception as error:  # noqa: BLE001 (counted, logged, and stated in every answer about the cluster)
             self.numbers.standing_failures += 1
-            _LOG.error("the standing diagnosis: %s", error)
-        except Exception:  # noqa: BLE001 (it goes on with the next batch; what failed is counted and in the log)
-            self.numbers.standing_failures += 1
-            _LOG.exception("the standing diagnosis failed at a batch")
+            if isinstance(error, StallscopeError):
+                _LOG.error("the continuous diagnosis: %s", error)
+            else:
+                _LOG.exception("the continuous diagnosis failed at a batch")
+            if key is not None:
+                self._store.unexamined.add(*key, n_rows=n_rows, failure=type(error).__name__)
 
     def _look(self, turn: Turn | None) -> None:
         """Feed the rows of a turn, let time pass, and store what has changed."""
         if turn is not None:
-            self._feed(turn)
+            self._guarded(turn.key, lambda: self._feed(turn), n_rows=turn.n_rows)
         now_s = time.monotonic()
         if now_s - self._ticked_s >= _TICK_S:
             self._ticked_s = now_s
             for key, stream in list(self._streams.items()):
-                self._note(key, stream.tick())
+                self._guarded(key, lambda key=key, stream=stream: self._note(key, stream.tick()))  # type: ignore[misc]
                 if not stream.n_jobs and turn is None:
                     del self._streams[key]
-        self._write()
+        self._guarded(None, self._write)
 
     def _feed(self, turn: Turn) -> None:
         if turn.n_left_out:
@@ -121,6 +130,7 @@ class Standing:
         stream = self._stream(turn.key)
         if stream is None:
             self.numbers.standing_rows_left_out += turn.n_rows
+            self._store.unexamined.add(*turn.key, n_rows=turn.n_rows)
             return
         trace = traces.trace(turn.tables)
         if turn.n_left_out:
@@ -131,6 +141,7 @@ class Standing:
     def _say_left_out(self, turn: Turn) -> None:
         tenant, cluster = turn.key
         self.numbers.standing_rows_left_out += turn.n_left_out
+        self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out)
         self._left_out[turn.key] = self._left_out.get(turn.key, 0) + turn.n_left_out
         _LOG.warning(
             "cluster %r of tenant %r sends more than the diagnosis takes: %d rows were not looked at, "

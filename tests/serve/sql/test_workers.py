@@ -122,7 +122,7 @@ def test_a_worker_that_dies_in_the_middle_is_told_and_replaced(workers):
     for pid in busy:
         os.kill(pid, signal.SIGKILL)
     asking.join()
-    assert outcome == ["the query needed more memory than one may have: ask for less"]
+    assert outcome == ["the query needed more memory than a query may have: select less"]
     assert workers.query("SELECT 2", tenant="a").rows == [[2]]
 
 

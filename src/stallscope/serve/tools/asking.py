@@ -42,6 +42,12 @@ class Asker:
     hub: Hub
     tenant: str
 
+    def caveat(self, cluster: str | None) -> str:
+        """Why answers about a cluster (None: all) are incomplete; "" where they are complete."""
+        store = self.hub.store
+        reasons = (store.damage.warning(self.tenant), store.unexamined.reason(self.tenant, cluster))
+        return " ".join(filter(None, reasons))
+
     def rows(self, question: str, **params: object) -> list[dict[str, Any]]:
         """The rows of a question of store/sql/hub/, with values as JSON has them."""
         table = self.hub.store.ask(question, tenant=self.tenant, params=params)

@@ -46,8 +46,6 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     said = f"{', '.join(sizes)}."
     if opened:
         said += f" Newest: {opened[0]['summary']}"
-    if warning := asker.hub.store.damage.warning(asker.tenant):
-        said += f" {warning}"
     return Summary(summary=said, rows=rows, open_verdicts=opened)
 
 

@@ -67,9 +67,10 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     flat_rows = [stored_verdict(row) for row in rows]
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
-    said = (
-        f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open." if flat_rows else "No verdict matches."
-    )
+    if flat_rows:
+        said = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
+    else:
+        said = "Unknown." if asker.caveat(params.cluster) else "No verdict matches."
     return Verdicts(summary=said, rows=flat_rows, verdict=whole)
 
 

@@ -23,6 +23,7 @@ from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
+from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener, Writer
 
 _CHECK_EVERY_S = 60.0
@@ -39,6 +40,7 @@ class HubStore:
         self._is_closed = False
         self._hot = Hot()
         self.damage = Damage(folder)
+        self.unexamined = Unexamined()
         self._checked_s: dict[str, float] = {}
         known = self._load()
         segments.remove_orphans(folder, known)

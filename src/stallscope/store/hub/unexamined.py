@@ -1,0 +1,56 @@
+"""Parts of the data that the continuous diagnosis did not examine, so that no answer calls them healthy."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_KEPT_S = 900.0
+"""A failure belongs to the answers about the last minutes, which is what most questions are about."""
+
+
+@dataclass
+class _Cluster:
+    last_s: float
+    n_rows: int = 0
+    failure: str = ""
+
+
+class Unexamined:
+    """By tenant and cluster: failed evaluations and rows left out. For any number of threads."""
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic):
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._clusters: dict[tuple[str, str], _Cluster] = {}
+
+    def add(self, tenant: str, cluster: str, *, n_rows: int = 0, failure: str = "") -> None:
+        """Rows that were not examined, or an evaluation that failed, and why."""
+        with self._lock:
+            now_s = self._clock_s()
+            known = self._clusters.get((tenant, cluster))
+            if known is None or now_s - known.last_s > _KEPT_S:
+                known = self._clusters[tenant, cluster] = _Cluster(now_s)
+            known.last_s = now_s
+            known.n_rows += n_rows
+            known.failure = failure or known.failure
+
+    def reason(self, tenant: str, cluster: str | None) -> str:
+        """Why an answer about a cluster (None: all of the tenant's) is incomplete; "" where it is not."""
+        with self._lock:
+            border_s = self._clock_s() - _KEPT_S
+            parts = [
+                _sentence(name, known)
+                for (owner, name), known in sorted(self._clusters.items())
+                if owner == tenant and cluster in (None, name) and known.last_s >= border_s
+            ]
+        return " ".join(parts)
+
+
+def _sentence(name: str, known: _Cluster) -> str:
+    parts = []
+    if known.failure:
+        parts.append(f"an evaluation failed ({known.failure})")
+    if known.n_rows:
+        parts.append(f"{known.n_rows:,} rows were not examined")
+    return f"For cluster {name!r} the diagnosis is incomplete: {' and '.join(parts)} in the last minutes."

@@ -1,0 +1,153 @@
+"""Attacks on a real hub process with a memory limit. An honest agent next to each attack must lose nothing."""
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.hub.conftest import HubProcess
+from tests.hub.test_hub import CLOCK, collectives
+from tests.receive.requests import logs
+
+from stallscope.exporters.hub import HubLine, Target
+from stallscope.exporters.hub_logs import METHOD as LOGS
+from stallscope.serve.tokens import FILE_NAME, Tokens
+
+pytestmark = pytest.mark.live
+
+ARROW = "/stallscope.v1.Ingest/Append"
+MEMORY = 1_000_000_000
+N_BATCHES, ROWS = 20, 50
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A running hub under attack. token: of the tenant that attacks."""
+
+    process: HubProcess
+    address: str
+    token: str
+    folder: Path
+
+    def peak_bytes(self) -> int:
+        """The most memory that the process has used."""
+        text = Path(f"/proc/{self.process.process.pid}/status").read_text()
+        return int(text.split("VmHWM:")[1].split()[0]) * 1024
+
+
+@pytest.fixture
+def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacked]:
+    monkeypatch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
+    folder = tmp_path / "hub"
+    tokens = Tokens(folder / FILE_NAME)
+    attacker, honest = (tokens.create(["ingest"], tenant) for tenant in ("attacker", "honest"))
+    process = HubProcess(folder, "--insecure-no-tls")
+    try:
+        address = f"127.0.0.1:{process.ports().otlp_grpc}"
+        target = Target(address=address, node="n", cluster="c", token=lambda: honest, insecure=True)
+        line = HubLine.open(target, tmp_path / "spool", max_spool_bytes=10**8)
+        yield Attacked(process, address, attacker, folder)
+        for number in range(N_BATCHES):
+            line.offer({"collectives": collectives(ROWS, number * ROWS)}, clock=CLOCK)
+            time.sleep(0.02)
+        end_s = time.monotonic() + 30
+        while list((tmp_path / "spool").glob("*.batch")) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        line.close()
+        assert not list((tmp_path / "spool").rglob("*.batch")), line.status()
+        assert "dropped" not in line.status() and "set aside" not in line.status()
+        assert process.process.poll() is None
+        assert "Traceback" not in process.said.read_text()
+    finally:
+        process.process.kill()
+        process.process.wait()
+
+
+def open_streams(
+    address: str, n: int, headers: list[tuple[str, str]]
+) -> tuple[list[grpc.Channel], threading.Event]:
+    """n calls that send their headers and then no message."""
+    release = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        release.wait(60)
+        yield from ()
+
+    channels = []
+    for number in range(n):
+        channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("x", number)])
+        channel.stream_unary(LOGS).future(never(), metadata=headers)
+        channels.append(channel)
+    return channels, release
+
+
+@pytest.mark.parametrize("has_token", [False, True], ids=["stranger", "tenant"])
+def test_streams_that_send_no_message_stop_nobody(attacked: Attacked, has_token: bool):
+    headers = [("authorization", f"Bearer {attacked.token}")] if has_token else []
+    _, release = open_streams(attacked.address, 100, headers)
+    time.sleep(1)
+    release.set()
+
+
+def arrow_request(rows: pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(rows)
+    body = sink.getvalue().to_pybytes()
+    head = {
+        "batch_id": "b",
+        "node": "n",
+        "cluster": "c",
+        "tables": [{"name": "events", "n_bytes": len(body)}],
+    }
+    return json.dumps(head).encode() + b"\n" + body
+
+
+def dictionary_bomb() -> bytes:
+    n = 500_000
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), pa.array(["x" * 8_000]))
+    return arrow_request(pa.table({"ts_ns": pa.array(np.arange(n)), "value_text": text}))
+
+
+def compressed_bomb() -> bytes:
+    n = 900_000
+    columns = {name: np.zeros(n, np.int64) for name in ("ts_ns", "seq", "step", "pid", "tid", "duration_ns")}
+    return arrow_request(pa.table(columns), compression="zstd")
+
+
+def resource_bomb() -> bytes:
+    records = [{"body": "x"}] * 2_000
+    return logs(records, resource={"note": "y" * 200_000}).SerializeToString()
+
+
+@pytest.mark.parametrize("bomb", [dictionary_bomb, compressed_bomb, resource_bomb])
+def test_a_small_request_that_decodes_to_much_is_refused(attacked: Attacked, bomb: Callable[[], bytes]):
+    method = LOGS if bomb is resource_bomb else ARROW
+    body = bomb()
+    assert len(gzip.compress(body, 1)) < 5_000_000
+    with grpc.insecure_channel(attacked.address, [("grpc.max_send_message_length", -1)]) as channel:
+        for _ in range(5):
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(method)(
+                    body, metadata=[("authorization", f"Bearer {attacked.token}")], timeout=20
+                )
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "decoded" in refused.value.details()
+    assert attacked.peak_bytes() < MEMORY
+
+
+def test_a_flood_of_refusals_stays_small_in_the_audit_log(attacked: Attacked):
+    with grpc.insecure_channel(attacked.address) as channel:
+        call = channel.unary_unary(LOGS)
+        for _ in range(500):
+            with pytest.raises(grpc.RpcError):
+                call(b"", metadata=[("authorization", "Bearer nonsense")], timeout=20)
+    lines = (attacked.folder / "audit.jsonl").read_text().splitlines()
+    assert 1 <= len(lines) <= 100
