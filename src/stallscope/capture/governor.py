@@ -2,7 +2,7 @@
 
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause and hooks are little beside it (docs/decisions/hot-hooks.md). What the hooks take that are always on, and the
+cause and hooks are little beside it (docs/decisions/high-frequency-probes.md). What the hooks take that are always on, and the
 scheduler's side, is off the budget of copies, and what copies take is off that of hot ones, as long as a tenth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs

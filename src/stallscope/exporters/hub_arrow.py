@@ -1,4 +1,4 @@
-"""The rows of a batch as the hub's Arrow lane takes them (docs/decisions/arrow-lane.md), written by nanoarrow.
+"""The rows of a batch as the hub's Arrow lane takes them (docs/decisions/arrow-endpoint.md), written by nanoarrow.
 
 Columns are the arrays as they are: numbers of enumerations, -1 for unknown, the ledger as one list.
 """

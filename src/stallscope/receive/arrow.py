@@ -2,7 +2,7 @@
 
 one line of JSON (batch_id, node, cluster, compression, tables: [{name, n_bytes}], about), a newline, then one Arrow
 IPC stream for each table, one after the other, compressed together where `compression` says so. Columns have the
-names of store/hub/schema.py; see docs/decisions/arrow-lane.md.
+names of store/hub/schema.py; see docs/decisions/arrow-endpoint.md.
 """
 
 import json
