@@ -2,8 +2,9 @@
 
 Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
 need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause and hooks are little beside it (docs/decisions/high-frequency-probes.md). What the hooks take that are always on, and the
-scheduler's side, is off the budget of copies, and what copies take is off that of hot ones, as long as a tenth is left.
+cause and the probes cost little in comparison (docs/decisions/high-frequency-probes.md). The budget of copies excludes
+the cost of the permanent probes and the scheduler programs, and the budget of hot functions also excludes the cost of
+copies, as long as a tenth is left.
 
 A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
 themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
