@@ -7,7 +7,7 @@ import pytest
 
 from stallscope.diagnose.report.budget import NOT_RECORDED, budget, budget_of
 from stallscope.diagnose.report.severity import severity
-from stallscope.diagnose.report.verdict import CostSaid, Verdict
+from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.names import N_CATEGORIES, Category, CollectiveFlag
 
@@ -75,7 +75,7 @@ def test_a_source_without_a_ledger_has_no_budget():
 
 
 def verdict(gpu_seconds: float, confidence: float = 0.95, kind: str = "straggler") -> Verdict:
-    cost = CostSaid.of(gpu_seconds, None, is_lower_bound=False, observed_ns=1e9)
+    cost = VerdictCost.of(gpu_seconds, None, is_lower_bound=False, observed_ns=1e9)
     return Verdict(kind=kind, summary="", confidence=confidence, cost=cost)
 
 

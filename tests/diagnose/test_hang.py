@@ -108,7 +108,7 @@ def test_that_all_have_entered_is_not_said_of_ranks_that_were_not_traced():
     trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, Op.SYNC
     verdict = only(report_of(trace))
     assert (verdict.kind, verdict.ranks) == ("hang", [])
-    assert "4 more of the communicator are not in it" in str(verdict.abstained_because)
+    assert "4 more ranks of the communicator are not in this trace" in str(verdict.abstained_because)
 
 
 def test_members_that_make_no_call_before_a_job_has_begun_are_quiet():

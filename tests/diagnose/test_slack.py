@@ -8,7 +8,7 @@ import pytest
 
 from stallscope.diagnose.cost.absorbed import passed_on_by
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import CostSaid
+from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.synth import (
     Capture,
     HostStall,
@@ -33,14 +33,14 @@ def stall(rank: int, delay_ms: int, *, every: int, first: int = 8) -> HostStall:
     return HostStall(cause="host_sleep", ranks=(rank,), delay_ns=delay_ms * MS, schedule=schedule)
 
 
-def told_and_true(job: Job, fault, *, seed: int = 1, **how) -> tuple[CostSaid, float]:
+def told_and_true(job: Job, fault, *, seed: int = 1, **how) -> tuple[VerdictCost, float]:
     trace, truth = simulate(job, [fault], seed=seed, **how)
     cost = report_of(trace).verdicts[0].cost
     assert cost is not None
     return cost, truth.slowdown_ns / 1e9 * (job.nranks - 1)
 
 
-def holds(cost: CostSaid, true: float) -> bool:
+def holds(cost: VerdictCost, true: float) -> bool:
     most = cost.gpu_seconds if not cost.is_lower_bound else cost.at_most_gpu_seconds
     is_least = cost.gpu_seconds <= 1.1 * true + SLACK_GPU_SECONDS
     return is_least and (most is None or 1.1 * most + SLACK_GPU_SECONDS >= true)

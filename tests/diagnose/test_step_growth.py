@@ -2,7 +2,7 @@
 
 import pytest
 
-from stallscope.diagnose.report.verdict import CostSaid
+from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.synth import HostStall, Job, Schedule, SlowDevice, Timing, simulate
 from stallscope.synth.faults import Fault
 from stallscope.synth.observed import Capture
@@ -19,7 +19,7 @@ def stall(cause: str, delay_ms: int, *, rank: int = 3, **when) -> HostStall:
     return HostStall(cause=cause, ranks=(rank,), delay_ns=delay_ms * MS, schedule=Schedule(**when))
 
 
-def ends(cost: CostSaid) -> tuple[float, float]:
+def ends(cost: VerdictCost) -> tuple[float, float]:
     """The reported range; one number is both of its ends."""
     most = cost.at_most_gpu_seconds
     if most is None:

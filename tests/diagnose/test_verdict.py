@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, as_json, wall_text
+from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, as_json, wall_text
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock
 
@@ -118,7 +118,7 @@ def test_a_cost_without_a_price_is_in_gpu_seconds():
 
 
 def test_the_rate_is_the_cost_over_the_examined_time():
-    cost = CostSaid.of(18.0, None, is_lower_bound=False, observed_ns=12e9)
+    cost = VerdictCost.of(18.0, None, is_lower_bound=False, observed_ns=12e9)
     assert cost.gpu_hours_per_day == pytest.approx(18 / 12 * 24)
 
 
@@ -147,7 +147,7 @@ def test_every_kind_can_be_said_and_is_valid():
             summary="x",
             ranks=[1] if kind not in ("imbalance", "inconclusive") else [],
             late_ms={"median": 2500.0, "max": 3000.0},
-            cost=CostSaid(1.5, 0.2, 3.0, True),
+            cost=VerdictCost(1.5, 0.2, 3.0, True),
             abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
             evidence={"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0},
         )

@@ -6,18 +6,25 @@ findings into verdicts, report holds them as data and text.
 """
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, as_json, verdict_as_json, wall_text
+from stallscope.diagnose.report.verdict import (
+    Report,
+    Verdict,
+    VerdictCost,
+    as_json,
+    verdict_as_json,
+    wall_text,
+)
 from stallscope.diagnose.stream import Change, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds
 
 __all__ = [
     "Change",
-    "CostSaid",
     "Report",
     "Retention",
     "Stream",
     "Thresholds",
     "Verdict",
+    "VerdictCost",
     "as_json",
     "diagnose",
     "verdict_as_json",

@@ -56,33 +56,33 @@ def diagnose(
         keep_freed_memory()
     parts = jobs.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
-    found = by_job.told_apart(reports, parts) if len(parts) > 1 else reports[0]
-    return replace(found, activity=as_data(trace, activities(trace)))
+    report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
+    return replace(report_of_all, activity=as_data(trace, activities(trace)))
 
 
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
-    """The report on one job, with what broke and what its GPUs told."""
+    """The report on one job, with its failures and the state of its GPUs."""
     if SCHEDULE_FACT in trace.facts:
         limits = replace(limits, warm_up_steps=0)
     return completed(trace, _report(trace, limits, usd_per_gpu_hour), limits)
 
 
-def completed(trace: Trace, found: Report, limits: Thresholds) -> Report:
-    """The report with failed calls, ended processes and the state of the GPUs, and with the evidence for its answer."""
-    found = process_exit.with_deaths(trace, failure.with_failures(trace, found))
-    found = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, found))
-    found = replace(found, verdicts=with_pids(trace, found.verdicts))
-    return concluded(found, trace, limits)
+def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
+    """The report with failed calls, ended processes, the state of the GPUs, and the evidence for its answer."""
+    whole = process_exit.with_deaths(trace, failure.with_failures(trace, partial))
+    whole = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, whole))
+    whole = replace(whole, verdicts=with_pids(trace, whole.verdicts))
+    return concluded(whole, trace, limits)
 
 
 def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
-    """The report by what the source tells: calls only, work and completion, or arrivals with ledgers."""
+    """The report by the kind of source: calls only, work and completion, or arrivals with time ledgers."""
     if stated.is_for(trace):
         return stated.empty_report(trace)
     if is_before_attach(trace):
-        found = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
-        if found or not len(trace.calls):
-            return found or before_attach.nothing(trace)
+        standstill = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
+        if standstill or not len(trace.calls):
+            return standstill or before_attach.without_standstill(trace)
     if is_single(trace) and not stated.is_stated(trace):
         return process.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
     case = case_of(trace, limits, usd_per_gpu_hour)
@@ -97,19 +97,19 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
 
 
 def report(found: Findings) -> Report:
-    """The findings as verdicts."""
+    """The report with a verdict for each finding."""
     case, named = found.case, found.named
     if claims := claimed_rank.verdicts(case):
         counts, evidence = of_case(case)
-        shown = [_worded(verdict) for verdict in claims]
-        return Report(case.trace.source, counts, shown, evidence=evidence, budget=budget_of_case(case))
-    looked_at = _late.examined(case)
+        worded = [_worded(verdict) for verdict in claims]
+        return Report(case.trace.source, counts, worded, evidence=evidence, budget=budget_of_case(case))
+    examined = _late.examined_totals(case)
     uneven = found.uneven
     if uneven and named:
-        _ = case.waits  # both need it
-    on_the_move, late_ranks = both(
-        lambda: [imbalance.moving(found, uneven, looked_at)] if uneven else [],
-        lambda: straggler.verdicts(case, named, looked_at),
+        _ = case.waits  # computed once, before two threads need it
+    moving, late_ranks = both(
+        lambda: [imbalance.moving(found, uneven, examined)] if uneven else [],
+        lambda: straggler.verdicts(case, named, examined),
         n=len(case.line.rows),
     )
     verdicts = [
@@ -117,26 +117,26 @@ def report(found: Findings) -> Report:
         *([] if found.mismatches else hang.verdicts(case)),
         *late_ranks,
         *(
-            device.verdict(case, p, one, device_cost(case, p, one.late), looked_at=looked_at)
-            for p, one in found.device.items()
+            device.verdict(case, p, slow, device_cost(case, p, slow.late), examined=examined)
+            for p, slow in found.device.items()
             if p not in named
         ),
         *(
-            imbalance.gpu_work(case, p, one, device_cost(case, p, one.late), looked_at=looked_at)
-            for p, one in found.gpu_work.items()
+            imbalance.gpu_work(case, p, slow, device_cost(case, p, slow.late), examined=examined)
+            for p, slow in found.gpu_work.items()
             if p not in named
         ),
         *([imbalance.stage(case, found.stage)] if found.stage else []),
-        *on_the_move,
+        *moving,
     ]
-    once, benign = straggler.one_off_verdicts(found, looked_at)
+    once, benign = straggler.one_off_verdicts(found, examined)
     verdicts += once
     if not verdicts:
         verdicts = (
             inconclusive.slow_link(case)
             or inconclusive.all_slow(case)
-            or inconclusive.doubtful(found, looked_at)
-            or inconclusive.absorbed(found, looked_at)
+            or inconclusive.doubtful(found, examined)
+            or inconclusive.absorbed(found, examined)
         )
     counts, evidence = of_case(case)
     return Report(
@@ -154,12 +154,12 @@ def _worded(verdict: Verdict) -> Verdict:
 
 
 def _absorbed(found: Findings) -> list[dict[str, object]]:
-    """Delays of hosts that cost nothing."""
+    """Remarks on host delays that cost nothing."""
     return [
         {
-            "what": "delays of the host that its GPU's queue absorbed",
+            "what": "host delays absorbed by the queue of the rank's GPU",
             "rank": int(found.case.line.rank[process]),
-            "late_ms": round(float(np.median([one.late_ns for one in late])) / 1e6, 3),
+            "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
             "n_steps": len(late),
         }
         for process, late in found.absorption.proved.items()
@@ -167,7 +167,7 @@ def _absorbed(found: Findings) -> list[dict[str, object]]:
 
 
 def _warm_up(case: Case) -> list[dict[str, object]]:
-    """The steps left out at the start, said when they were longer than the usual ones."""
+    """The remark on steps left out at the start, where there are more than the fixed warm-up."""
     early = np.unique(case.table.step[case.table.step < case.judged.step.min(initial=_NO_STEP)])
     if len(early) <= case.limits.warm_up_steps:
         return []

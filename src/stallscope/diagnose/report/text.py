@@ -3,7 +3,7 @@
 from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.processes.summary import lines as summary_lines
 from stallscope.diagnose.report.evidence import Evidence
-from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict, wall_text
+from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, wall_text
 from stallscope.events.counted import counted
 
 _MOST_PLACES = 4
@@ -489,7 +489,7 @@ def _cost(verdict: Verdict) -> str:
     return ", ".join(parts) + rate
 
 
-def _gpu_seconds(cost: CostSaid) -> str:
+def _gpu_seconds(cost: VerdictCost) -> str:
     if cost.at_most_gpu_seconds is not None:
         return _range(cost.gpu_seconds, cost.at_most_gpu_seconds, least=0.05, digits=1)
     return f"{'at least ' if cost.is_lower_bound else ''}{cost.gpu_seconds:.1f}"

@@ -12,7 +12,7 @@ from stallscope.events.trace import Gap
 
 
 @dataclass(frozen=True)
-class CostSaid:
+class VerdictCost:
     """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known.
 
     gpu_hours_per_day: the cost at the rate of the examined time.
@@ -36,7 +36,7 @@ class CostSaid:
         *,
         is_lower_bound: bool,
         observed_ns: float,
-    ) -> "CostSaid":
+    ) -> "VerdictCost":
         """GPU seconds with their price, and that by the hour of the time observed."""
         price, hours = usd_per_gpu_hour, observed_ns / 3.6e12
         usd = None if price is None else gpu_seconds / 3600 * price
@@ -48,11 +48,11 @@ class CostSaid:
             gpu_hours_per_day=round(gpu_seconds / 3600 / hours * 24, 2) if hours > 0 else None,
         )
 
-    def times(self, share: float) -> "CostSaid":
+    def times(self, share: float) -> "VerdictCost":
         """A share of a cost, as of those ranks that are not named."""
         values = (self.gpu_seconds, self.usd, self.usd_per_hour, self.at_most_gpu_seconds, self.at_most_usd)
         seconds, usd, by_hour, most, most_usd = (None if each is None else each * share for each in values)
-        return CostSaid(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, most_usd)
+        return VerdictCost(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, most_usd)
 
     @property
     def may_be_gpu_seconds(self) -> float:
@@ -88,7 +88,7 @@ class Verdict:
     causes: list[Explained] = field(default_factory=list)
     confidence: float = 0.0
     victims: list[int] = field(default_factory=list)
-    cost: CostSaid | None = None
+    cost: VerdictCost | None = None
     advice: list[str] = field(default_factory=list)
     abstained_because: str | None = None
     evidence: dict[str, object] = field(default_factory=dict)

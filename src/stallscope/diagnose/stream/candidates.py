@@ -99,14 +99,14 @@ def stage(seen: Look, history: History) -> Verdict:
     verdict = imbalance.stage(seen.case, seen.found.stage)
     if not history.is_trimmed or verdict.cost is None:
         return verdict
-    share = seen.looked_at.n_steps / max(seen.found.stage.n_steps, 1)
+    share = seen.examined.n_steps / max(seen.found.stage.n_steps, 1)
     spent = between(
         seen.case,
         0.0,
         verdict.cost.may_be_gpu_seconds * share,
-        observed_ns=seen.looked_at.observed_ns,
+        observed_ns=seen.examined.observed_ns,
     )
-    return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.looked_at.n_steps})
+    return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": seen.examined.n_steps})
 
 
 def _ranks(
@@ -124,7 +124,7 @@ def _ranks(
     delays = looks.summed(seen, held, sorted(chosen))
     out = []
     for group in in_groups({process: delays[process].steps for process in chosen}, case.line.node):
-        verdict = late_ranks(seen.case, group, delays, looked_at=seen.looked_at)
+        verdict = late_ranks(seen.case, group, delays, examined=seen.examined)
         if straggler.is_nothing(seen.case, verdict) and not known.issuperset(group):
             continue
         steps = total(delays[process] for process in group).steps
@@ -141,7 +141,7 @@ def _devices(seen: Look, history: History, *, only_since: bool) -> list[Sighted]
         delays = looks.summed_device(seen, held, process)
         if delays is None:
             continue
-        verdict = device.verdict(seen.case, process, slow, delays, looked_at=seen.looked_at)
+        verdict = device.verdict(seen.case, process, slow, delays, examined=seen.examined)
         quiet = quiet_steps(delays.steps)
         last = int(delays.steps.max())
         out.append(Sighted(RANK, _who(seen, {process}), worded(verdict), last, quiet, _CONFIRM_STEPS))
@@ -157,7 +157,7 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
     if not delays:
         return []
     whole = total(delays.values())
-    verdict = imbalance.moving_ranks(seen.case, whole, looked_at=seen.looked_at)
+    verdict = imbalance.moving_ranks(seen.case, whole, examined=seen.examined)
     last, quiet = int(whole.steps.max()), quiet_steps(whole.steps)
     return [Sighted(MOVES, frozenset(), worded(verdict), last, quiet, _CONFIRM_SMALL_STEPS)]
 
@@ -165,7 +165,7 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
 def _moves_on_devices(seen: Look) -> list[Sighted]:
     """Delays of the GPUs that move around, as far as the rows that are left show them."""
     assert seen.found.uneven is not None
-    verdict = imbalance.moving(seen.found, seen.found.uneven, seen.looked_at)
+    verdict = imbalance.moving(seen.found, seen.found.uneven, seen.examined)
     return [Sighted(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
 
 
@@ -173,13 +173,13 @@ def _unsure(seen: Look) -> list[Sighted]:
     """Clear late steps that chance may have chosen: told when they are still seen a good while later."""
     return [
         Sighted(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
-        for verdict in inconclusive.doubtful(seen.found, seen.looked_at)
+        for verdict in inconclusive.doubtful(seen.found, seen.examined)
     ]
 
 
 def _once(seen: Look, history: History) -> list[Sighted]:
     """Single delays that took much of the time looked at, and of which no other rank had the like."""
-    least = seen.case.limits.incident_share * seen.looked_at.observed_ns
+    least = seen.case.limits.incident_share * seen.examined.observed_ns
     found: list[tuple[int, Delays]] = []
     for process in range(seen.case.line.n_processes):
         track = history.late.of.get(seen.case.who(process))
@@ -190,7 +190,7 @@ def _once(seen: Look, history: History) -> list[Sighted]:
         found += [(process, delays_by_process(seen.case, [one])[process]) for one in here]
     out = []
     for process, delays in found:
-        verdict = straggler.one_off(seen.case, process, delays, looked_at=seen.looked_at)
+        verdict = straggler.one_off(seen.case, process, delays, examined=seen.examined)
         step = delays.late[0].step
         out.append(
             Sighted(
@@ -240,4 +240,4 @@ def _matters(seen: Look, verdict: Verdict) -> bool:
     rank = seen.case.line.rank
     if {int(rank[process]) for process, _ in seen.once - seen.alone}.issuperset(verdict.ranks):
         return False  # others have had the like since
-    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.incident_share * seen.looked_at.observed_ns
+    return verdict.late_ms["max"] * 1e6 >= seen.case.limits.incident_share * seen.examined.observed_ns

@@ -15,7 +15,7 @@ from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import Who
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case
-from stallscope.diagnose.verdicts._late import Examined, examined
+from stallscope.diagnose.verdicts._late import Examined, examined_totals
 from stallscope.events.layout import UNKNOWN, Array
 
 _LOOKS = 10
@@ -42,7 +42,7 @@ class Look:
     large: frozenset[int]
     firm: frozenset[int]
     step: int
-    looked_at: Examined
+    examined: Examined
 
     @property
     def case(self) -> Case:
@@ -109,7 +109,7 @@ def look(case: Case, known: Array, history: History) -> Look:
         large=large,
         firm=firm | {process for process in large if is_alone(found.named[process], everything)},
         step=int(steps.max(initial=0)),
-        looked_at=_seen(case, steps, history),
+        examined=_seen(case, steps, history),
     )
 
 
@@ -229,7 +229,7 @@ def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:
 
 
 def _seen(case: Case, steps: Array, history: History) -> Examined:
-    here = examined(case)
+    here = examined_totals(case)
     if not history.is_trimmed:
         return here
     rows = case.line.rows

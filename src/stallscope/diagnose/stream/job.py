@@ -157,7 +157,7 @@ class Job:
         self.rows.step[usable] = seen.step_of_row
         self._noted(seen)
         is_whole = is_last and not self.history.is_trimmed
-        n_judged = seen.looked_at.n_steps
+        n_judged = seen.examined.n_steps
         self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
         changes: list[Change] = []
         # Where rounds are being numbered again, an open incident is neither confirmed nor over.
@@ -305,15 +305,15 @@ class Job:
         verdicts = candidates.report(seen, self.history, self.incidents, standstill=hang.verdicts(seen.case))
         counts, evidence = of_case(seen.case)
         whole = {
-            "n_rounds": sum(seen.looked_at.n_rounds.values()),
-            "n_steps": seen.looked_at.n_steps,
-            "seconds": round(seen.looked_at.observed_ns / 1e9, 3),
+            "n_rounds": sum(seen.examined.n_rounds.values()),
+            "n_steps": seen.examined.n_steps,
+            "seconds": round(seen.examined.observed_ns / 1e9, 3),
         }
         found = Report(
             source=self.source,
             examined=counts | whole,
             verdicts=verdicts,
-            evidence=replace(evidence, n_steps=seen.looked_at.n_steps),
+            evidence=replace(evidence, n_steps=seen.examined.n_steps),
             budget=budget_of_case(seen.case),
         )
         return engine.completed(trace, found, self.limits)

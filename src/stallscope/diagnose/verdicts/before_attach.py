@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.hangs.before_attach import Stands, StillRank, still_ranks
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
+from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import user_frame
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -43,7 +43,7 @@ def _claims(ranks: list[StillRank]) -> list[tuple[int, int, int]]:
     return [(one.rank, one.node, one.pid) for one in ranks if numbers.count(one.rank) > 1]
 
 
-def nothing(trace: Trace) -> Report:
+def without_standstill(trace: Trace) -> Report:
     """The report on a trace in which ranks were looked at and do not all stand still."""
     return Report(source=trace.source, examined=_examined(trace, still_ranks(trace), 0), verdicts=[])
 
@@ -75,7 +75,7 @@ def _verdict(trace: Trace, ranks: list[StillRank], still_ns: int, usd_per_gpu_ho
         n_incidents=1,
         confidence=(_CONFIDENCE if len(ranks) >= _FEW else _CONFIDENCE_OF_FEW) if is_clear else 0.3,
         victims=[one.rank for one in waiting],
-        cost=CostSaid(round(gpu_seconds, 3), usd, None, is_lower_bound=True),
+        cost=VerdictCost(round(gpu_seconds, 3), usd, None, is_lower_bound=True),
         advice=[
             f"Look at {user_frame.in_own_code(apart[0].frames)} first."
             if is_clear

@@ -42,7 +42,7 @@ def together(reports: list[Report]) -> Report:
     )
 
 
-def told_apart(reports: list[Report], traces: list[Trace]) -> Report:
+def numbered(reports: list[Report], traces: list[Trace]) -> Report:
     """One report on the parts of a trace, whose verdicts say of which job they are."""
     found = together(
         [

@@ -20,7 +20,7 @@ from stallscope.diagnose.verdicts._late import (
 )
 
 
-def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Examined) -> Verdict:
+def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on a slow GPU. delays: see device_cost."""
     why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
     values = delays.sizes_ns / 1e6
@@ -30,13 +30,13 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looke
     }
     part = Explained(why, 1.0, delays.excess.total_ns, evidence)
     return replace(
-        location(case, [process], delays, looked_at=looked_at),
+        location(case, [process], delays, examined=examined),
         kind="device",
         n_incidents=delays.n_incidents,
         causes=[part],
         confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
         victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
-        cost=cost_of(case, delays, looked_at=looked_at),
+        cost=cost_of(case, delays, examined=examined),
         advice=why.advice(evidence),
-        evidence=steps(case, delays.n_late, looked_at),
+        evidence=steps(case, delays.n_late, examined),
     )

@@ -6,17 +6,15 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.hangs.deadlock import Wedged, left_by_the_dead, wedged
 from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
-from stallscope.diagnose.report.verdict import CostSaid, Verdict
+from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
-from stallscope.diagnose.verdicts._late import (
-    cost_said,
-)
+from stallscope.diagnose.verdicts._late import priced
 from stallscope.events.names import CATEGORY_NAMES, Category
 
 
 def verdicts(case: Case) -> list[Verdict]:
-    """The hang at the end of the trace: of missing ranks, or of all."""
+    """The verdict on the hang at the end of the trace: of missing ranks, or of all ranks. Empty without a hang."""
     now_ns = case.now_ns
     hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits) or left_by_the_dead(
         case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
@@ -35,7 +33,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
     if hang.is_circle:
         evidence["is_circle"] = True
     why = cause("missing_rank")
-    gone = all(not told["is_alive"] and "has_hung" not in told for told in doing)
+    have_ended = all(not state["is_alive"] and "has_hung" not in state for state in doing)
     return Verdict(
         kind="hang",
         summary="",
@@ -54,10 +52,10 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         cost=still_cost(case, hang.for_ns, len(hang.waiting)),
         advice=why.advice(
             {
-                "is_alive": not gone,
-                "is_out_of_memory": any(told.get("oom_killed") for told in doing),
+                "is_alive": not have_ended,
+                "is_out_of_memory": any(state.get("oom_killed") for state in doing),
                 **{
-                    name: next((told[name] for told in doing if name in told), None)
+                    name: next((state[name] for state in doing if name in state), None)
                     for name in ("at", "state", "exit_status", "failed_call")
                 },
             }
@@ -67,7 +65,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
 
 
 def _ran_ahead(verdict: Verdict) -> Verdict:
-    """The verdict where most ranks have ended well and the others wait: no rank of the majority is named."""
+    """The verdict where most ranks have ended without an error and the others wait: it names no rank."""
     ahead = ", ".join(map(str, verdict.victims))
     return replace(
         verdict,
@@ -77,7 +75,7 @@ def _ran_ahead(verdict: Verdict) -> Verdict:
         confidence=0.5,
         evidence={"ahead": verdict.victims, "waited_s": verdict.evidence["waited_s"]},
         abstained_because=(
-            f"ranks {ahead} wait in round {verdict.first_round}, and the other ranks have made all of their calls and "
+            f"ranks {ahead} wait in round {verdict.first_round}; the other ranks have made all of their calls and "
             "ended with status 0"
         ),
         advice=[f"Compare the code path of ranks {ahead} after the last common round with the others' path."],
@@ -88,7 +86,7 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
     line = case.line
     ranks = sorted(int(line.rank[process]) for process in found.odd)
     row = line.rows[found.row]
-    because = None if ranks else _why_nobody(found)
+    because = None if ranks else _why_no_rank(found)
     evidence: dict[str, object] = {"waited_s": round(found.for_ns / 1e9, 1)}
     if ranks:
         evidence["crossed_order"] = True
@@ -114,27 +112,32 @@ def _wedged(case: Case, found: Wedged) -> Verdict:
 
 def _against_wedge(found: Wedged, ranks: list[int]) -> str:
     if ranks:
-        return "Its collectives on two communicators come in another order than those of the others: make it the same."
+        return (
+            "Make this rank issue the collectives of both communicators in the same order as the other ranks."
+        )
     if found.is_crossed:
         return "Issue the collectives of both communicators in the same order on all ranks."
     if any(state != Category.WAIT_GPU for state in found.states):
-        return "Dump the stacks of all ranks (py-spy dump) before a restart: they show what each rank is blocked in."
+        return "Dump the stacks of all ranks (py-spy dump) before a restart: they show where each rank is blocked."
     return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
 
 
-def _why_nobody(found: Wedged) -> str:
+def _why_no_rank(found: Wedged) -> str:
     if found.is_crossed:
-        return "they entered the rounds of two communicators in different orders, and no majority tells whose is odd"
+        return "the ranks entered the rounds of two communicators in different orders, and neither order has a majority"
     blocked = {state for state in found.states if state != Category.WAIT_GPU}
     if blocked:
         states = " or ".join(sorted(CATEGORY_NAMES[state - 1] for state in blocked if state))
         return f"every rank has entered every round, and no rank makes progress (state {states})"
     if not found.n_unseen:
-        return "every rank has entered every round: the device or the fabric holds them"
-    return f"the ranks in this trace have entered every round; {found.n_unseen} more of the communicator are not in it"
+        return "every rank has entered every round: a GPU or the fabric makes no progress"
+    return (
+        f"the ranks in this trace have entered every round; {found.n_unseen} more ranks of the communicator are not "
+        "in this trace"
+    )
 
 
-def still_cost(case: Case, still_ns: int, n_waiting: int) -> CostSaid:
-    """What a standstill cost that began with the last arrivals."""
+def still_cost(case: Case, still_ns: int, n_waiting: int) -> VerdictCost:
+    """The cost of a standstill that began with the last arrivals."""
     gpu_seconds, observed_ns = still_ns * n_waiting / 1e9, case.observed_ns + still_ns
-    return cost_said(case, gpu_seconds, is_lower_bound=True, observed_ns=observed_ns)
+    return priced(case, gpu_seconds, is_lower_bound=True, observed_ns=observed_ns)

@@ -31,23 +31,23 @@ from stallscope.diagnose.verdicts._late import (
 )
 
 
-def moving_ranks(case: Case, delays: Delays, *, looked_at: Examined) -> Verdict:
-    """The verdict on delays that no rank owns. delays: of all that were late."""
+def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
+    """The verdict on delays that move between ranks. delays: of all late ranks together."""
     rank_of = {case.who(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
     return replace(
-        location(case, [], delays, looked_at=looked_at),
+        location(case, [], delays, examined=examined),
         kind="imbalance",
         n_incidents=n_incidents(delays.steps),
         causes=explained(delays.excess, case.limits.cause_share),
         confidence=0.8,
-        cost=cost_of(case, delays, looked_at=looked_at),
+        cost=cost_of(case, delays, examined=examined),
         advice=[
-            "No machine is bad: the late rank changes. Even out the work per step, or let all ranks pause together."
+            "No machine is faulty: the late rank changes. Balance the work per step, or let all ranks pause together."
         ],
         evidence={
             "late_steps_by_rank": {rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
             "moves": True,
-            "n_steps": looked_at.n_steps,
+            "n_steps": examined.n_steps,
             "n_late_steps": len(np.unique(delays.steps)),
             "step_ms": round(case.step_ns / 1e6, 3),
         },
@@ -55,10 +55,10 @@ def moving_ranks(case: Case, delays: Delays, *, looked_at: Examined) -> Verdict:
 
 
 def more_work(
-    case: Case, processes: list[int], delays: Mapping[int, Delays], *, looked_at: Examined
+    case: Case, processes: list[int], delays: Mapping[int, Delays], *, examined: Examined
 ) -> Verdict:
-    """The verdict on ranks that have more to do than the others: told as a straggler's, without an accusation."""
-    verdict = late_ranks(case, processes, delays, looked_at=looked_at)
+    """The verdict on ranks that have more work than the others: as for stragglers, but no rank is named as faulty."""
+    verdict = late_ranks(case, processes, delays, examined=examined)
     evidence = {name: value for name, value in verdict.evidence.items() if name != "is_whole_node"}
     return replace(
         verdict,
@@ -66,31 +66,32 @@ def more_work(
         ranks=[],
         nodes=[],
         confidence=0.8,
-        advice=["Even out the work: these ranks have more of it (tokens, sequence lengths, shards)."],
+        advice=["Balance the work: these ranks have more of it (tokens, sequence lengths, shards)."],
         evidence=evidence | {"more_work": verdict.ranks},
     )
 
 
-def moving_gpus(case: Case, delays: Delays, *, looked_at: Examined) -> Verdict:
-    """The verdict on delays of GPUs that no GPU owns: what their hosts did has no part in it."""
-    verdict = moving_ranks(case, delays, looked_at=looked_at)
+def moving_gpus(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
+    """The verdict on delays that move between GPUs. Their hosts are not the cause."""
+    verdict = moving_ranks(case, delays, examined=examined)
     return replace(verdict, causes=[], evidence=verdict.evidence | {"on": "the GPUs"})
 
 
-def moving(found: Findings, uneven: Moving, looked_at: Examined) -> Verdict:
+def moving(found: Findings, uneven: Moving, examined: Examined) -> Verdict:
+    """The verdict on delays that move between ranks or between GPUs."""
     case = found.case
     if not found.is_on_device:
-        return moving_ranks(case, delays_in_all(case, uneven.late), looked_at=looked_at)
+        return moving_ranks(case, delays_in_all(case, uneven.late), examined=examined)
     by_process: dict[int, list[LateStep]] = {}
     for late in uneven.late:
         by_process.setdefault(late.process, []).append(late)
-    parts = [device_delays(case, process, mine) for process, mine in by_process.items()]
-    return moving_gpus(case, total(parts), looked_at=looked_at)
+    parts = [device_delays(case, process, late_steps) for process, late_steps in by_process.items()]
+    return moving_gpus(case, total(parts), examined=examined)
 
 
-def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, looked_at: Examined) -> Verdict:
+def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on a GPU that does additional work every few steps, such as an evaluation."""
-    late = device.verdict(case, process, slow, delays, looked_at=looked_at)
+    late = device.verdict(case, process, slow, delays, examined=examined)
     return replace(
         late,
         kind="imbalance",
@@ -104,6 +105,7 @@ def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, look
 
 
 def stage(case: Case, slow: SlowStage) -> Verdict:
+    """The verdict on a pipeline stage with more work than the others."""
     ranks = sorted(int(case.line.rank[process]) for process in slow.processes)
     others = sorted(set(case.line.rank.tolist()) - set(ranks))
     rows = case.arrival_ns[case.judged.first_row]
@@ -118,15 +120,15 @@ def stage(case: Case, slow: SlowStage) -> Verdict:
         until_ns=wall_ns(case.trace, case.first_node, float(rows.max())),
         confidence=0.9,
         victims=others,
-        # Calls on several communicators overlap: no more was waited than the stage took longer. Some of it is waited
-        # for in any pipeline.
+        # Calls on several communicators overlap, so the wait is at most the stage's excess. In any pipeline the ranks
+        # wait for a part of it.
         cost=between(
             case,
             0.0,
             min(slow.wait_share * case.step_ns, slow.excess_ns) * slow.n_steps * len(others) / 1e9,
             observed_ns=case.observed_ns,
         ),
-        advice=["Move work between the stages: no machine is bad, the slow stage has more to do."],
+        advice=["Move work between the stages: no machine is faulty, the slow stage has more work."],
         evidence={
             "slow_stage": ranks,
             "wait_share": round(slow.wait_share, 3),

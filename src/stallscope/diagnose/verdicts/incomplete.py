@@ -1,4 +1,4 @@
-"""The verdict on work that has not completed, by what the source tells of completion."""
+"""The verdict on collectives that have not completed, from a source that records completion."""
 
 from dataclasses import replace
 
@@ -14,17 +14,18 @@ _ON_DEVICE = ("not_completed", "not_started")
 
 
 def verdict(trace: Trace, held: Standstill) -> Verdict:
+    """The verdict on a standstill: a hang of the responsible ranks, or an inconclusive answer."""
     ranks = trace.processes["rank"]
-    said: dict[str, object] = {
+    evidence: dict[str, object] = {
         "doing": [{"rank": int(ranks[p]), "has": why} for p, why in held.held_by.items()]
     }
     if held.is_circle:
-        said["is_circle"] = True
+        evidence["is_circle"] = True
     unnamed = [int(ranks[p]) for p in held.silent if p not in held.held_by]
     if unnamed:
-        said["left_no_dump"] = sorted(unnamed)
+        evidence["left_no_dump"] = sorted(unnamed)
     in_round = held.round is not None
-    named = Verdict(
+    hang = Verdict(
         kind="hang",
         summary="",
         ranks=sorted(int(ranks[process]) for process in held.held_by),
@@ -39,32 +40,32 @@ def verdict(trace: Trace, held: Standstill) -> Verdict:
         confidence=0.7 if held.is_circle else min((_SURE[why] for why in held.held_by.values()), default=0.5),
         victims=sorted(int(ranks[process]) for process in held.waiting),
         advice=_advice(held),
-        evidence=said,
+        evidence=evidence,
     )
-    return named if held.held_by else _nobody_named(trace, held, named)
+    return hang if held.held_by else _without_rank(trace, held, hang)
 
 
 def _causes(held: Standstill) -> list[Explained]:
-    """The ranks that never entered; those that did not get through what they entered have no cause told."""
+    """The cause of ranks that never entered the round; ranks that entered without completing have no known cause."""
     absent = [why for why in held.held_by.values() if why not in _ON_DEVICE]
     return [Explained(cause("missing_rank"), len(absent) / len(held.held_by), 0.0, {})] if absent else []
 
 
 def _advice(held: Standstill) -> list[str]:
     on_device = [
-        "Their peers are through, or have begun: look for Xid errors and stuck kernels on the GPUs of these ranks."
+        "Look for Xid errors and stuck kernels on the GPUs of these ranks: their peers have started or completed."
     ]
     is_silent = "no_dump" in held.held_by.values()
     is_on_device = any(why in _ON_DEVICE for why in held.held_by.values())
     absent = [advice for part in _causes(held) for advice in part.cause.advice({})]
     if is_silent:
         absent = [
-            "Look whether the processes that left no dump are alive: dump their stacks (py-spy dump), read their logs."
+            "Check whether the processes without a dump are alive: dump their stacks (py-spy dump), read their logs."
         ]
     return [*(on_device if is_on_device else []), *absent]
 
 
-def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
+def _without_rank(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
     suspects = sorted(int(trace.processes["rank"][process]) for process in held.suspects)
     if held.is_ahead:
         return _ran_ahead(verdict, suspects)
@@ -74,7 +75,7 @@ def _nobody_named(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
         causes=[],
         evidence={"suspects": suspects} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
         abstained_because=(
-            "all ranks have entered the round and none has completed it: a device or the fabric, rank unknown"
+            "all ranks have entered the round and none has completed it: a GPU or the fabric is stuck, rank unknown"
         ),
         advice=["Look for Xid errors, stuck kernels and link errors on the GPUs of the suspects."],
     )
@@ -89,10 +90,10 @@ def _ran_ahead(verdict: Verdict, ahead: list[int]) -> Verdict:
         evidence={"ahead": ahead} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
         abstained_because=(
             f"{ranks} entered round {verdict.first_round}, and the other ranks have completed all of their calls: "
-            f"either {ranks} ran ahead into a call too many, or the others all stopped before it"
+            f"either {ranks} made one call too many, or all other ranks stopped before that call"
         ),
         advice=[
-            f"Compare the code path of {ranks} after the last common round with the others' path: a call under a "
-            "condition, such as a barrier on one rank."
+            f"Compare the code path of {ranks} after the last common round with that of the other ranks: look for a "
+            "conditional call, such as a barrier on one rank."
         ],
     )

@@ -17,18 +17,18 @@ from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import (
     Examined,
     between,
-    cost_said,
+    priced,
 )
 
 
 def all_slow(case: Case) -> list[Verdict]:
-    """All ranks slow alike: said only when nothing else is."""
+    """The verdict on a slowdown of all ranks; reported only without any other verdict."""
     change = slowdown(case.line, case.judged, case.limits) if case.plan.has_steps.all() else None
     if change is None:
         return []
     on_host = change.host_share >= 0.5
     why = (
-        "every rank slowed down alike: look at what they share (input, file system, network, code)"
+        "every rank slowed down by a similar amount: the cause is shared (input, file system, network, code)"
         if on_host
         else "no rank is late on its host: device or fabric, rank unknown"
     )
@@ -42,7 +42,7 @@ def all_slow(case: Case) -> list[Verdict]:
             since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
             n_incidents=1,
             confidence=0.5,
-            cost=cost_said(
+            cost=priced(
                 case,
                 (change.after_ns - change.before_ns) * change.n_steps * case.line.n_processes / 1e9,
                 is_lower_bound=False,
@@ -50,7 +50,7 @@ def all_slow(case: Case) -> list[Verdict]:
             ),
             abstained_because=why,
             advice=[
-                "Record the GPUs' side too (NCCL profiler plugin, NVML clocks), which tells the ranks apart."
+                "Record the GPUs as well (NCCL profiler plugin, NVML clocks): their times differ between ranks."
             ]
             if not on_host
             else [
@@ -69,7 +69,7 @@ def all_slow(case: Case) -> list[Verdict]:
 
 
 def slow_link(case: Case) -> list[Verdict]:
-    """Groups whose collectives take far longer on the GPUs than before, or than similar groups' do."""
+    """Verdicts on groups whose collectives take far longer on the GPUs than before, or than in similar groups."""
     groups = slow_groups(case.line, case.plan, step_ns=case.step_ns, limits=case.limits)
     return [_slow_link(case, group) for group in groups]
 
@@ -93,8 +93,8 @@ def _slow_link(case: Case, group: SlowGroup) -> Verdict:
         cost=between(case, 0.0, most, observed_ns=case.observed_ns),
         abstained_because=(
             f"the collectives of ranks {', '.join(map(str, ranks))} take {group.times:.1f} times as long on their GPUs "
-            f"as similar ones, {excess_ms:.1f} ms more in each of {group.n_steps} steps: the link between these ranks, "
-            "or a GPU of theirs"
+            f"as similar collectives, {excess_ms:.1f} ms more in each of {group.n_steps} steps: the link between these "
+            "ranks or one of their GPUs is slow"
         ),
         advice=[
             "Check the links between the GPUs of these ranks: NVLink and PCIe errors, NIC counters, Xid errors."
@@ -108,45 +108,45 @@ def _slow_link(case: Case, group: SlowGroup) -> Verdict:
     )
 
 
-def doubtful(found: Findings, looked_at: Examined) -> list[Verdict]:
-    """Clear late steps of ranks that chance may have chosen: something is slow, nobody is accused."""
+def doubtful(found: Findings, examined: Examined) -> list[Verdict]:
+    """The verdict on clear late steps that may be chance: it names no rank."""
     case = found.case
     unproven = unsure(
         [late for late in found.late if not found.absorption.has(late.process)],
         found.named,
         least_ns=case.pace.least_ns,
-        long_ns=case.limits.doubtful_share * looked_at.observed_ns,
+        long_ns=case.limits.doubtful_share * examined.observed_ns,
         limits=case.limits,
     )
     if not unproven:
         return []
     delays = delays_in_all(case, [late for mine in unproven.values() for late in mine])
-    verdict = imbalance.moving_ranks(case, delays, looked_at=looked_at)
+    verdict = imbalance.moving_ranks(case, delays, examined=examined)
     ranks = sorted(int(case.line.rank[process]) for process in unproven)
-    because = "the late steps are too few, among so many ranks, to be more than chance"
+    because = "with this many ranks, so few late steps may be chance"
     return [
         replace(
             verdict,
             kind="inconclusive",
             confidence=0.5,
             abstained_because=because,
-            advice=[
-                "Look again after more steps: a rank that is late for a reason of its own will be late again."
-            ],
+            advice=["Examine more steps: a rank with a fault of its own will be late again."],
             evidence=verdict.evidence | {"suspects": ranks, "moves": False},
         )
     ]
 
 
-def absorbed(found: Findings, looked_at: Examined) -> list[Verdict]:
-    """Delays of hosts that recur, of which nothing shows whether the queues of their GPUs absorbed them."""
+def absorbed(found: Findings, examined: Examined) -> list[Verdict]:
+    """The verdict on recurring host delays that the queues of the GPUs may or may not have absorbed."""
     case, possible = found.case, found.absorption.possible
     if not possible:
         return []
     delays = delays_in_all(case, [late for mine in possible.values() for late in mine])
-    verdict = imbalance.moving_ranks(case, delays, looked_at=looked_at)
+    verdict = imbalance.moving_ranks(case, delays, examined=examined)
     ranks = sorted(int(case.line.rank[process]) for process in possible)
-    because = "the GPU had more queued work than the host was late, in every step: the delay may cost nothing"
+    because = (
+        "in every step the GPU had queued work for longer than the host's delay: the delay may cost nothing"
+    )
     return [
         replace(
             verdict,
@@ -154,7 +154,7 @@ def absorbed(found: Findings, looked_at: Examined) -> list[Verdict]:
             confidence=0.5,
             abstained_because=because,
             advice=[
-                "Record the GPUs' side too (NCCL profiler plugin), or compare with a time without the delay."
+                "Record the GPUs as well (NCCL profiler plugin), or compare with a time without the delay."
             ],
             evidence=verdict.evidence | {"suspects": ranks, "moves": False},
         )

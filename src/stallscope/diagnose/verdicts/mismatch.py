@@ -9,42 +9,43 @@ from stallscope.diagnose.verdicts.hang import still_cost
 
 
 def verdicts(case: Case, found: list[Mismatch]) -> list[Verdict]:
-    """One for each set of ranks that differ in a communicator: after a first time they are often off for good."""
-    alike: dict[tuple[int, tuple[int, ...]], list[Mismatch]] = {}
-    for one in sorted(found, key=lambda one: one.at_ns):
-        alike.setdefault((one.comm, tuple(sorted(set(one.odd.tolist())))), []).append(one)
-    stands_ns = _stands_still_ns(case) if found else 0
-    return [_mismatch(case, some, stands_ns=stands_ns) for some in alike.values()]
+    """One verdict for each set of odd ranks of a communicator: after a first mismatch, later rounds often differ as
+    well.
+    """
+    by_ranks: dict[tuple[int, tuple[int, ...]], list[Mismatch]] = {}
+    for mismatch in sorted(found, key=lambda mismatch: mismatch.at_ns):
+        by_ranks.setdefault((mismatch.comm, tuple(sorted(set(mismatch.odd.tolist())))), []).append(mismatch)
+    still_ns = _standstill_ns(case) if found else 0
+    return [_mismatch(case, group, still_ns=still_ns) for group in by_ranks.values()]
 
 
-def _stands_still_ns(case: Case) -> int:
-    """For how long nobody has made a call at the end, where that is longer than is usual; else 0."""
+def _standstill_ns(case: Case) -> int:
+    """How long no rank has made a call at the end of the trace; 0 where that is not longer than typical."""
     for_ns = case.now_ns - int(case.arrival_ns.max())
     return for_ns if for_ns >= patience_ns(case.line, case.arrival_ns, case.limits) else 0
 
 
-def _mismatch(case: Case, alike: list[Mismatch], *, stands_ns: int) -> Verdict:
-    """alike: in order of time. stands_ns: for how long the job has stood still since."""
-    line, found = case.line, alike[0]
-    ranks = sorted(int(line.rank[process]) for process in found.odd)
+def _mismatch(case: Case, group: list[Mismatch], *, still_ns: int) -> Verdict:
+    """group: mismatches of the same ranks by time. still_ns: length of the standstill that followed, 0 without one."""
+    line, first = case.line, group[0]
+    ranks = sorted(int(line.rank[process]) for process in first.odd)
     return Verdict(
         kind="mismatch",
         summary="",
         ranks=ranks,
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in found.odd}),
-        comm_hash=f"{int(line.comm_hash[found.comm]):016x}",
-        first_round=found.seq,
-        last_round=max(one.seq for one in alike),
-        n_late_rounds=len(alike),
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in first.odd}),
+        comm_hash=f"{int(line.comm_hash[first.comm]):016x}",
+        first_round=first.seq,
+        last_round=max(mismatch.seq for mismatch in group),
+        n_late_rounds=len(group),
         n_rounds=case.met.n_rounds,
-        since_ns=wall_ns(case.trace, case.first_node, found.at_ns),
+        since_ns=wall_ns(case.trace, case.first_node, first.at_ns),
         n_incidents=1,
         confidence=0.9,
-        victims=sorted({int(line.rank[process]) for process in found.present} - set(ranks)),
-        cost=still_cost(case, stands_ns, line.n_processes - len(ranks)) if stands_ns else None,
+        victims=sorted({int(line.rank[process]) for process in first.present} - set(ranks)),
+        cost=still_cost(case, still_ns, line.n_processes - len(ranks)) if still_ns else None,
         advice=[
             "Compare the code path of these ranks in that step: a branch, a shape or a batch differs between ranks."
         ],
-        evidence={"calls": list(found.calls)}
-        | ({"waited_s": round(stands_ns / 1e9, 1)} if stands_ns else {}),
+        evidence={"calls": list(first.calls)} | ({"waited_s": round(still_ns / 1e9, 1)} if still_ns else {}),
     )

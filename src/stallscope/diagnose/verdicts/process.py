@@ -22,7 +22,7 @@ from stallscope.diagnose.processes.single import (
 from stallscope.diagnose.processes.summary import word
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.evidence import from_counts
-from stallscope.diagnose.report.verdict import CostSaid, Report, Verdict
+from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import Array
@@ -122,7 +122,7 @@ def _fault_verdict(
         n_incidents=1,
         causes=[_explained(fault, activity) for fault in found],
         confidence=0.9 if has_samples and activity.gpu_busy is not None else 0.75 if has_samples else 0.6,
-        cost=CostSaid.of(
+        cost=VerdictCost.of(
             lost_s,
             usd_per_gpu_hour,
             is_lower_bound=False,
@@ -226,7 +226,7 @@ def _judged(
         n_incidents=1 + int((np.diff(np.flatnonzero(is_late)) > 1).sum()),
         causes=causes,
         confidence=round(min(0.9, 0.6 + 0.05 * int(is_late.sum())) * min(1.0, causes[0].share / 0.8), 2),
-        cost=CostSaid(
+        cost=VerdictCost(
             round(lost_s, 3),
             None if usd is None else round(usd, 4),
             None if usd is None or not observed_h else round(usd / observed_h, 4),

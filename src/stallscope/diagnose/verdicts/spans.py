@@ -6,7 +6,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import recurring
-from stallscope.diagnose.report.verdict import CostSaid, Verdict
+from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.spans.own_time import (
     HeavyStage,
     Spread,
@@ -183,7 +183,7 @@ def _steps_said(done: Work, n_late: int, loss: Array) -> dict[str, object]:
     }
 
 
-def _cost(done: Work, lost_ns: float, usd_per_gpu_hour: float | None) -> CostSaid:
+def _cost(done: Work, lost_ns: float, usd_per_gpu_hour: float | None) -> VerdictCost:
     """A lower bound: only the ranks that the source tells of are counted."""
     observed_ns = float(done.length_ns.sum())
-    return CostSaid.of(lost_ns / 1e9, usd_per_gpu_hour, is_lower_bound=True, observed_ns=observed_ns)
+    return VerdictCost.of(lost_ns / 1e9, usd_per_gpu_hour, is_lower_bound=True, observed_ns=observed_ns)

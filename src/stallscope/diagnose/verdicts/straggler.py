@@ -19,44 +19,46 @@ from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import Examined, late_ranks
 
 
-def verdicts(case: Case, named: dict[int, list[LateStep]], looked_at: Examined) -> list[Verdict]:
+def verdicts(case: Case, named: dict[int, list[LateStep]], examined: Examined) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
-    delays = delays_by_process(case, [late for mine in named.values() for late in mine])
+    delays = delays_by_process(case, [late for late_steps in named.values() for late in late_steps])
     groups = in_groups({process: delays[process].steps for process in named}, case.line.node)
     alone = [group[0] for group in groups if len(group) == 1]
     more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
     groups = [group for group in groups if group[0] not in more]
     delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups])
     if more:
-        uneven = imbalance.more_work(case, more, delays, looked_at=looked_at)
+        uneven = imbalance.more_work(case, more, delays, examined=examined)
     late = [
         *([uneven] if more else []),
-        *(late_ranks(case, group, delays, looked_at=looked_at) for group in groups),
+        *(late_ranks(case, group, delays, examined=examined) for group in groups),
     ]
     return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
 
 
-def one_off(case: Case, process: int, delays: Delays, *, looked_at: Examined) -> Verdict:
+def one_off(case: Case, process: int, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on a single long delay."""
-    verdict = late_ranks(case, [process], {process: delays}, looked_at=looked_at)
+    verdict = late_ranks(case, [process], {process: delays}, examined=examined)
     evidence = verdict.evidence | {"is_one_off": True}
     return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
 
 
-def one_off_verdicts(found: Findings, looked_at: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
-    """Delays seen once: a verdict when they took much of the time looked at and no other rank had the like; else a
-    remark.
+def one_off_verdicts(found: Findings, examined: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
+    """Verdicts and remarks on delays that happened once.
+
+    A delay is a verdict if it took a large share of the examined time and no other rank had a similar delay.
+    Otherwise it is a remark.
     """
     case, shown, remarks = found.case, [], []
     once = incidents(found.late, found.named, case.limits)
-    told = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
+    unique = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
     for late in once:
-        if id(late) not in told:
+        if id(late) not in unique:
             remarks.append(once_remark(case, late))
             continue
         delays = delays_by_process(case, [late])[late.process]
-        verdict = one_off(case, late.process, delays, looked_at=looked_at)
-        if late.excess_ns >= case.limits.incident_share * looked_at.observed_ns:
+        verdict = one_off(case, late.process, delays, examined=examined)
+        if late.excess_ns >= case.limits.incident_share * examined.observed_ns:
             shown.append(verdict)
         else:
             cost = verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0
@@ -65,7 +67,7 @@ def one_off_verdicts(found: Findings, looked_at: Examined) -> tuple[list[Verdict
 
 
 def once_remark(case: Case, late: LateStep) -> dict[str, object]:
-    """A delay seen once, as a remark."""
+    """The remark on a delay that happened once."""
     return {
         "what": "one delay, not repeated",
         "rank": int(case.line.rank[late.process]),
@@ -75,12 +77,12 @@ def once_remark(case: Case, late: LateStep) -> dict[str, object]:
 
 
 def is_nothing(case: Case, verdict: Verdict) -> bool:
-    """Small delays for which nobody was seen to wait."""
+    """Whether a verdict is on small delays for which no rank is known to have waited."""
     if verdict.cost is None or verdict.cost.may_be_gpu_seconds > 0 or verdict.late_ms is None:
         return False
     return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.least_ns
 
 
 def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:
-    """Verdicts in order of what they cost; those of equal cost as they come."""
+    """Verdicts by descending cost; verdicts of equal cost keep their order."""
     return sorted(verdicts, key=lambda verdict: -(verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0))
