@@ -12,8 +12,8 @@ import numpy as np
 from bench_hook_cost import built, hooks
 from report import report
 
-from stallscope.capture import records
-from stallscope.capture.program import Options, Program
+from stallscope.capture.probes.program import Options, Program
+from stallscope.capture.rows import records
 
 RING_BYTES = 64 << 20
 EVERY_S = 0.025

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from report import FOLDER, report
 
-from stallscope.capture.drivers import Driver
-from stallscope.capture.optional import IOCTL_WAYS
-from stallscope.capture.program import Options, Program
+from stallscope.capture.gpu.drivers import Driver
+from stallscope.capture.probes.optional_programs import IOCTL_WAYS
+from stallscope.capture.probes.program import Options, Program
 
 LOOPS = {"driver_ioctl": "/dev/null", "other_ioctl": "/proc/version", "getpid": "getpid"}
 MEMORY_MAJOR = 1

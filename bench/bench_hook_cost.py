@@ -13,9 +13,9 @@ from pathlib import Path
 
 from report import FOLDER, report
 
-from stallscope.capture import elf, operations
-from stallscope.capture.program import MODES, Program
-from stallscope.capture.program import Options as ProgramOptions
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.program import MODES, Program
+from stallscope.capture.probes.program import Options as ProgramOptions
 
 LIBRARY_SOURCE = FOLDER.parent / "tests/capture/targets/calls.c"
 CALLS = {"cudaSetDevice": "entry_only", "cudaFree": "entry_and_return", "ncclAllReduce": "collective"}

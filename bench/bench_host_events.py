@@ -15,7 +15,7 @@ from bench_hook_cost import built, drained, hooks
 from report import report
 
 from stallscope.capture.host import HostEvents
-from stallscope.capture.program import Program
+from stallscope.capture.probes.program import Program
 
 LOADER = """
 import ctypes, os, signal, subprocess, sys

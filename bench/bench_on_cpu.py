@@ -14,7 +14,7 @@ import numpy as np
 from bench_hook_cost import built, hooks
 from report import FOLDER, report
 
-from stallscope.capture.program import Program
+from stallscope.capture.probes.program import Program
 from stallscope.events.names import Category
 
 BUSY_SOURCE = FOLDER.parent / "tests/capture/targets/busy.c"

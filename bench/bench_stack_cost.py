@@ -13,8 +13,8 @@ from pathlib import Path
 from bench_hook_cost import built, hooks, measured
 from report import report
 
-from stallscope.capture.program import Options, Program
-from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.probes.program import Options, Program
+from stallscope.capture.stacks.sampler import Stacks
 
 N_TURNS = 7
 

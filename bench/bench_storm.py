@@ -17,11 +17,12 @@ from typing import Any
 
 from report import FOLDER, report
 
-from stallscope.capture import elf, operations, records
-from stallscope.capture.collector import Collector
-from stallscope.capture.operations import SYMBOLS
-from stallscope.capture.program import Options, Program
-from stallscope.capture.ring import Ring
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.collector import Collector
+from stallscope.capture.probes.operations import SYMBOLS
+from stallscope.capture.probes.program import Options, Program
+from stallscope.capture.probes.ring import Ring
+from stallscope.capture.rows import records
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.layout import Array
 

@@ -100,7 +100,7 @@ def view_of(agent: int) -> int:
     """The process that draws, a child of the agent's."""
     children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     for pid in children:
-        if b"stallscope.live.watching" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"stallscope.live.viewer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return int(pid)
     sys.exit("nothing draws the page")
 

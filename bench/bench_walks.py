@@ -17,8 +17,8 @@ sys.path.insert(0, str(FOLDER.parent))
 from tests.capture.stacks.calls_walked import walked
 from tests.capture.stacks.interpreters import INTERPRETERS
 
-from stallscope.capture import elf, operations
-from stallscope.capture.program import Options, Program
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.program import Options, Program
 
 N_CALLS = 25_000
 LIBRARY_SOURCE = FOLDER.parent / "tests/capture/targets/calls.c"

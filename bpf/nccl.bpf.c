@@ -4,7 +4,7 @@
  * A communicator is known across ranks by a hash: of its 128-byte unique id; for one made from another, of its
  * parent's hash, how many were made of the parent in this way before, and the colour of a split or the excluded ranks
  * of a shrink. Of one that is grown, new ranks and the root are given an id, the other old ones are not: theirs is of
- * the parent, and user space makes them one (capture/grown.py). One made before the attach has hash 0. */
+ * the parent, and user space makes them one (capture/process/comm_grow.py). One made before the attach has hash 0. */
 #include "arrival.h"
 
 #define N_HELD 64

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.annotate import Annotator, lightning_callback, ray_report
-from stallscope.capture.labels import Labels
+from stallscope.capture.process.annotation_socket import Labels
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from running import Failed
 from switching import Turn
 
-from stallscope.capture.operations import GOVERNED
+from stallscope.capture.probes.operations import GOVERNED
 
 SETTLE_S = 0.1
 """After a switch, before a window begins."""

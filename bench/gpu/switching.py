@@ -25,12 +25,12 @@ from typing import Any, ClassVar, NamedTuple
 from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
 from stallscope import agent, cli
-from stallscope.capture import program as kernel_side
-from stallscope.capture.governor import Count, Governor, counted
-from stallscope.capture.libbpf import Refused
-from stallscope.capture.operations import Hook
-from stallscope.capture.optional import ASKED, Optional
-from stallscope.capture.program import Link
+from stallscope.capture.probes import program as kernel_side
+from stallscope.capture.probes.governor import Count, Governor, counted
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.operations import Hook
+from stallscope.capture.probes.optional_programs import ASKED, Optional
+from stallscope.capture.probes.program import Link
 from stallscope.events.kernel import HookGroup
 
 ANSWER_S = 20.0

@@ -23,33 +23,34 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from stallscope import __version__
-from stallscope.capture import clock, mapped, privileges, program, records, requirements
-from stallscope.capture.attaching import Attaching
-from stallscope.capture.calibration import times_way_in
-from stallscope.capture.collector import Collector
-from stallscope.capture.discovery import Discovery
-from stallscope.capture.driver_calls import DriverCalls
-from stallscope.capture.drivers import Driver, majors
-from stallscope.capture.governor import Governor
-from stallscope.capture.gpus import Gpus, watched
+from stallscope.capture.gpu.driver_calls import DriverCalls
+from stallscope.capture.gpu.drivers import Driver, majors
+from stallscope.capture.gpu.gpus import Gpus, watched
+from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
-from stallscope.capture.labels import Label, Labels
-from stallscope.capture.losses import Losses
-from stallscope.capture.machine import boot_id, facts
-from stallscope.capture.operations import SYMBOLS
-from stallscope.capture.optional import IOCTL_WAYS
-from stallscope.capture.processes import Processes, Snapshots
-from stallscope.capture.program import Program
-from stallscope.capture.renumbering import Renumbering
-from stallscope.capture.snapshots import snapshots
-from stallscope.capture.splits import Splits
-from stallscope.capture.stacks.looking import Stacks
-from stallscope.capture.stacks.unseen import Seen, Unseen
-from stallscope.capture.status import StatusLine, Tally, line
-from stallscope.capture.tallies import Tallies
-from stallscope.capture.thread_samples import Samples
-from stallscope.capture.visible import GpuNumbers
-from stallscope.capture.workload import workload
+from stallscope.capture.probes import clock, mmap_watch, preflight, privileges, program
+from stallscope.capture.probes.attaching import Attaching
+from stallscope.capture.probes.calibration import times_way_in
+from stallscope.capture.probes.collector import Collector
+from stallscope.capture.probes.discovery import Discovery
+from stallscope.capture.probes.governor import Governor
+from stallscope.capture.probes.operations import SYMBOLS
+from stallscope.capture.probes.optional_programs import IOCTL_WAYS
+from stallscope.capture.probes.program import Program
+from stallscope.capture.process.annotation_socket import Label, Labels
+from stallscope.capture.process.comm_split import Splits
+from stallscope.capture.process.machine import boot_id, facts
+from stallscope.capture.process.processes import Processes, Snapshots
+from stallscope.capture.process.status import StatusLine, Tally, line
+from stallscope.capture.process.workload import workload
+from stallscope.capture.rows import records
+from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.device_numbers import Renumbering
+from stallscope.capture.rows.lost_records import Losses
+from stallscope.capture.rows.snapshots import snapshots
+from stallscope.capture.stacks.sampler import Stacks
+from stallscope.capture.stacks.silent_ranks import Seen, Unseen
+from stallscope.capture.stacks.thread_samples import Samples
 from stallscope.ending import ASKS, set_by_signals, told_by_descriptor
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
@@ -60,7 +61,7 @@ from stallscope.events.trace import Clock
 from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.exporters.incidents import found_beside
 from stallscope.exporters.verdict_journal import VerdictJournal
-from stallscope.serve.beside import serving_beside
+from stallscope.serve.sidecar import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
@@ -152,8 +153,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
     Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. Whatever ends it, the
     probes are gone and what was captured before is in the trace.
     """
-    requirements.check()
-    requirements.check_pids(options.pids)
+    preflight.check()
+    preflight.check_pids(options.pids)
     stop = stop or threading.Event()
     chosen = frozenset(options.pids) if options.pids else None
     with ExitStack() as stack:
@@ -291,7 +292,7 @@ def _run(
     waking: int,
 ) -> None:
     """Look, attach, write, until told to stop; then once more, with the probes off. waking: is readable at a signal."""
-    told_of = mapped.opened(waking)
+    told_of = mmap_watch.opened(waking)
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
     governor = Governor(probes, options.hook_budget, times_way_in(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor, only_few=probes.mode == "perf")
@@ -345,7 +346,7 @@ def _run(
     status.show(scribe.status())
 
 
-def _pause(stop: threading.Event, told_of: mapped.Mapped | None, at_most_s: float) -> None:
+def _pause(stop: threading.Event, told_of: mmap_watch.Mapped | None, at_most_s: float) -> None:
     """Until a library is loaded somewhere or there is work to do; where nobody tells of the former, 40 ms."""
     if told_of:
         told_of.wait(at_most_s)
@@ -631,7 +632,7 @@ def _cloud_facts(cloud: str) -> dict[str, str]:
     """What the cloud tells of this machine; it is asked only where that was wished."""
     if not cloud:
         return {}
-    from stallscope.capture.cloud import machine  # the standard library's HTTP takes megabytes
+    from stallscope.capture.process.cloud import machine  # the standard library's HTTP takes megabytes
 
     return machine(cloud)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stallscope import rates
+from stallscope.continuous import Standing
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import thresholds
 from stallscope.ending import set_by_signals
@@ -25,15 +26,14 @@ from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
 from stallscope.serve.app import House, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
-from stallscope.serve.front import front
-from stallscope.serve.listening import Listening, address, bound
-from stallscope.serve.numbers import expose
+from stallscope.serve.hub_api import front
+from stallscope.serve.metrics import expose
 from stallscope.serve.refusals import Refusals
+from stallscope.serve.server import Listening, address, bound
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens
 from stallscope.settings import Settings
-from stallscope.standing import Standing
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory import default_bytes
 from stallscope.store.hub.store import HubStore

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture import elf, operations
-from stallscope.capture.operations import Hook
-from stallscope.capture.program import OBJECT, Options, Program
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.operations import Hook
+from stallscope.capture.probes.program import OBJECT, Options, Program
 from stallscope.events.layout import Array
 
 ARM_HEADERS = Path(os.environ.get("ARM_HEADERS", "/usr/aarch64-linux-gnu/include"))

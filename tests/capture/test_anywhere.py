@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.attaching import Attaching
-from stallscope.capture.discovery import Discovery
-from stallscope.capture.libbpf import Refused
-from stallscope.capture.mapped import Mapped
-from stallscope.capture.operations import Hook
-from stallscope.capture.program import Link, Options, Program
+from stallscope.capture.probes.attaching import Attaching
+from stallscope.capture.probes.discovery import Discovery
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.mmap_watch import Mapped
+from stallscope.capture.probes.operations import Hook
+from stallscope.capture.probes.program import Link, Options, Program
 
 pytestmark = [
     pytest.mark.bpf,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.btf import Btf
-from stallscope.capture.program import OBJECT
+from stallscope.capture.probes.btf import Btf
+from stallscope.capture.probes.program import OBJECT
 from stallscope.events import kernel
 
 from .conftest import ARM_HEADERS

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.attaching import Attaching, hooked_at
-from stallscope.capture.discovery import Discovery
-from stallscope.capture.elf import Entry, Symbol
-from stallscope.capture.libbpf import Refused
-from stallscope.capture.operations import Hook
+from stallscope.capture.probes.attaching import Attaching, hooked_at
+from stallscope.capture.probes.discovery import Discovery
+from stallscope.capture.probes.elf import Entry, Symbol
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.operations import Hook
 
 pytestmark = pytest.mark.compiler
 

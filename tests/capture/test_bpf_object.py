@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stallscope.capture.program import OBJECT
+from stallscope.capture.probes.program import OBJECT
 
 _SYMBOLS, _FUNCTION, _GLOBAL = 2, 2, 1
 _CALL, _TAIL_CALL = 0x85, 12

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture import btf
+from stallscope.capture.probes import btf
 
 pytestmark = pytest.mark.bpf
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from stallscope.capture import clock
+from stallscope.capture.probes import clock
 
 
 def test_the_narrowest_bracket_is_kept():

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from stallscope.capture.cloud import machine
+from stallscope.capture.process.cloud import machine
 
 AWS = {
     "instanceId": "i-0abc",

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from stallscope.capture.collector import Collector
+from stallscope.capture.probes.collector import Collector
 
 
 class Source:

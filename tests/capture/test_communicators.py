@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.capture import records
-from stallscope.capture.grown import Grown
-from stallscope.capture.program import Program
+from stallscope.capture.probes.program import Program
+from stallscope.capture.process.comm_grow import Grown
+from stallscope.capture.rows import records
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array
 from stallscope.events.names import Op

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture import elf, operations, records
-from stallscope.capture.operations import SYMBOLS, Hook
-from stallscope.capture.program import MODES, Program
-from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.operations import SYMBOLS, Hook
+from stallscope.capture.probes.program import MODES, Program
+from stallscope.capture.rows import records
+from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Direction, HostMemory, MemoryKind, Op

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture import elf
-from stallscope.capture.discovery import Discovery, Library, Mapping, functions, is_gpu_library
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.discovery import Discovery, Library, Mapping, functions, is_gpu_library
 
 pytestmark = pytest.mark.compiler
 

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from stallscope import agent
-from stallscope.capture.driver_calls import DriverCalls
-from stallscope.capture.drivers import Driver, device_name, majors
+from stallscope.capture.gpu.driver_calls import DriverCalls
+from stallscope.capture.gpu.drivers import Driver, device_name, majors
 from stallscope.capture.host import HostEvents
-from stallscope.capture.libbpf import Refused
-from stallscope.capture.maps import Entries
-from stallscope.capture.operations import FIRST_IOCTL, SYMBOLS
-from stallscope.capture.optional import IOCTL_WAYS
-from stallscope.capture.program import Program
-from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.maps import Entries
+from stallscope.capture.probes.operations import FIRST_IOCTL, SYMBOLS
+from stallscope.capture.probes.optional_programs import IOCTL_WAYS
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
 from stallscope.events import kernel
 from stallscope.events.names import HostKind, Op
 from stallscope.store import node

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.capture import elf
-from stallscope.capture.elf import Entry, NotElf
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import Entry, NotElf
 
 pytestmark = pytest.mark.compiler
 

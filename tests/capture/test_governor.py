@@ -11,12 +11,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from stallscope.capture import elf, operations
-from stallscope.capture.calibration import AFTERMATH, SCHEDULER_TIMES, times_way_in
-from stallscope.capture.governor import Count, Governor, Group, is_to_be_off, off_until_ns
-from stallscope.capture.operations import SYMBOLS, Hook
-from stallscope.capture.program import Program
-from stallscope.capture.tallies import Tallies
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.calibration import AFTERMATH, SCHEDULER_TIMES, times_way_in
+from stallscope.capture.probes.governor import Count, Governor, Group, is_to_be_off, off_until_ns
+from stallscope.capture.probes.operations import SYMBOLS, Hook
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows.call_statistics import Tallies
 from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import Array
 

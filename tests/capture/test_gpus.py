@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.gpu_edges import GpuEdges
-from stallscope.capture.gpu_state import GpuStates
-from stallscope.capture.gpus import Gpus
-from stallscope.capture.nvml import library
+from stallscope.capture.gpu.gpu_edges import GpuEdges
+from stallscope.capture.gpu.gpu_state import GpuStates
+from stallscope.capture.gpu.gpus import Gpus
+from stallscope.capture.gpu.nvml import library
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture import records
-from stallscope.capture.control_groups import ControlGroups
 from stallscope.capture.host import MIN_MOVES, HostEvents
-from stallscope.capture.program import Program
-from stallscope.capture.snapshots import snapshots
+from stallscope.capture.probes.program import Program
+from stallscope.capture.process.control_groups import ControlGroups
+from stallscope.capture.rows import records
+from stallscope.capture.rows.snapshots import snapshots
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array

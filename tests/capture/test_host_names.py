@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture.control_groups import ControlGroups
-from stallscope.capture.devices import Devices
+from stallscope.capture.gpu.devices import Devices
 from stallscope.capture.host import exit_status
-from stallscope.capture.optional import FEATURES, IOCTL_WAYS, Optional, driver_calls
-from stallscope.capture.sockets import Owners, other_end
+from stallscope.capture.probes.optional_programs import FEATURES, IOCTL_WAYS, Optional, driver_calls
+from stallscope.capture.process.control_groups import ControlGroups
+from stallscope.capture.process.sockets import Owners, other_end
 from stallscope.events import kernel
 
 SECOND_NS = 10**9

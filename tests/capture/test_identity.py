@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.identity import Identity, identity, place
+from stallscope.capture.process.identity import Identity, identity, place
 
 LAUNCHED = {
     "torchrun": {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.annotate import tell
-from stallscope.capture.labels import Label, Labels
-from stallscope.capture.workload import workload
+from stallscope.capture.process.annotation_socket import Label, Labels
+from stallscope.capture.process.workload import workload
 from stallscope.errors import CannotTrace
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stallscope.capture import raw, records
-from stallscope.capture.program import MODES, Program
+from stallscope.capture.probes.program import MODES, Program
+from stallscope.capture.rows import ledger_oracle, records
 from stallscope.events import kernel
 from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag
 
@@ -45,7 +45,7 @@ def test_the_ledger_is_what_raw_events_add_up_to(tracing: Callable[..., Program]
     program = tracing(record_all=True, modes=(mode,))
     found = run(program, "phases", "3")
     at_ns = found.arrivals["ts_ns"]
-    expected = raw.accounts(records.raw(found.events), found.pid, at_ns)
+    expected = ledger_oracle.accounts(records.raw(found.events), found.pid, at_ns)
     per_interval = np.diff(found.arrivals["ledger_ns"], axis=0) - np.diff(expected, axis=0)
     allowed = np.maximum(MS, np.diff(at_ns) // 50)
     is_wrong = np.abs(per_interval).max(axis=1) > allowed

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.capture.losses import Losses
+from stallscope.capture.rows.lost_records import Losses
 from stallscope.events.kernel import Counter
 
 

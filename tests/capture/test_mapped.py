@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.discovery import Discovery, Library
-from stallscope.capture.mapped import Mapped, Told
+from stallscope.capture.probes.discovery import Discovery, Library
+from stallscope.capture.probes.mmap_watch import Mapped, Told
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 

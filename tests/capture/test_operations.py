@@ -2,9 +2,9 @@
 
 import pytest
 
-from stallscope.capture import operations
-from stallscope.capture.cuda_table import FEW
-from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry
+from stallscope.capture.probes import operations
+from stallscope.capture.probes.cuda_table import FEW
+from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry
 from stallscope.events.kernel import Action
 from stallscope.events.names import Category, Op
 

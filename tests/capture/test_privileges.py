@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from stallscope.capture import privileges
-from stallscope.capture.privileges import KEPT, kept
-from stallscope.capture.requirements import Capability
+from stallscope.capture.probes import privileges
+from stallscope.capture.probes.preflight import Capability
+from stallscope.capture.probes.privileges import KEPT, kept
 
 ALL = frozenset(range(41))
 

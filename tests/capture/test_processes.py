@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.identity import environment
-from stallscope.capture.processes import Processes, Snapshots
+from stallscope.capture.process.identity import environment
+from stallscope.capture.process.processes import Processes, Snapshots
 from stallscope.events import layout
 from stallscope.events.layout import Array
 

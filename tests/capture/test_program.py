@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture import records
-from stallscope.capture.libbpf import Library
-from stallscope.capture.operations import SYMBOLS, Hook
-from stallscope.capture.program import MODES, Options, Program, mended
+from stallscope.capture.probes.libbpf import Library
+from stallscope.capture.probes.operations import SYMBOLS, Hook
+from stallscope.capture.probes.program import MODES, Options, Program, mended
+from stallscope.capture.rows import records
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
@@ -407,8 +407,8 @@ def test_a_change_half_done_is_mended():
 
 LIVE = """
 import sys, time
-from stallscope.capture.operations import Hook
-from stallscope.capture.program import Program
+from stallscope.capture.probes.operations import Hook
+from stallscope.capture.probes.program import Program
 program = Program.load()
 program.attach(sys.argv[1], [Hook(*eval(word)) for word in sys.argv[2:]])
 print("attached", flush=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture import elf, operations, records
-from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry, Hook
-from stallscope.capture.program import Program
-from stallscope.capture.tallies import AlwaysOn, Tallies
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry, Hook
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows import records
+from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.names import Direction, Op
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture import elf, operations, records
-from stallscope.capture.operations import ENTRIES, SYMBOLS, Entry, Hook
-from stallscope.capture.program import Program
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry, Hook
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows import records
 from stallscope.events.kernel import Action, Kind
 from stallscope.events.names import DATATYPE_BYTES, Op
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.capture import records
+from stallscope.capture.rows import records
 from stallscope.events import kernel
 from stallscope.events.kernel import Kind
 from stallscope.events.names import Datatype

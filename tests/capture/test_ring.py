@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stallscope.capture.program import Program
-from stallscope.capture.ring import Ring
+from stallscope.capture.probes.program import Program
+from stallscope.capture.probes.ring import Ring
 from stallscope.events import kernel
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stallscope.capture.program import State
-from stallscope.capture.snapshots import snapshots
+from stallscope.capture.probes.program import State
+from stallscope.capture.rows.snapshots import snapshots
 from stallscope.events import kernel
 from stallscope.events.names import Category, Op
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stallscope.capture.splits import Splits
+from stallscope.capture.process.comm_split import Splits
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
 from stallscope.events.names import Op

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from stallscope.capture.status import StatusLine, Tally, line
+from stallscope.capture.process.status import StatusLine, Tally, line
 from stallscope.events import layout
 from stallscope.events.names import Op
 

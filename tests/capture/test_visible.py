@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.identity import identity
-from stallscope.capture.renumbering import Renumbering
-from stallscope.capture.visible import GpuNumbers, visible
+from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
+from stallscope.capture.process.identity import identity
+from stallscope.capture.rows.device_numbers import Renumbering
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import MemoryKind

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.workload import workload
+from stallscope.capture.process.workload import workload
 
 ID = "0a1b2c3d4e5f" + "0" * 52
 UID = "8f6d1c9e-1234-4abc-8def-0123456789ab"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stallscope.capture.labels import Labels
+from stallscope.capture.process.annotation_socket import Labels
 
 
 @pytest.fixture

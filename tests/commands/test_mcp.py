@@ -23,7 +23,7 @@ from stallscope.assistant import serving
 from stallscope.assistant.asking import Node
 from stallscope.events import layout
 from stallscope.events.names import Category
-from stallscope.serve import node as api
+from stallscope.serve import node_api as api
 from stallscope.serve.node_files import NodeFiles
 from stallscope.settings import Settings
 from stallscope.store import node as store

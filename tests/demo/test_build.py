@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture import elf
+from stallscope.capture.probes import elf
 from stallscope.demo import build
 from stallscope.errors import NotFound, StallscopeError, StorageFailed
 

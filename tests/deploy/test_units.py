@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import cli
-from stallscope.capture.privileges import KEPT
+from stallscope.capture.probes.privileges import KEPT
 
 UNITS = {"stallscope-hub.service": 30, "stallscope-agent.service": 50}
 """Each with the exposure that `systemd-analyze security` may find, of 100."""

@@ -20,13 +20,13 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stallscope.capture.drivers import Driver
+from stallscope.capture.gpu.drivers import Driver
 from stallscope.capture.host import HostEvents
-from stallscope.capture.operations import SYMBOLS
-from stallscope.capture.optional import IOCTL_WAYS
-from stallscope.capture.program import Options, Program
-from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.probes.operations import SYMBOLS
+from stallscope.capture.probes.optional_programs import IOCTL_WAYS
+from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.sampler import Stacks
 from stallscope.cli import app
 from stallscope.demo import live
 from stallscope.demo.job import N_BUCKETS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.capture.program import OBJECT
+from stallscope.capture.probes.program import OBJECT
 from stallscope.demo import build
 
 from . import machine

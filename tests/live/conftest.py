@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.program import OBJECT
+from stallscope.capture.probes.program import OBJECT
 from stallscope.demo import live
 from stallscope.demo.live import Job
 from stallscope.demo.plan import Plan

@@ -8,9 +8,9 @@ from tests.diagnose.test_already_still import SLEEPS, WAITS, trace
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.exporters.incidents import found_beside
 from stallscope.exporters.verdict_journal import VerdictJournal
-from stallscope.live.following import Following
 from stallscope.live.records import verdict_record
-from stallscope.live.standstill import Standstill
+from stallscope.live.stall_verdict import Standstill
+from stallscope.live.tail import Following
 from stallscope.store import node
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.privileges import KEPT
+from stallscope.capture.probes.privileges import KEPT
 from stallscope.store import node
 
 from .conftest import Agent

@@ -11,7 +11,7 @@ from pathlib import Path
 from stallscope.events.layout import TABLES
 from stallscope.events.trace import Trace
 from stallscope.query.nodes import Access
-from stallscope.serve import node as api
+from stallscope.serve import node_api as api
 from stallscope.serve.node_files import NodeFiles
 from stallscope.store import node as store
 from stallscope.synth import ClockSpread, HostStall, Job, Schedule, simulate

@@ -12,9 +12,9 @@ from stallscope.serve import tools as package
 from stallscope.serve.api import routes
 from stallscope.serve.app import create_app
 from stallscope.serve.client import HubClient
-from stallscope.serve.front import mcp_server
-from stallscope.serve.listening import Listening, bound
+from stallscope.serve.hub_api import mcp_server
 from stallscope.serve.mcp import mounted
+from stallscope.serve.server import Listening, bound
 from stallscope.serve.tools.asking import Hub
 from stallscope.serve.tools.registry import collected
 

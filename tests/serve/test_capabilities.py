@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Match
 
 from stallscope.assistant import serving
 from stallscope.assistant.asking import Node
-from stallscope.serve import front, node, tools
+from stallscope.serve import hub_api, node_api, tools
 from stallscope.serve.capabilities import SURFACES, capabilities
 from stallscope.serve.tools.registry import collected
 from stallscope.settings import Settings
@@ -18,12 +18,12 @@ WITHOUT_A_FLAG = {"/api/v1/openapi.json", "/api/v1/node/clock"}
 
 
 def hub_routes(folder: Path) -> list[BaseRoute]:
-    return front.parts(SimpleNamespace(), collected(tools))[0]  # type: ignore[arg-type]
+    return hub_api.parts(SimpleNamespace(), collected(tools))[0]  # type: ignore[arg-type]
 
 
 def node_routes(folder: Path) -> list[BaseRoute]:
-    options = node.Options(db=folder / "trace.db", listen=":0", node="here", files=folder)
-    return [*node.routes(options), *serving.parts(Node(Settings(db=options.db)))[0]]
+    options = node_api.Options(db=folder / "trace.db", listen=":0", node="here", files=folder)
+    return [*node_api.routes(options), *serving.parts(Node(Settings(db=options.db)))[0]]
 
 
 def is_served(routes: list[BaseRoute], path: str) -> bool:

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from stallscope.cli import app
 from stallscope.errors import StallscopeError
-from stallscope.serve import guidance, tools
-from stallscope.serve.answers import kind_of
+from stallscope.serve import mcp_prompts, tools
+from stallscope.serve.http_errors import kind_of
 from stallscope.serve.mcp import ERROR_KEY
 from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tokens import bearer
@@ -158,7 +158,7 @@ def test_what_an_assistant_is_told_names_tools_that_there_are(there, token):
     assert named and named <= {tool.name for tool in listed.tools}
     for tool in listed.tools:
         assert tool.annotations.read_only_hint and len(tool.description) < 400
-    assert "summary" in guidance.INSTRUCTIONS
+    assert "summary" in mcp_prompts.INSTRUCTIONS
 
 
 WRONG = [

@@ -14,9 +14,9 @@ import pytest
 import trustme
 
 from stallscope.errors import BadInput
-from stallscope.serve import listening
+from stallscope.serve import server
 from stallscope.serve.app import create_app
-from stallscope.serve.listening import Listening, bound
+from stallscope.serve.server import Listening, bound
 from stallscope.serve.tls import Certificates, Files, checked, self_signed
 
 from .house import house_in
@@ -58,13 +58,13 @@ def trusting(ca: trustme.CA, **changes: object) -> ssl.SSLContext:
 def serving(folder: Path, certificates: Certificates) -> Iterator[int]:
     """The application on a port with TLS."""
     with house_in(folder) as house:
-        server = Listening(
+        listener = Listening(
             create_app(house=house), bound("127.0.0.1:0", "--api"), context=certificates.context(), name="api"
         )
         try:
-            yield server.port
+            yield listener.port
         finally:
-            server.stop()
+            listener.stop()
 
 
 def seen_by_client(port: int, context: ssl.SSLContext) -> tuple[str, int]:
@@ -241,25 +241,25 @@ def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: P
 
 
 def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(listening, "READ_S", 0.5)
+    monkeypatch.setattr(server, "READ_S", 0.5)
     with house_in(tmp_path) as house:
-        server = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
-        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=20)) as slow:
+        listener = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
+        with closing(socket.create_connection(("127.0.0.1", listener.port), timeout=20)) as slow:
             slow.sendall(b"GET /api/versions HT")
-            assert httpx.get(f"http://127.0.0.1:{server.port}/api/versions").status_code == 200
+            assert httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200
             with pytest.raises(ConnectionResetError):
                 while slow.recv(100):
                     pass
                 raise ConnectionResetError
-        assert httpx.get(f"http://127.0.0.1:{server.port}/api/versions").status_code == 200
-        server.stop()
+        assert httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200
+        listener.stop()
 
 
 def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
     ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 12)
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 1.5)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 1.5)
     with serving(tmp_path, Certificates(issued(ca, tmp_path))) as port:
         context = trusting(ca)
         idle = []
@@ -278,15 +278,15 @@ def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
 def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 12)
-    monkeypatch.setattr(listening, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
+    monkeypatch.setattr(server, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
     with house_in(tmp_path) as house:
-        server = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
-        silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(60)]
-        until(lambda: httpx.get(f"http://127.0.0.1:{server.port}/api/versions").status_code == 200)
+        listener = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
+        silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=20) for _ in range(60)]
+        until(lambda: httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200)
         for one in silent:
             one.close()
-        server.stop()
+        listener.stop()
 
 
 def has_ended(connection: socket.socket) -> bool:
@@ -314,14 +314,14 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("text", ["8081", "a", ":x", "127.0.0.1:", "::1:8081", "1.2.3.4:70000", ""])
 def test_what_is_no_address_is_refused_with_the_form(text: str):
     with pytest.raises(BadInput, match="ADDR:PORT"):
-        listening.address(text, "--api")
+        server.address(text, "--api")
 
 
 def test_addresses_are_read_as_they_are_written():
-    assert listening.address(":8081", "--api") == ("", 8081)
-    assert listening.address("[::1]:0", "--api") == ("::1", 0)
-    assert listening.address("localhost:8081", "--api") == ("localhost", 8081)
-    assert [listening.is_loopback(h) for h in ("localhost", "127.0.0.2", "::1", "", "10.0.0.1", "a.b")] == [
+    assert server.address(":8081", "--api") == ("", 8081)
+    assert server.address("[::1]:0", "--api") == ("::1", 0)
+    assert server.address("localhost:8081", "--api") == ("localhost", 8081)
+    assert [server.is_loopback(h) for h in ("localhost", "127.0.0.2", "::1", "", "10.0.0.1", "a.b")] == [
         True,
         True,
         True,

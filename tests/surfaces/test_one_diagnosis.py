@@ -15,6 +15,7 @@ from stallscope.assistant.asking import Node
 from stallscope.assistant.tools.verdicts import VerdictsParams as NodeParams
 from stallscope.assistant.tools.verdicts import verdicts as node_verdicts
 from stallscope.commands.report import diagnosed
+from stallscope.continuous import Standing
 from stallscope.diagnose import Stream, Thresholds, as_json
 from stallscope.events import layout
 from stallscope.events.names import Category
@@ -28,7 +29,6 @@ from stallscope.receive import arrow
 from stallscope.serve.tools.asking import Asker, Hub
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.settings import Settings
-from stallscope.standing import Standing
 from stallscope.store import node
 from stallscope.store.hub.store import HubStore
 

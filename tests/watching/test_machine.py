@@ -6,7 +6,7 @@ from typing import Any
 from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
-from stallscope.live.machine import MOST_LINES, lines
+from stallscope.live.host_events import MOST_LINES, lines
 
 MS = 1_000_000
 PROCESSES = {(0, 7): (2, "python"), (0, 8): (-1, "server")}

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from stallscope.events.names import N_CATEGORIES, Category
-from stallscope.live.page import Page, VerdictLine, bar, drawn
-from stallscope.live.seen import OpLine, RankLine
+from stallscope.live.state import OpLine, RankLine
+from stallscope.live.terminal_page import Page, VerdictLine, bar, drawn
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.capture import drivers, records
-from stallscope.capture.control_groups import ControlGroups
-from stallscope.capture.devices import Devices
-from stallscope.capture.drivers import Driver
-from stallscope.capture.operations import SYMBOLS
-from stallscope.capture.sockets import Owners, other_end
+from stallscope.capture.gpu import drivers
+from stallscope.capture.gpu.devices import Devices
+from stallscope.capture.gpu.drivers import Driver
+from stallscope.capture.probes.operations import SYMBOLS
+from stallscope.capture.process.control_groups import ControlGroups
+from stallscope.capture.process.sockets import Owners, other_end
+from stallscope.capture.rows import records
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array

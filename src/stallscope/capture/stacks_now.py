@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.discovery import Discovery
-from stallscope.capture.identity import identity, small_file
+from stallscope.capture.probes.discovery import Discovery
+from stallscope.capture.process.identity import identity, small_file
+from stallscope.capture.process.wait_objects import WaitObjects
+from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
-from stallscope.capture.stacks.mapped_code import Files, MappedCode
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.target import Target
-from stallscope.capture.wait_objects import WaitObjects
+from stallscope.capture.stacks.process import Target
 
 
 class Now(NamedTuple):

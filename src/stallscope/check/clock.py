@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from stallscope.capture.clock import wall_clock
+from stallscope.capture.probes.clock import wall_clock
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.trace import WallClock
 

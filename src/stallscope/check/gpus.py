@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stallscope.capture import nvml
-from stallscope.capture.gpu_state import GpuStates
+from stallscope.capture.gpu import nvml
+from stallscope.capture.gpu.gpu_state import GpuStates
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.errors import CannotTrace
 from stallscope.events.layout import UNKNOWN

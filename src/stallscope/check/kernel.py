@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture import requirements
-from stallscope.capture.drivers import majors
-from stallscope.capture.optional import IOCTL_WAYS
-from stallscope.capture.program import Options, Program
+from stallscope.capture.gpu.drivers import majors
+from stallscope.capture.probes import preflight
+from stallscope.capture.probes.optional_programs import IOCTL_WAYS
+from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.memory import forbidden
 from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace
@@ -78,19 +78,19 @@ def _btf(is_there: bool) -> Finding:
 
 
 def _capabilities(proc: Path) -> Finding:
-    missing = requirements.missing_capabilities(requirements.effective(proc))
+    missing = preflight.missing_capabilities(preflight.effective(proc))
     if not missing:
-        names = ", ".join(each.name for each in requirements.PURPOSES)
+        names = ", ".join(each.name for each in preflight.PURPOSES)
         return passed("capabilities", f"all that tracing needs: {names}")
-    said, remedy = f"missing: {requirements.told(missing)}", requirements.remedy(proc, "stallscope check")
-    if requirements.necessary(missing):
+    said, remedy = f"missing: {preflight.told(missing)}", preflight.remedy(proc, "stallscope check")
+    if preflight.necessary(missing):
         return failed("capabilities", said, remedy)
     return warned("capabilities", said, f"some libraries will not be seen: {remedy}")
 
 
 def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
     """What else can stand in the way: said only where it does."""
-    if requirements.has_own_pids(proc):
+    if preflight.has_own_pids(proc):
         yield failed(
             "container",
             "process numbers of its own, and the kernel tells the machine's",

@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from stallscope.capture import elf, operations
-from stallscope.capture.discovery import Discovery, Library, functions
-from stallscope.capture.elf import NotElf
+from stallscope.capture.probes import elf, operations
+from stallscope.capture.probes.discovery import Discovery, Library, functions
+from stallscope.capture.probes.elf import NotElf
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.counted import counted
 

@@ -93,11 +93,11 @@ def _list(as_json: bool) -> None:
 
 def _can_trace() -> bool:
     """Whether this machine can trace now; why not is told."""
-    from stallscope.capture import requirements
+    from stallscope.capture.probes import preflight
     from stallscope.errors import StallscopeError
 
     try:
-        requirements.check()
+        preflight.check()
     except StallscopeError as error:
         typer.echo(f"stallscope: made up by the simulator, because: {error}", err=True)
         return False
@@ -106,11 +106,11 @@ def _can_trace() -> bool:
 
 def _gpus() -> Found:
     """The GPUs, once it is certain that this machine can trace. Raises NotFound, CannotTrace."""
-    from stallscope.capture import requirements
+    from stallscope.capture.probes import preflight
     from stallscope.demo import real_gpu
 
     gpus = real_gpu.found()
-    requirements.check()
+    preflight.check()
     told = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
     typer.echo(f"stallscope: {told}", err=True)
     if gpus.n_gpus == 1:

@@ -21,8 +21,8 @@ def mcp(
     import anyio
     import anyio.to_thread
 
-    from stallscope.serve import guidance
     from stallscope.serve import mcp as served
+    from stallscope.serve import mcp_prompts
 
     async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
         return await anyio.to_thread.run_sync(client.ask, name, arguments)
@@ -33,8 +33,8 @@ def mcp(
             "stallscope",
             entries,
             call,
-            instructions=guidance.INSTRUCTIONS,
-            texts=guidance.texts(),
-            guides=guidance.guides(),
+            instructions=mcp_prompts.INSTRUCTIONS,
+            texts=mcp_prompts.texts(),
+            guides=mcp_prompts.guides(),
         ),
     )

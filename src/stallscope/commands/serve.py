@@ -35,7 +35,7 @@ def serve(
     from stallscope.assistant import serving as assistant
     from stallscope.assistant.asking import Node
     from stallscope.errors import BadInput
-    from stallscope.serve import node as api
+    from stallscope.serve import node_api as api
 
     if no_tls and tls_client_ca:
         raise BadInput(

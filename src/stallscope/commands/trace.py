@@ -167,12 +167,12 @@ def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[s
 def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
     """Trace, with a process beside it that shows what comes."""
     from stallscope import agent
-    from stallscope.capture import requirements
-    from stallscope.live.beside import beside
+    from stallscope.capture.probes import preflight
+    from stallscope.live.viewer import beside
 
     # Refused before there is a page that would cover it.
-    requirements.check()
-    requirements.check_pids(options.pids)
+    preflight.check()
+    preflight.check_pids(options.pids)
     with beside(
         chosen.db,
         is_json=as_json,

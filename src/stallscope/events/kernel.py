@@ -1,7 +1,7 @@
 """What the kernel side emits and keeps: the records of bpf/events.h as numpy dtypes, the same names and offsets.
 
 The loader compares them field by field with the type information in the built object before the first record
-is read (capture/program.py). capture/records.py turns them into the tables of layout.py.
+is read (capture/probes/program.py). capture/rows/records.py turns them into the tables of layout.py.
 """
 
 from enum import IntEnum

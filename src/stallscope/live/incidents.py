@@ -20,8 +20,8 @@ from stallscope.diagnose.report.row import verdict_row
 from stallscope.errors import StallscopeError
 from stallscope.events.trace import Trace
 from stallscope.events.verdict_fields import FIELDS
-from stallscope.live.following import Following
-from stallscope.live.standstill import Standstill
+from stallscope.live.stall_verdict import Standstill
+from stallscope.live.tail import Following
 from stallscope.store import node
 
 _EVERY_S = 1.0

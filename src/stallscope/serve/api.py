@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from stallscope.errors import BadInput
-from stallscope.serve.calls import called, listed
 from stallscope.serve.openapi import document
+from stallscope.serve.tool_calls import called, listed
 from stallscope.serve.tools.asking import Hub
 from stallscope.serve.tools.registry import Tools
 

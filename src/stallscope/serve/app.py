@@ -27,9 +27,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stallscope import __version__
 from stallscope.errors import BadInput, NotAuthenticated, StallscopeError, StorageFailed, TooLarge, TooMany
-from stallscope.serve.answers import INTERNAL, error_body, public_message, refused
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.capabilities import capabilities
+from stallscope.serve.http_errors import INTERNAL, error_body, public_message, refused
 from stallscope.serve.refusals import WINDOW_S, Refusals
 from stallscope.serve.tokens import Identity, Tokens
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from stallscope import errors
 from stallscope.errors import BadInput, NotFound, StallscopeError, TookTooLong, Unreachable
-from stallscope.serve.answers import kind_of
+from stallscope.serve.http_errors import kind_of
 from stallscope.serve.tokens import bearer
 
 _TIMEOUT_S = 60.0

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stallscope import __version__
 from stallscope.errors import NotAllowed, NotFound, StallscopeError
-from stallscope.serve.answers import refused
-from stallscope.serve.calls import error_of
+from stallscope.serve.http_errors import refused
 from stallscope.serve.plain_text import visible
+from stallscope.serve.tool_calls import error_of
 
 PATH = "/mcp"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

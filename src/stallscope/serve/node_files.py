@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
-from stallscope.serve import issuing
+from stallscope.serve import certificates
 from stallscope.serve.quickstart import own_names
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
@@ -68,7 +68,7 @@ def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetim
         ca_key, ca = _authority(files, now)
         if _is_good(files, ca, wanted, now):
             return False
-        key, cert = issuing.signed_by(ca_key, ca, wanted, now, days=CERT_DAYS)
+        key, cert = certificates.signed_by(ca_key, ca, wanted, now, days=CERT_DAYS)
         _write(files.folder / KEY, key)
         _write(files.folder / CERT, cert, 0o644)
         return True
@@ -120,7 +120,7 @@ def _authority(
         missing = key if cert.exists() else cert
         raise BadInput(f"{missing} is missing: copy both files of the authority, or remove the other one")
     if not cert.exists():
-        made, certificate = issuing.authority(now, days=CA_DAYS)
+        made, certificate = certificates.authority(now, days=CA_DAYS)
         _write(key, made)
         _write(cert, certificate, 0o644)
     try:

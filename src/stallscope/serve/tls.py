@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stallscope.errors import BadInput, StorageFailed
-from stallscope.serve import issuing
+from stallscope.serve import certificates
 from stallscope.store.file_modes import give_to_owner_of_folder, replace
 
 if TYPE_CHECKING:  # it is wanted in one case only
@@ -220,7 +220,7 @@ def self_signed(folder: Path, names: Sequence[str]) -> Files:
     if files.cert.exists() and files.key.exists():
         return files
     now = datetime.datetime.now(datetime.UTC)
-    key, cert = issuing.self_signed(_QUICK_SUBJECT, names, now, days=_QUICK_DAYS)
+    key, cert = certificates.self_signed(_QUICK_SUBJECT, names, now, days=_QUICK_DAYS)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         give_to_owner_of_folder(folder)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.program import Program
-from stallscope.capture.records import of_kind
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows.records import of_kind
 from stallscope.capture.stacks.codes import Codes
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.memory import Memory
-from stallscope.capture.stacks.told import python_row, words
+from stallscope.capture.stacks.walker_abi import python_row, words
 from stallscope.events.kernel import Kind
 
 from .interpreters import PROGRAMS, running

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture import elf
-from stallscope.capture.elf import NotElf
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import NotElf
+from stallscope.capture.stacks.eh_frame import NoRules, Rules, rules_at
 from stallscope.capture.stacks.symbols import functions_of, named
-from stallscope.capture.stacks.unwinding import NoRules, Rules, rules_at
 
 from .interpreters import PROGRAMS
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.capture.program import Program
-from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.probes.program import Program
 from stallscope.capture.stacks.memory import Memory
 from stallscope.capture.stacks.native import standing
+from stallscope.capture.stacks.sampler import Stacks
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -101,7 +101,7 @@ def forbidden(*_: object) -> tuple[int, bytes]:
 
 _READS = """
 import sys
-from stallscope.capture.program import Program
+from stallscope.capture.probes.program import Program
 from stallscope.capture.stacks.memory import Memory, Unreadable
 pid, address = int(sys.argv[1]), int(sys.argv[2])
 with Program.load() as program:

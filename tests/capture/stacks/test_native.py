@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.program import Options, Program
-from stallscope.capture.stacks.mapped_code import Files, MappedCode
+from stallscope.capture.probes.program import Options, Program
+from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.native import Calls, addresses, is_still, standing
 from stallscope.capture.stacks.sampling import sampled
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stallscope.capture.records import of_kind
+from stallscope.capture.rows.records import of_kind
 from stallscope.events.kernel import Kind
 
 from .calls_walked import walked

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stallscope.capture.program import Program
-from stallscope.capture.records import of_kind
-from stallscope.capture.stacks.looking import Stacks
+from stallscope.capture.probes.program import Program
+from stallscope.capture.rows.records import of_kind
+from stallscope.capture.stacks.sampler import Stacks
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN
 

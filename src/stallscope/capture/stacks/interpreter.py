@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture import elf
-from stallscope.capture.elf import Image, NotElf
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import Image, NotElf
 from stallscope.capture.stacks.layouts import DEBUG_OFFSETS_BYTES, Layout, UnknownLayout, layout_of
 
 _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (..)(.). ([0-9a-f]+) (\S+) (\d+) +(/.+)$", re.MULTILINE)

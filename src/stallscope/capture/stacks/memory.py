@@ -8,7 +8,7 @@ import errno
 import os
 from pathlib import Path
 
-from stallscope.capture.stacks.peeking import Peek, memory
+from stallscope.capture.stacks.peek_abi import Peek, memory
 
 _MAX_BYTES = 1 << 20
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

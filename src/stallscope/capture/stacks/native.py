@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.stacks.mapped_code import MappedCode
-from stallscope.capture.stacks.peeking import Peek, memory_in, told_rows
-from stallscope.capture.stacks.unwinding import BP, BX, IP, SAVED, SP, NoRules, Rules
+from stallscope.capture.stacks.code_map import MappedCode
+from stallscope.capture.stacks.eh_frame import BP, BX, IP, SAVED, SP, NoRules, Rules
+from stallscope.capture.stacks.peek_abi import Peek, memory_in, told_rows
 from stallscope.events import kernel
 from stallscope.events.layout import Array
 

@@ -14,8 +14,8 @@ import platform
 import struct
 import time
 
+from stallscope.capture.stacks.eh_frame import BP, BX, IP, SP
 from stallscope.capture.stacks.native import Standing
-from stallscope.capture.stacks.unwinding import BP, BX, IP, SP
 
 _SYSCALL, _ATTR_BYTES = 298, 120
 _SOFTWARE, _CPU_CLOCK = 1, 0

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture import elf
-from stallscope.capture.elf import Image
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import Image
 from stallscope.events.layout import Array
 
 _MAX_NAME_BYTES = 300

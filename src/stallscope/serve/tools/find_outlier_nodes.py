@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, window
-from stallscope.serve.tools.lag import scores
+from stallscope.serve.tools.node_lag import scores
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _FLOOR_NS = 100_000.0

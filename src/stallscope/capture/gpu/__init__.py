@@ -1,0 +1,1 @@
+"""GPUs and their driver: NVML state, device numbers, ioctls."""

@@ -1,0 +1,252 @@
+"""What each GPU and each partition (MIG) tells of itself at a moment, as rows of GPUS and GPU_PROCESSES.
+
+Clocks, power, temperature and links belong to the whole GPU; memory and processes of a partitioned one to its
+partitions. What changes seldom or costs much to ask (links, error counters, processes) is asked less often.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stallscope.capture.gpu.nvml import asked, devices, text
+from stallscope.capture.gpu.visible_devices import GpuNumbers
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+
+_PROCESSES_EVERY = 2
+_SELDOM_EVERY = 10
+"""Every n-th look: at the processes, at links and error counters."""
+
+_MOST_NVLINKS = 36
+_NVLINK_ERRORS = (
+    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+)
+"""Fields of nvmlDeviceGetFieldValues (nvml.h); Hopper and later tell a part of them."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at all GPUs. gpus: rows of GPUS, one for each. processes: of GPU_PROCESSES; None where not asked.
+
+    use: rows of GPU_USE; none where the driver does not count by process.
+    """
+
+    gpus: Array
+    processes: Array | None
+    use: Array = field(default_factory=lambda: layout.empty(layout.GPU_USE))
+
+
+@dataclass
+class _Device:
+    """A GPU or, with its number, a partition of it. seldom: what was last told of that which is asked seldom."""
+
+    gpu: int
+    mig: int
+    handle: Any
+    uuid: bytes
+    name: bytes
+    seldom: dict[str, int] = field(default_factory=dict)
+
+
+class GpuStates:
+    """Asks the GPUs that are there when it is made; partitions are looked for anew now and then."""
+
+    def __init__(self, nvml: Any, node: int, *, proc: Path = Path("/proc")):
+        self._nvml, self._node, self._proc = nvml, node, proc
+        self._whole = [_device(nvml, number, handle) for number, handle in devices(nvml)]
+        self._parts: list[_Device] = []
+        self._n_looks = 0
+        self._n_processes: dict[tuple[int, int], int] = {}
+        self._use_until_us: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def numbers(self) -> dict[bytes, int]:
+        """Number of each GPU by its UUID."""
+        return {one.uuid: one.gpu for one in self._whole}
+
+    def gpu_numbers(self) -> GpuNumbers:
+        """By what processes know them: files and UUIDs."""
+        minors = {
+            one.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, one.handle) for one in self._whole
+        }
+        parts = [part for one in self._whole for part in self._partitions(one)]
+        return GpuNumbers(
+            by_file={int(minor): gpu for gpu, minor in minors.items() if minor is not None},
+            by_uuid={one.uuid.decode(): one.gpu for one in (*self._whole, *parts)},
+        )
+
+    def look(self, now_ns: int) -> Look:
+        """Ask all of them. A GPU that has fallen off the bus tells nothing: its row is all unknown."""
+        if self._n_looks % _SELDOM_EVERY == 0:
+            self._look_seldom()
+        processes = self._processes(now_ns) if self._n_looks % _PROCESSES_EVERY == 0 else None
+        self._n_looks += 1
+        known = [*self._whole, *self._parts]
+        rows = layout.empty(layout.GPUS, len(known))
+        rows["ts_ns"], rows["node"] = now_ns, self._node
+        for row, one in zip(rows, known, strict=True):
+            row["gpu"], row["mig"], row["uuid"], row["name"] = one.gpu, one.mig, one.uuid, one.name
+            for name, value in (one.seldom | dict(self._often(one))).items():
+                row[name] = value
+            row["n_processes"] = self._n_processes.get((one.gpu, one.mig), UNKNOWN)
+        return Look(rows, processes, self._use(now_ns))
+
+    def _use(self, now_ns: int) -> Array:
+        """The mean share of each process since the last look, by the driver's own samples."""
+        nvml, found = self._nvml, []
+        for one in self._whole:
+            since_us = self._use_until_us.get(one.gpu, 0)
+            told = asked(nvml, nvml.nvmlDeviceGetProcessUtilization, one.handle, since_us) or []
+            fresh = [sample for sample in told if sample.timeStamp > since_us]
+            if not fresh:
+                continue
+            self._use_until_us[one.gpu] = max(int(sample.timeStamp) for sample in fresh)
+            shares: dict[int, list[int]] = {}
+            for sample in fresh if since_us else ():
+                shares.setdefault(int(sample.pid), []).append(int(sample.smUtil))
+            found += [(one.gpu, pid, round(sum(each) / len(each))) for pid, each in shares.items()]
+        rows = layout.empty(layout.GPU_USE, len(found))
+        rows["ts_ns"], rows["node"] = now_ns, self._node
+        for row, (gpu, pid, percent) in zip(rows, found, strict=True):
+            row["gpu"], row["pid"], row["sm_percent"] = gpu, pid, percent
+        return rows[(rows["sm_percent"] > 0) & (rows["pid"] > 0)]
+
+    def _look_seldom(self) -> None:
+        self._parts = [part for one in self._whole for part in self._partitions(one)]
+        for one in self._whole:
+            one.seldom = dict(self._seldom(one.handle))
+
+    def _partitions(self, whole: _Device) -> Iterator[_Device]:
+        nvml = self._nvml
+        mode = asked(nvml, nvml.nvmlDeviceGetMigMode, whole.handle)
+        if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        for number in range(asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, whole.handle) or 0):
+            handle = asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, number)
+            if handle is not None:
+                yield _device(nvml, whole.gpu, handle, mig=number)
+
+    def _often(self, one: _Device) -> Iterator[tuple[str, int]]:
+        nvml, handle = self._nvml, one.handle
+        if memory := asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle):
+            yield "memory_used_bytes", int(memory.used)
+            yield "memory_total_bytes", int(memory.total)
+        if one.mig != UNKNOWN:
+            return
+        if use := asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle):
+            yield "utilization_percent", int(use.gpu)
+        for name, question, words in (
+            ("sm_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_SM,)),
+            ("memory_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_MEM,)),
+            ("power_mw", nvml.nvmlDeviceGetPowerUsage, ()),
+            ("temperature_celsius", nvml.nvmlDeviceGetTemperature, (nvml.NVML_TEMPERATURE_GPU,)),
+        ):
+            if (value := asked(nvml, question, handle, *words)) is not None:
+                yield name, int(value)
+        if (reasons := _reasons(nvml, handle)) is not None:
+            yield "clock_reasons", reasons
+
+    def _seldom(self, handle: Any) -> Iterator[tuple[str, int]]:
+        nvml = self._nvml
+        volatile = nvml.NVML_VOLATILE_ECC
+        corrected, uncorrected = (
+            nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        )
+        for name, question, words in (
+            ("sm_max_mhz", nvml.nvmlDeviceGetMaxClockInfo, (nvml.NVML_CLOCK_SM,)),
+            ("power_limit_mw", nvml.nvmlDeviceGetEnforcedPowerLimit, ()),
+            ("n_ecc_corrected", nvml.nvmlDeviceGetTotalEccErrors, (corrected, volatile)),
+            ("n_ecc_uncorrected", nvml.nvmlDeviceGetTotalEccErrors, (uncorrected, volatile)),
+            ("pcie_generation", nvml.nvmlDeviceGetCurrPcieLinkGeneration, ()),
+            ("pcie_width", nvml.nvmlDeviceGetCurrPcieLinkWidth, ()),
+            ("pcie_max_generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration, ()),
+            ("pcie_max_width", nvml.nvmlDeviceGetMaxPcieLinkWidth, ()),
+        ):
+            if (value := asked(nvml, question, handle, *words)) is not None:
+                yield name, int(value)
+        links = [_link(nvml, handle, number) for number in range(_n_nvlinks(nvml, handle))]
+        if any(up is not None for up in links):
+            yield "n_nvlinks_up", sum(bool(up) for up in links)
+        if (errors := _nvlink_errors(nvml, handle)) is not None:
+            yield "n_nvlink_errors", errors
+
+    def _processes(self, now_ns: int) -> Array:
+        """The processes of all GPUs, of partitioned ones by partition; one that computes and draws is told once."""
+        nvml = self._nvml
+        found: dict[tuple[int, int, int], int] = {}
+        self._n_processes = {}
+        partitioned = {part.gpu for part in self._parts}
+        for one in [*(one for one in self._whole if one.gpu not in partitioned), *self._parts]:
+            told = [
+                asked(nvml, question, one.handle)
+                for question in (
+                    nvml.nvmlDeviceGetComputeRunningProcesses,
+                    nvml.nvmlDeviceGetGraphicsRunningProcesses,
+                )
+            ]
+            if told[0] is None:
+                continue
+            pids = {process.pid: process.usedGpuMemory for each in told for process in each or ()}
+            self._n_processes[one.gpu, one.mig] = len(pids)
+            found |= {(one.gpu, one.mig, pid): UNKNOWN if n is None else n for pid, n in pids.items()}
+        rows = layout.empty(layout.GPU_PROCESSES, len(found))
+        rows["ts_ns"], rows["node"], rows["alive"] = now_ns, self._node, 1
+        if found:
+            rows["gpu"], rows["mig"], rows["pid"] = np.array(list(found)).T
+            rows["memory_used_bytes"] = list(found.values())
+            rows["comm"] = [_comm(self._proc, pid) for _, _, pid in found]
+        return rows
+
+
+def _device(nvml: Any, number: int, handle: Any, mig: int = UNKNOWN) -> _Device:
+    uuid, name = (asked(nvml, ask, handle) or "" for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName))
+    return _Device(number, mig, handle, text(uuid).encode()[:48], text(name).encode()[:48])
+
+
+def _reasons(nvml: Any, handle: Any) -> int | None:
+    """By the name of today, or the one before 535, which old drivers and old bindings know."""
+    for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        if hasattr(nvml, name) and (told := asked(nvml, getattr(nvml, name), handle)) is not None:
+            return int(told)
+    return None
+
+
+def _n_nvlinks(nvml: Any, handle: Any) -> int:
+    values = asked(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
+    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+        return 0
+    return min(int(values[0].value.uiVal), _MOST_NVLINKS)
+
+
+def _link(nvml: Any, handle: Any, number: int) -> bool | None:
+    state = asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, number)
+    return None if state is None else bool(state)
+
+
+def _nvlink_errors(nvml: Any, handle: Any) -> int | None:
+    values = asked(
+        nvml, nvml.nvmlDeviceGetFieldValues, handle, [getattr(nvml, name) for name in _NVLINK_ERRORS]
+    )
+    told = [_number(nvml, one) for one in values or () if one.nvmlReturn == nvml.NVML_SUCCESS]
+    return sum(told) if told else None
+
+
+def _number(nvml: Any, one: Any) -> int:
+    is_small = one.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    return int(one.value.uiVal if is_small else one.value.ullVal)
+
+
+def _comm(proc: Path, pid: int) -> bytes:
+    try:
+        return (proc / str(pid) / "comm").read_bytes().rstrip(b"\n")[:16]
+    except OSError:
+        return b""

@@ -1,0 +1,147 @@
+"""Watches the GPUs in a thread of its own, since their driver may take its time to answer.
+
+An error (Xid) is noticed at the next look, so its time may be up to two seconds late.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from stallscope.capture.gpu.gpu_edges import GpuEdges
+from stallscope.capture.gpu.gpu_state import GpuStates
+from stallscope.capture.gpu.nvml import asked, devices, library, text
+from stallscope.errors import CannotTrace
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array, Table
+
+EVERY_S = 1.0
+_STALE_NS = 15 * 10**9
+_MOST_WAITING = 10_000
+_MOST_XIDS = 64
+"""Errors taken at one look: a broken GPU may tell the same without end."""
+
+
+class Gpus:
+    """Looks from the start to close(). Raises CannotTrace where there is no driver, or nothing to ask it with."""
+
+    def __init__(
+        self,
+        node: int,
+        *,
+        every_s: float = EVERY_S,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        lib: Callable[[], Any] = library,
+    ):
+        self._now_ns = now_ns
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._taken: dict[Table, list[Array]] = {
+            table: [] for table in (layout.GPUS, layout.GPU_PROCESSES, layout.GPU_USE)
+        }
+        self._edges = GpuEdges()
+        self._latest = layout.empty(layout.GPUS)
+        with ExitStack() as stack:
+            self._nvml = stack.enter_context(lib())
+            self._states = GpuStates(self._nvml, node)
+            self._numbers = self._states.numbers()
+            self.gpu_numbers = self._states.gpu_numbers()
+            self._xids = _XidEvents(self._nvml)
+            stack.callback(self._xids.close)
+            self._keep = stack.pop_all()
+        self._thread = threading.Thread(target=self._watch, name="gpus", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def taken(self) -> list[tuple[Table, Array]]:
+        """Tables with their rows worth keeping since the last call."""
+        with self._lock:
+            taken, self._taken = self._taken, {table: [] for table in self._taken}
+        return [(table, np.concatenate(parts)) for table, parts in taken.items() if parts]
+
+    def latest(self) -> Array:
+        """The last look: one row of GPUS for each GPU and partition; none where it is too long ago to be true."""
+        with self._lock:
+            is_fresh = self._now_ns() - self._latest["ts_ns"] < _STALE_NS
+            return self._latest[is_fresh]
+
+    def close(self) -> None:
+        """Stop looking. A driver that does not answer is not waited for."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._keep.close()
+
+    def _watch(self) -> None:
+        while True:
+            self._look()
+            if self._stop.wait(self._every_s):
+                return
+
+    def _look(self) -> None:
+        now_ns = self._now_ns()
+        look = self._states.look(now_ns)
+        rows = self._edges.gpus(np.concatenate([look.gpus, *self._errors(look.gpus)]))
+        processes = None if look.processes is None else self._edges.processes(look.processes, now_ns)
+        with self._lock:
+            self._latest = look.gpus
+            self._put(layout.GPUS, rows)
+            self._put(layout.GPU_USE, look.use)
+            if processes is not None:
+                self._put(layout.GPU_PROCESSES, processes)
+
+    def _put(self, table: Table, rows: Array) -> None:
+        """Nobody may take for a long while: then the oldest goes."""
+        if len(rows):
+            self._taken[table] = [*self._taken[table], rows][-_MOST_WAITING:]
+
+    def _errors(self, rows: Array) -> list[Array]:
+        """For each Xid since the last look a row of its own: the GPU's present state with the number."""
+        found = []
+        for uuid, xid in self._xids.new():
+            mine = rows[(rows["gpu"] == self._numbers.get(uuid, -1)) & (rows["mig"] == UNKNOWN)].copy()
+            mine["xid"] = xid
+            found.append(mine)
+        return found
+
+
+def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
+    """The GPUs of this machine, watched from now on; None where they cannot be, which is said."""
+    try:
+        return Gpus(node)
+    except CannotTrace as error:
+        say(f"the state of GPUs is not watched: {error}")
+        return None
+
+
+class _XidEvents:
+    """The errors that the driver tells. Without a right to them, or on an old driver, there are none."""
+
+    def __init__(self, nvml: Any):
+        self._nvml = nvml
+        self._set = asked(nvml, nvml.nvmlEventSetCreate)
+        for _, handle in devices(nvml) if self._set is not None else ():
+            asked(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+
+    def new(self) -> list[tuple[bytes, int]]:
+        """UUID of the GPU and number of each error since the last call."""
+        nvml = self._nvml
+        found: list[tuple[bytes, int]] = []
+        while self._set is not None and len(found) < _MOST_XIDS:
+            event = asked(nvml, nvml.nvmlEventSetWait, self._set, 0)
+            if event is None:
+                break
+            if event.eventType & nvml.nvmlEventTypeXidCriticalError:
+                uuid = asked(nvml, nvml.nvmlDeviceGetUUID, event.device) or ""
+                found.append((text(uuid).encode()[:48], int(event.eventData)))
+        return found
+
+    def close(self) -> None:
+        if self._set is not None:
+            asked(self._nvml, self._nvml.nvmlEventSetFree, self._set)

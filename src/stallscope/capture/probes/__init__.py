@@ -1,0 +1,1 @@
+"""Attaching probes: libraries, BPF programs, ring buffers and the overhead budget."""

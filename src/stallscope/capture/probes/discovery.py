@@ -1,0 +1,278 @@
+"""Which files hold NCCL and CUDA functions, in which processes: the running ones and those that come later.
+
+Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
+all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
+One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
+process that maps it, later ones too, so only the first process with a file has a gap, from when it loads the
+library to when the hooks are on: some 20 ms where the kernel tells of mappings (mapped.py); a look at all
+processes every ten seconds is the net below. Elsewhere processes are looked at: some 50 ms after their start, up
+to a second when they are older than a minute.
+"""
+
+import os
+import re
+from collections.abc import Iterable, KeysView
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import FileKey, Image, NotElf, Symbol
+from stallscope.capture.probes.mmap_watch import Mapped
+from stallscope.capture.process.identity import small_file
+
+_LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
+_MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
+_SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
+"""A file with one of these is worth an attach whatever its name; driver functions are always in libcuda."""
+
+_DELETED = " (deleted)"
+_EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
+"""How often to look at a process: (up to this age, every so many ns)."""
+
+_NET_EVERY_NS = 10**10
+_LIST_EVERY_NS = 20 * 10**6
+_LIST_AT_LEAST_EVERY_NS = 10**10
+_MAX_FILES = 20_000
+_UNUSED_NS = 600 * 10**9
+
+
+class Mapping(NamedTuple):
+    """A file that a process has mapped as code."""
+
+    addresses: str  # "start-end" in hex, its name in map_files
+    device: str
+    inode: int
+    name: str  # as the process sees it
+    is_deleted: bool
+
+
+class Library(NamedTuple):
+    """A file with functions to trace. `path` opens it while `pid` lives."""
+
+    path: Path
+    name: str
+    pid: int
+    key: FileKey
+    is_static: bool  # its functions are local symbols, linked in
+
+
+@dataclass
+class _Seen:
+    """What is remembered of a process: looked at again when its size has changed."""
+
+    since_ns: int
+    next_ns: int
+    size: bytes = b""
+    uses_gpu: bool = False
+    keys: frozenset[FileKey] = frozenset()
+
+
+@dataclass
+class Discovery:
+    """The state of looking for libraries: processes and files known so far.
+
+    proc: where /proc is mounted. pids: look only at these and their descendants; empty means at all.
+    ignored: processes that are left out, the tracer itself first of all. mapped: tells what is mapped, when it is.
+    """
+
+    proc: Path = Path("/proc")
+    pids: frozenset[int] = frozenset()
+    ignored: frozenset[int] = frozenset()
+    mapped: Mapped | None = None
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _left_out: set[int] = field(default_factory=set)
+    _used_ns: dict[FileKey, int] = field(default_factory=dict)
+    _files: dict[tuple[str, int, str], Library | None] = field(default_factory=dict)
+    _last_pid: bytes = b"-"
+    _next_list_ns: int = 0
+    _next_due_ns: int = 0
+
+    def scan(self, now_ns: int) -> list[Library]:
+        """The files found since the last scan. Cheap enough to be called 25 times a second."""
+        if self.mapped:
+            self._follow_events(self.mapped, now_ns)
+        self._follow_processes(now_ns)
+        if now_ns < self._next_due_ns:
+            return []
+        due = [pid for pid, seen in self._seen.items() if seen.next_ns <= now_ns]
+        found = [library for pid in due for library in self._look(pid, now_ns)]
+        self._next_due_ns = min((seen.next_ns for seen in self._seen.values()), default=now_ns)
+        return found
+
+    def unused(self, now_ns: int) -> list[FileKey]:
+        """The files that no process has had mapped for ten minutes; call it now and then."""
+        mapped = frozenset[FileKey]().union(*(seen.keys for seen in self._seen.values()))
+        self._used_ns |= dict.fromkeys(mapped & self._used_ns.keys(), now_ns)
+        return [key for key, used_ns in self._used_ns.items() if now_ns - used_ns > _UNUSED_NS]
+
+    def forget(self, key: FileKey) -> None:
+        """Let the file be found again: it could not be attached to, or is no longer."""
+        self._used_ns.pop(key, None)
+        self._files.clear()
+        self._look_at_all()
+
+    def chosen(self) -> KeysView[int]:
+        """The processes that are looked at: the chosen ones and their descendants, as far as they run."""
+        return self._seen.keys()
+
+    def gpu_processes(self) -> tuple[int, ...]:
+        """Processes that have a GPU library mapped, whether they use it or not."""
+        return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)
+
+    def _follow_events(self, mapped: Mapped, now_ns: int) -> None:
+        """Look now at those that have mapped something that may matter; at all of them where records were lost."""
+        mappings, forks, n_lost = mapped.told()
+        if n_lost:
+            self._next_list_ns = 0
+            self._look_at_all()
+        for _, pid, parent in forks if self.pids else ():
+            self._left_out.discard(pid)
+            if parent in self._seen:
+                self._see(pid, now_ns)
+        for pid, name in mappings:
+            if name.startswith(b"//") or not name.startswith(b"/"):
+                continue
+            seen = self._seen.get(pid)
+            if (seen and (seen.uses_gpu or self.pids)) or _LIBRARY.search(
+                os.fsdecode(name).removesuffix(_DELETED)
+            ):
+                self._see(pid, now_ns)
+
+    def _look_at_all(self) -> None:
+        self._next_due_ns = 0
+        for seen in self._seen.values():
+            seen.size, seen.next_ns = b"", 0
+
+    def _see(self, pid: int, now_ns: int) -> None:
+        """Look at the process with the next scan, whatever was seen of it before."""
+        if pid not in self._seen and not self._is_wanted(pid):
+            return
+        seen = self._seen.setdefault(pid, _Seen(since_ns=now_ns, next_ns=now_ns))
+        seen.size, seen.next_ns = b"", now_ns
+        self._next_due_ns = now_ns
+
+    def _follow_processes(self, now_ns: int) -> None:
+        if self.mapped and now_ns < self._next_list_ns:
+            return
+        last_pid = _last_pid(self.proc)
+        is_new = last_pid != self._last_pid or not last_pid
+        if now_ns < self._next_list_ns + (0 if is_new else _LIST_AT_LEAST_EVERY_NS):
+            return
+        self._last_pid = last_pid
+        self._next_list_ns = now_ns + (_NET_EVERY_NS if self.mapped else _LIST_EVERY_NS)
+        present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
+        for pid in self._seen.keys() - present:
+            del self._seen[pid]
+        self._left_out &= present
+        for pid in present - self._seen.keys() - self._left_out:
+            if self._is_wanted(pid):
+                self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns)
+                self._next_due_ns = now_ns
+            else:
+                self._left_out.add(pid)
+
+    def _is_wanted(self, pid: int) -> bool:
+        """Is it one to look at? With chosen pids: one of them, or a descendant."""
+        if pid in self.ignored or not self.pids or pid in self.pids:
+            return pid not in self.ignored
+        parent = _parent(self.proc, pid)
+        while parent > 0 and parent not in self.pids and parent not in self._seen:
+            parent = _parent(self.proc, parent) if parent not in self._left_out else 0
+        return parent > 0
+
+    def _look(self, pid: int, now_ns: int) -> list[Library]:
+        seen = self._seen[pid]
+        age_ns = now_ns - seen.since_ns
+        every_ns = next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
+        seen.next_ns = now_ns + (_NET_EVERY_NS if self.mapped else every_ns)
+        size = _size(self.proc, pid)
+        if size == seen.size:
+            return []
+        seen.size = size
+        mappings = code_mappings(self.proc, pid)
+        seen.uses_gpu = any(is_gpu_library(mapping) for mapping in mappings)
+        if not seen.uses_gpu and pid not in self.pids:
+            return []
+        libraries = [self._library(pid, mapping) for mapping in mappings]
+        found = {library.key: library for library in libraries if library is not None}
+        seen.keys = frozenset(found)
+        new = [library for key, library in found.items() if key not in self._used_ns]
+        self._used_ns |= dict.fromkeys((library.key for library in new), now_ns)
+        return new
+
+    def _library(self, pid: int, mapping: Mapping) -> Library | None:
+        """The mapped file as a library, examined when it is first seen; None if it has nothing to trace."""
+        file = (mapping.device, mapping.inode, mapping.name)
+        if file not in self._files:
+            if len(self._files) >= _MAX_FILES:
+                self._files.clear()
+            self._files[file] = _examined(self.proc, pid, mapping)
+        return self._files[file]
+
+
+def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
+    """The functions among `names` in the file: exported ones, and local ones where they are linked in."""
+    names = tuple(names)
+    found = elf.exported(image, names)
+    return elf.local(image, names) | found if is_static else found
+
+
+def is_gpu_library(mapping: Mapping) -> bool:
+    """Is it libnccl, libcudart or libcuda by its name, as a release or as a package manager's copy?"""
+    return _LIBRARY.search(mapping.name) is not None
+
+
+def code_mappings(proc: Path, pid: int) -> list[Mapping]:
+    """The files a process has mapped as code, each once; none when it has gone or is a kernel thread."""
+    try:
+        data = (proc / str(pid) / "maps").read_bytes()
+    except OSError:
+        return []
+    found: dict[tuple[bytes, bytes], Mapping] = {}
+    for addresses, device, inode, raw in _MAPPED.findall(data):
+        name = os.fsdecode(raw.replace(b"\\012", b"\n"))
+        is_deleted = name.endswith(_DELETED)
+        plain = name.removesuffix(_DELETED)
+        mapping = Mapping(addresses.decode(), device.decode(), int(inode), plain, is_deleted)
+        found.setdefault((device, inode), mapping)
+    return list(found.values())
+
+
+def _examined(proc: Path, pid: int, mapping: Mapping) -> Library | None:
+    """The mapped file as a library, None if it holds nothing to trace or cannot be opened."""
+    home = proc / str(pid)
+    by_name = home / "root" / mapping.name.lstrip("/")
+    by_address = home / "map_files" / mapping.addresses
+    for path in (by_address,) if mapping.is_deleted else (by_name, by_address):
+        try:
+            with elf.opened(path) as image:
+                return _classified(image, path, pid, mapping)
+        except (OSError, NotElf):
+            continue
+    return None
+
+
+def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library | None:
+    if is_gpu_library(mapping) or elf.exported(image, _SIGNS):
+        return Library(path, mapping.name, pid, image.key, is_static=False)
+    if elf.local(image, _SIGNS):
+        return Library(path, mapping.name, pid, image.key, is_static=True)
+    return None
+
+
+def _last_pid(proc: Path) -> bytes:
+    """The newest process id, the last field of loadavg; empty where that cannot be read."""
+    return small_file(f"{proc}/loadavg", 100).rstrip().rpartition(b" ")[2]
+
+
+def _size(proc: Path, pid: int) -> bytes:
+    """Something that changes when a process maps a file: its address space in pages."""
+    return small_file(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
+
+
+def _parent(proc: Path, pid: int) -> int:
+    try:
+        return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,413 @@
+"""Keeps what hooks on hot functions cost a thread within its budget, by switching them off for a part of the time.
+
+Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
+need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
+cause and the probes cost little in comparison (docs/decisions/high-frequency-probes.md). The budget of copies excludes
+the cost of the permanent probes and the scheduler programs, and the budget of hot functions also excludes the cost of
+copies, as long as a tenth is left.
+
+A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
+themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
+often work by turns (in PyTorch one goes forward, another backward). Once that is the budget of a whole period, the
+group is off until the budget has paid for it. The first period is a second long, so that a busy job is found out early,
+the later ones up to ten. Hooks that cost less are always on, and what they count is exact. The switching is done by a
+thread of its own: it takes 10 to 30 ms.
+
+When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
+"""
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.capture.probes.calibration import SCHEDULER_TIMES
+from stallscope.capture.probes.elf import FileKey
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.maps import Entries
+from stallscope.capture.probes.operations import GOVERNED, Hook
+from stallscope.capture.probes.program import Link, Program
+from stallscope.capture.rows.call_statistics import Covered
+from stallscope.events.kernel import HookGroup
+
+_FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
+_LOOK_EVERY_S = 0.2
+_LONGEST_OFF_NS = 60 * 10**9
+_WORTH_KEEPING = 0.05
+"""Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
+_DEAR = 0.075
+"""... if hooks add no more than this share to them. Many short ones are copies on the device: those block nobody."""
+_LEAST_SHARE = 0.1
+"""Of the budget, which a group has in any case, however much of it those before it take."""
+_COPIES_BUDGET = 0.005
+"""Where hot hooks have none."""
+_QUIET = 0.5
+"""Of the budget: so little, over all threads, that none has to be looked at."""
+
+_FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
+
+
+class Count(NamedTuple):
+    """Of one group and thread: how long the programs took on their way in (SLOT.way_ns), and the time inside.
+
+    scheduler_ns: what programs took that no hook runs; with the group that is always on.
+    """
+
+    way_ns: int = 0
+    inside_ns: int = 0
+    scheduler_ns: int = 0
+
+    def lost_ns(self, before: "Count", times_way: float) -> float:
+        """What a job has lost to them since then."""
+        hooks_ns = (self.way_ns - before.way_ns) / 2 * times_way
+        return hooks_ns + (self.scheduler_ns - before.scheduler_ns) * SCHEDULER_TIMES
+
+
+Counted = Mapping[tuple[int, int], Count]
+"""By process and thread, as the kernel has counted so far."""
+
+
+@dataclass
+class Group:
+    """One governed group: whether it is on, since when, and what it was seen to cost.
+
+    is_cycling: it was switched off in its last period, so what it counts stands for more.
+    """
+
+    is_on: bool = True
+    is_cycling: bool = False
+    period_ns: int = 0  # when it began
+    length_ns: int = _FIRST_PERIOD_NS
+    next_on_ns: int = 0
+    spent: float = 0.0  # ns that its busiest process has lost to it in this period
+    inside_share: float = 0.0  # of this period so far, of the thread that is longest inside
+    added_share: float = 0.0  # what hooks add to its time inside
+    on_ns: int = 0  # how long it was on, up to on_since_ns
+    on_since_ns: int = 0
+    _before: Counted = field(default_factory=dict)
+    _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
+    """By thread: ns lost, ns inside."""
+
+    def look(self, now: Counted, now_ns: int, *, times_way: float) -> None:
+        """Take in what has been counted since the last look."""
+        for thread, count in now.items():
+            before = self._before.get(thread, Count())
+            if count.way_ns < before.way_ns or count.scheduler_ns < before.scheduler_ns:
+                before = Count()
+            spent, inside = self._spent_by.get(thread, (0.0, 0))
+            lost_ns = count.lost_ns(before, times_way)
+            self._spent_by[thread] = spent + lost_ns, inside + max(count.inside_ns - before.inside_ns, 0)
+        self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
+        self._before = now
+        by_process: defaultdict[int, float] = defaultdict(float)
+        for (pid, _), (spent, _) in self._spent_by.items():
+            by_process[pid] += spent
+        self.spent = max(by_process.values(), default=0.0)
+        added, inside = max(self._spent_by.values(), key=lambda one: one[1], default=(0.0, 0))
+        self.inside_share = inside / max(now_ns - self.period_ns, 1)
+        self.added_share = added / max(inside, 1)
+
+    def load(self, now_ns: int) -> float:
+        """Share of a thread's time that its busiest process has lost to it in this period, a whole second at least."""
+        return self.spent / max(now_ns - self.period_ns, _FIRST_PERIOD_NS)
+
+    def begins(self, now_ns: int) -> None:
+        """A new period, with nothing spent."""
+        self.period_ns, self.spent = now_ns, 0.0
+        self.length_ns = min(2 * self.length_ns, _PERIOD_NS)
+        self._spent_by.clear()
+
+    def switched(self, now_ns: int, *, is_on: bool) -> None:
+        """It is on, or off, from now on."""
+        if self.is_on and not is_on:
+            self.on_ns += now_ns - self.on_since_ns
+        if is_on and not self.is_on:
+            self.on_since_ns = now_ns
+        self.is_on = is_on
+
+    def on_so_far_ns(self, now_ns: int) -> int:
+        """How long it was on."""
+        return self.on_ns + (now_ns - self.on_since_ns if self.is_on else 0)
+
+
+def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
+    """Whether a group has spent what a whole period may cost. budget: share of a thread's time."""
+    if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING and state.added_share <= _DEAR:
+        return False
+    return state.spent > budget * state.length_ns
+
+
+def off_until_ns(state: Group, budget: float) -> int:
+    """When the budget has paid for what this period has cost."""
+    return state.period_ns + min(int(state.spent / max(budget, 1e-9)), _LONGEST_OFF_NS)
+
+
+@dataclass
+class Governor:
+    """The groups of all files. Governs from start() to stop(); covered() tells tallies when hooks were on.
+
+    budget: share of a thread's time; 0: no hot hooks. times_way: what a hook with its return costs, in ways in.
+    """
+
+    program: Program
+    budget: float
+    times_way: float
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    groups: dict[HookGroup, Group] = field(default_factory=dict)
+    _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
+    _links: dict[tuple[FileKey, HookGroup], Link] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _notes: list[str] = field(default_factory=list)
+    _told: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
+    _has_said: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _failure: BaseException | None = None
+    _n_raised: int = 0
+    _always: Group = field(default_factory=Group)
+    _always_load: float = 0.0  # of its last second
+    _was_quiet: bool = False
+    _way_ns: int = 0
+    _quiet_ns: int = 0
+    _n_full: int = 0
+    _n_empty: int = 0
+
+    def __post_init__(self) -> None:
+        now_ns = self._quiet_ns = self.clock_ns()
+        for group in GOVERNED:
+            self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
+            self._told[group] = (now_ns, 0)
+        self._told[HookGroup.ALWAYS] = (now_ns, 0)
+        self._always.begins(now_ns)
+        if not self.has_hot_hooks:
+            self.groups[HookGroup.HOT].switched(now_ns, is_on=False)
+
+    @property
+    def has_hot_hooks(self) -> bool:
+        """Whether they are used at all: not with perf-event links, which take 0.1 s a hook to be switched off."""
+        return self.budget > 0 and self.program.mode != "perf"
+
+    def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
+        """Govern the hooks of a file. path: opens it now. Raises Refused, OSError."""
+        with self._lock:
+            self._files[key] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), hooks)
+            for group, state in self.groups.items():
+                if state.is_on:
+                    self._attach(key, group)
+
+    def remove(self, key: FileKey) -> None:
+        """The file is no longer used."""
+        with self._lock:
+            for group in GOVERNED:
+                self._detach(key, group)
+            if key in self._files:
+                os.close(self._files.pop(key)[0])
+
+    def start(self) -> None:
+        """Begin to govern."""
+        self._thread = threading.Thread(target=self._run, name="governor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Switch nothing any more, and let the files go; hooks stay until the program detaches."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            for fd, _ in self._files.values():
+                os.close(fd)
+            self._files.clear()
+
+    def renew(self) -> None:
+        """Switch on what is off: a new process is seen from its start, whatever the others have cost."""
+        with self._lock:
+            for state in self.groups.values():
+                state.next_on_ns = 0
+
+    def notes(self) -> list[str]:
+        """What a user should know, since the last call. Raises what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            notes, self._notes = self._notes, []
+        return notes
+
+    def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
+        """The time since the last answer that was not None; None while a period of a group that is cycling goes on."""
+        with self._lock:
+            told_ns, on_then_ns = self._told[group]
+            state = self.groups.get(group)
+            if state is None:
+                self._told[group] = (now_ns, 0)
+                return Covered(now_ns - told_ns, now_ns - told_ns)
+            is_overdue = now_ns - told_ns > 2 * _PERIOD_NS or self._stop.is_set()
+            on_ns = state.on_so_far_ns(now_ns)
+            if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
+                return None
+            self._told[group] = (now_ns, on_ns)
+            return Covered(now_ns - told_ns, on_ns - on_then_ns)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._next_look_s()):
+                self.govern()
+        except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by notes())
+            self._failure = error
+
+    def _next_look_s(self) -> float:
+        """Sooner while something is on that will have to go off, or may have to; later while next to nothing is hit.
+
+        A storm that begins between two looks costs a thread at most 0.4 s x the share that hooks take of it, some
+        60 %: what the budget pays for by 48 s without them.
+        """
+        is_costly = any(
+            one.is_on and (one.is_cycling or one.length_ns < _PERIOD_NS) for one in self.groups.values()
+        )
+        if self._was_quiet:
+            return _LOOK_EVERY_S * 2
+        return _LOOK_EVERY_S / 4 if is_costly else _LOOK_EVERY_S
+
+    def govern(self) -> None:
+        """Look once, and switch what is to be switched."""
+        now_ns = self.clock_ns()
+        self._was_quiet = self._is_quiet(now_ns)
+        if self._was_quiet:
+            with self._lock:
+                self._relieve(now_ns)
+            return
+        is_on = [group for group, one in self.groups.items() if one.is_on]
+        found = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
+        with self._lock:
+            self._look_at_always(found.pop(HookGroup.ALWAYS), now_ns)
+            for group, so_far in found.items():
+                if self.groups[group].is_on:
+                    self.groups[group].look(so_far, now_ns, times_way=self.times_way)
+            whole = self.budget or _COPIES_BUDGET
+            left = whole - self._always_load
+            for group, state in self.groups.items():
+                load = state.load(now_ns)
+                if group is HookGroup.COPIES or self.has_hot_hooks:
+                    self._switch(group, max(left, whole * _LEAST_SHARE), now_ns)
+                left -= load
+            self._relieve(now_ns)
+
+    def _look_at_always(self, so_far: Counted, now_ns: int) -> None:
+        self._always.look(so_far, now_ns, times_way=self.times_way)
+        if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
+            self._always_load = self._always.load(now_ns)
+            self._always.begins(now_ns)
+
+    def _is_quiet(self, now_ns: int) -> bool:
+        """Whether nothing can have to be switched: all is on, no period is over, and few hooks were hit.
+
+        So few that they would be within the budget if a single thread had hit all of them.
+        """
+        is_steady = all(
+            one.is_on and not one.is_cycling and now_ns - one.period_ns < one.length_ns
+            for one in self.groups.values()
+        )
+        if not is_steady or self.program.events.fill() > _EMPTY:
+            return False
+        so_far_ns = int(self.program.ways_ns()[list(self.groups)].sum())
+        way_ns, self._way_ns = so_far_ns - self._way_ns, so_far_ns
+        elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
+        return way_ns >= 0 and way_ns / 2 * self.times_way < _QUIET * self.budget * elapsed_ns
+
+    def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
+        state = self.groups[group]
+        if self.program.mode == "perf":
+            return
+        if state.is_on and is_to_be_off(group, state, budget):
+            state.next_on_ns = off_until_ns(state, budget)
+            state.is_cycling = True
+            self._say(group, state, now_ns)
+            self._turn(group, is_on=False)
+        elif state.is_on and now_ns - state.period_ns >= state.length_ns:
+            state.begins(now_ns)
+            state.is_cycling = False
+        elif not state.is_on and now_ns >= state.next_on_ns:
+            state.begins(now_ns)
+            self._turn(group, is_on=True)
+
+    def _turn(self, group: HookGroup, *, is_on: bool) -> None:
+        """Counted as on from the last hook that is set to the first that is taken off."""
+        state = self.groups[group]
+        if not is_on:
+            state.switched(self.clock_ns(), is_on=False)
+        for key in list(self._files):
+            try:
+                if is_on:
+                    self._attach(key, group)
+                else:
+                    self._detach(key, group)
+            except Refused as refusal:
+                self._say_once(f"hot hooks stay off: {refusal}")
+        if is_on:
+            state.switched(self.clock_ns(), is_on=True)
+
+    def _attach(self, key: FileKey, group: HookGroup) -> None:
+        fd, hooks = self._files[key]
+        if hooks.get(group) and (key, group) not in self._links:
+            self._links[key, group] = self.program.attach(f"/proc/self/fd/{fd}", hooks[group])
+
+    def _detach(self, key: FileKey, group: HookGroup) -> None:
+        if link := self._links.pop((key, group), None):
+            self.program.release(link)
+
+    def _relieve(self, now_ns: int) -> None:
+        """Fewer records when the ring fills: first higher thresholds, then no hot hooks for a while."""
+        fill = self.program.events.fill()
+        self._n_full = self._n_full + 1 if fill > _FULL else 0
+        self._n_empty = self._n_empty + 1 if fill < _EMPTY else 0
+        if self._n_full >= _N_FULL:
+            self._n_full = 0
+            self._raise(min(self._n_raised + 1, _MOST_RAISED))
+            hot = self.groups[HookGroup.HOT]
+            if hot.is_on and self._n_raised > 1:
+                hot.next_on_ns, hot.is_cycling = now_ns + _PERIOD_NS, True
+                self._turn(HookGroup.HOT, is_on=False)
+        elif self._n_empty >= _N_EMPTY and self._n_raised:
+            self._n_empty = 0
+            self._raise(self._n_raised - 1)
+
+    def _raise(self, n_times: int) -> None:
+        self._n_raised = n_times
+        self.program.raise_thresholds(n_times)
+        self._notes.append(
+            f"slow calls are kept from {1 << n_times} times the usual length on: more come than can be taken"
+            if n_times
+            else "slow calls are kept from their usual length on again"
+        )
+
+    def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
+        what = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+        share = state.spent / max(now_ns - state.period_ns, 1)
+        self._say_once(
+            f"counts of {what} are estimates: hooks on all of them would cost {share:.1%} of a thread"
+        )
+
+    def _say_once(self, words: str) -> None:
+        about = words.partition(":")[0]
+        if about not in self._has_said:
+            self._has_said.add(about)
+            self._notes.append(words)
+
+
+def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Counted]:
+    """What the kernel has counted of each group so far, by process and thread. slots: of Program.slots()."""
+    tids = slots.values["tid"]
+    of, which = np.nonzero(tids)
+    threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
+    told = [slots.values[name][of, which].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
+    return {
+        group: {
+            thread: Count(way_ns[group], inside_ns[group], scheduler_ns if group is HookGroup.ALWAYS else 0)
+            for thread, way_ns, inside_ns, scheduler_ns in zip(threads, *told, strict=True)
+        }
+        for group in groups
+    }

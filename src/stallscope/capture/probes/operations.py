@@ -1,0 +1,257 @@
+"""The traced functions: one table. Which names, what operation each is, and which argument is what.
+
+From here follow the symbols to look up, the cookie that each hook carries into the kernel (bpf/events.h tells
+its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to 13.
+
+libnccl exports each function twice (ncclX, pncclX) at one address: one hook. CUDA has code of its own for each
+default stream flavour, and the driver versions of a function (_v2): all of them are hooked; a driver call inside
+a runtime call is part of it. A hook costs 0.5 to 2 us a call: those on hot functions are in groups of their own, to
+be switched on and off (governor.py). The functions of CUDA stand in cuda_table.py.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.capture.gpu import drivers
+from stallscope.capture.probes import cuda_table
+from stallscope.capture.probes.operation import Operation
+from stallscope.events.kernel import FUNCTION, Action, HookGroup, Shape
+from stallscope.events.layout import Array
+from stallscope.events.names import Category, Op
+
+_RUNTIME_FLAVOURS = ("", "_ptsz", "_ptds")
+_DRIVER_FLAVOURS = ("", "_v2", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds")
+_ARGUMENT_BITS = {"count": 40, "datatype": 44, "reduce_op": 48, "peer": 52, "comm": 56, "stream": 60}
+
+
+class Hook(NamedTuple):
+    """One place to attach to: what Program.attach() takes."""
+
+    offset: int  # of the function in the file
+    cookie: int
+    part: str  # of the kernel side: nccl, cuda, counted or graph (bpf/*.bpf.c)
+    symbol: str
+
+
+def _collective(names: str, op: Op, **arguments: int) -> Operation:
+    return Operation(names, op, action=Action.COLLECTIVE, arguments=arguments)
+
+
+def _comm(names: str, op: Op, action: Action = Action.CALL) -> Operation:
+    return Operation(names, op, action=action)
+
+
+def _with_config(name: str) -> str:
+    """A collective and its variant with a configuration as the last argument (nccl.h 2.32)."""
+    return f"{name} {name}Config"
+
+
+NCCL = (
+    _collective(
+        _with_config("ncclAllReduce"), Op.ALL_REDUCE, count=3, datatype=4, reduce_op=5, comm=6, stream=7
+    ),
+    _collective(
+        _with_config("ncclReduceScatter"),
+        Op.REDUCE_SCATTER,
+        count=3,
+        datatype=4,
+        reduce_op=5,
+        comm=6,
+        stream=7,
+    ),
+    _collective(_with_config("ncclAllGather"), Op.ALL_GATHER, count=3, datatype=4, comm=5, stream=6),
+    _collective(_with_config("ncclAlltoAll"), Op.ALL_TO_ALL, count=3, datatype=4, comm=5, stream=6),
+    _collective(_with_config("ncclBroadcast"), Op.BROADCAST, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective("ncclBcast", Op.BROADCAST, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _collective(
+        _with_config("ncclReduce"), Op.REDUCE, count=3, datatype=4, reduce_op=5, peer=6, comm=7, stream=8
+    ),
+    _collective(_with_config("ncclGather"), Op.GATHER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective(_with_config("ncclScatter"), Op.SCATTER, count=3, datatype=4, peer=5, comm=6, stream=7),
+    _collective("ncclSend", Op.SEND, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _collective("ncclRecv", Op.RECV, count=2, datatype=3, peer=4, comm=5, stream=6),
+    _comm("ncclPutSignal ncclSignal ncclWaitSignal", Op.ONE_SIDED, Action.ENQUEUE),
+    _comm("ncclGroupStart", Op.GROUP, Action.GROUP_START),
+    _comm("ncclGroupEnd", Op.GROUP, Action.GROUP_END),
+    _comm("ncclGroupSimulateEnd", Op.GROUP, Action.GROUP_SIMULATE),
+    _comm("ncclGetUniqueId ncclCommGetUniqueId", Op.COMM_INIT),
+    _comm("ncclCommInitRank ncclCommInitRankConfig", Op.COMM_INIT, Action.INIT_RANK),
+    _comm("ncclCommInitRankScalable", Op.COMM_INIT, Action.INIT_SCALABLE),
+    _comm("ncclCommInitAll", Op.COMM_INIT, Action.INIT_ALL),
+    _comm("ncclCommSplit", Op.COMM_SPLIT, Action.SPLIT),
+    _comm("ncclCommShrink", Op.COMM_SPLIT, Action.SHRINK),
+    _comm("ncclCommGrow", Op.COMM_INIT, Action.GROW),
+    _comm("ncclCommDestroy ncclCommAbort", Op.COMM_DESTROY, Action.DESTROY),
+    _comm("ncclCommFinalize ncclCommRevoke", Op.COMM_DESTROY),
+    _comm("ncclCommSuspend ncclCommResume", Op.COMM_SETUP),
+    _comm("ncclCommRegister ncclCommDeregister", Op.COMM_SETUP),
+    _comm("ncclCommWindowRegister ncclCommWindowDeregister", Op.COMM_SETUP),
+    _comm("ncclDevCommCreate ncclDevCommDestroy", Op.COMM_SETUP),
+)
+"""Left out: what only answers from memory, and ncclMemAlloc, whose driver calls are seen. A test names them all."""
+
+_DEVICES = (Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),)
+
+
+def _graph(names: str, action: Action) -> Operation:
+    return Operation(names, Op.GRAPH_LAUNCH, action=action)
+
+
+RUNTIME_GRAPHS = (
+    _graph(
+        "cudaStreamBeginCapture cudaStreamBeginCaptureToGraph cudaStreamBeginRecaptureToGraph",
+        Action.CAPTURE_BEGIN,
+    ),
+    _graph("cudaStreamEndCapture", Action.CAPTURE_END),
+    _graph(
+        "cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphInstantiateWithParams",
+        Action.INSTANTIATE,
+    ),
+    _graph("cudaGraphLaunch", Action.GRAPH_LAUNCH),
+)
+
+DRIVER_GRAPHS = (
+    _graph(
+        "cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamBeginRecaptureToGraph", Action.CAPTURE_BEGIN
+    ),
+    _graph("cuStreamEndCapture", Action.CAPTURE_END),
+    _graph("cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams", Action.INSTANTIATE),
+    _graph("cuGraphLaunch", Action.GRAPH_LAUNCH),
+)
+
+
+class Entry(NamedTuple):
+    """An exported name, what it is, and which part of the kernel side is hooked to it. A name may have two."""
+
+    symbol: str
+    part: str
+    operation: Operation
+
+
+_RUNTIME = cuda_table.RUNTIME_LEDGER + cuda_table.RUNTIME_LAUNCHES + _DEVICES
+_RUNTIME_COUNTED = cuda_table.RUNTIME_COUNTED + cuda_table.only_counted(cuda_table.RUNTIME_LAUNCHES)
+_DRIVER_COUNTED = cuda_table.DRIVER_COUNTED + cuda_table.only_counted(cuda_table.DRIVER_LAUNCHES)
+
+_TABLES = (
+    ("nccl", NCCL, ("",)),
+    ("cuda", _RUNTIME, _RUNTIME_FLAVOURS),
+    ("cuda", cuda_table.DRIVER_LEDGER + cuda_table.DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
+    ("counted", _RUNTIME_COUNTED, _RUNTIME_FLAVOURS),
+    ("counted", _DRIVER_COUNTED, _DRIVER_FLAVOURS),
+    ("graph", RUNTIME_GRAPHS, _RUNTIME_FLAVOURS),
+    ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
+)
+
+ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES)
+"""The groups that are on from the beginning."""
+
+GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
+"""Those that a governor switches on and off, where there is one."""
+
+ENTRIES = tuple(
+    Entry(name + flavour, part, operation)
+    for part, table, flavours in _TABLES
+    for operation in table
+    for name in operation.names.split()
+    for flavour in flavours
+)
+"""Every exported name with its flavours."""
+
+_FUNCTIONS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES))
+
+FIRST_IOCTL = len(_FUNCTIONS)
+"""The number of the first of drivers.SYMBOLS."""
+
+SYMBOLS: tuple[str, ...] = (*_FUNCTIONS, *drivers.SYMBOLS)
+"""Names by the number in `calls.symbol`; 0 is none. Functions, then the GPU driver's ioctls."""
+
+_NUMBER = {name: number for number, name in enumerate(_FUNCTIONS)}
+
+
+OPS = np.full(len(SYMBOLS), Op.IOCTL, np.uint16)
+OPS[:FIRST_IOCTL] = [0, *({entry.symbol: entry.operation.op for entry in ENTRIES}.values())]
+"""The operation of each symbol, by its number."""
+
+GROUPS = np.zeros(len(SYMBOLS), np.uint8)
+"""The group of each symbol, by its number; launches count as hot, also where they are timed."""
+for _entry in ENTRIES:
+    GROUPS[_NUMBER[_entry.symbol]] |= _entry.operation.group
+
+
+def cookie(entry: Entry) -> int:
+    """What the hook tells the kernel side: see enum action in bpf/events.h."""
+    operation = entry.operation
+    value = operation.op | operation.inside << 8 | _NUMBER[entry.symbol] << 16 | operation.action << 32
+    for argument, number in operation.arguments.items():
+        if entry.part in ("nccl", "graph"):
+            value |= number << _ARGUMENT_BITS[argument]
+    return value
+
+
+def functions() -> Array:
+    """How the arguments of each CUDA function are read: kernel.FUNCTION (FIRST_IOCTL,), by number of the symbol."""
+    found = np.zeros(FIRST_IOCTL, FUNCTION)
+    for entry in ENTRIES:
+        operation, row = entry.operation, found[_NUMBER[entry.symbol]]
+        if entry.part not in ("cuda", "counted"):
+            continue
+        row["shape"], row["group"] = operation.shape, operation.group
+        row["direction"], row["memory"], row["scale"] = operation.direction, operation.memory, operation.scale
+        for argument, number in operation.arguments.items():
+            row[argument] = number
+        row["n_stack"] = _n_stack(operation)
+    return found
+
+
+def _n_stack(operation: Operation) -> int:
+    """Arguments beyond the six that x86-64 passes in registers, as far as they matter."""
+    by_value = 9 if operation.shape is Shape.ALLOC_3D else 7 if operation.shape is Shape.LAUNCH_DRIVER else 0
+    return max(0, by_value - 6, *(number - 6 for number in operation.arguments.values()))
+
+
+def hooks(
+    offsets: Mapping[str, int], *, launches: bool = False, groups: Collection[HookGroup] = ALWAYS
+) -> list[Hook]:
+    """Where to attach in a file that has these functions.
+
+    offsets: file offset of each function by its name; names that are not in the table are left out. launches: charge
+    the time in launches to them. Two names at one offset are one hook of each part, that of the name which stands
+    first in the table.
+    """
+    found = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
+    first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(found)}
+    return [
+        Hook(offset, cookie(entry), part, entry.symbol) for (offset, part), entry in sorted(first.items())
+    ]
+
+
+def few(hooks: Iterable[Hook]) -> list[Hook]:
+    """Those that a diagnosis cannot do without, for kernels on which hundreds would take minutes to be taken off."""
+    return [
+        hook
+        for hook in hooks
+        if (hook.symbol in cuda_table.FEW and hook.part != "counted")
+        or (hook.part == "nccl" and OPS[_NUMBER[hook.symbol]] not in _SELDOM)
+    ]
+
+
+def names(*, launches: bool = False, groups: Collection[HookGroup] = ALWAYS) -> Iterable[str]:
+    """The functions to look for in a file."""
+    return list(dict.fromkeys(entry.symbol for entry in _chosen(launches, groups)))
+
+
+def _chosen(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
+    """Launches are either timed or, if hot ones are wanted, counted."""
+    return [
+        entry
+        for entry in ENTRIES
+        if entry.operation.group in groups
+        and (launches or entry.operation.inside is not Category.LAUNCH)
+        and not (launches and entry.part == "counted" and entry.operation.op in _LAUNCHES)
+    ]
+
+
+_LAUNCHES = (Op.LAUNCH, Op.GRAPH_LAUNCH)
+_SELDOM = (Op.COMM_SETUP, Op.ONE_SIDED)

@@ -1,0 +1,101 @@
+"""Which capabilities the agent keeps once its programs are loaded, and how it gives up the rest.
+
+The kernel takes capabilities from one thread, and what that thread starts (threads, processes) has no more than it:
+so this comes after the load and before the first thread. What is kept is enough to attach to libraries that come
+later. capabilities(7); linux/capability.h for the numbers and the layout, version 3 (since 2.6.26).
+"""
+
+import ctypes
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from stallscope.capture.probes.preflight import Capability, effective
+from stallscope.errors import CannotTrace
+
+KEPT = frozenset(
+    {
+        Capability.CAP_BPF,
+        Capability.CAP_PERFMON,
+        Capability.CAP_SYS_PTRACE,
+        Capability.CAP_DAC_READ_SEARCH,
+        Capability.CAP_CHECKPOINT_RESTORE,
+    }
+)
+"""Where functions are hooked by multi links (Linux 6.6 and later)."""
+
+_FIRST_FREE_PORT = 1024
+_VERSION_3 = 0x20080522
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+
+
+def kept(
+    held: frozenset[int], mode: str, *, written: Iterable[Path] = (), ports: Iterable[int] = (), chowns: bool
+) -> frozenset[int]:
+    """Those of `held` that are needed from now on.
+
+    mode: how functions are hooked (program.MODES); single uprobes need CAP_SYS_ADMIN. written: files and folders
+    that will be written. ports: will be listened at. chowns: files are given to a group that may not be ours.
+    """
+    wanted: set[int] = set(KEPT)
+    if mode == "perf" or not held >= (KEPT - {Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_READ_SEARCH}):
+        wanted.add(Capability.CAP_SYS_ADMIN)
+    if Capability.CAP_DAC_READ_SEARCH not in held:
+        wanted.add(Capability.CAP_DAC_OVERRIDE)
+    if not all(map(_is_writable, written)):  # what is made there is given to its owner
+        wanted |= {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
+    if any(0 < port < _FIRST_FREE_PORT for port in ports):
+        wanted.add(Capability.CAP_NET_BIND_SERVICE)
+    if chowns:
+        wanted.add(Capability.CAP_CHOWN)
+    return held & wanted
+
+
+def held(proc: Path = Path("/proc")) -> frozenset[int]:
+    """The capabilities of this process, as its first thread has them."""
+    mask = effective(proc)
+    return frozenset(bit for bit in range(64) if mask >> bit & 1)
+
+
+def drop_all_but(capabilities: frozenset[int]) -> None:
+    """From now on this thread, and what it starts, has at most these; there is no way back.
+
+    A program that it starts inherits the one for low ports, if any, and as root all of these. Raises CannotTrace.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (
+        Capability.CAP_SETPCAP in held()
+    ):  # else what can be got back by exec is for whoever started us to limit
+        for bit in range(64):
+            if bit not in capabilities and libc.prctl(_PR_CAPBSET_READ, bit, 0, 0, 0) == 1:
+                libc.prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)
+    mask = sum(1 << bit for bit in capabilities)
+    passed_on = mask & _inheritable() & 1 << Capability.CAP_NET_BIND_SERVICE
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    words = [each >> shift & 0xFFFFFFFF for shift in (0, 32) for each in (mask, mask, passed_on)]
+    if libc.capset(header, (ctypes.c_uint32 * 6)(*words)):
+        raise CannotTrace(
+            f"cannot give up privileges: {os.strerror(ctypes.get_errno())}; run it as root, or as the systemd unit does"
+        )
+
+
+def port(address: str) -> int:
+    """The port of ADDR:PORT; 0 where there is none."""
+    number = address.rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _inheritable() -> int:
+    return effective(name="CapInh")
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether we may write there without a capability; a path that does not exist yet is its parent's matter."""
+    try:
+        found = path.stat()
+    except OSError:
+        return True
+    if found.st_uid == os.geteuid():
+        return True
+    shift = 3 if found.st_gid in {os.getegid(), *os.getgroups()} else 0
+    return bool(found.st_mode >> shift & os.W_OK)

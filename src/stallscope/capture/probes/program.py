@@ -1,0 +1,513 @@
+"""The kernel side, loaded: attach it to libraries, read what it tells, count what it lost and what it cost.
+
+    with Program.load(Options()) as program:
+        link = program.attach(path, operations.hooks(offsets))   # offsets: file offset by function name
+        arrivals = program.arrivals.drain()                      # kernel.ARRIVAL
+        events = program.events.drain()                          # kernel.EVENT, several kinds in one ring
+        processes = program.processes()                          # kernel.PROCESS by pid, as they are now
+        losses = program.losses()
+
+Drain when a ring's `fd` becomes readable (epoll, edge-triggered), which a quarter of it in use makes it, or sooner: the
+rings hold 16,384 arrivals and 32,768 events. Everything is detached by close(), and
+by the kernel when the process dies. How functions are hooked is found by trying: a session link (Linux 6.13), two
+multi links (6.6), perf-event links (5.15; slow to detach: 0.1 s each).
+"""
+
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from stallscope.capture.probes import btf, maps, operations, preflight
+from stallscope.capture.probes.libbpf import (
+    UPROBE_MULTI,
+    UPROBE_SESSION,
+    Library,
+    MultiLink,
+    Object,
+    Refused,
+    statistics_fd,
+)
+from stallscope.capture.probes.maps import Entries, Reader
+from stallscope.capture.probes.operations import Hook
+from stallscope.capture.probes.optional_programs import ASKED, FEATURES, IOCTL_WAYS, Optional, driver_calls
+from stallscope.capture.probes.ring import Ring
+from stallscope.errors import CannotTrace
+from stallscope.events import kernel
+from stallscope.events.layout import Array
+
+OBJECT = Path(__file__).parent.parent / f"stallscope.{platform.machine()}.bpf.o"
+RING_BYTES = 4 << 20
+STACKS_BYTES = 1 << 20
+MODES = ("session", "multi", "perf")
+N_OPERATIONS_WITH_IOCTLS = 16_384
+"""Functions and ioctls of all processes: a job that uses CUDA makes some 40 kinds of ioctl."""
+
+_TRACEPOINTS = ("on_waking", "on_wakeup", "on_tick", "on_exit", "on_exec")
+_PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
+_SWITCHES = ("on_switch", "on_switch_5_15")
+_COMM_BYTES = 16  # TASK_COMM_LEN, linux/sched.h
+_PROCESSES_AT_ONCE = 32
+"""Read by one system call, so by one clock: it takes some 10 us."""
+_N_READS = 4
+
+
+class Options(NamedTuple):
+    """What the kernel side is told at the load.
+
+    record_all: also emit every call and switch (kinds from kernel.FIRST_RAW on), for checks of the ledger.
+    slow_io_ns: requests to disks from this length on become events.
+    slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
+    pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
+    modes: the ways of hooking to try, best first.
+    ioctl_ways: of optional.IOCTL_WAYS, to see calls into the GPU driver by; empty: they are not told.
+    """
+
+    record_all: bool = False
+    slow_call_ns: int = 1_000_000
+    slow_off_ns: int = 1_000_000
+    slow_io_ns: int = 10_000_000
+    pids: frozenset[int] | None = None
+    own_pid: int = os.getpid()
+    ring_bytes: int = RING_BYTES
+    modes: tuple[str, ...] = MODES
+    ioctl_ways: tuple[str, ...] = ()
+
+
+class Cost(NamedTuple):
+    """What a program has cost so far; n_runs and run_ns count only while statistics are on (see Program.measure)."""
+
+    n_verified: int
+    n_runs: int
+    run_ns: int
+
+
+class State(NamedTuple):
+    """The traced processes at one moment: pids int64 (n,), rows kernel.PROCESS (n,), now_ns int64 (n,)."""
+
+    pids: Array
+    rows: Array
+    now_ns: Array
+
+
+@dataclass(eq=False)
+class Link:
+    """Hooks in one file."""
+
+    _object: Object
+    _multi: list[MultiLink] = field(default_factory=list)
+    _single: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Detach: 30 ms, or 0.1 s a hook where the kernel has no multi links."""
+        while self._multi:
+            self._multi.pop().close()
+        while self._single:
+            self._object.detach(self._single.pop())
+
+
+class Program:
+    """The loaded programs, attached to the scheduler; functions are hooked by attach().
+
+    mode: "session", "multi" or "perf". missing: what this kernel cannot tell, in words. ioctl_way: how calls into the
+    GPU driver are seen, of optional.IOCTL_WAYS; empty: they are not.
+    """
+
+    def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
+        """Not to be called: see load()."""
+        self.mode = mode
+        self.missing: tuple[str, ...] = ()
+        self.ioctl_way = ""
+        self._library, self._object = library, loaded
+        self._tracepoints: list[int] = []
+        self._links: list[Link] = []
+        self._statistics = -1
+        self._is_open = True
+        self._readers: dict[str, Reader] = {}
+        self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
+        self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
+        self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
+        self.natives = Ring(loaded.map_fd("natives"), kernel.NATIVE, STACKS_BYTES)
+
+    @classmethod
+    def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
+        """Load the object and attach to the scheduler, in the best way that this kernel knows.
+
+        Raises CannotTrace when the object is missing or not what this version expects, or the kernel refuses.
+        """
+        types = _checked(path)
+        library = Library()
+        attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
+        refusals = []
+        ioctls = (driver_calls(options.ioctl_ways),) if options.ioctl_ways else ()
+        optional = Optional((*FEATURES, *ioctls))
+        for mode, switch in attempts:
+            loaded = None
+            while loaded is None:
+                try:
+                    loaded = _loaded(library, path, types, options, mode, switch, optional.programs())
+                except Refused as refusal:
+                    refusals.append(refusal)
+                    if not optional.give_up([*library.blamed(), refusal.program]):
+                        break
+            if loaded is None:
+                continue
+            program = cls(library, loaded, mode, options)
+            program._start(switch, optional, options.pids)
+            chosen = [optional.way(feature) for feature in ioctls]
+            program.ioctl_way = next((way for way, names in IOCTL_WAYS.items() if names in chosen), "")
+            return program
+        preflight.check_age(platform.release())
+        raise refusals[-1]
+
+    def attach(self, path: str, hooks: Sequence[Hook], *, pid: int = 0) -> Link:
+        """Hook functions of a file, in all processes that map it now or later, or in one.
+
+        path: one that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself.
+        A file that is attached twice, under whatever name, is told once, but costs twice. Raises Refused.
+        """
+        link = Link(self._object)
+        try:
+            for part in _PARTS:
+                chosen = [hook for hook in hooks if hook.part == part]
+                if chosen:
+                    self._hook(link, part, path, chosen, pid)
+        except Refused:
+            link.close()
+            raise
+        self._links.append(link)
+        return link
+
+    def release(self, link: Link) -> None:
+        """Detach from one file."""
+        link.close()
+        with suppress(ValueError):
+            self._links.remove(link)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Trace these processes too, where Options.pids was given."""
+        for pid in pids:
+            self._put("targets", pid, np.ones(1, np.uint8))
+
+    def walk_python(self, pid: int, python: Array) -> None:
+        """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
+        self._put("pythons", pid, python)
+
+    def know_drivers(self, majors: Mapping[int, int]) -> None:
+        """Devices of these major numbers are the GPU driver's. majors: drivers.Driver by number."""
+        for major, driver in majors.items():
+            self._put("driver_majors", major, np.array([driver], np.uint8))
+
+    def caller(self, pid: int) -> str:
+        """What a process was called when it first called into the driver; empty if it did not, or long ago."""
+        name = ctypes.create_string_buffer(_COMM_BYTES)
+        fd, key = self._object.map_fd("driver_callers"), ctypes.c_uint32(pid)
+        missing = self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), name)
+        return "" if missing else name.value.decode(errors="replace")
+
+    def know_native(self, stack: int, shape: Array | None) -> None:
+        """Give events this stack again, by its hash, where it has this shape (kernel.NATIVE_SHAPE); None: forget it."""
+        fd, key = self._object.map_fd("native_shapes"), ctypes.c_uint64(stack)
+        if shape is None:
+            self._library.bpf_map_delete_elem(fd, ctypes.byref(key))
+        else:
+            self._library.bpf_map_update_elem(fd, ctypes.byref(key), shape.ctypes.data, 0)
+
+    @property
+    def peeks(self) -> bool:
+        """Whether peek() can tell anything on this kernel."""
+        return "peek" in self._object.programs and self._object.program_fd("peek") >= 0
+
+    def peek(self, tid: int, address: int, n_pieces: int) -> bytes:
+        """A thread as it stands, as bpf/peek.bpf.c tells it; nothing where there is none, or the kernel cannot.
+
+        A row of kernel.PEEK_THREAD, up to n_pieces pieces of kernel.PEEK_BYTES of memory, the row again.
+        """
+        if not self.peeks:
+            return b""
+        self._put("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
+        try:
+            return self._object.told_of_thread("peek", tid)
+        except Refused:
+            return b""
+
+    def operations(self) -> Entries:
+        """Statistics of all calls so far: kernel.OPERATION by process, function, direction. Raises CannotTrace."""
+        return self.entries("operations", kernel.OPERATION_KEY, kernel.OPERATION)
+
+    def balances(self) -> Entries:
+        """What memory each process holds: kernel.BALANCE by process, device, kind. Raises CannotTrace."""
+        return self.entries("balances", kernel.BALANCE_KEY, kernel.BALANCE)
+
+    def forget(self, pids: Collection[int]) -> None:
+        """These processes have gone: nothing of them stays in the kernel."""
+        keyed = (
+            ("operations", kernel.OPERATION_KEY, kernel.OPERATION),
+            ("balances", kernel.BALANCE_KEY, kernel.BALANCE),
+            ("allocations", kernel.LIVE_KEY, kernel.LIVE),
+        )
+        for name, key, value in keyed:
+            keys = self.entries(name, key, value).keys
+            maps.delete(self._library, self._object.map_fd(name), keys[np.isin(keys["tgid"], list(pids))])
+        for name in ("pinned", "pythons"):
+            maps.delete(self._library, self._object.map_fd(name), np.array(list(pids), np.uint32))
+
+    def raise_thresholds(self, n_times: int) -> None:
+        """From now on calls are slow from slow_call_ns * 2^n_times on."""
+        self._put("tuning", 0, np.array([n_times, 0], np.uint32))
+
+    def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
+        """Keys and values of a map as they are now; a few are left out when they go meanwhile. Raises CannotTrace."""
+        return self._reader(map_name, key, value).entries()
+
+    def _reader(
+        self, map_name: str, key: np.dtype[Any], value: np.dtype[Any], n_at_once: int = 1024
+    ) -> Reader:
+        if map_name not in self._readers:
+            fd = self._object.map_fd(map_name)
+            self._readers[map_name] = Reader(self._library, fd, key, value, n_at_once)
+        return self._readers[map_name]
+
+    def losses(self) -> dict[str, int]:
+        """Each Counter by its name in lower case, summed over the CPUs. Not all of them are losses: see Counter."""
+        return {
+            counter.name.lower(): int(n)
+            for counter, n in zip(kernel.Counter, self.counters().sum(axis=1), strict=True)
+        }
+
+    def counters(self) -> Array:
+        """The counters: int64 (len(Counter), CPUs)."""
+        per_cpu = np.dtype((np.int64, (self._library.libbpf_num_possible_cpus(),)))
+        return self.entries("counters", np.dtype("<u4"), per_cpu).values
+
+    def processes(self) -> State:
+        """Every traced process as it is now; a few are left out when they end meanwhile.
+
+        A process that changes while it is read is read again a few times, then mended().
+        """
+        found, calls = self._of_processes().timed()
+        now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
+        state = State(found.keys.astype(np.int64), found.values, now_ns)
+        for i in np.flatnonzero(state.rows["begun"] != state.rows["ended"]).tolist():
+            self._read_again(state, i)
+        return state._replace(rows=mended(state.rows, state.now_ns))
+
+    def slots(self) -> Entries:
+        """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
+        found = self._of_processes().entries()
+        return Entries(found.keys, found.values["slots"])
+
+    def ways_ns(self) -> Array:
+        """SLOT.way_ns of all threads that are followed now: (4,), by group of hooks. Raises CannotTrace."""
+        return self._of_processes().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
+
+    def _of_processes(self) -> Reader:
+        return self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
+
+    def _read_again(self, state: State, i: int) -> None:
+        """The i-th process, in place, once it is not being changed; a process that has ended stays as it was."""
+        fd, key = self._object.map_fd("processes"), ctypes.c_uint32(int(state.pids[i]))
+        row = np.zeros(1, kernel.PROCESS)
+        for _ in range(_N_READS):
+            now_ns = time.monotonic_ns()
+            if self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), row.ctypes.data):
+                return
+            state.rows[i], state.now_ns[i] = row[0], now_ns
+            if row["begun"][0] == row["ended"][0]:
+                return
+
+    def measure(self) -> None:
+        """Count runs and time of the programs from now on (about 20 ns a run)."""
+        if self._statistics < 0:
+            self._statistics = statistics_fd(self._library)
+
+    def costs(self) -> dict[str, Cost]:
+        """What each loaded program has cost."""
+        costs = {}
+        for name in self._object.programs:
+            fd = self._object.program_fd(name)
+            if fd >= 0:
+                text = Path(f"/proc/self/fdinfo/{fd}").read_text()
+                facts = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
+                costs[name] = Cost(
+                    *(int(facts.get(key, 0)) for key in ("verified_insns", "run_cnt", "run_time_ns"))
+                )
+        return costs
+
+    def detach(self) -> None:
+        """Stop tracing; what is in the rings can still be drained."""
+        for link in self._links:
+            link.close()
+        for tracepoint in self._tracepoints:
+            self._object.detach(tracepoint)
+        self._links, self._tracepoints = [], []
+
+    def close(self) -> None:
+        """Detach everything and free it; once is enough. What is in the rings is lost: drain them first."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self.detach()
+        if self._statistics >= 0:
+            os.close(self._statistics)
+        self.arrivals.close()
+        self.events.close()
+        self.stacks.close()
+        self.natives.close()
+        self._object.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
+        """Optional programs come first: what ends a process must find it still known."""
+        self.follow(pids or ())
+        for name in optional.programs():
+            if name in ASKED:
+                continue
+            try:
+                self._tracepoints.append(self._object.attach(name))
+            except Refused:
+                optional.give_up([name])
+        self.missing = optional.missing()
+        self._tell_functions()
+        try:
+            for name in (switch, *_TRACEPOINTS):
+                self._tracepoints.append(self._object.attach(name))
+        except Refused:
+            self.close()
+            raise
+
+    def _tell_functions(self) -> None:
+        """How the arguments of each function are read."""
+        for number, row in enumerate(operations.functions().reshape(-1, 1)):
+            self._put("functions", number, row)
+
+    def _put(self, map_name: str, key: int, value: Array) -> None:
+        """value: one entry of the map, an array (1,) or what lies in memory like it."""
+        fd, data = self._object.map_fd(map_name), np.ascontiguousarray(value)
+        self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(key)), data.ctypes.data, 0)
+
+    def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
+        if self.mode == "perf":
+            for hook in hooks:
+                for leg, is_return in (("enter", False), ("return", True)):
+                    link._single.append(
+                        self._object.attach_uprobe(
+                            f"{part}_{leg}", path, hook.offset, hook.cookie, is_return=is_return
+                        )
+                    )
+            return
+        offsets, cookies = [hook.offset for hook in hooks], [hook.cookie for hook in hooks]
+        for leg in _legs(self.mode):
+            link._multi.append(
+                self._object.multi_link(
+                    f"{part}_{leg}",
+                    path,
+                    offsets,
+                    cookies,
+                    is_session=leg == "session",
+                    is_return=leg == "return",
+                    pid=pid,
+                )
+            )
+
+
+def mended(rows: Array, now_ns: Array) -> Array:
+    """Processes as they were read, in place, without what a change that was half done has put wrong.
+
+    rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. Two accounts are off by the change's time
+    stamp; with now in its place they are off by no more than the change has been waiting.
+    """
+    accounts = rows["ns"].view(np.int64)
+    states = rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1, initial=0)
+    now = now_ns[:, None]
+    so_far = accounts + np.where(np.arange(accounts.shape[1]) == states[:, None], now, 0)
+    is_torn = (rows["begun"] != rows["ended"])[:, None] & (np.arange(accounts.shape[1]) > 0)
+    accounts += np.where(is_torn & (so_far < 0), now, 0)
+    accounts -= np.where(is_torn & (so_far > now - rows["born_ns"][:, None]), now, 0)
+    return rows
+
+
+def _checked(path: Path) -> btf.Btf:
+    """The types of the object, which must be those that this version expects."""
+    try:
+        types = btf.Btf(path.read_bytes())
+    except OSError as error:
+        raise CannotTrace(f"{path}: {error.strerror}; build the BPF programs with `make bpf`") from None
+    for name, dtype in kernel.STRUCTS.items():
+        if found := btf.difference(dtype, types.dtype(name)):
+            raise CannotTrace(
+                f"{path} is of another version: in struct {name}, {found}; build it anew with `make bpf`"
+            )
+    return types
+
+
+def _loaded(
+    library: Library,
+    path: Path,
+    types: btf.Btf,
+    options: Options,
+    mode: str,
+    switch: str,
+    optional: Sequence[str],
+) -> Object:
+    """The object, loaded for one way of hooking, and proved by a link."""
+    opened = Object(library, path)
+    legs = _legs(mode)
+    hooked = [f"{part}_{leg}" for part in _PARTS for leg in legs]
+    try:
+        opened.choose([switch, *_TRACEPOINTS, *hooked, *optional])
+        if mode != "perf":
+            for name in hooked:
+                opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
+        for name, value in _constants(options).items():
+            place = types.places(".rodata")[name]
+            opened.set_constant(place.offset, value.to_bytes(place.n_bytes, "little"))
+        for ring in ("arrivals", "events"):
+            opened.resize(ring, options.ring_bytes)
+        if options.ioctl_ways:
+            opened.resize("operations", N_OPERATIONS_WITH_IOCTLS)
+        opened.load()
+        if mode != "perf":
+            _try_link(opened, hooked[0], path, is_session=mode == "session")
+        for name in set(optional) & set(IOCTL_WAYS["function"]):  # some kernels load what they cannot attach
+            opened.detach(opened.attach(name))
+    except Refused:
+        opened.close()
+        raise
+    return opened
+
+
+def _try_link(loaded: Object, program: str, path: Path, *, is_session: bool) -> None:
+    """Link to a place that no process runs: the object's own file. Raises Refused where the kernel cannot."""
+    loaded.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
+
+
+def _constants(options: Options) -> dict[str, int]:
+    return {
+        "cfg_record_all": int(options.record_all),
+        "cfg_only_targets": int(options.pids is not None),
+        "cfg_self": options.own_pid,
+        "cfg_slow_call_ns": options.slow_call_ns,
+        "cfg_slow_off_ns": options.slow_off_ns,
+        "cfg_slow_io_ns": options.slow_io_ns,
+        "cfg_first_ioctl": operations.FIRST_IOCTL,
+    }
+
+
+def _legs(mode: str) -> tuple[str, ...]:
+    return ("session",) if mode == "session" else ("enter", "return")

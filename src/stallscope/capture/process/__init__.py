@@ -1,0 +1,1 @@
+"""Facts about traced processes: identity, containers, sockets, annotations, communicators."""

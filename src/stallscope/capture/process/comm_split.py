@@ -1,0 +1,69 @@
+"""Rank and size in a communicator that was split off: in no call's arguments, but in those of all ranks together.
+
+NCCL orders the ranks of one colour by key, then by rank in the parent. So once every rank of the parent has
+told its colour and key, which on one node it does only when the whole parent is there, ranks are known; else they
+stay unknown. A split waits for all, so its records come within moments of each other.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.capture.process.comm_grow import Grown
+from stallscope.events import kernel
+from stallscope.events.layout import Array
+
+
+@dataclass
+class Splits:
+    """What has been told of splits so far. n_patience: batches that an incomplete one is held back for."""
+
+    n_patience: int = 3
+    grown: Grown = field(default_factory=Grown)
+    _held: Array = field(default_factory=lambda: np.zeros(0, kernel.LIFE))
+    _n_held: int = 0
+    _known: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def resolved(self, born: Array) -> Array:
+        """Communicators to be told now: kernel.LIFE (n,), with ranks where they are known.
+
+        born: those of this batch. Those of an incomplete split come with a later batch.
+        """
+        if not len(born) and not len(self._held):
+            return born
+        rows = np.concatenate([self._held, self.grown.born(born)])
+        is_open = (rows["comm_rank"] < 0) & (rows["parent_hash"] != 0) & (rows["color"] >= -1)
+        for parent, n_splits in np.unique(rows[is_open][["parent_hash", "n_splits"]]).tolist():
+            siblings = np.flatnonzero((rows["parent_hash"] == parent) & (rows["n_splits"] == n_splits))
+            if len(siblings) == rows["parent_nranks"][siblings[0]]:
+                self._rank(rows, siblings)
+                is_open[siblings] = False
+        self._n_held = self._n_held + 1 if is_open.any() else 0
+        if self._n_held > self.n_patience:
+            is_open[:] = False
+            self._n_held = 0
+        told: Array = rows[~is_open]
+        self._held = rows[is_open]
+        return told
+
+    def filled(self, collectives: Array) -> Array:
+        """Rows of COLLECTIVES with rank and size of those communicators, in place."""
+        self.grown.told(collectives)
+        unknown = np.flatnonzero((collectives["comm_rank"] < 0) & (collectives["comm_hash"] != 0))
+        if not len(unknown) or not self._known:
+            return collectives
+        members, which = np.unique(collectives[unknown][["pid", "comm_hash"]], return_inverse=True)
+        found = np.array([self._known.get(member, (-1, -1)) for member in members.tolist()], np.int32)
+        collectives["comm_rank"][unknown] = found[which, 0]
+        collectives["nranks"][unknown] = found[which, 1]
+        return collectives
+
+    def _rank(self, rows: Array, siblings: Array) -> None:
+        """Rank what one parent was split into."""
+        for comm_hash in np.unique(rows["comm_hash"][siblings]).tolist():
+            members = siblings[rows["comm_hash"][siblings] == comm_hash]
+            order = members[np.lexsort((rows["parent_rank"][members], rows["key"][members]))]
+            rows["comm_rank"][order] = np.arange(len(order))
+            rows["nranks"][members] = len(members)
+            for rank, pid in enumerate(rows["pid"][order].tolist()):
+                self._known[pid, comm_hash] = (rank, len(members))

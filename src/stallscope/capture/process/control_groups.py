@@ -1,0 +1,156 @@
+"""CPU quotas of control groups, v1 and v2: how often and for how long the processes in one had to wait for more.
+
+The kernel counts for each group; a process also waits when a group above its own has used up its quota. So the
+group of each traced process and all above it are read, about once a second: two small files where there is a quota.
+What is mounted where is read again now and then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.process.identity import small_file
+
+_TIME_UNITS = {"throttled_usec": 1000, "throttled_time": 1}
+"""Of v2 and v1 (Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst), in ns."""
+
+_ROOTS_EVERY_NS = 30 * 10**9
+_MOST_PLACES = 4096
+
+Roots = list[tuple[str, Path, bool]]
+"""Hierarchies that may hold a CPU quota: the part of the hierarchy that is mounted, where, whether it is v2."""
+
+
+class Group(NamedTuple):
+    """A control group: the folder where it is mounted, that hierarchy's folder, and which version it is."""
+
+    path: Path
+    root: Path
+    is_v2: bool
+
+    @property
+    def name(self) -> str:
+        """Its path in its hierarchy."""
+        return "/" + "/".join(self.path.relative_to(self.root).parts)
+
+
+class Throttled(NamedTuple):
+    """A group was throttled between two looks. n: periods; ns: summed over the CPUs. quota: in the kernel's words."""
+
+    since_ns: int
+    group: Group
+    n: int
+    ns: int
+    quota: str
+    pids: tuple[int, ...]
+
+
+class _Counters(NamedTuple):
+    at_ns: int
+    n: int
+    ns: int
+
+
+@dataclass
+class ControlGroups:
+    """The groups of the traced processes. proc: where /proc is mounted."""
+
+    proc: Path = Path("/proc")
+    _last: dict[Path, _Counters] = field(default_factory=dict)
+    _roots: Roots = field(default_factory=list)
+    _next_roots_ns: int = 0
+    _groups_of: dict[str, list[Group]] = field(default_factory=dict)
+
+    def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttled]:
+        """What has been throttled since the last look; of a group that is seen first, since then."""
+        if now_ns >= self._next_roots_ns:
+            self._next_roots_ns = now_ns + _ROOTS_EVERY_NS
+            self._roots = _roots(f"{self.proc}/self/mountinfo")
+            self._groups_of.clear()
+        members: dict[Group, list[int]] = {}
+        for pid in pids:
+            for group in self._groups(pid):
+                members.setdefault(group, []).append(pid)
+        found, seen = [], {}
+        for group, inside in members.items():
+            quota = _quota(group)
+            counters = _counters(f"{group.path}/cpu.stat", now_ns) if quota else None
+            if counters is None:
+                continue
+            seen[group.path] = counters
+            before = self._last.get(group.path)
+            if before and counters.n > before.n:
+                n, ns = counters.n - before.n, max(counters.ns - before.ns, 0)
+                found.append(Throttled(before.at_ns, group, n, ns, quota, tuple(inside)))
+        self._last = seen
+        return found
+
+    def _groups(self, pid: int) -> list[Group]:
+        """The group of a process in each hierarchy, and all above it but the root, which has no quota."""
+        text = _text(f"{self.proc}/{pid}/cgroup")
+        if text not in self._groups_of:
+            if len(self._groups_of) >= _MOST_PLACES:
+                self._groups_of.clear()
+            self._groups_of[text] = _groups(text.splitlines(), self._roots)
+        return self._groups_of[text]
+
+
+def _text(path: str) -> str:
+    return small_file(path).decode(errors="replace")
+
+
+def _roots(mounts: str) -> Roots:
+    """mounts: path of the table of mounts."""
+    try:
+        lines = Path(mounts).read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        own, _, behind = line.partition(" - ")
+        kind, _, options = [*behind.split(), "", "", ""][:3]
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            fields = own.split()
+            found.append((fields[3], Path(fields[4]), kind == "cgroup2"))
+    return found
+
+
+def _groups(lines: list[str], roots: Roots) -> list[Group]:
+    """lines: of a process's file `cgroup`, NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers."""
+    found = []
+    for line in lines:
+        number, controllers, place = line.split(":", 2)
+        is_v2 = number == "0" and not controllers
+        if not is_v2 and "cpu" not in controllers.split(","):
+            continue
+        for mounted, root, root_is_v2 in roots:
+            inside = place.removeprefix(mounted.rstrip("/"))
+            if root_is_v2 != is_v2 or ".." in Path(inside).parts or (inside == place and mounted != "/"):
+                continue
+            parts = Path(inside).parts[1:]
+            found += [Group(root.joinpath(*parts[:i]), root, is_v2) for i in range(len(parts), 0, -1)]
+    return found
+
+
+def _quota(group: Group) -> str:
+    """The quota in the kernel's words, such as "cpu.max 50000/100000"; empty where there is none."""
+    try:
+        if group.is_v2:
+            quota, period = _text(f"{group.path}/cpu.max").split()
+            return "" if quota == "max" else f"cpu.max {quota}/{period}"
+        quota = _text(f"{group.path}/cpu.cfs_quota_us").strip()
+        if int(quota) < 0:
+            return ""
+        return f"cpu.cfs_quota_us {quota}/{_text(f'{group.path}/cpu.cfs_period_us').strip()}"
+    except ValueError:
+        return ""
+
+
+def _counters(path: str, now_ns: int) -> _Counters | None:
+    try:
+        stat = dict(line.split() for line in _text(path).splitlines())
+        ns = next(int(stat[name]) * unit for name, unit in _TIME_UNITS.items() if name in stat)
+        return _Counters(now_ns, int(stat["nr_throttled"]), ns)
+    except (ValueError, KeyError, StopIteration):
+        return None

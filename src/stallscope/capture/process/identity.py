@@ -1,0 +1,152 @@
+"""Who a process is in its job: rank, local rank, world size, name, GPU.
+
+From the environment that the launcher gave it (torchrun, Slurm, Open MPI, MPICH and relatives) and from the
+kernel's view of it. What a process sets for itself after its start does not show; unknown is -1. The GPU is
+known where the process can use only one.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
+from stallscope.events.layout import UNKNOWN
+
+_MAX_ENVIRON_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 14
+_DEVICE = re.compile(r"/dev/nvidia(\d+)")
+
+
+class _Launcher(NamedTuple):
+    """The variables in which a launcher tells rank, local rank and world size."""
+
+    name: str
+    rank: str
+    local_rank: str
+    nranks: str
+
+
+_LAUNCHERS = (
+    _Launcher("torchrun", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    _Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE"),
+    _Launcher("MPICH, Intel MPI", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    _Launcher("PALS, Cray MPICH", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE"),
+    _Launcher("PMIx", "PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE"),
+    _Launcher("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+)
+"""First match wins: torchrun and MPI run inside a Slurm step, whose own numbers then mean the launcher."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process's place in its job; -1 where it cannot be known."""
+
+    pid: int
+    rank: int = UNKNOWN
+    local_rank: int = UNKNOWN
+    nranks: int = UNKNOWN
+    device: int = UNKNOWN
+    comm: str = ""
+    started_ticks: int = UNKNOWN
+    is_from_nccl: bool = False  # rank and nranks are those of a communicator
+
+
+def identity(
+    pid: int,
+    proc: Path = Path("/proc"),
+    *,
+    variables: Mapping[str, str] | None = None,
+    gpus: GpuNumbers = GpuNumbers(),
+) -> Identity:
+    """Who `pid` is. A process that has gone, or may not be looked at, is unknown in all but its pid.
+
+    variables: its environment; read where it is not given. gpus: what the GPUs' numbers are.
+    """
+    home = proc / str(pid)
+    variables = environment(home) if variables is None else variables
+    rank, local_rank, nranks = place(variables)
+    comm, started = _comm_and_start(home)
+    return Identity(pid, rank, local_rank, nranks, _device(home, variables, gpus), comm, started)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment a process (its folder in /proc) was started with."""
+    try:
+        with (home / "environ").open("rb") as file:
+            data = file.read(_MAX_ENVIRON_BYTES)
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in data.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def place(variables: Mapping[str, str]) -> tuple[int, int, int]:
+    """(rank, local rank, number of ranks) as the first launcher that gives a rank tells them."""
+    for launcher in _LAUNCHERS:
+        rank = _number(variables.get(launcher.rank))
+        nranks = _number(variables.get(launcher.nranks))
+        if rank != UNKNOWN and (nranks == UNKNOWN or rank < nranks):
+            return rank, _number(variables.get(launcher.local_rank)), nranks
+    return UNKNOWN, UNKNOWN, UNKNOWN
+
+
+def _number(text: str | None) -> int:
+    is_number = text is not None and len(text) <= 7 and text.isascii() and text.isdigit()
+    return int(text) if text is not None and is_number else UNKNOWN
+
+
+def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
+    """What a file of the kernel says, up to so many bytes; nothing where it is gone.
+
+    For what is read each second: pathlib and buffers cost more than the kernel's part of it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, n_bytes)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _comm_and_start(home: Path) -> tuple[str, int]:
+    """Command name and start time in clock ticks since boot, from /proc/PID/stat."""
+    try:
+        text = (home / "stat").read_bytes()
+    except OSError:
+        return "", UNKNOWN
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    return head.partition(b"(")[2].decode("utf-8", "replace"), int(fields[19])
+
+
+def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
+    """The only GPU that the process has opened, else the only one that is visible to it."""
+    devices = {gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, opened(home)) if match}
+    if len(devices) == 1:
+        return devices.pop()
+    seen = visible(home, variables, gpus)
+    return seen[0] if len(seen) == 1 and (seen[0] in devices or not devices) else UNKNOWN
+
+
+def opened(home: Path) -> list[str]:
+    """What the descriptors of a process (its folder in /proc) stand for; none where it may not be looked at."""
+    try:
+        links = list((home / "fd").iterdir())
+    except OSError:
+        return []
+    return [_target(link) for link in links]
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""

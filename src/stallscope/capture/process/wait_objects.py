@@ -1,0 +1,230 @@
+"""The object that a blocked system call waits for, in words: a file, a pipe and its other end, a lock and its holder.
+
+    objects = WaitObjects()
+    objects.of(pid, tid)       # Blocked(nr, "pipe to 812 loader"), from /proc; None while the thread runs
+
+Nothing is read from the thread itself but /proc/PID/task/TID/syscall and, for poll and select, the list of descriptors
+in its memory. Only x86-64 system call numbers are known; elsewhere the object is empty.
+"""
+
+import platform
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.process.identity import small_file
+from stallscope.capture.stacks.memory import Memory, Unreadable
+
+_KEPT_NS = 3 * 10**9
+_MOST_KEPT = 4096
+_MOST_POLLED = 8
+
+_ON_DESCRIPTOR = frozenset(
+    # read, write, pread64, pwrite64, readv, writev, preadv(2), pwritev(2), fsync, fdatasync, sync_file_range,
+    # ftruncate, fallocate, getdents64, recv*, send*, connect, accept
+    (
+        0,
+        1,
+        17,
+        18,
+        19,
+        20,
+        295,
+        296,
+        327,
+        328,
+        74,
+        75,
+        277,
+        77,
+        285,
+        217,
+        45,
+        47,
+        44,
+        46,
+        42,
+        43,
+        288,
+        299,
+        307,
+        306,
+    )
+)
+_FILE_LOCKS = frozenset((73, 72))  # flock, fcntl
+_CHILD_WAITS = frozenset((61, 247))  # wait4, waitid
+_POLLS = frozenset((7, 271))  # poll, ppoll
+_SELECTS = frozenset((23, 270))  # select, pselect6
+_FUTEXES = frozenset((202, 449))
+_WRITES = frozenset((1, 18, 20, 296, 328))
+
+
+class Blocked(NamedTuple):
+    """nr: the system call, -1 for a page fault. object: in words, empty where there is none or it is not known."""
+
+    nr: int
+    object: str
+
+
+@dataclass
+class WaitObjects:
+    """now_ns: a monotonic clock; what a descriptor means is kept for some seconds."""
+
+    now_ns: Callable[[], int]
+    proc: Path = Path("/proc")
+    _kept: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
+
+    def of(self, pid: int, tid: int, memory: Memory | None = None) -> Blocked | None:
+        """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
+        words = small_file(f"{self.proc}/{pid}/task/{tid}/syscall").split()
+        if not words or words[0] == b"running":
+            return None
+        nr = int(words[0])
+        if nr < 0 or platform.machine() != "x86_64" or len(words) < 7:
+            return Blocked(nr, "")
+        arguments = [int(word, 16) for word in words[1:7]]
+        return Blocked(nr, self._object(pid, nr, arguments, memory))
+
+    def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
+        if nr in _FUTEXES or not (descriptor := self._key(nr, arguments, memory)):
+            return ""
+        key, now_ns = (pid, nr, descriptor[0]), self.now_ns()
+        kept = self._kept.get(key)
+        if kept and now_ns - kept[0] < _KEPT_NS:
+            return kept[1]
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        text = self._described(pid, nr, descriptor[0])
+        self._kept[key] = now_ns, text
+        return text
+
+    def _key(self, nr: int, arguments: list[int], memory: Memory | None) -> tuple[int] | None:
+        """The descriptor, or the process waited for (0: any child)."""
+        if nr in _ON_DESCRIPTOR or nr in _FILE_LOCKS:
+            return (arguments[0],)
+        if nr in _CHILD_WAITS:
+            pid = arguments[0] if nr == 61 else arguments[1] if arguments[0] == 1 else 0
+            return (pid if 0 < pid < 1 << 22 else 0,)
+        try:
+            if nr in _POLLS and memory and 0 < arguments[1] <= _MOST_POLLED:
+                return struct.unpack("=i", memory.read(arguments[0], 4))
+            if nr in _SELECTS and memory and arguments[1]:
+                bits = int.from_bytes(memory.read(arguments[1], 8), "little")
+                return ((bits & -bits).bit_length() - 1,) if bits else None
+        except Unreadable:
+            return None
+        return None
+
+    def _described(self, pid: int, nr: int, number: int) -> str:
+        if nr in _CHILD_WAITS:
+            return self._child(pid, number)
+        try:
+            target = str((self.proc / str(pid) / "fd" / str(number)).readlink())
+        except OSError:
+            return ""
+        if nr in _FILE_LOCKS:
+            return f"lock on {target}{self._holder(pid, number)}"
+        if target.startswith("pipe:["):
+            return self._pipe(pid, target, is_writing=nr in _WRITES)
+        if target.startswith("socket:["):
+            return self._socket(pid, target)
+        return target.removesuffix(" (deleted)")
+
+    def _child(self, pid: int, child: int) -> str:
+        """The program that a process waits for: with any child, the one that is there."""
+        children = [child] if child else self.children(pid)
+        names = [name for one in children[:2] if (name := self.program(one))]
+        return f"end of {', '.join(names)}" if names else "end of a child process"
+
+    def children(self, pid: int) -> list[int]:
+        """The child processes that the main thread has started."""
+        return [int(word) for word in small_file(f"{self.proc}/{pid}/task/{pid}/children").split()]
+
+    def program(self, pid: int) -> str:
+        """Pid and command of a process: its name, and the file that a shell or an interpreter runs."""
+        name = small_file(f"{self.proc}/{pid}/comm").decode("utf-8", "replace").strip()
+        words = small_file(f"{self.proc}/{pid}/cmdline").decode("utf-8", "replace").split("\0")
+        script = next((word for word in words[1:] if word and not word.startswith("-")), "")
+        if "-c" in words or not script.isprintable():
+            script = ""
+        return f"{name} {pid}{f' ({script[:60]})' if script else ''}" if name else ""
+
+    def _pipe(self, pid: int, target: str, *, is_writing: bool) -> str:
+        others = self._others(pid, target, wants_reader=is_writing)
+        if not others:
+            return "pipe that no other process reads" if is_writing else "pipe"
+        return f"{'full pipe read by' if is_writing else 'pipe written by'} {', '.join(others)}"
+
+    def _others(self, pid: int, target: str, *, wants_reader: bool) -> list[str]:
+        """Other processes that have the wanted end of a pipe open, at most two."""
+        found = []
+        for entry in self.proc.iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == pid:
+                continue
+            if _has_end(entry, target, wants_reader=wants_reader):
+                found.append(self.program(int(entry.name)))
+            if len(found) == 2:
+                break
+        return [name for name in found if name]
+
+    def _socket(self, pid: int, target: str) -> str:
+        inode = target[8:-1].encode()
+        for name in ("tcp", "tcp6"):
+            for line in _whole(self.proc / str(pid) / "net" / name).splitlines()[1:]:
+                words = line.split()
+                if len(words) > 9 and words[9] == inode:
+                    return f"connection to {_address(words[2].decode())}"
+        return "a Unix socket"
+
+    def _holder(self, pid: int, descriptor: int) -> str:
+        """Who holds the lock on a file that somebody waits for, by /proc/locks."""
+        try:
+            inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
+        except OSError:
+            return ""
+        for line in _whole(self.proc / "locks").decode("ascii", "replace").splitlines():
+            words = line.split()
+            if (
+                "->" not in words
+                and len(words) > 5
+                and words[5].rpartition(":")[2] == inode
+                and words[4] != str(pid)
+            ):
+                name = self.program(int(words[4])) if words[4].isdecimal() and words[4] != "0" else ""
+                return f" held by {name or f'process {words[4]}'}"
+        return ""
+
+
+def _whole(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _has_end(process: Path, target: str, *, wants_reader: bool) -> bool:
+    try:
+        for link in (process / "fd").iterdir():
+            if str(link.readlink()) == target:
+                flags = small_file(f"{process}/fdinfo/{link.name}").split(b"flags:")[1].split()[0]
+                if (int(flags, 8) & 3 != 1) == wants_reader:
+                    return True
+    except (OSError, IndexError):
+        pass
+    return False
+
+
+def _address(text: str) -> str:
+    """Address and port of /proc/net/tcp."""
+    address, _, port = text.partition(":")
+    raw = bytes.fromhex(address)
+    if len(raw) == 4:
+        host = ".".join(str(byte) for byte in raw[::-1])
+    else:
+        words = [raw[i : i + 4][::-1] for i in range(0, 16, 4)]
+        data = b"".join(words)
+        is_mapped = data[:12] == bytes(10) + b"\xff\xff"
+        host = ".".join(map(str, data[12:])) if is_mapped else f"[{data.hex(':', 2)}]"
+    return f"{host}:{int(port, 16)}"

@@ -1,0 +1,1 @@
+"""From kernel records to rows of the trace, with lost records counted."""

@@ -1,0 +1,164 @@
+"""Statistics of CUDA calls and balances of memory, from the kernel's running sums to rows of tables.
+
+The sums only grow; a row tells the growth since the last row of its kind. Calls of a group of hooks that is switched
+on and off are told once a period, scaled up to it: an estimate, which is marked.
+"""
+
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from stallscope.capture.probes.maps import Entries
+from stallscope.capture.probes.operations import GROUPS, OPS
+from stallscope.events import kernel, layout
+from stallscope.events.kernel import HookGroup
+from stallscope.events.layout import UNKNOWN, Array, Table
+
+_SUMS = ("n", "n_failed", "total_ns", "count_bytes")
+_EDGES = [f'"{1 << (kernel.FIRST_BUCKET_BITS + i)}"' for i in range(kernel.N_BUCKETS)]
+_ENOUGH = 0.98
+"""Of an interval: hooks that were on for so much of it have seen all of it."""
+
+
+class Covered(NamedTuple):
+    """An interval, and how long of it hooks were on."""
+
+    interval_ns: int
+    on_ns: int
+
+
+class Coverage(Protocol):
+    """Tells when hooks were on: governor.Governor."""
+
+    def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
+        """The time since the last answer that was not None; None: it is not over yet, ask again."""
+
+
+@dataclass
+class AlwaysOn:
+    """The coverage of hooks that nobody switches."""
+
+    since_ns: int
+    _told_ns: dict[HookGroup, int] = field(default_factory=dict)
+
+    def covered(self, group: HookGroup, now_ns: int) -> Covered:
+        """All of the time since the last answer."""
+        interval_ns = now_ns - self._told_ns.get(group, self.since_ns)
+        self._told_ns[group] = now_ns
+        return Covered(interval_ns, interval_ns)
+
+
+@dataclass
+class Tallies:
+    """What was told so far. operations, balances: read the kernel's maps, as Program does."""
+
+    node: int
+    operations: Callable[[], Entries]
+    balances: Callable[[], Entries]
+    coverage: Coverage
+    own_pid: int = 0
+    _told: dict[int, Array] = field(default_factory=dict)
+    _held: dict[int, Array] = field(default_factory=dict)
+
+    def rows(self, now_ns: int) -> list[tuple[Table, Array]]:
+        """The rows of this second. Raises CannotTrace."""
+        return [
+            (layout.OPERATIONS, self._calls(self.operations(), now_ns)),
+            (layout.MEMORY, self._memory(self.balances(), now_ns)),
+        ]
+
+    def ended(self, pids: Collection[int], ended_ns: int) -> Array:
+        """Rows of layout.MEMORY that say that these processes hold nothing any more; then they are forgotten."""
+        gone = frozenset(pids)
+        self._told = {
+            key: told
+            for key, told in self._told.items()
+            if int(_keys(key, kernel.OPERATION_KEY)["tgid"]) not in gone
+        }
+        last = {
+            key: held
+            for key, held in self._held.items()
+            if int(_keys(key, kernel.BALANCE_KEY)["tgid"]) in gone
+        }
+        for key in last:
+            del self._held[key]
+        if not last:
+            return layout.empty(layout.MEMORY)
+        keys = np.array(list(last), np.uint64).view(kernel.BALANCE_KEY)
+        values = np.array(list(last.values()), kernel.BALANCE)
+        values["live_bytes"] = values["n_live"] = 0
+        return self._balance_rows(Entries(keys, values), ended_ns)
+
+    def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
+        """Processes that were counted and have ended, but are not among the traced ones, whose end is told."""
+        keys = np.fromiter(self._told, np.uint64, len(self._told)).view(kernel.OPERATION_KEY)
+        return [
+            pid
+            for pid in np.unique(keys["tgid"]).tolist()
+            if pid not in known and not (proc / str(pid)).exists()
+        ]
+
+    def _calls(self, found: Entries, now_ns: int) -> Array:
+        is_known = (found.keys["symbol"] > 0) & (found.keys["tgid"] != self.own_pid)
+        keys, values = found.keys[is_known], found.values[is_known]
+        groups = GROUPS[keys["symbol"]]
+        parts = [
+            self._grown(keys[groups == group], values[groups == group], covered, now_ns)
+            for group in HookGroup
+            if (covered := self.coverage.covered(group, now_ns)) is not None
+        ]
+        return np.concatenate([layout.empty(layout.OPERATIONS), *parts])
+
+    def _grown(self, keys: Array, values: Array, covered: Covered, now_ns: int) -> Array:
+        names = keys.view(np.uint64).tolist()
+        nothing = np.zeros((), kernel.OPERATION)
+        before = np.array([self._told.get(name, nothing) for name in names], kernel.OPERATION)
+        has_grown = values["n"] != before["n"]
+        keys, values, before = keys[has_grown], values[has_grown], before[has_grown]
+        for name, value in zip(keys.view(np.uint64).tolist(), values, strict=True):
+            self._told[name] = value.copy()
+        is_estimate = covered.on_ns < _ENOUGH * covered.interval_ns
+        scale = covered.interval_ns / max(covered.on_ns, 1) if is_estimate else 1.0
+        rows = layout.empty(layout.OPERATIONS, len(keys))
+        grown = {name: (values[name] - before[name]).astype(np.int64) for name in _SUMS}
+        rows["ts_ns"], rows["interval_ns"], rows["node"] = now_ns, covered.interval_ns, self.node
+        rows["pid"], rows["symbol"], rows["op"] = keys["tgid"], keys["symbol"], OPS[keys["symbol"]]
+        rows["direction"], rows["host_memory"] = keys["direction"], keys["host_memory"]
+        rows["n_seen"], rows["n_failed"] = grown["n"], grown["n_failed"]
+        rows["n"] = np.rint(grown["n"] * scale)
+        rows["total_ns"] = np.rint(grown["total_ns"] * scale)
+        rows["count_bytes"] = np.rint(grown["count_bytes"] * scale)
+        rows["max_ns"] = values["max_ns"]
+        rows["first_ns"] = np.where(before["n"] == 0, values["first_ns"].astype(np.int64), UNKNOWN)
+        rows["is_estimate"] = is_estimate
+        rows["histogram"] = [_told(counts) for counts in (values["histogram"] - before["histogram"]).tolist()]
+        return rows
+
+    def _memory(self, found: Entries, now_ns: int) -> Array:
+        names = found.keys.view(np.uint64).tolist()
+        changed = [
+            i for i, name in enumerate(names) if name not in self._held or self._held[name] != found.values[i]
+        ]
+        for i in changed:
+            self._held[names[i]] = found.values[i].copy()
+        return self._balance_rows(Entries(found.keys[changed], found.values[changed]), now_ns)
+
+    def _balance_rows(self, found: Entries, ts_ns: int) -> Array:
+        rows = layout.empty(layout.MEMORY, len(found.keys))
+        rows["ts_ns"], rows["node"], rows["pid"] = ts_ns, self.node, found.keys["tgid"]
+        rows["device"], rows["kind"] = found.keys["device"], found.keys["memory"]
+        for name in kernel.BALANCE.names or ():
+            rows[name] = found.values[name]
+        return rows
+
+
+def _keys(number: int, dtype: "np.dtype[np.void]") -> Array:
+    return np.array([number], np.uint64).view(dtype)[0]
+
+
+def _told(counts: list[int]) -> bytes:
+    """A histogram as JSON: the upper edge of each bucket that has something, and how much."""
+    return f"{{{','.join(f'{edge}:{n}' for edge, n in zip(_EDGES, counts, strict=True) if n)}}}".encode()

@@ -1,0 +1,144 @@
+"""What the kernel emits, as rows of the tables: whole arrays at a time, fields of the same name copied.
+
+    splits = Splits()                                     # once
+    tables = records.tables(arrivals, events, node=0, splits=splits)   # by table name, ready to be appended
+    ended = records.communicators_ended(events, splits)   # (pid, comm_hash, ts_ns) of what was destroyed
+
+A split communicator's rank and size are not among the call's arguments: splits.py finds them.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stallscope.capture.process.comm_split import Splits
+from stallscope.events import kernel, layout
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import UNKNOWN, Array, Table
+from stallscope.events.names import DATATYPE_BYTES, Datatype
+
+_N_DATATYPES = len(DATATYPE_BYTES)
+_SIZES = np.array(DATATYPE_BYTES, np.int64)
+
+
+class Ended(NamedTuple):
+    """Communicators that were destroyed or aborted: arrays (n,)."""
+
+    pids: Array
+    comm_hashes: Array
+    ts_ns: Array
+
+
+def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None = None) -> dict[str, Array]:
+    """Rows by table name: collectives, calls, call_arguments, offcpu, communicators; processes: see identity.py.
+
+    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: what is known of split
+    communicators from earlier batches; without it their ranks are found only within one batch.
+    """
+    splits = splits or Splits(n_patience=0)
+    born, called = splits.resolved(of_kind(events, Kind.COMM_BORN)), of_kind(events, Kind.CALL)
+    return {
+        "collectives": splits.filled(collectives(arrivals, node=node)),
+        "calls": calls(called, node=node),
+        "call_arguments": call_arguments(called, node=node),
+        "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
+        "communicators": communicators(born, node=node),
+    }
+
+
+def of_kind(events: Array, *kinds: Kind) -> Array:
+    """The events of these kinds, which share a struct, as that struct."""
+    dtype = _dtype_of(kinds[0])
+    if not len(events):
+        return np.zeros(0, dtype)
+    is_one = events["kind"] == kinds[0]
+    for kind in kinds[1:]:
+        is_one |= events["kind"] == kind
+    chosen: Array = events[is_one] if is_one.any() else events[:0]
+    return chosen.view(dtype)
+
+
+def raw(events: Array) -> Array:
+    """What the ledger is made of: kernel.RAW, in order of time; there only while everything is recorded.
+
+    Times of what was missed and found later lie in the past, so the order of emission is not that of time.
+    """
+    found: Array = events[events["kind"] >= kernel.FIRST_RAW].view(kernel.RAW)
+    return found[np.argsort(found["ts_ns"], kind="stable")]
+
+
+def collectives(arrivals: Array, *, node: int) -> Array:
+    """Rows of COLLECTIVES. Bytes are elements x size of the datatype; unknown where either is."""
+    rows = _rows(layout.COLLECTIVES, arrivals, node)
+    is_known = (arrivals["datatype"] > 0) & (arrivals["datatype"] < _N_DATATYPES)
+    datatype = np.where(is_known, arrivals["datatype"], Datatype.NONE)
+    has_bytes = is_known & (arrivals["count"] >= 0)
+    rows["datatype"] = datatype
+    rows["comm_handle"] = arrivals["comm"]
+    rows["count_bytes"] = np.where(has_bytes, arrivals["count"] * _SIZES[datatype], UNKNOWN)
+    return rows
+
+
+def calls(events: Array, *, node: int) -> Array:
+    """Rows of CALLS from kernel.CALL."""
+    return _with_stacks(_rows(layout.CALLS, events, node))
+
+
+def call_arguments(events: Array, *, node: int) -> Array:
+    """Rows of CALL_ARGUMENTS from those of kernel.CALL that tell any."""
+    names = ("direction", "host_memory", "memory", "address", "handle", "grid", "block")
+    has_any = np.zeros(len(events), bool)
+    for name in names:
+        is_given = events[name] != 0
+        has_any |= is_given if is_given.ndim == 1 else is_given.any(axis=1)
+    some = events[has_any]
+    rows = _rows(layout.CALL_ARGUMENTS, some, node)
+    for what in ("grid", "block"):
+        for i, axis in enumerate("xyz"):
+            rows[f"{what}_{axis}"] = some[what][:, i]
+    return rows
+
+
+def offcpu(events: Array, *, node: int) -> Array:
+    """Rows of OFFCPU from kernel.OFF_CPU."""
+    return _with_stacks(_rows(layout.OFFCPU, events, node))
+
+
+def communicators(born: Array, *, node: int) -> Array:
+    """Rows of COMMUNICATORS from the kernel.LIFE of those that were born."""
+    return _rows(layout.COMMUNICATORS, born[born["comm"] != 0], node)
+
+
+def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
+    """What was destroyed or aborted, among kernel.EVENT of any kinds."""
+    dead = of_kind(events, Kind.COMM_DEAD)
+    if splits:
+        dead = splits.grown.told(dead.copy())
+    return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
+
+
+def _with_stacks(rows: Array) -> Array:
+    """stack: the kernel's hash for now, as Stacks.numbers() takes it; unknown where there is none."""
+    rows["stack"][rows["stack"] == 0] = UNKNOWN
+    return rows
+
+
+def _rows(table: Table, records: Array, node: int) -> Array:
+    """Rows of a table with all fields that the records have too; the others unknown or zero."""
+    rows = layout.empty(table, len(records))
+    if not len(records):
+        return rows
+    for name in set(rows.dtype.names or ()) & set(records.dtype.names or ()):
+        rows[name] = records[name]
+    rows["node"] = node
+    return rows
+
+
+def _dtype_of(kind: Kind) -> np.dtype[Any]:
+    if kind is Kind.CALL:
+        return kernel.CALL
+    if kind is Kind.OFF_CPU:
+        return kernel.OFF_CPU
+    if kind is Kind.HOST:
+        return kernel.HOST
+    return kernel.LIFE if kind < kernel.FIRST_RAW else kernel.RAW

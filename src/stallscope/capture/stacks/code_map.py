@@ -1,0 +1,164 @@
+"""The code that a process has mapped: for an address, the file and function, and how to get to the caller's.
+
+    files = Files()                        # of all processes: what was read of a file is kept; no file is held open
+    code = MappedCode(pid, files)
+    code.name(address)                     # "cudaStreamSynchronize+0x3d (libcudart.so.12)"
+    code.rules(address)                    # unwinding.Rules
+
+Files are opened through map_files, which leads to the very file that is mapped, whatever its name leads to by now;
+where that is not allowed, by name, and only if that is still the file that is mapped.
+"""
+
+import bisect
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import FileKey, Image, NotElf
+from stallscope.capture.stacks.eh_frame import NoRules, Rules, rules_at
+from stallscope.capture.stacks.interpreter import Region, regions
+from stallscope.capture.stacks.symbols import Functions, functions_of, named
+
+_MOST_FILES = 64
+_MOST_FUNCTIONS = 1_500_000
+"""Of all files together, 20 bytes each; files that were not needed for longest are forgotten."""
+_MOST_ADDRESSES = 16384
+_PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
+
+
+@dataclass
+class _Known:
+    """What was read of a file. An address with None: the file says nothing of it."""
+
+    functions: Functions | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    rules: dict[int, Rules | None] = field(default_factory=dict)
+
+
+@dataclass
+class Files:
+    """What was read of files, by file."""
+
+    _known: OrderedDict[FileKey, _Known] = field(default_factory=OrderedDict)
+
+    def of(self, key: FileKey) -> _Known:
+        """What is known of a file, to be added to."""
+        if key not in self._known:
+            self._known[key] = _Known()
+        self._known.move_to_end(key)
+        while len(self._known) > 1 and (
+            len(self._known) > _MOST_FILES or self._n_functions() > _MOST_FUNCTIONS
+        ):
+            self._known.popitem(last=False)
+        return self._known[key]
+
+    def _n_functions(self) -> int:
+        return sum(len(one.functions.begins) for one in self._known.values() if one.functions)
+
+
+class MappedCode:
+    """The code of one process, as its maps were when they were last read."""
+
+    def __init__(self, pid: int, files: Files, proc: Path = Path("/proc")):
+        self.pid = pid
+        self._files, self._proc = files, proc
+        self._regions: list[Region] = []
+        self._starts: list[int] = []
+        self._keys: dict[Region, FileKey | None] = {}
+
+    def refresh(self) -> None:
+        """Read again what is mapped."""
+        self._regions = [region for region in regions(self.pid, self._proc) if region.is_code]
+        self._starts = [region.start for region in self._regions]
+        now = set(self._regions)
+        self._keys = {region: key for region, key in self._keys.items() if region in now}
+
+    def region(self, address: int) -> Region | None:
+        """The stretch of a file's code that holds an address."""
+        i = bisect.bisect_right(self._starts, address) - 1
+        return self._regions[i] if i >= 0 and address < self._regions[i].end else None
+
+    def is_interpreter(self, address: int) -> bool:
+        """Whether that is Python's own code, by the name of the file."""
+        region = self.region(address)
+        return region is not None and _PYTHON.search(region.name.removesuffix(" (deleted)")) is not None
+
+    def name(self, address: int) -> str:
+        """The function, how far into it, and the library; an offset in the library where it has no name for it."""
+        region = self.region(address)
+        if region is None:
+            return f"{address:#x}"
+        in_file = address - region.start + region.offset
+        known = self._known(region)
+        if known is None:
+            return f"{in_file:#x} ({_short(region.name)})"
+        if in_file not in known.names:
+            if len(known.names) >= _MOST_ADDRESSES:
+                known.names.clear()
+            known.names[in_file] = self._named(region, known, in_file)
+        return f"{known.names[in_file]} ({_short(region.name)})"
+
+    def rules(self, address: int) -> Rules:
+        """How to get to the caller of the instruction at an address. Raises NoRules."""
+        region = self.region(address)
+        known = self._known(region) if region else None
+        if region is None or known is None:
+            raise NoRules(f"no file is mapped at {address:#x} that may be read")
+        in_file = address - region.start + region.offset
+        if in_file not in known.rules:
+            if len(known.rules) >= _MOST_ADDRESSES:
+                known.rules.clear()
+            known.rules[in_file] = self._rules(region, in_file)
+        found = known.rules[in_file]
+        if found is None:
+            raise NoRules(f"{_short(region.name)} does not say how to go on from {in_file:#x}")
+        return found
+
+    def _known(self, region: Region) -> _Known | None:
+        if region not in self._keys:
+            try:
+                with self._opened(region) as image:
+                    self._keys[region] = image.key
+            except (OSError, NotElf):
+                self._keys[region] = None
+        key = self._keys[region]
+        return self._files.of(key) if key else None
+
+    def _named(self, region: Region, known: _Known, in_file: int) -> str:
+        try:
+            with self._opened(region) as image:
+                if known.functions is None:
+                    known.functions = functions_of(image)
+                found = named(image, known.functions, elf.address_of(image, in_file))
+        except (OSError, NotElf):
+            found = None
+        return f"{found.name}+{found.offset:#x}" if found else f"{in_file:#x}"
+
+    def _rules(self, region: Region, in_file: int) -> Rules | None:
+        try:
+            with self._opened(region) as image:
+                return rules_at(image, elf.address_of(image, in_file))
+        except (OSError, NotElf, NoRules):
+            return None
+
+    @contextmanager
+    def _opened(self, region: Region) -> Iterator[Image]:
+        """The mapped file. Raises OSError, NotElf."""
+        home = self._proc / str(self.pid)
+        with ExitStack() as opened:
+            try:
+                by_address = home / "map_files" / f"{region.start:x}-{region.end:x}"
+                image = opened.enter_context(elf.opened(by_address))
+            except OSError:
+                image = opened.enter_context(elf.opened(home / "root" / region.name.lstrip("/")))
+                if image.key.inode != region.inode:
+                    raise FileNotFoundError(region.name) from None
+            yield image
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(" (deleted)").rpartition("/")[2]

@@ -1,0 +1,281 @@
+"""How to get from an instruction to its caller's: the call frame information (.eh_frame) of an ELF file, x86-64.
+
+Every library that may be passed by a C++ exception has it, and compilers write it for C, too; so it leads through code
+without frame pointers. It is found by the table in .eh_frame_hdr. What is rare (expressions, other encodings) is
+refused: then a stack ends there. Sources: DWARF 5, section 6.4; Linux Standard Base 5, "Exception Frames"; the numbers
+of registers are those of the System V ABI for x86-64.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stallscope.capture.probes import elf
+from stallscope.capture.probes.elf import Image
+
+BX, BP, SP, IP = 3, 6, 7, 16
+SAVED = (BX, BP, 12, 13, 14, 15)
+"""Registers that a function leaves as it found them."""
+
+_PT_GNU_EH_FRAME = 0x6474E550
+_HEADER = bytes([1, 0x1B, 0x03, 0x3B])
+"""Version 1; where .eh_frame is (relative, 4 bytes); number of rows (4 bytes); rows (relative to the header)."""
+_MAX_ROWS = 1 << 24
+_MAX_ENTRY_BYTES = 1 << 16
+_MAX_NESTED = 16
+_POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
+_RELATIVE = 0x1B
+
+_IS_KEPT, _IS_GONE, _IS_ELSEWHERE = None, (), (0, 0)
+"""What else than a place is known of a register: as it was; nowhere; where only a rule says that is not known here."""
+
+
+class NoRules(Exception):
+    """The file does not say how to go on from there, or in a way that is not known."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where the caller's registers are, for one instruction.
+
+    base, offset: the frame's address is that register plus this. at: by register, the offset from the frame's address
+    of where it was saved; those of `lost` are gone; all others are as they were. is_last: nobody has called it.
+    is_signal: a signal has interrupted what comes next, which is no call.
+    """
+
+    base: int
+    offset: int
+    at: Mapping[int, int]
+    lost: frozenset[int] = frozenset()
+    is_last: bool = False
+    is_signal: bool = False
+
+
+@dataclass
+class _Common:
+    """What several functions share (a CIE)."""
+
+    code_unit: int = 1
+    data_unit: int = 1
+    encoding: int = 0
+    has_data: bool = False
+    is_signal: bool = False
+    program: bytes = b""
+
+
+@dataclass
+class _State:
+    base: int = SP
+    offset: int = 0
+    registers: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def copy(self) -> "_State":
+        return _State(self.base, self.offset, dict(self.registers))
+
+
+def rules_at(image: Image, address: int) -> Rules:
+    """The rules for the instruction at an address (as the file counts them). Raises NoRules."""
+    if image.machine != 62:
+        raise NoRules("not x86-64")
+    try:
+        return _rules(image, address)
+    except (ValueError, struct.error, LookupError, OverflowError) as broken:
+        raise NoRules(f"broken call frame information: {broken}") from None
+
+
+def _rules(image: Image, address: int) -> Rules:
+    begin, common, program = _function(image, _row(image, address), address)
+    state, first = _State(), _State()
+    _run(common.program, state, first, common, until=0)
+    first = state.copy()
+    _run(program, state, first, common, until=address - begin)
+    saved = {number: rule for number, rule in state.registers.items() if rule is not _IS_KEPT}
+    return Rules(
+        base=state.base,
+        offset=state.offset,
+        at={number: rule[0] for number, rule in saved.items() if len(rule) == 1},
+        lost=frozenset(number for number, rule in saved.items() if len(rule) != 1),
+        is_last=saved.get(IP) == _IS_GONE,
+        is_signal=common.is_signal,
+    )
+
+
+def _row(image: Image, address: int) -> int:
+    """The address of the entry (FDE) whose function begins last before an address."""
+    header = next((one for one in image.segments if one.kind == _PT_GNU_EH_FRAME), None)
+    if header is None:
+        raise NoRules("no table of call frame information")
+    data = elf.contents(image, header.address, 12)
+    (n,) = struct.unpack_from("<I", data, 8)
+    if data[:4] != _HEADER or n > _MAX_ROWS:
+        raise NoRules("a table of call frame information of another kind")
+    low, high = 0, n  # the row is in [low - 1, high)
+    while low < high:
+        middle = (low + high) // 2
+        (begin,) = struct.unpack("<i", elf.contents(image, header.address + 12 + 8 * middle, 4))
+        low, high = (middle + 1, high) if header.address + begin <= address else (low, middle)
+    if not low:
+        raise NoRules("nothing is said of this address")
+    (entry,) = struct.unpack("<i", elf.contents(image, header.address + 12 + 8 * (low - 1) + 4, 4))
+    return header.address + int(entry)
+
+
+def _entry(image: Image, address: int) -> tuple[bytes, int]:
+    """What an entry of .eh_frame holds behind its length, and where that lies."""
+    (n_bytes,) = struct.unpack("<I", elf.contents(image, address, 4))
+    if not 4 < n_bytes <= _MAX_ENTRY_BYTES:
+        raise NoRules(f"an entry of {n_bytes} bytes")
+    return elf.contents(image, address + 4, n_bytes), address + 4
+
+
+def _function(image: Image, entry: int, address: int) -> tuple[int, _Common, bytes]:
+    """Where the function begins, what it shares with others, its own program."""
+    data, at = _entry(image, entry)
+    (back,) = struct.unpack_from("<I", data)
+    common = _common(_entry(image, at - back)[0])
+    size = _POINTER_BYTES.get(common.encoding & 15, 0)
+    if not size or common.encoding & 0xF0 not in (0, 0x10):
+        raise NoRules("addresses in another encoding")
+    begin = int.from_bytes(data[4 : 4 + size], "little", signed=True)
+    if common.encoding & 0xF0:
+        begin += at + 4
+    length = int.from_bytes(data[4 + size : 4 + 2 * size], "little")
+    if not begin <= address < begin + length:
+        raise NoRules("nothing is said of this address")
+    rest = 4 + 2 * size
+    if common.has_data:
+        n, rest = _number(data, rest)
+        rest += n
+    return begin, common, data[rest:]
+
+
+def _common(data: bytes) -> _Common:
+    identity, version = struct.unpack_from("<IB", data)
+    end = data.index(0, 5)
+    words, at = data[5:end].decode("latin-1"), end + 1
+    if identity or version not in (1, 3) or (words and not words.startswith("z")):
+        raise NoRules("a common entry of another kind")
+    found = _Common()
+    found.code_unit, at = _number(data, at)
+    found.data_unit, at = _signed(data, at)
+    returned, at = (data[at], at + 1) if version == 1 else _number(data, at)
+    if returned != IP:
+        raise NoRules("another column for the return address")
+    if words:
+        found.has_data = True
+        n, at = _number(data, at)
+        _augmented(words[1:], data[at : at + n], found)
+        at += n
+    found.program = data[at:]
+    return found
+
+
+def _augmented(words: str, data: bytes, found: _Common) -> None:
+    at = 0
+    for word in words:
+        if word == "R":
+            found.encoding, at = data[at], at + 1
+        elif word == "S":
+            found.is_signal = True
+        elif word == "L":
+            at += 1
+        elif word == "P":
+            at += 1 + _POINTER_BYTES[data[at] & 15]
+        else:
+            raise NoRules(f"an augmentation {word!r}")
+
+
+def _run(program: bytes, state: _State, first: _State, common: _Common, *, until: int) -> None:
+    """Run a function's program as far as the instruction `until` bytes into it. first: what "restore" goes back to."""
+    at = place = 0
+    kept: list[_State] = []
+    while at < len(program):
+        code, low = program[at] & 0xC0, program[at] & 0x3F
+        at += 1
+        if code == 0x40 or (not code and low in (0x02, 0x03, 0x04)):
+            size = 0 if code else 1 << (low - 2)
+            place += (low if code else int.from_bytes(program[at : at + size], "little")) * common.code_unit
+            at += size
+            if place > until:
+                return
+        elif code == 0x80:
+            n, at = _number(program, at)
+            state.registers[low] = (n * common.data_unit,)
+        elif code == 0xC0:
+            state.registers[low] = first.registers.get(low)
+        elif low == 0x0A:
+            if len(kept) >= _MAX_NESTED:
+                raise NoRules("states within states")
+            kept.append(state.copy())
+        elif low == 0x0B:
+            back = kept.pop()
+            state.base, state.offset, state.registers = back.base, back.offset, back.registers
+        elif 0x0C <= low <= 0x0F or low in (0x12, 0x13):
+            at = _frame_rule(low, program, at, state, common)
+        else:
+            at = _register_rule(low, program, at, state=state, first=first, common=common)
+
+
+def _frame_rule(low: int, program: bytes, at: int, state: _State, common: _Common) -> int:
+    """An instruction about the frame's address, from its operands on. Returns where the next one begins."""
+    if low in (0x0C, 0x0D, 0x12):
+        state.base, at = _number(program, at)
+    if low in (0x0C, 0x0E):
+        state.offset, at = _number(program, at)
+    elif low in (0x12, 0x13):
+        n, at = _signed(program, at)
+        state.offset = n * common.data_unit
+    elif low == 0x0F:
+        n, at = _number(program, at)
+        at += n
+        state.base = -1  # by an expression: refused where it is used
+    return at
+
+
+def _register_rule(
+    low: int, program: bytes, at: int, *, state: _State, first: _State, common: _Common
+) -> int:
+    """An instruction about a register, or about nothing. Returns where the next one begins. Raises NoRules."""
+    if low == 0x00:
+        return at
+    number, at = _number(program, at)
+    if low in (0x05, 0x14):
+        n, at = _number(program, at)
+        state.registers[number] = (n * common.data_unit,) if low == 0x05 else _IS_ELSEWHERE
+    elif low in (0x11, 0x15):
+        n, at = _signed(program, at)
+        state.registers[number] = (n * common.data_unit,) if low == 0x11 else _IS_ELSEWHERE
+    elif low == 0x06:
+        state.registers[number] = first.registers.get(number)
+    elif low in (0x07, 0x08):
+        state.registers[number] = _IS_GONE if low == 0x07 else _IS_KEPT
+    elif low == 0x09:
+        _, at = _number(program, at)
+        state.registers[number] = _IS_ELSEWHERE
+    elif low in (0x10, 0x16):
+        n, at = _number(program, at)
+        at += n
+        state.registers[number] = _IS_ELSEWHERE
+    elif low != 0x2E:  # that one has a number only, which does not matter here
+        raise NoRules(f"an instruction {low:#x}")
+    return at
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, lowest first, and where it ends."""
+    value = shift = 0
+    while shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, at
+    raise NoRules("a number of more than 64 bits")
+
+
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    """The same with a sign, in the highest bit of the last group."""
+    value, end = _number(data, at)
+    n_bits = 7 * (end - at)
+    return (value - (1 << n_bits) if value >> (n_bits - 1) & 1 else value), end

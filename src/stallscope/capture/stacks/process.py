@@ -1,0 +1,88 @@
+"""A process whose stacks are told: its interpreter, if it is Python, and the code that it has mapped.
+
+A stack in words is native frames, innermost first, down to the interpreter; then Python's. CUT stands where some in
+between could not be told.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stallscope.capture.stacks.code_map import MappedCode
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.eh_frame import IP
+from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.interpreter import Interpreter
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.native import MAX_FRAMES, Calls, Standing, addresses, is_still, standing
+from stallscope.capture.stacks.peek_abi import Peek
+from stallscope.capture.stacks.sampling import sampled
+from stallscope.events.kernel import N_RETURNS
+
+MAX_KEPT_FRAMES = 64
+CUT = "..."
+"""Stands for frames that are left out, or could not be told."""
+
+Words = tuple[str, ...]
+
+
+@dataclass
+class Target:
+    """python, codes: None where it is no Python that we know."""
+
+    pid: int
+    memory: Memory
+    code: MappedCode
+    python: Interpreter | None = None
+    codes: Codes | None = None
+
+    def now(self, tids: Iterable[int], *, peek: Peek | None, proc: Path) -> dict[int, Words]:
+        """Where these threads are now; those are left out of which nothing can be told. Raises Unreadable."""
+        by_tid = states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
+        self.code.refresh()
+        found = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
+        return {tid: words for tid, words in found.items() if words}
+
+    def python_threads(self, proc: Path) -> list[int]:
+        """The threads that Python knows. Raises Unreadable."""
+        return list(states(self.memory, self.python, threads_of(self.pid, proc))) if self.python else []
+
+    def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
+        if peek is None:
+            return self._python(state) if state else ()
+        thread = standing(peek, tid)
+        python = self._python(state) if state else ()
+        if thread is None or not is_still(peek, tid, thread):
+            thread = sampled(tid)
+            if thread is None or (state and self._python(state) != python):
+                return python
+        return self.in_words(self._calls(thread, has_python=bool(python)), python)
+
+    def calls(self, thread: Standing, *, has_python: bool) -> Calls:
+        """The native calls of a thread that the kernel side has copied, as far as it can know them again."""
+        if not self.code.region(thread.registers[IP]):
+            self.code.refresh()
+        return self._calls(thread, has_python=has_python, most=N_RETURNS)
+
+    def in_words(self, calls: Calls, python: Words) -> Words:
+        """Native frames, then Python's."""
+        return (*map(self.code.name, calls.places), *(CUT,) * calls.is_cut, *python)
+
+    def _calls(self, thread: Standing, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
+        until = self.code.is_interpreter if has_python else _never
+        return addresses(self.code, thread, until=until, most=most)
+
+    def _python(self, state: int) -> Words:
+        """The Python frames of a thread; none where one could not vouch for them."""
+        if self.python is None or self.codes is None:
+            return ()
+        try:
+            found = frames(self.memory, self.python, state)
+            words = tuple(str(self.codes.named(frame)) for frame in found[:MAX_KEPT_FRAMES])
+        except (Refused, Unreadable):
+            return ()
+        return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
+
+
+def _never(_address: int) -> bool:
+    return False

@@ -1,0 +1,213 @@
+"""Stacks of the traced processes: which there are, by number in the trace, and where threads that hang are now.
+
+    stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and gives its number
+    stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
+    stacks.take(probes.natives.drain(), probes.stacks.drain())   # what it told of them
+    numbers = stacks.numbers(calls["stack"])          # of the events that name them
+    rows = stacks.of_silent(probes.processes(), now, members=joined)  # once a second: rows of POSITIONS
+
+A process that has made no collective for some seconds, or none since it joined others, is looked at, from outside:
+its main thread and its GPU threads. That costs a few ms a process each time, and nothing while the job goes on.
+"""
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stallscope.capture.probes.program import State
+from stallscope.capture.stacks.code_map import Files, MappedCode
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.frames import Refused
+from stallscope.capture.stacks.interpreter import interpreter_in
+from stallscope.capture.stacks.layouts import UnknownLayout
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.native import copied, shape
+from stallscope.capture.stacks.peek_abi import Peek
+from stallscope.capture.stacks.process import CUT, Target, Words
+from stallscope.capture.stacks.walker_abi import python_row, words
+from stallscope.events import kernel, layout
+from stallscope.events.layout import UNKNOWN, Array
+
+SILENT_NS = 2 * 10**9
+"""Without a collective for so long, a process is looked at ..."""
+_AGAIN_FACTOR = 2
+_MOST_APART_NS = 30 * 10**9
+"""... and again after twice the time each, at most so long."""
+
+_MOST_HASHES = 1 << 17
+_MOST_WALKS = 100
+"""Native stacks at a time, 0.5 ms each; what is over comes again with a later event."""
+Keep = Callable[[int, Words], int]
+
+
+@dataclass
+class _Silence:
+    """How far a process had come, since when it has not gone on, and when to look at it."""
+
+    n_collectives: int
+    since_ns: int
+    next_ns: int
+
+
+@dataclass
+class Stacks:
+    """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing. walk: lets the
+    kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no native
+    frames of threads that hang. know: Program.know_native.
+    """
+
+    node: int
+    keep: Keep
+    say: Callable[[str], None]
+    walk: Callable[[int, Array], None]
+    peek: Peek | None = None
+    know: Callable[[int, Array | None], None] = lambda _stack, _shape: None
+    proc: Path = Path("/proc")
+    _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
+    _silent: dict[int, _Silence] = field(default_factory=dict)
+    _targets: dict[int, Target | None] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+    _by_hash: dict[int, int] = field(default_factory=dict)
+    _words: dict[int, Words] = field(default_factory=dict)
+    _files: Files = field(default_factory=Files)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Let the kernel tell the stacks of these processes; cheap for those known already."""
+        for pid in pids:
+            if pid not in self._targets and (target := self.target(pid)):
+                self.walk(pid, python_row(target.python) if target.python else np.zeros(1, kernel.PYTHON))
+
+    def take(self, natives: Array, told: Array) -> None:
+        """Name the stacks that the kernel has told: rows of kernel.NATIVE, drained first, and of kernel.STACK."""
+        for row in told:
+            target = self._targets.get(int(row["pid"]))
+            if target is None or target.codes is None or target.python is None:
+                continue
+            try:
+                found = words(row, target.codes, target.python.layout)
+            except (Refused, Unreadable):
+                continue
+            found += (CUT,) * bool(row["is_cut"])
+            self._keep_hash(int(row["hash"]), int(row["pid"]), found)
+        for row in natives[:_MOST_WALKS]:
+            self._take_native(row)
+        for row in natives[_MOST_WALKS:]:
+            self.know(int(row["hash"]), None)
+
+    def _take_native(self, row: Array) -> None:
+        """Walk the copy of a stack, and let the kernel know it again."""
+        pid, stack = int(row["pid"]), int(row["hash"])
+        target = self._targets.get(pid)
+        if target is None:
+            return
+        python = self._words.get(self._by_hash.get(int(row["python"]), UNKNOWN), ())
+        calls = target.calls(copied(row), has_python=bool(python))
+        self._keep_hash(stack, pid, target.in_words(calls, python))
+        self.know(stack, shape(row, calls))
+
+    def _keep_hash(self, stack: int, pid: int, words: Words) -> None:
+        if len(self._by_hash) >= _MOST_HASHES:
+            self._by_hash.clear()
+        self._by_hash[stack] = self.number(pid, words)
+
+    def numbers(self, hashes: Array) -> Array:
+        """The numbers of stacks by their hashes as events have them (int64); UNKNOWN for those that have no names."""
+        mask = (1 << 64) - 1
+        return np.array([self._by_hash.get(one & mask, UNKNOWN) for one in hashes.tolist()], np.int64)
+
+    def of_silent(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
+        """Rows of POSITIONS for the threads of processes that have long made no collective.
+
+        members: processes that share a communicator with others, who may wait for the first one.
+        """
+        pids = state.pids.tolist()
+        alive = set(pids)
+        self._silent = {pid: seen for pid, seen in self._silent.items() if pid in alive}
+        self._targets = {pid: known for pid, known in self._targets.items() if pid in alive}
+        found: list[tuple[int, int, int, int, int]] = []
+        for pid, row in zip(pids, state.rows, strict=True):
+            n_collectives = int(row["n_collectives"])
+            if self._is_due(pid, n_collectives, now_ns) and (n_collectives or pid in members):
+                tids = [pid, *(tid for tid in row["slots"]["tid"].tolist() if tid not in (0, pid))]
+                found += [
+                    (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
+                ]
+        return _rows(found)
+
+    def now(self, pid: int, tids: list[int]) -> dict[int, int]:
+        """Where these threads of a process are: numbers of stacks by thread, of those that can be told."""
+        target = self.target(pid)
+        if target is None:
+            return {}
+        try:
+            found = target.now(tids, peek=self.peek, proc=self.proc)
+        except Unreadable as error:
+            self._tell(f"no stacks of process {pid}: its memory cannot be read ({error})")
+            return {}
+        return {tid: self.number(pid, words) for tid, words in found.items()}
+
+    def python_threads(self, pid: int) -> list[int]:
+        """The threads of a process that Python knows; none where that cannot be told."""
+        target = self.target(pid)
+        try:
+            return target.python_threads(self.proc) if target else []
+        except Unreadable:
+            return []
+
+    def number(self, pid: int, words: Words) -> int:
+        """The number of a stack of a process, stored when it is new."""
+        key = pid, words
+        if key not in self._numbers:
+            if len(self._numbers) >= 65536:
+                self._numbers.clear()
+                self._words.clear()
+            self._numbers[key] = self.keep(pid, words)
+            self._words[self._numbers[key]] = words
+        return self._numbers[key]
+
+    def target(self, pid: int) -> Target | None:
+        """What is known of a process, looked for when it is first asked for; None where its stacks are not told."""
+        if pid not in self._targets:
+            self._targets[pid] = self._found(pid)
+        return self._targets[pid]
+
+    def forget(self, pid: int) -> None:
+        """The process has ended, or become another program."""
+        self._silent.pop(pid, None)
+        self._targets.pop(pid, None)
+        self._numbers = {key: number for key, number in self._numbers.items() if key[0] != pid}
+        self._words = {number: words for (_, words), number in self._numbers.items()}
+
+    def _found(self, pid: int) -> Target | None:
+        memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
+        try:
+            python = interpreter_in(pid, self.proc)
+        except UnknownLayout as odd:
+            self._tell(f"no Python stacks of process {pid}: {odd}")
+            python = None
+        return Target(pid, memory, code, python, Codes(memory, python) if python else None)
+
+    def _is_due(self, pid: int, n_collectives: int, now_ns: int) -> bool:
+        seen = self._silent.get(pid)
+        if seen is None or seen.n_collectives != n_collectives:
+            self._silent[pid] = _Silence(n_collectives, now_ns, now_ns + SILENT_NS)
+            return False
+        if now_ns < seen.next_ns:
+            return False
+        apart = min(_AGAIN_FACTOR * (now_ns - seen.since_ns), _MOST_APART_NS)
+        seen.next_ns = now_ns + apart
+        return True
+
+    def _tell(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+
+def _rows(found: list[tuple[int, int, int, int, int]]) -> Array:
+    rows = layout.empty(layout.POSITIONS, len(found))
+    for i, one in enumerate(found):
+        rows[i] = one
+    return rows

@@ -1,0 +1,105 @@
+"""Ranks that have made no call since the capture began: perhaps they hung before. Where they stand, from outside.
+
+    unseen = Unseen(node, stacks, gpu_processes)
+    seen = unseen.look(known, now_ns)      # once a second; known: the processes that have made a traced call
+
+A process is looked at when it has a GPU library, a rank told by its launcher, and a parent that is not the same rank (a
+data loader's worker is not). Its main thread and those that run Python are looked at; a few ms a process each time.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.capture.process.identity import identity, small_file
+from stallscope.capture.stacks.native import standing
+from stallscope.capture.stacks.sampler import Stacks
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+from stallscope.events.syscalls import blocked_category
+
+_SILENT_NS = 3 * 10**9
+_APART_NS = 5 * 10**9
+_LATER_NS = 30 * 10**9
+_MOST_LOOKS = 6
+"""Without a traced call for so long a process is looked at, then so often, and less often after so many looks."""
+_MOST_PROCESSES = 64
+
+
+class Seen(NamedTuple):
+    """The processes looked at, and rows of SNAPSHOTS and POSITIONS."""
+
+    pids: list[int]
+    snapshots: Array
+    positions: Array
+
+
+@dataclass
+class _Watched:
+    next_ns: int
+    n_looks: int = 0
+    is_rank: bool | None = None
+
+
+@dataclass
+class Unseen:
+    """node: our number. gpu_processes: those that have a GPU library mapped."""
+
+    node: int
+    stacks: Stacks
+    gpu_processes: Callable[[], Iterable[int]]
+    proc: Path = Path("/proc")
+    _watched: dict[int, _Watched] = field(default_factory=dict)
+
+    def look(self, known: Collection[int], now_ns: int) -> Seen:
+        """Look at those that are due."""
+        pids = [pid for pid in self.gpu_processes() if pid not in known]
+        self._watched = {
+            pid: self._watched.get(pid) or _Watched(now_ns + _SILENT_NS) for pid in pids[:_MOST_PROCESSES]
+        }
+        due = [pid for pid, one in self._watched.items() if now_ns >= one.next_ns and self._is_rank(pid, one)]
+        for pid in due:
+            one = self._watched[pid]
+            one.n_looks += 1
+            one.next_ns = now_ns + (_APART_NS if one.n_looks < _MOST_LOOKS else _LATER_NS)
+        found = [(pid, tid, number) for pid in due for tid, number in self._where(pid).items()]
+        positions = layout.empty(layout.POSITIONS, len(found))
+        positions["ts_ns"], positions["node"] = now_ns, self.node
+        for i, (pid, tid, number) in enumerate(found):
+            positions[i]["pid"], positions[i]["tid"], positions[i]["stack"] = pid, tid, number
+        return Seen(due, self._states(due, now_ns), positions)
+
+    def _where(self, pid: int) -> dict[int, int]:
+        return self.stacks.now(pid, [pid, *self.stacks.python_threads(pid)])
+
+    def _states(self, pids: list[int], now_ns: int) -> Array:
+        """What the main threads are doing: the system call that they are in, and its category."""
+        rows = layout.empty(layout.SNAPSHOTS, len(pids))
+        rows["ts_ns"], rows["node"], rows["pid"], rows["alive"] = now_ns, self.node, pids, 1
+        rows["syscall_nr"], rows["in_call_since_ns"] = UNKNOWN, UNKNOWN
+        for row, pid in zip(rows, pids, strict=True):
+            state = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()[:1]
+            thread = standing(self.stacks.peek, pid, n_pieces=0) if self.stacks.peek else None
+            if state in ([b"T"], [b"t"]):
+                row["category"] = Category.STOPPED
+            elif thread and thread.syscall_nr >= 0:
+                row["syscall_nr"] = thread.syscall_nr
+                interruptible = np.array([state == [b"S"]])
+                row["category"] = blocked_category(
+                    np.array([thread.syscall_nr]), is_interruptible=interruptible
+                )[0]
+            elif state == [b"R"]:
+                row["category"] = Category.ON_CPU
+        return rows
+
+    def _is_rank(self, pid: int, one: _Watched) -> bool:
+        if one.is_rank is None:
+            rank = identity(pid, self.proc).rank
+            fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()
+            parent = int(fields[1]) if len(fields) > 1 else 0
+            one.is_rank = rank != UNKNOWN and (not parent or identity(parent, self.proc).rank != rank)
+        return one.is_rank

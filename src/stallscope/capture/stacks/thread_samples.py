@@ -1,0 +1,281 @@
+"""Samples of the code locations of traced processes: the GPU thread, and the threads that it waits for.
+
+    samples = Samples(probes.processes, peek=probes.peek)
+    samples.start()
+    rows = samples.taken(number)      # once a second; number(pid, frames) gives the number of a stack
+
+A process is sampled some ten times a second, from outside: its memory is read, nothing in it stops. The most active GPU
+thread is sampled each time; while it is blocked, also the threads of its process that run Python or woke it last, and
+child processes such as data-loader workers. The sampler keeps its own CPU time below 1 % of a core: with many processes
+samples come less often. A thread that runs is read once, so its frames may mix two moments some microseconds apart.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.capture.probes.program import State
+from stallscope.capture.process.identity import small_file
+from stallscope.capture.process.wait_objects import Blocked, WaitObjects
+from stallscope.capture.stacks.code_map import Files, MappedCode
+from stallscope.capture.stacks.codes import Codes
+from stallscope.capture.stacks.frames import Refused, frames_once, states, threads_of
+from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
+from stallscope.capture.stacks.layouts import UnknownLayout
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.peek_abi import Peek
+from stallscope.capture.stacks.process import Target
+from stallscope.errors import CannotTrace
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, SampleRole
+from stallscope.events.syscalls import blocked_category
+
+EVERY_S = 0.1
+COST_SHARE = 0.01
+"""Of one core that sampling may cost."""
+
+MANY_FAULTS_PER_S = 200_000
+"""From here on page faults are most of a thread's time on the CPU: one costs 1 us and more, with its page to clear."""
+
+_MOST_FRAMES = 48
+_MOST_CHILDREN = 2  # at a time; the next ones with the next sample
+_MOST_THREADS = 4
+_REFRESH_NS = 5 * 10**9
+_ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
+_BLOCKED = frozenset(
+    (
+        Category.LOCK,
+        Category.OTHER_OFF,
+        Category.SLEEP,
+        Category.NET,
+        Category.CHILD,
+        Category.IO,
+        Category.DRIVER,
+    )
+)
+
+_OF_STATE = {b"T": Category.STOPPED, b"t": Category.STOPPED, b"D": Category.IO}
+
+Words = tuple[str, ...]
+
+
+class _Key(NamedTuple):
+    pid: int
+    role: int
+    owner_pid: int
+    tid: int
+    category: int
+    nr: int
+    object: str
+    words: Words
+
+
+@dataclass
+class _Sampled:
+    """A process whose threads are sampled. by_own: its threads by their number in its own pid namespace."""
+
+    target: Target
+    by_own: dict[int, int] = field(default_factory=dict)
+    refreshed_ns: int = 0
+
+    def python_states(self, now_ns: int, proc: Path) -> dict[int, int]:
+        """The address of the Python state by thread. Raises Unreadable."""
+        if self.target.python is None:
+            return {}
+        if now_ns - self.refreshed_ns > _REFRESH_NS:
+            self.by_own, self.refreshed_ns = threads_of(self.target.pid, proc), now_ns
+        return states(self.target.memory, self.target.python, self.by_own)
+
+    def words(self, state: int) -> Words:
+        """The Python frames of a thread, innermost first; none where they make no sense."""
+        target = self.target
+        if target.python is None or target.codes is None:
+            return ()
+        try:
+            found = frames_once(target.memory, target.python, state)[:_MOST_FRAMES]
+            return tuple(str(target.codes.named(frame)) for frame in found)
+        except (Refused, Unreadable):
+            return ()
+
+
+class Samples:
+    """processes: Program.processes. peek: Program.peek, for native frames of what is no Python."""
+
+    def __init__(
+        self, processes: Callable[[], State], *, peek: Peek | None = None, proc: Path = Path("/proc")
+    ):
+        self._processes, self._peek, self._proc = processes, peek, proc
+        self._counts: Counter[_Key] = Counter()
+        self._names: dict[int, bytes] = {}
+        self._sampled: dict[int, _Sampled | None] = {}
+        self._objects = WaitObjects(time.monotonic_ns, proc)
+        self._files = Files()
+        self._turn = 0
+        self._faults: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+
+    def taken(self, node: int, now_ns: int, number: Callable[[int, Words], int]) -> Array:
+        """Rows of SAMPLES for what has been sampled since the last call. number: the number of a stack."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        rows = layout.empty(layout.SAMPLES, len(counts))
+        for row, (key, n) in zip(rows, counts.items(), strict=True):
+            row["pid"], row["role"], row["owner_pid"], row["tid"] = key[:4]
+            row["category"], row["syscall_nr"], row["object"] = (
+                key.category,
+                key.nr,
+                key.object.encode()[:160],
+            )
+            row["owner_comm"] = self._names.get(key.owner_pid, b"")
+            row["stack"], row["n"] = number(key.pid, key.words) if key.words else UNKNOWN, n
+        rows["ts_ns"], rows["node"] = now_ns, node
+        return rows
+
+    def _run(self) -> None:
+        pause_s = EVERY_S
+        while not self._stop.wait(pause_s):
+            begin_s = time.thread_time()
+            try:
+                found = list(self.once())
+            except CannotTrace:
+                return
+            with self._lock:
+                self._counts.update(found)
+            cost_s = time.thread_time() - begin_s
+            pause_s = max(EVERY_S, cost_s / COST_SHARE)
+
+    def once(self) -> Iterator[_Key]:
+        """One sample of each traced process."""
+        state, now_ns = self._processes(), time.monotonic_ns()
+        self._turn += 1
+        alive = set(state.pids.tolist())
+        if self._turn % 64 == 0:
+            self._sampled = {
+                pid: known for pid, known in self._sampled.items() if (self._proc / str(pid)).exists()
+            }
+        for pid, row in zip(state.pids.tolist(), state.rows, strict=True):
+            by_slot = row["word"].reshape(1).astype("<u8").view(np.uint8)
+            slot = row["slots"][int(by_slot.argmax())]
+            category, tid = int(by_slot.max()), int(slot["tid"])
+            if category and tid and pid in alive:
+                yield from self._of_process(pid, tid, category, int(slot["waker_tid"]), now_ns)
+
+    def _of_process(self, pid: int, tid: int, category: int, waker_tid: int, now_ns: int) -> Iterator[_Key]:
+        sampled = self._known(pid)
+        try:
+            by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
+        except Unreadable:
+            by_tid = {}
+        blocked = None
+        if category in _BLOCKED:
+            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None)
+        elif category == Category.ON_CPU and self._faults_per_s(pid, tid, now_ns) >= MANY_FAULTS_PER_S:
+            blocked = Blocked(UNKNOWN, "page faults of new memory")
+        yield self._key(pid, SampleRole.GPU, pid, tid, category, blocked, self._words(sampled, tid, by_tid))
+        if category not in _BLOCKED:
+            return
+        others = [other for other in by_tid if other != tid][:64]
+        running = [other for other in others if self._state(pid, other) == b"R"][:_MOST_THREADS]
+        if not running:
+            running = [waker_tid] if waker_tid in by_tid and waker_tid != tid else others[:_MOST_CHILDREN]
+        for other in running:
+            found = self._objects.of(pid, other, sampled.target.memory if sampled else None)
+            words = self._words(sampled, other, by_tid)
+            yield self._key(pid, SampleRole.SAME_PROCESS, pid, other, _category(found), found, words)
+        yield from self._of_children(pid, now_ns)
+
+    def _of_children(self, pid: int, now_ns: int) -> Iterator[_Key]:
+        children = self._objects.children(pid)
+        first = self._turn * _MOST_CHILDREN % max(len(children), 1)
+        for child in (children + children)[first : first + min(_MOST_CHILDREN, len(children))]:
+            sampled = self._known(child)
+            memory = sampled.target.memory if sampled else None
+            found = self._objects.of(child, child, memory)
+            try:
+                by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
+            except Unreadable:
+                by_tid = {}
+            letter = self._state(child, child)
+            if letter in (b"", b"Z", b"X"):
+                continue
+            category = _OF_STATE.get(letter) or _category(found)
+            yield self._key(
+                pid, SampleRole.CHILD, child, child, category, found, self._words(sampled, child, by_tid)
+            )
+
+    def _words(self, sampled: _Sampled | None, tid: int, by_tid: dict[int, int]) -> Words:
+        if sampled is None:
+            return ()
+        if tid in by_tid:
+            return sampled.words(by_tid[tid])
+        if sampled.target.python is not None or self._peek is None:
+            return ()
+        try:
+            found = sampled.target.now([tid], peek=self._peek, proc=self._proc)
+        except Unreadable:
+            return ()
+        return found.get(tid, ())[:_MOST_FRAMES]
+
+    def _key(
+        self, pid: int, role: int, owner: int, tid: int, category: int, blocked: Blocked | None, words: Words
+    ) -> _Key:
+        if owner not in self._names:
+            self._names[owner] = small_file(f"{self._proc}/{owner}/comm").rstrip(b"\n")[:16]
+        nr, name = blocked or (UNKNOWN, "")
+        return _Key(pid, int(role), owner, tid, int(category), nr, name, words)
+
+    def _faults_per_s(self, pid: int, tid: int, now_ns: int) -> float:
+        """Minor page faults of a thread a second since the last sample on the CPU; they do not block it."""
+        fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+        n, (before, at_ns) = int(fields[7]) if len(fields) > 7 else 0, self._faults.get(tid, (0, 0))
+        self._faults[tid] = n, now_ns
+        return (n - before) / max(now_ns - at_ns, 1) * 1e9 if at_ns else 0.0
+
+    def _state(self, pid: int, tid: int) -> bytes:
+        """The kernel's letter for the state of a thread."""
+        fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+        return fields[0] if fields else b""
+
+    def _known(self, pid: int) -> _Sampled | None:
+        if pid not in self._sampled:
+            self._sampled[pid] = self._opened(pid)
+        return self._sampled[pid]
+
+    def _opened(self, pid: int) -> _Sampled | None:
+        memory, code = Memory(pid, self._peek), MappedCode(pid, self._files, self._proc)
+        python: Interpreter | None
+        try:
+            python = interpreter_in(pid, self._proc)
+        except UnknownLayout:
+            return None
+        return _Sampled(Target(pid, memory, code, python, Codes(memory, python) if python else None))
+
+
+def _category(blocked: Blocked | None) -> Category:
+    """What a thread that is no GPU thread is doing, by its system call."""
+    if blocked is None:
+        return Category.ON_CPU
+    if blocked.object and not blocked.object.startswith(
+        ("pipe", "full pipe", "connection", "a Unix", "lock", "end")
+    ):
+        return Category.IO
+    return Category(int(blocked_category(np.array([blocked.nr]), is_interruptible=np.array([True]))[0]))

@@ -1,0 +1,314 @@
+"""What has been seen of a running job: totals since the start, and the last ten seconds in full.
+
+A percentile is one of the values themselves, over the last ten seconds; the first call of each function and the
+first round of each communicator are apart, since they take long by nature.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import median_of_others, numbered
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word
+from stallscope.events.trace import Trace
+from stallscope.live import host_events
+
+WINDOW_NS = 10 * 10**9
+_COUNTS = {"synchronise": "n_syncs", "allocate, free": "n_allocs", "copy": "n_copies", "launch": "n_launches"}
+_CLASSES = {Op.SYNC: "synchronise", Op.ALLOC: "allocate, free", Op.FREE: "allocate, free", Op.COPY: "copy"}
+_CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
+
+_TABLES = {table.name: table for table in (*layout.TABLES, layout.HOST_EVENTS)}
+_LIGHT = np.dtype(
+    [
+        (one.name, one.format)
+        for one in layout.COLLECTIVES.fields
+        if one.name
+        in ("ts_ns", "node", "pid", "comm_hash", "seq", "op", "flags", "wait_enter_ns", "wait_leave_ns")
+    ]
+)
+
+Who = tuple[int, int]
+"""Node and pid."""
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One process. late_ms, worst_ms: median and largest lateness in the last ten seconds' rounds, None without any.
+    shares: of the last ten seconds, by column of the ledger.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    comm: str
+    n_rounds: int
+    late_ms: float | None
+    worst_ms: float | None
+    shares: tuple[float, ...]
+    is_alive: bool
+
+
+@dataclass(frozen=True)
+class OpLine:
+    """One operation. n_calls: since the start. timed_ms: durations in the last ten seconds. first_ms: the longest of
+    the first calls. only_slow: only calls of a millisecond and more are timed.
+    """
+
+    name: str
+    n_calls: int
+    timed_ms: Array
+    first_ms: float | None
+    only_slow: bool = False
+
+    def quantile_ms(self, q: float) -> float | None:
+        """The q-quantile of what was timed."""
+        return float(np.quantile(self.timed_ms, q)) if len(self.timed_ms) else None
+
+
+@dataclass
+class Seen:
+    """The state. Feed it with batches in order; ask for lines at any time."""
+
+    now_ns: int = 0
+    n_records: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    processes: dict[Who, tuple[int, str]] = field(default_factory=dict)
+    gone: set[Who] = field(default_factory=set)
+    n_rounds: dict[Who, int] = field(default_factory=dict)
+    n_ops: dict[int, int] = field(default_factory=dict)
+    _window: dict[str, deque[Array]] = field(default_factory=dict)
+    _counts: dict[Who, tuple[Array, Array]] = field(default_factory=dict)
+    _first: dict[tuple[Who, int], float] = field(default_factory=dict)
+    _first_rounds: dict[int, int] = field(default_factory=dict)
+    _whole: dict[str, Array] = field(default_factory=dict)
+    _met: tuple[Array, Array] | None = None
+
+    def feed(self, batch: Trace) -> None:
+        """Take new rows."""
+        self._met = None
+        self._whole = {}
+        self.nodes, self.symbols = batch.nodes or self.nodes, batch.symbols or self.symbols
+        self.n_records += sum(len(getattr(batch, table.name)) for table in layout.TABLES)
+        for kind, n in batch.lost.items():
+            self.lost[kind] = self.lost.get(kind, 0) + n
+        for row in batch.processes:
+            self.processes[_who(row)] = (int(row["rank"]), row["comm"].decode("utf-8", "replace"))
+        self._take_snapshots(batch.snapshots)
+        self._take_collectives(batch.collectives)
+        calls = self._without_first(batch.calls)
+        for name, rows in (("collectives", batch.collectives), ("calls", calls), ("offcpu", batch.offcpu)):
+            self._keep(name, rows)
+        self._keep("snapshots", batch.snapshots)
+        self._keep("host_events", batch.host_events)
+        self.now_ns = max(self.now_ns, *batch.ends_ns, *(int(rows["ts_ns"].max()) for rows in _some(batch)))
+        self._forget()
+
+    def ranks(self) -> list[RankLine]:
+        """A line for each process that has made a collective or is alive, by node and rank."""
+        late = self._late_ms()
+        lines = []
+        for who, (rank, comm) in self.processes.items():
+            is_alive = who not in self.gone
+            if not is_alive and who not in late:
+                continue
+            node = self.nodes[who[0]] if who[0] < len(self.nodes) else ""
+            shares = self._shares(who)
+            late_ms, worst_ms = late.get(who, (None, None))
+            n = self.n_rounds.get(who, 0)
+            lines.append(RankLine(rank, node, who[1], comm, n, late_ms, worst_ms, shares, is_alive))
+        return sorted(lines, key=lambda line: (line.node, line.rank if line.rank >= 0 else 1 << 40, line.pid))
+
+    def operations(self) -> list[OpLine]:
+        """A line for each operation that was seen: collectives by how long the rank was ahead of the last one."""
+        lines = self._collective_lines()
+        calls = self.window("calls")
+        waits = self._waits_ms()
+        for name, column in _COUNTS.items():
+            n = self._total(column)
+            ops = [int(op) for op, called in _CLASSES.items() if called == name]
+            timed = calls["duration_ns"][np.isin(calls["op"], ops) & (calls["duration_ns"] >= 0)] / 1e6
+            first = [ms for (_, symbol_op), ms in self._first.items() if symbol_op >> 16 in ops]
+            is_wait = name == "synchronise" and len(waits)
+            if n or len(timed):
+                lines.append(
+                    OpLine(name, n, waits if is_wait else timed, max(first, default=None), not is_wait)
+                )
+        return lines
+
+    def hosts(self) -> list[tuple[str, int, float]]:
+        """Who took the CPU from the job in the last ten seconds: name, pid, ms; the worst three."""
+        away = self.window("offcpu")
+        away = away[(away["by_pid"] != UNKNOWN) & (away["category"] == Category.PREEMPTED)]
+        taken: dict[tuple[str, int], float] = {}
+        for row in away:
+            who = (row["by_comm"].decode("utf-8", "replace"), int(row["by_pid"]))
+            taken[who] = taken.get(who, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
+        return sorted(((*who, ms) for who, ms in taken.items()), key=lambda one: -one[2])[:3]
+
+    def machine(self) -> list[str]:
+        """What the machine did to the job in the last ten seconds."""
+        return host_events.lines(self.window("host_events"), self.processes)
+
+    def window(self, name: str) -> Array:
+        """The rows of the last ten seconds; of collectives the columns that are needed here."""
+        if name not in self._whole:
+            parts = self._window.get(name)
+            rows = _joined(parts) if parts else _light(name, layout.empty(_TABLES[name]))
+            self._whole[name] = rows[rows["ts_ns"] >= self.now_ns - WINDOW_NS]
+        return self._whole[name]
+
+    @property
+    def was_late(self) -> bool:
+        """Whether ranks ran before the capture began: their rounds cannot be matched here, only by the diagnosis."""
+        return bool(_is_late_attach(self.window("collectives")).any())
+
+    @property
+    def n_communicators(self) -> int:
+        """Communicators on which a round was seen."""
+        return len(self._first_rounds)
+
+    @property
+    def n_lost(self) -> int:
+        """Records lost, of all kinds."""
+        return sum(self.lost.values())
+
+    def _take_collectives(self, rows: Array) -> None:
+        for op, n in zip(*np.unique(rows["op"], return_counts=True), strict=True):
+            self.n_ops[int(op)] = self.n_ops.get(int(op), 0) + int(n)
+        is_round = ~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)
+        for who, n in _counted(rows[is_round]):
+            self.n_rounds[who] = self.n_rounds.get(who, 0) + n
+        for comm in np.unique(rows["comm_hash"]).tolist():
+            first = int(rows["seq"][rows["comm_hash"] == comm].min())
+            self._first_rounds.setdefault(comm, first)
+        for who, own in _by_process(rows):
+            now = np.array([int(own[column][-1]) for column in _COUNTS.values()])
+            before = np.array([int(own[column][0]) for column in _COUNTS.values()])
+            self._counts[who] = (self._counts.get(who, (before, now))[0], now)
+
+    def _take_snapshots(self, rows: Array) -> None:
+        self.gone |= {_who(row) for row in rows if not row["alive"]}
+        self.gone -= {_who(row) for row in rows if row["alive"]}
+
+    def _without_first(self, calls: Array) -> Array:
+        """The calls but the first one of each function in each process, which are kept apart."""
+        kept = np.ones(len(calls), bool)
+        for i, row in enumerate(calls):
+            key = (_who(row), int(row["op"]) << 16 | int(row["symbol"]))
+            if key not in self._first:
+                self._first[key] = max(int(row["duration_ns"]), 0) / 1e6
+                kept[i] = False
+        return calls[kept]
+
+    def _keep(self, name: str, rows: Array) -> None:
+        if len(rows):
+            self._window.setdefault(name, deque()).append(_light(name, rows))
+
+    def _forget(self) -> None:
+        for parts in self._window.values():
+            while parts and int(parts[0]["ts_ns"].max()) < self.now_ns - WINDOW_NS:
+                parts.popleft()
+
+    def _rounds(self) -> tuple[Array, Array]:
+        """The collectives of the window that are rounds and not first ones, and the number of each one's round.
+
+        Those whose numbers do not count from the communicator's creation are left out: they do not match.
+        """
+        if self._met is None:
+            rows = self.window("collectives")
+            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0) & ~_is_late_attach(rows)]
+            comms, which = np.unique(rows["comm_hash"], return_inverse=True)
+            first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
+            rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
+            self._met = rows, numbered(which, rows["seq"])[0]
+        return self._met
+
+    def _late_ms(self) -> dict[Who, tuple[float, float]]:
+        """By process the median and the largest lateness against the median of each round's other arrivals."""
+        rows, number = self._rounds()
+        late = np.nan_to_num((rows["ts_ns"] - median_of_others(number, rows["ts_ns"])) / 1e6)
+        return {who: (float(np.median(late[at])), float(late[at].max())) for who, at in _places(rows)}
+
+    def _collective_lines(self) -> list[OpLine]:
+        rows, number = self._rounds()
+        last = np.zeros(int(number.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(last, number, rows["ts_ns"])
+        ahead_ms = (last[number] - rows["ts_ns"]) / 1e6
+        return [
+            OpLine(word(Op, op), n, ahead_ms[rows["op"] == op], None) for op, n in sorted(self.n_ops.items())
+        ]
+
+    def _waits_ms(self) -> Array:
+        rows = self.window("collectives")
+        rows = rows[(rows["wait_leave_ns"] > 0) & (rows["wait_enter_ns"] > 0)]
+        _, first = np.unique(
+            np.stack([rows["node"], rows["pid"], rows["wait_enter_ns"]]), axis=1, return_index=True
+        )
+        return (rows["wait_leave_ns"] - rows["wait_enter_ns"])[first] / 1e6
+
+    def _total(self, column: str) -> int:
+        place = list(_COUNTS.values()).index(column)
+        return int(sum(now[place] - before[place] for before, now in self._counts.values()))
+
+    def _shares(self, who: Who) -> tuple[float, ...]:
+        """How the last ten seconds were spent, by category; all 0 where that is not known yet."""
+        rows = self.window("snapshots")
+        rows = rows[(rows["node"] == who[0]) & (rows["pid"] == who[1])]
+        if len(rows) < 2:
+            return (0.0,) * N_CATEGORIES
+        spent = np.clip(rows["ledger_ns"][-1] - rows["ledger_ns"][0], 0, None)
+        return tuple((spent / max(int(spent.sum()), 1)).tolist())
+
+
+def _is_late_attach(rows: Array) -> Array:
+    return (rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0
+
+
+def _light(name: str, rows: Array) -> Array:
+    """The rows, of collectives a seventh of them: they are copied every second."""
+    if name != "collectives":
+        return rows
+    out = np.empty(len(rows), _LIGHT)
+    for column in _LIGHT.names or ():
+        out[column] = rows[column]
+    return out
+
+
+def _joined(parts: Iterable[Array]) -> Array:
+    """One array of all batches: np.concatenate compares structured dtypes for long."""
+    each = list(parts)
+    out = np.empty(sum(map(len, each)), each[0].dtype)
+    at = 0
+    for rows in each:
+        out[at : at + len(rows)] = rows
+        at += len(rows)
+    return out
+
+
+def _who(row: Array) -> Who:
+    return int(row["node"]), int(row["pid"])
+
+
+def _places(rows: Array) -> Iterable[tuple[Who, Array]]:
+    key = rows["node"].astype(np.int64) << 32 | rows["pid"]
+    for value in np.unique(key).tolist():
+        yield (value >> 32, value & 0xFFFFFFFF), np.flatnonzero(key == value)
+
+
+def _by_process(rows: Array) -> Iterable[tuple[Who, Array]]:
+    return ((who, rows[at]) for who, at in _places(rows))
+
+
+def _counted(rows: Array) -> Iterable[tuple[Who, int]]:
+    return ((who, len(at)) for who, at in _places(rows))
+
+
+def _some(batch: Trace) -> list[Array]:
+    return [rows for rows in (batch.collectives, batch.calls, batch.offcpu, batch.snapshots) if len(rows)]

@@ -1,0 +1,44 @@
+"""Starts the process that shows a trace, for as long as the agent runs; the agent stays as light as without."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO, cast
+
+_END_S = 10.0
+
+
+@contextmanager
+def beside(db: Path, *, is_json: bool) -> Iterator[TextIO]:
+    """Inside the with block the trace is shown; what is written to the file it gives is shown as the agent's notes.
+
+    The process ends by itself when the agent does, however that ends. The agent goes on when the process ends.
+    """
+    task = {
+        "db": str(db),
+        "since_ns": time.monotonic_ns(),
+        "agent": os.getpid(),
+        "is_json": is_json,
+    }
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "stallscope.live.viewer_process", json.dumps(task)],
+        stdin=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert shown.stdin is not None
+    try:
+        yield cast(TextIO, shown.stdin)
+    finally:
+        with suppress(OSError):
+            shown.stdin.close()
+        try:
+            shown.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            shown.kill()
+            shown.wait()

@@ -1,0 +1,193 @@
+"""The process that shows a running trace: it reads what the agent commits, and ends when the agent does.
+
+It is started by beside.py. Standard input carries the agent's notes, and its end is the agent's end.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stallscope.errors import StallscopeError
+from stallscope.events.counted import counted
+from stallscope.events.trace import Clock, Trace
+from stallscope.live.host_load import System
+from stallscope.live.records import records, verdict_record
+from stallscope.live.state import Seen
+from stallscope.live.tail import Following
+from stallscope.live.terminal_page import Page, VerdictLine, drawn
+from stallscope.store import node
+
+_EVERY_S = 1.0
+_PATIENCE_S = 15.0
+_MOST_VERDICTS = 20
+_LATE = "the job ran before the trace began: how late a rank is, only verdicts tell"
+
+
+Verdicts = list[tuple[int, dict[str, Any]]]
+"""Changes of incidents, see Following.verdicts()."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to show. since_ns: nothing older. agent: its process. is_json: records instead of the page."""
+
+    db: Path
+    since_ns: int
+    agent: int
+    is_json: bool
+
+
+@dataclass
+class Notes:
+    """What the agent has said; is_over once it has ended."""
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        """Take lines from standard input until it ends."""
+        for line in sys.stdin:
+            self.lines.append(line.rstrip("\n"))
+        self.is_over.set()
+
+
+def main() -> None:
+    """Show until the agent ends. Ctrl-C is the agent's affair, which then ends this."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    told = json.loads(sys.argv[1])
+    task = Task(**(told | {"db": Path(told["db"])}))
+    notes = Notes()
+    threading.Thread(target=notes.read, daemon=True, name="notes").start()
+    try:
+        watch(task, notes)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except StallscopeError as error:
+        print(f"stallscope: {error}", file=sys.stderr)
+
+
+def watch(task: Task, notes: Notes) -> None:
+    """Follow the trace of a task and show it. Raises StallscopeError, BrokenPipeError."""
+    if not _has_begun(task.db, notes):
+        return
+    with ExitStack() as stack:
+        db = stack.enter_context(node.reading(task.db))
+        following = Following(db, task.since_ns)
+        show = _Records() if task.is_json else stack.enter_context(_Screen(task, notes))
+        while True:
+            is_last = notes.is_over.wait(_EVERY_S)
+            batch = following.batch()
+            show.show(batch, following.verdicts())
+            if is_last:
+                break
+
+
+def _has_begun(db: Path, notes: Notes) -> bool:
+    """Wait until there is a trace to read; False when the agent ended before, or never began."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end_s and not notes.is_over.is_set():
+        try:
+            with node.reading(db):
+                return True
+        except StallscopeError:
+            notes.is_over.wait(0.1)
+    return False
+
+
+class _Records:
+    """Prints a record a line."""
+
+    def __init__(self) -> None:
+        self._clock: Clock | None = None
+
+    def show(self, batch: Trace, verdicts: Verdicts) -> None:
+        """Print new rows and changes."""
+        self._clock = batch.clocks[-1] if batch.clocks else self._clock
+        changes = (verdict_record(at_ns, verdict) for at_ns, verdict in verdicts)
+        for record in (*records(batch, self._clock), *changes):
+            sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+
+class _Screen:
+    """Draws the page on the terminal; the last one stays when it is left."""
+
+    def __init__(self, task: Task, notes: Notes):
+        from rich.console import Console
+        from rich.live import Live
+
+        self._task, self._notes = task, notes
+        self._seen, self._system = Seen(), System(task.agent)
+        self._verdicts: dict[str, VerdictLine] = {}
+        self._begin_s = time.monotonic()
+        self._console = Console(highlight=False)
+        self._page = self._made()
+        self._live = Live(
+            console=self._console, screen=True, auto_refresh=False, get_renderable=self._drawn, transient=True
+        )
+
+    def __enter__(self) -> "_Screen":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._live.__exit__(None, None, None)
+        self._console.print(drawn(self._page, self._console.width, 60))
+
+    def show(self, batch: Trace, verdicts: Verdicts) -> None:
+        """Draw what is known now."""
+        self._seen.feed(batch)
+        for at_ns, verdict in verdicts:
+            self._take(at_ns, verdict)
+        self._page = self._made()
+        self._live.refresh()
+
+    def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
+        """One line for each incident, at the time at which it opened; the newest last, twenty are kept."""
+        known = self._verdicts.get(verdict["incident"])
+        moment = known.time if known else time.strftime("%H:%M:%S", time.gmtime(at_ns / 1e9))
+        is_over = verdict["state"] == "closed"
+        summary = verdict["summary"] + (f" Over: {verdict['closed_because']}." if is_over else "")
+        self._verdicts[verdict["incident"]] = VerdictLine(moment, is_over, summary, verdict["severity"])
+        while len(self._verdicts) > _MOST_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
+
+    def _made(self) -> Page:
+        seen = self._seen
+        ranks = seen.ranks()
+        n = sum(line.is_alive for line in ranks)
+        runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
+        rounds = max(seen.n_rounds.values(), default=0)
+        return Page(
+            title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C ends it)",
+            job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
+            f"{counted(rounds, 'round')}, {counted(seen.n_records, 'record')}",
+            system=self._system.line(),
+            ranks=ranks,
+            operations=seen.operations(),
+            host_lines=[
+                *([_LATE] if seen.was_late else []),
+                *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
+                *seen.machine(),
+            ],
+            verdicts=list(self._verdicts.values()),
+            n_lost=seen.n_lost,
+            lost=seen.lost,
+            notes=list(self._notes.lines),
+        )
+
+    def _drawn(self) -> Any:
+        return drawn(self._page, self._console.width, self._console.height)
+
+
+if __name__ == "__main__":
+    main()

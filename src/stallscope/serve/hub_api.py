@@ -1,0 +1,57 @@
+"""What a hub answers with: tools, SQL and MCP as routes for the application, over one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.lowlevel.server import Server
+from starlette.routing import BaseRoute
+
+from stallscope.rates import RateTable
+from stallscope.serve import api, mcp, mcp_prompts, tools
+from stallscope.serve.sql.sources import of_store
+from stallscope.serve.sql.workers import QueryLimits, Workers
+from stallscope.serve.tool_calls import called, listed
+from stallscope.serve.tools.asking import Hub
+from stallscope.serve.tools.registry import Tools, collected
+
+if TYPE_CHECKING:  # loading the store here would load the engine
+    from stallscope.store.hub.store import HubStore
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+@contextmanager
+def front(
+    store: HubStore, rates: RateTable, *, limits: QueryLimits | None = None, n_workers: int = 2
+) -> Iterator[tuple[list[BaseRoute], Lifespan]]:
+    """The routes, and the lifespan that must run while they are served. The SQL processes end with the block."""
+    limits = limits or QueryLimits()
+    data = of_store(store, rates, max_hot_rows=limits.max_hot_rows)
+    with closing(Workers(data, n=n_workers, limits=limits, on_unreadable=store.set_aside_damaged)) as workers:
+        yield parts(Hub(store, rates, workers), collected(tools))
+
+
+def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
+    """The routes of some tools over a hub, and the lifespan they need."""
+    route, lifespan = mcp.mounted(mcp_server(hub, there))
+    return [*api.routes(hub, there), route], lifespan
+
+
+def mcp_server(hub: Hub, there: Tools) -> Server[Any]:
+    """The MCP server of some tools over a hub; whose data a request sees is said by the layers before it."""
+
+    async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
+        request.state.noted["tool"] = name[:80]
+        return await called(hub, there, name, arguments=arguments, who=request.state.identity)
+
+    return mcp.server(
+        "stallscope",
+        listed(there),
+        call,
+        instructions=mcp_prompts.INSTRUCTIONS,
+        texts=mcp_prompts.texts(),
+        guides=mcp_prompts.guides(),
+    )

@@ -1,0 +1,54 @@
+"""One call of a tool, whoever asks and on whatever way: the token's scope, the arguments, the time it may take."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from stallscope.errors import StallscopeError, TookTooLong
+from stallscope.serve.http_errors import error_body, kind_of, public_message
+from stallscope.serve.plain_text import visible
+from stallscope.serve.tokens import Identity
+from stallscope.serve.tools.asking import Asker, Hub
+from stallscope.serve.tools.registry import Tools, answer, tool_named
+
+TIMEOUT_S = 30.0
+"""Of a tool; SQL has a limit of its own below it."""
+
+
+async def called(
+    hub: Hub, tools: Tools, name: str, *, arguments: object, who: Identity, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and what the tool raises."""
+    tool = tool_named(tools, name)
+    who.require(tool.scope)
+    asker = Asker(hub, who.tenant)
+    with anyio.move_on_after(timeout_s):
+        found = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        cluster = arguments.get("cluster") if isinstance(arguments, Mapping) else None
+        if "summary" in found and (caveat := asker.caveat(cluster)):
+            found["summary"] += f" {caveat}"
+        return {key: visible(value) for key, value in found.items()}
+    raise TookTooLong(f"{name} took longer than {timeout_s:g} s: look at a shorter time, or at one cluster")
+
+
+def listed(tools: Tools) -> list[dict[str, Any]]:
+    """The tools as a list for people and programs."""
+    return [
+        {
+            "name": tool.name,
+            "title": tool.title,
+            "description": tool.description,
+            "scope": tool.scope,
+            "former_names": list(tool.aliases),
+            "input_schema": tool.input_schema,
+            "output_schema": tool.output_schema,
+        }
+        for tool in tools.values()
+    ]
+
+
+def error_of(error: StallscopeError) -> Mapping[str, Mapping[str, str]]:
+    """The error as every way in tells it."""
+    return error_body(kind_of(type(error)), public_message(error))

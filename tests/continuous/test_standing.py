@@ -1,0 +1,193 @@
+"""The standing diagnosis at the hub: rows of a job as agents send them, verdicts as rows, across a restart."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.continuous import Standing
+from stallscope.continuous.backlog import Bounds
+from stallscope.diagnose.stream import Stream
+from stallscope.events import layout
+from stallscope.events.names import Category
+from stallscope.events.trace import Clock, Trace
+from stallscope.exporters import hub_arrow, hub_batches, hub_logs
+from stallscope.receive import arrow
+from stallscope.receive.otlp import Decoder
+from stallscope.store.hub.store import Batch, HubStore
+
+from ..diagnose.builders import MS, dp_trace, every
+from ..diagnose.slack import slack_trace
+from ..store.hub.rows import sql
+
+TENANT = "a"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[HubStore]:
+    with closing(HubStore.open(tmp_path)) as made:
+        yield made
+
+
+def slow_job() -> Trace:
+    """A data-parallel job in which rank 2 is stalled by a disk in every seventh step."""
+    return dp_trace(every(2, 7, 50 * MS, category=Category.IO))
+
+
+def sent(trace: Trace, request: Callable[..., bytes], batch_id: str, cluster: str = "c1") -> bytes:
+    """The trace's rows as an agent of its node sends them, just now."""
+    latest_ns = max(int(rows["ts_ns"].max()) for rows in (trace.collectives,) if len(rows))
+    clock = Clock(0, latest_ns, time.time_ns())
+    tables: Mapping[str, layout.Array] = {
+        table.name: hub_batches.on_wall_clock(table, getattr(trace, table.name), clock, trace.symbols)
+        for table in layout.TABLES
+        if len(getattr(trace, table.name))
+    }
+    return request(tables, batch_id=batch_id, node="host-a", cluster=cluster, about={"agent": "stallscope 1"})
+
+
+def as_arrow(trace: Trace, batch_id: str, cluster: str = "c1") -> Batch:
+    return arrow.decode(sent(trace, hub_arrow.request, batch_id, cluster), TENANT, limit=1 << 28)
+
+
+def as_logs(trace: Trace, batch_id: str) -> Batch:
+    return Decoder().decode("logs", sent(trace, hub_logs.request, batch_id), TENANT).batch
+
+
+def parts(trace: Trace, n: int) -> list[Trace]:
+    """The trace in n pieces of time."""
+    edges = np.linspace(trace.collectives["ts_ns"].min(), trace.collectives["ts_ns"].max() + 1, n + 1)
+    which = np.digitize(trace.collectives["ts_ns"], edges[1:-1])
+    return [
+        replace(
+            trace,
+            collectives=trace.collectives[which == i],
+            processes=trace.processes if not i else trace.processes[:0],
+            communicators=trace.communicators if not i else trace.communicators[:0],
+        )
+        for i in range(n)
+    ]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 30
+    while not condition() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert condition()
+
+
+def verdicts(store: HubStore) -> list[tuple[object, ...]]:
+    return sql(
+        store, "SELECT kind, rank, node_id, cluster_id, cause, state FROM verdicts ORDER BY opened_at", TENANT
+    )
+
+
+@pytest.mark.parametrize("form", [as_arrow, as_logs], ids=["arrow", "otlp"])
+def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store: HubStore, form):
+    with closing(Standing(store)) as standing:
+        store.append(form(slow_job(), "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+        assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
+        ((share, ranks, whole),) = sql(store, "SELECT cause_share, ranks, verdict FROM verdicts", TENANT)
+        assert share == pytest.approx(1.0, abs=0.02) and json.loads(str(ranks)) == [2]
+        assert json.loads(str(whole))["causes"][0]["cause"] == "block_io"
+        ((chain, severity, state),) = sql(
+            store, "SELECT causal_chain_id, severity, state FROM causal_chains", TENANT
+        )
+        ((of_verdict,),) = sql(store, "SELECT severity FROM verdicts", TENANT)
+        assert (severity, state) == (str(of_verdict).upper(), "open")
+        assert sql(store, "SELECT verdict_id FROM verdicts", TENANT) == [(chain,)]
+        assert standing.numbers.standing_failures == 0
+
+
+def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
+    with closing(Standing(store)) as standing:
+        pieces = parts(slow_job(), 6)
+        first = max(int(piece.collectives["ts_ns"].max()) for piece in pieces)
+        clock = Clock(0, first, time.time_ns())
+        for number, piece in enumerate(pieces):
+            tables = {
+                table.name: hub_batches.on_wall_clock(table, getattr(piece, table.name), clock, piece.symbols)
+                for table in layout.TABLES
+                if len(getattr(piece, table.name))
+            }
+            body = hub_arrow.request(tables, batch_id=f"p{number}", node="host-a", cluster="c1", about={})
+            for _ in range(2):
+                store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
+        wait_for(standing.is_idle)
+        assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
+
+
+COSTS = "gpu_seconds, at_most_gpu_seconds, usd, at_most_usd"
+
+
+@pytest.mark.parametrize(("trace", "is_range"), [(slow_job(), False), (slack_trace(), True)])
+def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
+    store: HubStore, trace: Trace, is_range: bool
+):
+    with closing(Standing(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
+        store.append(as_arrow(trace, "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+        ((seconds, most_seconds, usd, most_usd, whole),) = sql(
+            store, f"SELECT {COSTS}, verdict FROM verdicts", TENANT
+        )
+    assert seconds == pytest.approx(usd, abs=0.001)
+    if is_range:
+        assert most_seconds > seconds and most_usd == pytest.approx(most_seconds, abs=0.001)
+    else:
+        assert (most_seconds, most_usd) == (None, None)
+    cost = json.loads(str(whole))["cost"]
+    assert [cost[name] for name in COSTS.split(", ")] == [seconds, most_seconds, usd, most_usd]
+
+
+def test_a_healthy_job_has_no_verdict(store: HubStore):
+    with closing(Standing(store)) as standing:
+        store.append(as_arrow(dp_trace(n_ranks=8), "b1")).result(30)
+        wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
+        assert verdicts(store) == []
+
+
+def test_clusters_are_diagnosed_apart(store: HubStore):
+    with closing(Standing(store)):
+        store.append(as_arrow(slow_job(), "b1", "c1")).result(30)
+        store.append(as_arrow(dp_trace(), "b2", "c2")).result(30)
+        wait_for(lambda: verdicts(store))
+        assert {row[3] for row in verdicts(store)} == {"c1"}
+
+
+def test_after_a_restart_it_goes_on_from_what_is_stored(tmp_path: Path):
+    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+        store.append(as_arrow(slow_job(), "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+        before = sql(store, "SELECT verdict_id, opened_at FROM verdicts", TENANT)
+        store.seal_all()
+    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)) as standing:
+        wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
+        assert sql(store, "SELECT verdict_id, opened_at FROM verdicts WHERE state = 'open'", TENANT) == before
+
+
+def test_what_was_open_and_is_not_seen_any_more_is_closed_at_the_start(tmp_path: Path, monkeypatch):
+    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+        store.append(as_arrow(slow_job(), "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+    monkeypatch.setattr("stallscope.continuous.standing._TAIL_S", 0.0)
+    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+        wait_for(lambda: verdicts(store)[0][-1] == "closed")
+
+
+def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
+    """More of c1 than is looked at, and a straggler in c2 behind it."""
+    with closing(Standing(store, bounds=Bounds(turn_rows=500, most_rows=1_000))) as standing:
+        with store.paused():
+            flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
+            late = store.append(as_arrow(slow_job(), "s1", "c2"))
+        for one in (*flood, late):
+            one.result(30)
+        wait_for(lambda: standing.is_idle() and verdicts(store))
+        assert {row[1:4] for row in verdicts(store)} == {(2, "host-a", "c2")}
+        assert standing.numbers.standing_rows_left_out > 0

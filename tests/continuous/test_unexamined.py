@@ -1,0 +1,66 @@
+"""A failed or skipped evaluation is stated in answers: no answer calls data healthy that was not examined."""
+
+import asyncio
+import time
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.store.hub.rows import appended, collectives
+
+from stallscope import rates
+from stallscope.continuous import Standing
+from stallscope.serve import tools
+from stallscope.serve.tokens import Identity
+from stallscope.serve.tool_calls import called
+from stallscope.serve.tools.asking import Hub
+from stallscope.serve.tools.registry import collected
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.unexamined import Unexamined
+
+ME = Identity("a", frozenset({"read"}), "t")
+
+
+class Broken:
+    """A stream whose evaluation fails, as one with a defect does."""
+
+    n_jobs = 1
+
+    def feed(self, *_: Any, **__: Any) -> list[Any]:
+        raise ZeroDivisionError
+
+    def tick(self) -> list[Any]:
+        return []
+
+
+def summary_of(store: HubStore, tool: str, cluster: str | None = None) -> str:
+    hub = Hub(store, rates.load(), SimpleNamespace())  # type: ignore[arg-type]
+    arguments = {} if cluster is None else {"cluster": cluster}
+    return str(asyncio.run(called(hub, collected(tools), tool, arguments=arguments, who=ME))["summary"])
+
+
+def test_after_a_failed_evaluation_verdicts_are_unknown_and_every_summary_has_the_reason(tmp_path: Path):
+    with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store:
+        assert "No verdict matches" in summary_of(store, "fleet.cluster.verdicts")
+        with closing(Standing(store, Broken)):  # type: ignore[arg-type]
+            appended(store, collectives=collectives([1, 2, 3]))
+            end_s = time.monotonic() + 30
+            while not store.unexamined.reason("a", "c1") and time.monotonic() < end_s:
+                time.sleep(0.02)
+        for tool in ("fleet.cluster.verdicts", "fleet.cluster.summary", "fleet.cluster.get_cost"):
+            told = summary_of(store, tool)
+            assert "ZeroDivisionError" in told and "3 rows were not examined" in told
+        assert summary_of(store, "fleet.cluster.verdicts").startswith("Unknown.")
+        assert "No verdict matches" in summary_of(store, "fleet.cluster.verdicts", "another")
+
+
+def test_what_was_not_examined_is_forgotten_after_a_while_and_stays_with_its_tenant():
+    now_s = 0.0
+    unexamined = Unexamined(clock_s=lambda: now_s)
+    unexamined.add("a", "c", n_rows=3)
+    unexamined.add("a", "c", n_rows=4)
+    assert "7 rows" in unexamined.reason("a", None) and unexamined.reason("b", None) == ""
+    now_s = 901.0
+    assert unexamined.reason("a", None) == ""
