@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.diagnose.arrays.row_order import RowsInOrder
-from stallscope.diagnose.timeline.late_attach import matched
+from stallscope.diagnose.timeline.late_attach import renumbered
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
@@ -108,7 +108,7 @@ def test_rounds_are_the_same_after_an_agent_starts_anew(nodes):
     trace = two_hosts(10**12)
     after = restarted(trace, nodes, share=0.5).collectives
     order = np.lexsort((after["ts_ns"], after["pid"]))
-    changed = matched(RowsInOrder(after, order, {}), after["pid"][order] - 1000, trace.clocks)
+    changed = renumbered(RowsInOrder(after, order, {}), after["pid"][order] - 1000, trace.clocks)
     put_right = RowsInOrder(after, order, changed)[:]
     assert (put_right["comm_hash"] != 0).all()
     arrivals: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
 from stallscope.events.columns import is_one_value
 from stallscope.events.layout import Array
 
-_SPARSE = 4  # codes are renumbered through a table that has up to so many places per row
+_SPARSE = 4  # table entries per row up to which codes are renumbered through a table
 _SMALL = 1 << 12  # fewer rows than this are sorted at once
 _FEW_VALUES = 8
 _KINDS = (np.uint16, np.int32, np.int64)
@@ -22,7 +22,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads multiples (
 
 
 def numbered(*columns: Array) -> tuple[Array, int]:
-    """Group numbers 0.. of rows that are equal in all columns, in sorted order; and how many groups there are.
+    """Number the groups of rows that are equal in all columns, in sorted order; also returns the number of groups.
 
     columns: arrays (n,) of any integer type. Returns int64 (n,).
     """
@@ -48,7 +48,7 @@ def numbered(*columns: Array) -> tuple[Array, int]:
 
 @dataclass(frozen=True)
 class _Digit:
-    """A column (n,), its least value, and how many values there are from that to its largest."""
+    """A column (n,), its minimum, and the number of values from its minimum to its maximum."""
 
     column: Array
     low: np.integer
@@ -56,19 +56,19 @@ class _Digit:
 
     @staticmethod
     def of(column: Array, most: int) -> "_Digit":
-        """That of a column; one whose values lie apart further than `most` is numbered first."""
+        """The digit of a column. A column whose values span more than `most` is numbered first."""
         low, high = _ends(column)
         span = int(high) - int(low) + 1
         return _Digit(column, low, span) if span <= most else _Digit.numbered(column)
 
     @staticmethod
     def numbered(column: Array) -> "_Digit":
-        """That of a column with its values numbered."""
-        place, n_values = _distinct(column)
-        return _Digit(place, np.int64(0), n_values)
+        """The digit of a column after its values are numbered."""
+        number, n_values = _distinct(column)
+        return _Digit(number, np.int64(0), n_values)
 
     def above(self, here: slice) -> Array:
-        """The column minus its least value in a part of it: int64."""
+        """A slice of the column minus the column's minimum: int64."""
         column = self.column[here]
         if column.dtype == np.uint64:
             return (column - self.low).astype(np.int64)
@@ -77,13 +77,13 @@ class _Digit:
 
 @dataclass(frozen=True)
 class _Digits:
-    """Columns as the digits of one number, the first the highest; n_codes: how many such numbers there may be."""
+    """Columns as the digits of one number, most significant first. n_codes: the number of possible codes."""
 
     each: list[_Digit]
     n_codes: int
 
     def codes(self, n: int) -> Array:
-        """The number of each row, of as small a type as will do: (n,)."""
+        """The code of each row, in the smallest sufficient type: (n,)."""
         if not self.each:
             return np.zeros(n, np.int64)
         first, *others = self.each
@@ -103,18 +103,18 @@ class _Digits:
 
 
 def _ends(column: Array) -> tuple[np.integer, np.integer]:
-    """The least and the largest value."""
+    """The minimum and the maximum."""
     ends: list[tuple[np.integer, np.integer]] = []
 
-    def look(here: slice) -> None:
+    def add_part(here: slice) -> None:
         ends.append((column[here].min(), column[here].max()))
 
-    in_pieces(len(column), look, rows_at_once=ROWS_AT_ONCE)
+    in_pieces(len(column), add_part, rows_at_once=ROWS_AT_ONCE)
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _ragged(code: Array, n_codes: int, values: Array, *, span: int) -> tuple[Array, int]:
-    """The codes where each code has values of a range of its own, narrower than that of all."""
+    """Combine codes and values where the values of each code span less than the values of all codes."""
     low, high = np.full(n_codes, span), np.zeros(n_codes, np.int64)
     np.minimum.at(low, code, values)
     np.maximum.at(high, code, values)
@@ -126,7 +126,7 @@ def _ragged(code: Array, n_codes: int, values: Array, *, span: int) -> tuple[Arr
 
 
 def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
-    """Codes 0..n_codes renumbered without gaps, in order, and how many there are."""
+    """Codes 0..n_codes renumbered without gaps, in order, and the number of distinct codes."""
     if n_codes > _SPARSE * len(code) + _SMALL:
         return _distinct(code)
     if n_codes == 1:
@@ -140,29 +140,29 @@ def _dense(code: Array, n_codes: int) -> tuple[Array, int]:
     n_present = int(np.count_nonzero(present))
     if n_present == n_codes:
         return code, n_codes
-    place: Array = np.cumsum(present, dtype=np.int32 if n_codes < 1 << 31 else np.int64)
-    place -= 1
+    rank: Array = np.cumsum(present, dtype=np.int32 if n_codes < 1 << 31 else np.int64)
+    rank -= 1
     out = np.empty(len(code), np.int64)
 
     def look_up(here: slice) -> None:
-        out[here] = place[code[here]]
+        out[here] = rank[code[here]]
 
     in_pieces(len(code), look_up, rows_at_once=ROWS_AT_ONCE)
     return out, n_present
 
 
 def _distinct(column: Array) -> tuple[Array, int]:
-    """The column with its values renumbered 0.. in order, and how many there are, whatever its range.
+    """The column with its values renumbered 0.. in order, and the number of distinct values. Any range of values works.
 
-    The values go into a table, at a place that is hashed from them. What does not find itself there again lost its
-    place to another value; with few different values that are few.
+    Each value is hashed to a slot of a table. A value that is not in its slot afterwards collided with another value;
+    a column with few distinct values has few collisions.
     """
     if len(column) > _SMALL:
-        few = _one_of_few(column)
+        few = _few_distinct(column)
         if few is not None:
             return few
         owner, is_used = np.zeros(1 << _HASH_BITS, column.dtype), np.zeros(1 << _HASH_BITS, bool)
-        place, is_missed = np.empty(len(column), np.int64), np.empty(len(column), bool)
+        number, is_missed = np.empty(len(column), np.int64), np.empty(len(column), bool)
         slots = np.empty(len(column), np.int32)
 
         def settle(here: slice) -> None:
@@ -177,49 +177,49 @@ def _distinct(column: Array) -> tuple[Array, int]:
         in_pieces(len(column), compare, rows_at_once=ROWS_AT_ONCE)
         missed = np.flatnonzero(is_missed)
         if len(missed) <= len(column) // _SPARSE:
-            left = column[missed]
-            values = np.unique(np.concatenate([owner[is_used], left]))
-            place_of_slot = np.searchsorted(values, owner)
+            collided = column[missed]
+            values = np.unique(np.concatenate([owner[is_used], collided]))
+            number_of_slot = np.searchsorted(values, owner)
 
             def look_up(here: slice) -> None:
-                place[here] = place_of_slot[slots[here]]
+                number[here] = number_of_slot[slots[here]]
 
             in_pieces(len(column), look_up, rows_at_once=ROWS_AT_ONCE)
-            place[missed] = np.searchsorted(values, left)
-            return place, len(values)
+            number[missed] = np.searchsorted(values, collided)
+            return number, len(values)
     values, inverse = np.unique(column, return_inverse=True)
     return inverse.astype(np.int64, copy=False), len(values)
 
 
-def _one_of_few(column: Array) -> tuple[Array, int] | None:
-    """As _distinct, where the column has few different values, as a look at some rows tells; None where it has more."""
+def _few_distinct(column: Array) -> tuple[Array, int] | None:
+    """As _distinct, for a column with few distinct values; None if it has more than a sample of its rows shows."""
     values = np.unique(column[:: max(len(column) // _SMALL, 1)])
     if len(values) > _FEW_VALUES:
         return None
-    place, is_odd = np.empty(len(column), np.int64), np.zeros(len(column), bool)
+    number, is_other = np.empty(len(column), np.int64), np.zeros(len(column), bool)
 
     def look_up(here: slice) -> None:
         part = column[here]
-        found = np.zeros(len(part), np.int8)
+        below = np.zeros(len(part), np.int8)
         for value in values[1:]:
-            found += part >= value
-        place[here] = found
-        np.not_equal(values[found], part, out=is_odd[here])
+            below += part >= value
+        number[here] = below
+        np.not_equal(values[below], part, out=is_other[here])
 
     in_pieces(len(column), look_up, rows_at_once=ROWS_AT_ONCE)
-    return None if is_odd.any() else (place, len(values))
+    return None if is_other.any() else (number, len(values))
 
 
 def _slots(column: Array) -> Array:
-    """A place in a hash table for each value."""
+    """The hash table slot of each value."""
     slot = column.astype(np.uint64)
     slot *= _MIX
     slot >>= np.uint64(64 - _HASH_BITS)
     return slot.view(np.int64)
 
 
-def places(*columns: Array) -> Array:
-    """How many rows before each one, without another between, are equal to it in all columns: int64 (n,)."""
+def positions_in_run(*columns: Array) -> Array:
+    """The position of each row in its run of consecutive rows that are equal in all columns: int64 (n,)."""
     n = len(columns[0])
     begins = np.zeros(n, bool)
     begins[:1] = True
@@ -230,25 +230,25 @@ def places(*columns: Array) -> Array:
 
 
 def order_of(group: Array, n_groups: int) -> Array:
-    """The rows in order of their group, those of one group in their own order: int64 (n,)."""
+    """The rows sorted by group; rows of the same group keep their order: int64 (n,)."""
     if not len(group) or (group[1:] >= group[:-1]).all():
         return np.arange(len(group))
-    if n_groups <= 1 << 16:  # numpy sorts numbers so small by their digits, which takes a fifth of the time
+    if n_groups <= 1 << 16:  # numpy sorts 16-bit numbers by radix, five times faster
         return np.argsort(group.astype(np.uint16), kind="stable")
     bits = max(len(group) - 1, 1).bit_length()
     if n_groups >> (62 - bits):
         return np.argsort(group, kind="stable")
-    packed = (group << bits) | np.arange(len(group))  # several times faster than to find the order of numbers
+    packed = (group << bits) | np.arange(len(group))  # several times faster than argsort
     packed.sort()
     packed &= (1 << bits) - 1
     return packed
 
 
 def by_group(group: Array, value: Array, n_groups: int, statistic: Callable[[Array], Array]) -> Array:
-    """A statistic of each group's values: float64 (n_groups,), NaN for groups without any.
+    """A statistic of each group's values: float64 (n_groups,), NaN for empty groups.
 
-    group: int64 (n,). value: number (n,). statistic: of a matrix (k, size) along its rows: groups of one size are
-    taken together.
+    group: int64 (n,). value: number (n,). statistic: of a matrix (k, size) along its rows; groups of equal size share a
+    matrix.
     """
     out = np.full(n_groups, np.nan)
     order, sizes = order_of(group, n_groups), np.bincount(group, minlength=n_groups)
@@ -265,9 +265,9 @@ def medians(table: Array) -> Array:
 
 
 def median_of_others(group: Array, value: Array) -> Array:
-    """For each row the median of the other rows of its group; NaN where there is none.
+    """For each row the median of the other rows of its group; NaN where the group has no other row.
 
-    group: int64 (n,). value: number (n,), finite. Returns float64 (n,). For many rows see tables.py.
+    group: int64 (n,). value: number (n,), finite. Returns float64 (n,). For many rows see round_tables.py.
     """
     n = len(value)
     if not n:

@@ -1,8 +1,7 @@
 """Rows laid out as tables, one for each set of processes that call together: a line per member, a column per round.
 
-Where rows are ordered by process a line of a table is written and read in one go, and statistics over the members
-of every round need neither sorting nor indices. Sets of equal size stand together as one array. Of very large sets
-some members stand for all (see sampled).
+Rows ordered by process make each line of a table contiguous, and statistics over the members of every round need
+neither sorting nor indices. Sets of equal size form one array. Very large sets are subsampled (see subsample).
 """
 
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ from stallscope.diagnose.arrays.row_order import taken
 from stallscope.diagnose.arrays.subsample import Sampled
 from stallscope.events.layout import Array
 
-_SPARSE = 4  # tables of one size may have so many cells per row in them
-_SORTED = 32  # up to so many members sorting is quicker than partitioning
-_AT_ONCE = 1 << 18  # cells worked on together: what fits the processor's cache
+_SPARSE = 4  # cells per row up to which sets of one size are laid out as tables
+_SORTED = 32  # members up to which sorting is faster than partitioning
+_AT_ONCE = 1 << 18  # cells processed at once: they fit the processor's cache
 
 
 @dataclass(frozen=True)
@@ -35,18 +34,18 @@ class Block:
         return self.n_sets * self.n_members * self.n_columns
 
     def of(self, cells: Array) -> Array:
-        """This block's part of an array over all cells, shaped."""
+        """The slice of this block in an array over all cells, reshaped."""
         part = cells[self.first : self.first + self.n_cells]
         return part.reshape(self.n_sets, self.n_members, self.n_columns)
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Where each row stands. group, cell: int64 (n,), its group and its place among all cells; blocks: see Block.
+    """The cell of each row. group, cell: int64 (n,), the row's group and its index among all cells. blocks: see Block.
 
-    irregular: int64, rows whose groups do not fit a table: a member is in them twice, or most cells would be empty.
-    first_cell, line_cells, first_group: int64 by set, where its table begins, how many cells a line of it has, and the
-    number of its first group. sampled: the sets so large that some members stand for all, None without one.
+    irregular: int64, rows whose groups do not fit a table: a member occurs twice, or most cells would be empty.
+    first_cell, line_cells, first_group: int64 by set, the first cell of its table, the cells of a line, and the
+    number of its first group. sampled: the sets that are large enough to be subsampled, None without any.
     """
 
     group: Array
@@ -60,11 +59,11 @@ class Tables:
 
     @staticmethod
     def of(of_set: Array, member: Array, group: Array, *, is_laid_out: bool = True) -> "Tables":
-        """The layout of some rows, which stand in order of the process.
+        """The layout of some rows, which are sorted by process.
 
-        of_set: int64 (n,), number of the set of processes that call together. member: int64 (n,), the process's place
+        of_set: int64 (n,), number of the set of processes that call together. member: int64 (n,), the process's index
         in it. group: int64 (n,), number of the round, from 0, in order of the sets. is_laid_out: False where only
-        medians are asked for: then cell is empty where all sets are sampled.
+        medians are needed; then cell is empty if all sets are sampled.
         """
         n = len(group)
         if not n:
@@ -75,7 +74,7 @@ class Tables:
         set_of_group[group] = of_set
         n_columns = np.bincount(set_of_group, minlength=n_sets)
         last_row = np.zeros(n_sets, np.int64)
-        last_row[of_set] = np.arange(n)  # the last to be written stays: of the last member
+        last_row[of_set] = np.arange(n)  # the last assignment wins: the row of the last member
         n_members = member[last_row] + 1
         blocks, start, stride, is_sparse = _blocks(
             n_columns, n_members, np.bincount(of_set, minlength=n_sets)
@@ -89,29 +88,28 @@ class Tables:
         first_cell, start = start, start - first_group
         cell = np.empty(n, np.int64)
 
-        def place(here: slice) -> None:
+        def fill(here: slice) -> None:
             np.multiply(member[here], stride[of_set[here]], out=cell[here])
             cell[here] += group[here]
             cell[here] += start[of_set[here]]
 
-        in_pieces(n, place, rows_at_once=ROWS_AT_ONCE)
+        in_pieces(n, fill, rows_at_once=ROWS_AT_ONCE)
         is_odd = is_sparse[of_set] if is_sparse.any() else None
         irregular = _irregular(group, cell, blocks, is_odd)
         return Tables(group, cell, blocks, irregular, first_cell, stride, first_group, sampled)
 
     @property
     def n_cells(self) -> int:
-        """Of all blocks."""
+        """The cells of all blocks."""
         return sum(block.n_cells for block in self.blocks)
 
     def beyond_others(
         self, value: Array, is_in: Array | None = None, *, held_against: Array | None = None
     ) -> Array:
-        """For each row its value minus the median of the other rows of its group: float64 (n,), NaN where there is
-        none.
+        """For each row its value minus the median of the other rows of its group: float64 (n,), NaN without other rows.
 
-        value: int64 or float64 (n,), finite. is_in: bool (n,), rows that count and get an answer; else all.
-        held_against: (n,), what the median is taken of, if that is another value.
+        value: int64 or float64 (n,), finite. is_in: bool (n,), the rows that count, by default all; other rows are NaN.
+        held_against: (n,), the value of which the median is taken, by default `value`.
         """
         others, is_by_group = self._medians(value if held_against is None else held_against, is_in)
         out = np.empty(len(value)) if is_by_group else others
@@ -127,7 +125,7 @@ class Tables:
         return out
 
     def median_of_others(self, value: Array, rows: Array) -> Array:
-        """For some rows the median of the other rows of their group: float64 (k,), NaN where there is none.
+        """For some rows the median of the other rows of their group: float64 (k,), NaN without other rows.
 
         value: int64 or float64 (n,), finite. rows: int64 (k,).
         """
@@ -135,15 +133,16 @@ class Tables:
         return others[self.group[rows] if is_by_group else rows]
 
     def _medians(self, value: Array, is_in: Array | None) -> tuple[Array, bool]:
-        """The median of the others, and whether it is by group, float64 (n_groups,), as it is one for all rows of each;
-        else it is by row, float64 (n,).
+        """The median of the others, and whether it is by group, float64 (n_groups,), or by row, float64 (n,).
+
+        By group, all rows of a group share a median.
         """
         if self.sampled is None:
             return self._by_row(value, is_in), False
-        found, is_few = self.sampled.medians(value, is_in)
+        medians, is_few = self.sampled.medians(value, is_in)
         if self.sampled.is_of.all() and not is_few.any():
-            return found, True
-        out = found[self.group]
+            return medians, True
+        out = medians[self.group]
         rows = np.flatnonzero((is_few | ~self.sampled.is_of)[self.group])
         if is_in is not None:
             rows = rows[is_in[rows]]
@@ -154,7 +153,7 @@ class Tables:
         return out, False
 
     def _by_row(self, value: Array, is_in: Array | None) -> Array:
-        """The median of the others of each row, all members of each set looked at: float64 (n,)."""
+        """The median of the others of each row, from all members of each set: float64 (n,)."""
         empty = np.iinfo(np.int64).max if value.dtype.kind == "i" else np.inf
         cells = np.full(self.n_cells, empty, value.dtype)
         if is_in is None:
@@ -169,22 +168,22 @@ class Tables:
                 _median_of_others(part, target, empty)
 
         in_pieces(len(parts), fill, rows_at_once=1, is_much=len(cells) > _AT_ONCE)
-        found = taken(out, self.cell)
+        medians = taken(out, self.cell)
         rows = self.irregular if is_in is None else self.irregular[is_in[self.irregular]]
         if len(rows):
-            found[rows] = median_of_others(self.group[rows], value[rows])
-        return found
+            medians[rows] = median_of_others(self.group[rows], value[rows])
+        return medians
 
 
 def _blocks(
     n_columns: Array, n_members: Array, n_rows: Array
 ) -> tuple[tuple[Block, ...], Array, Array, Array]:
-    """Blocks for sets of so many columns and members; by set its first cell, the cells of a line, whether it is left
-    out because it would be empty mostly.
+    """Blocks for sets of the given numbers of columns and members; by set its first cell, the cells of a line, and
+    whether it is left out because most cells would be empty.
     """
     start, stride = np.zeros(len(n_columns), np.int64), np.zeros(len(n_columns), np.int64)
     is_sparse = np.zeros(len(n_columns), bool)
-    # Sets of about as many columns share a block: those of one program differ by the few that were lost.
+    # Sets of a similar number of columns share a block: sets of one program differ by the few lost rounds only.
     width = np.frexp(n_columns.astype(np.float64))[1]
     blocks: list[Block] = []
     first = 0
@@ -204,7 +203,7 @@ def _blocks(
 
 
 def _irregular(group: Array, cell: Array, blocks: tuple[Block, ...], is_odd: Array | None) -> Array:
-    """Rows of sparse sets, whose cell becomes 0, and rows of groups in which a cell is taken twice."""
+    """Rows of sparse sets, whose cell becomes 0, and rows of groups in which two rows share a cell."""
     n_cells = sum(block.n_cells for block in blocks)
     if is_odd is not None:
         cell[is_odd] = 0
@@ -229,7 +228,7 @@ def _irregular(group: Array, cell: Array, blocks: tuple[Block, ...], is_odd: Arr
 
 
 def _parts(cells: Array, out: Array) -> Iterator[tuple[Array, Array]]:
-    """Both arrays (n_sets, n_members, n_columns) cut alike, between sets or columns, into pieces of a good size."""
+    """Both arrays (n_sets, n_members, n_columns) cut at the same sets or columns into pieces that fit the cache."""
     n_sets, n_members, n_columns = cells.shape
     sets = max(_AT_ONCE // (n_members * n_columns), 1)
     columns = n_columns if sets > 1 else max(_AT_ONCE // n_members, 8)
@@ -240,18 +239,18 @@ def _parts(cells: Array, out: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _median_of_others(cells: Array, out: Array, empty: float) -> None:
-    """Fill out (sets, members, columns) with the median of each column's other cells; empty: marks cells without.
+    """Fill out (sets, members, columns) with the median of each column's other cells. empty: the value of empty cells.
 
-    Of an even number of cells, the others' median is one of the middle two: the upper for the lower half and the
-    other way round. Of an odd number it is the mean of two of the middle three.
+    With an even number of cells, the others' median is one of the middle two: the upper one for the lower half, and
+    the lower one for the upper half. With an odd number it is the mean of two of the middle three.
     """
     n_sets, size, n_columns = cells.shape
     ranked = np.ascontiguousarray(cells.transpose(0, 2, 1)).reshape(-1, size)
-    n_seen = np.count_nonzero(ranked != empty, axis=1)
+    n_filled = np.count_nonzero(ranked != empty, axis=1)
     low, high = np.full((2, len(ranked)), empty, cells.dtype)
     of_low, of_middle, of_high = np.full((3, len(ranked)), np.nan)
-    for n in np.unique(n_seen[n_seen > 1]).tolist():
-        at = n_seen == n
+    for n in np.unique(n_filled[n_filled > 1]).tolist():
+        at = n_filled == n
         below, middle, above = _middle(ranked if at.all() else ranked[at], n)
         low[at], high[at] = below, middle
         of_low[at] = _mean(middle, above) if n % 2 else above
@@ -262,21 +261,21 @@ def _median_of_others(cells: Array, out: Array, empty: float) -> None:
     )
     np.copyto(out, of_high)
     np.copyto(out, of_low, where=cells <= low)
-    if (n_seen % 2).any():
+    if (n_filled % 2).any():
         np.copyto(out, of_middle, where=(cells > low) & (cells <= high))
 
 
 def _middle(ranked: Array, n: int) -> tuple[Array, Array, Array]:
-    """The middle three of the n lowest in each row, of an even n the lower middle one twice: (k,) each."""
+    """The middle three of the n lowest in each row; for an even n the lower middle value twice: (k,) each."""
     half = (n - 1) // 2
-    places = (half - 1, half, half + 1) if n % 2 else (half, half, half + 1)
+    indices = (half - 1, half, half + 1) if n % 2 else (half, half, half + 1)
     if ranked.shape[1] <= _SORTED:
         ranked = np.sort(ranked, axis=1)
     else:
-        ranked = np.partition(ranked, sorted(set(places)), axis=1)
-    below, middle, above = (ranked[:, place] for place in places)
+        ranked = np.partition(ranked, sorted(set(indices)), axis=1)
+    below, middle, above = (ranked[:, index] for index in indices)
     return below, middle, above
 
 
-def _mean(one: Array, other: Array) -> Array:
-    return np.asarray((one + other) / 2)
+def _mean(low: Array, high: Array) -> Array:
+    return np.asarray((low + high) / 2)

@@ -14,7 +14,7 @@ from stallscope.diagnose.lateness.launch_queue import held_in_launches
 from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.rounds import Rounds
-from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, touched, usual_step_ns
+from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, median_step_ns, touched
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
@@ -72,7 +72,7 @@ class Pace:
 
 def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
     """The pace of a job, from its judged steps."""
-    step_ns, noise = usual_step_ns(line, table), noise_ns(line, table)
+    step_ns, noise = median_step_ns(line, table), noise_ns(line, table)
     in_all = min(noise, _steady_noise_ns(line, table, noise, limits))
     steady = max(limits.min_late_ns, limits.steady_step_share * step_ns)
     return Pace(

@@ -1,7 +1,7 @@
-"""In which training step each arrival lies, as the job told it (annotations with the label "step").
+"""The training step of each arrival, as the job annotated it (annotations with the label "step").
 
-A step lasts from its label to the next one of the same process. What holds for a whole machine (pid 0) counts for its
-processes that told nothing themselves.
+A step lasts from its label to the next label of the same process. Labels of a whole machine (pid 0) apply to its
+processes without labels of their own.
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ from stallscope.events.layout import Array
 from stallscope.events.trace import Trace
 
 
-def told_steps(trace: Trace, line: Timeline) -> Array | None:
-    """int64 (n,) by row of the timeline: the number of the label in force, from 0; -1 before the first one.
+def annotated_steps(trace: Trace, line: Timeline) -> Array | None:
+    """The number of the current label of each row of the timeline: int64 (n,), from 0; -1 before the first label.
 
-    None where the job told no steps. The numbers count labels, whatever values they carry.
+    None where the job annotated no steps. The numbers count labels; the values of the labels are ignored.
     """
     labels = trace.annotations[trace.annotations["label"] == b"step"]
     if not len(labels):
@@ -22,7 +22,7 @@ def told_steps(trace: Trace, line: Timeline) -> Array | None:
     out = np.full(len(line.rows), -1, np.int64)
     for process, (node, pid) in enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True)):
         here = labels[labels["node"] == node]
-        own = here[here["pid"] == pid] if (here["pid"] == pid).any() else here[here["pid"] == 0]
+        labels_of_process = here[here["pid"] == pid] if (here["pid"] == pid).any() else here[here["pid"] == 0]
         rows = slice(int(line.first[process]), int(line.first[process + 1]))
-        out[rows] = np.searchsorted(np.sort(own["ts_ns"]), line.ts_ns[rows], side="right") - 1
+        out[rows] = np.searchsorted(np.sort(labels_of_process["ts_ns"]), line.ts_ns[rows], side="right") - 1
     return out

@@ -1,4 +1,4 @@
-"""What all steps of the diagnosis share: the arrays that a trace becomes before anybody is looked for."""
+"""The input of every stage of the diagnosis: a trace as arrays, before the search for culprits."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +8,7 @@ from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
 from stallscope.diagnose.lateness.late_steps import Pace, pace
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline.annotated_steps import told_steps
+from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.clocks import Clocks, aligned
 from stallscope.diagnose.timeline.excess import excess_ns, held_ns
 from stallscope.diagnose.timeline.programs import Programs, programs
@@ -22,7 +22,7 @@ from stallscope.events.trace import Trace
 
 @dataclass(frozen=True)
 class Case:
-    """A trace, put in order. table: all steps; judged: those that are not warm-up."""
+    """A trace in order. table: all steps; judged: the steps after the warm-up."""
 
     trace: Trace
     line: Timeline
@@ -37,7 +37,7 @@ class Case:
 
     @cached_property
     def waits(self) -> Waits:
-        """What the cost of late steps is worked out from."""
+        """The waits from which the cost of late steps is computed."""
         return Waits.of(
             self.line,
             self.arrival_ns,
@@ -48,17 +48,17 @@ class Case:
 
     @property
     def arrival_ns(self) -> Array:
-        """Arrivals of all rows on one clock, that of the first node."""
+        """Arrivals of all rows on the clock of the first node."""
         return self.clocks.arrival_ns
 
     @property
     def first_node(self) -> int:
-        """The node whose clock arrival_ns are on."""
+        """The node whose clock arrival_ns uses."""
         return int(self.line.node.min())
 
     @property
     def step_ns(self) -> float:
-        """The usual step."""
+        """The median step."""
         return self.pace.step_ns
 
     @property
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def now_ns(self) -> int:
-        """The last moment any node's capture ran, on the common clock."""
+        """The end of the last capture of any node, on the common clock."""
         tied = self.clocks.offsets
         ends = [
             self.clocks.common_ns(node, end)
@@ -80,7 +80,7 @@ class Case:
         return max([*ends, int(self.arrival_ns.max(initial=0))])
 
     def who(self, process: int) -> tuple[int, int]:
-        """What names a process beyond this case: node and pid."""
+        """The identity of a process outside this case: node and pid."""
         return int(self.line.node[process]), int(self.line.pid[process])
 
 
@@ -89,9 +89,9 @@ def case_of(
 ) -> Case:
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
     line = timeline(trace, is_numbered=is_numbered)
-    marked = told_steps(trace, line)
+    annotated = annotated_steps(trace, line)
     n = len(line.rows)
-    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, marked), n=n)
+    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, annotated), n=n)
 
     def on_host() -> tuple[Array, Array]:
         excess = excess_ns(line, plan, line.host_ns)
@@ -101,7 +101,7 @@ def case_of(
         lambda: (rounds(line, clocks, limits), excess_ns(line, plan, line.self_ns)), on_host, n=n
     )
     table = cells(line, plan, met, excess=(of_self, of_host), held_ns=held)
-    counted = judged(table, line, limits, is_excerpt=_is_excerpt(line, marked))
+    counted = judged(table, line, limits, is_excerpt=_is_excerpt(line, annotated))
     return Case(
         trace=trace,
         line=line,
@@ -116,7 +116,7 @@ def case_of(
     )
 
 
-def _is_excerpt(line: Timeline, marked: Array | None) -> bool:
-    """Whether the trace is a few marked steps of a profiler, which its schedule begins after the warm-up."""
+def _is_excerpt(line: Timeline, annotated: Array | None) -> bool:
+    """Whether the trace is a few annotated steps of a profiler, whose schedule begins after the warm-up."""
     is_profile = bool(len(line.rows)) and bool(flagged(line.rows["flags"], CollectiveFlag.NO_SYSCALLS).all())
-    return is_profile and marked is not None and bool((marked >= 0).any())
+    return is_profile and annotated is not None and bool((annotated >= 0).any())

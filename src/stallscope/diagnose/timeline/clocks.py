@@ -1,7 +1,7 @@
 """All arrivals on one clock, found from the job itself, with an error bar; and clock readings as wall time.
 
 Each node's CLOCK_MONOTONIC starts somewhere else and drifts. The rounds of the job, the wall clocks of the nodes and
-probes over the network tie the clocks together (see offsets). Nodes that nothing ties are put side by side by the
+probes over the network tie the clocks together (see offsets). Nodes without such a tie are aligned by the
 end of their captures, with an infinite error: durations are right, lateness is unknown.
 """
 
@@ -28,7 +28,7 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
-_DRIFT = 2e-5  # two clocks that nothing disciplines part by up to this much
+_DRIFT = 2e-5  # drift of two undisciplined clocks, at most
 _FEWEST_NODES = 3  # nodes tied by releases from which the error of their wall clocks is learned
 _WALL_SPREADS = 4.0  # wall clocks are off by up to this many median errors
 _WALL_LEAST_NS = 1_000_000.0
@@ -40,7 +40,7 @@ Readings = Mapping[int, tuple[Clock, Clock]]
 class Clocks:
     """arrival_ns: int64 (n,), the timeline's arrivals on the clock of the first node. offsets: by node number, against
     the first node's clock. error_ns: float64 by node number, against the common clock of the job, inf for nodes that
-    nothing ties to it.
+    are not tied to it.
     """
 
     arrival_ns: Array
@@ -54,7 +54,7 @@ class Clocks:
 
 
 def aligned(line: Timeline, trace: Trace) -> Clocks:
-    """All arrivals on one clock: by the job's rounds, the nodes' wall clocks, and probes where these are closer.
+    """All arrivals on one clock: by the job's rounds, the nodes' wall clocks, and probes that are more accurate.
 
     Probes (events.Trace.probed) are readings of the nodes' clocks against one wall clock.
     """
@@ -80,7 +80,7 @@ def aligned(line: Timeline, trace: Trace) -> Clocks:
 
 
 def _rows_of(line: Timeline, node: int) -> slice:
-    """The rows of a node's processes, which are numbered in its order."""
+    """The rows of a node's processes, which have consecutive numbers."""
     begin, end = np.searchsorted(line.node, [node, node + 1])
     return slice(int(line.first[begin]), int(line.first[end]))
 
@@ -95,7 +95,7 @@ def _latest_ns(line: Timeline) -> dict[int, int]:
 def _closest(
     offsets: dict[int, Offset], probed: Sequence[Clock], root: int, *, latest_ns: dict[int, int]
 ) -> dict[int, Offset]:
-    """The offsets from the job, and the offsets from probes where these are closer."""
+    """The offsets from the job, replaced by offsets from probes that are more accurate."""
     read = {clock.node: clock for clock in probed}
     if root not in read:
         return offsets
@@ -131,13 +131,13 @@ def _against(
     """The offsets against the clock of `start`, with their errors against the root's, as lateness counts."""
     if start == root:
         return offsets
-    own = offsets[start]
-    at_ns = own.at(latest_ns[start])
-    back = Offset(-at_ns, -own.drift, latest_ns[start] - at_ns, 0.0)
+    offset_of_start = offsets[start]
+    at_ns = offset_of_start.at(latest_ns[start])
+    back = Offset(-at_ns, -offset_of_start.drift, latest_ns[start] - at_ns, 0.0)
     out = {
         node: replace(_chained(back, offset), error_ns=offset.error_ns) for node, offset in offsets.items()
     }
-    return out | {start: replace(SAME_CLOCK, error_ns=own.error_ns)}
+    return out | {start: replace(SAME_CLOCK, error_ns=offset_of_start.error_ns)}
 
 
 def _offsets(line: Timeline, start: int, *, readings: Readings) -> tuple[int, dict[int, Offset]]:
@@ -148,26 +148,26 @@ def _offsets(line: Timeline, start: int, *, readings: Readings) -> tuple[int, di
     root = _root(met, start)
     shown = _tree(met, root, readings=readings)
     wall_error_ns = _wall_error_ns(shown, readings)
-    found = {root: SAME_CLOCK}
-    for node, (reference, one) in shown.items():
+    offsets = {root: SAME_CLOCK}
+    for node, (reference, by_rounds) in shown.items():
         by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=wall_error_ns)
-        offset = combined(one, by_wall, wall_error_ns=wall_error_ns)
-        if offset is not None and reference in found:
-            found[node] = _chained(found[reference], offset)
+        offset = combined(by_rounds, by_wall, wall_error_ns=wall_error_ns)
+        if offset is not None and reference in offsets:
+            offsets[node] = _chained(offsets[reference], offset)
     for node in np.unique(line.node).tolist():
         by_wall = wall_offset(readings.get(root), readings.get(node), error_ns=wall_error_ns)
-        if by_wall is not None and node not in found:
-            found[node] = by_wall
-    return root, found
+        if by_wall is not None and node not in offsets:
+            offsets[node] = by_wall
+    return root, offsets
 
 
 def _root(met: Meetings, start: int) -> int:
     """The node whose host work before releases is the median of all nodes': the first of equals."""
     usable = met.is_last & (met.release_ns != UNKNOWN)
-    nodes, place = np.unique(met.node[usable], return_inverse=True)
+    nodes, index = np.unique(met.node[usable], return_inverse=True)
     if not len(nodes):
         return start
-    edges = np.flatnonzero(np.diff(place)) + 1
+    edges = np.flatnonzero(np.diff(index)) + 1
     host = np.array([np.median(part) for part in np.split(met.host_ns[usable], edges)])
     apart = np.abs(host - np.sort(host)[(len(host) - 1) // 2])
     return int(nodes[np.flatnonzero(apart <= LEAST_ERROR_NS)[0]])
@@ -179,7 +179,7 @@ def _tree(met: Meetings, root: int, *, readings: Readings) -> dict[int, tuple[in
     """
     nodes_of = _nodes_by_comm(met)
     n_rounds = np.bincount(met.comm, minlength=max(nodes_of, default=-1) + 1)
-    # One round or two, as of a communicator of the start, tie loosely whatever they tie.
+    # One round or two, as of a communicator of the start, bound the offset loosely.
     left = sorted(
         nodes_of, key=lambda comm: (n_rounds[comm] < FEWEST * len(nodes_of[comm]), -len(nodes_of[comm]))
     )
@@ -195,19 +195,19 @@ def _tree(met: Meetings, root: int, *, readings: Readings) -> dict[int, tuple[in
             if node in depth:
                 continue
             by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=WALL_ERROR_NS)
-            one = evidence(met, met.of(reference), met.of(node), by_wall=by_wall)
-            if one is not None:
-                shown[node], depth[node] = (reference, one), depth[reference] + 1
+            by_rounds = evidence(met, met.of(reference), met.of(node), by_wall=by_wall)
+            if by_rounds is not None:
+                shown[node], depth[node] = (reference, by_rounds), depth[reference] + 1
     return shown
 
 
 def _wall_error_ns(shown: dict[int, tuple[int, Evidence]], readings: Readings) -> float:
-    """How far wall clocks of two nodes are apart, by the nodes that releases tie closely; else what NTP keeps."""
+    """The error of two nodes' wall clocks: from nodes with accurate offsets by releases, otherwise the error of NTP."""
     apart = []
-    for node, (reference, one) in shown.items():
+    for node, (reference, by_rounds) in shown.items():
         by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=0.0)
-        if by_wall and one.releases and one.early_ns + one.late_ns < _WALL_LEAST_NS:
-            apart.append(abs(by_wall.at(one.releases.since_ns) - one.releases.at_ns))
+        if by_wall and by_rounds.releases and by_rounds.early_ns + by_rounds.late_ns < _WALL_LEAST_NS:
+            apart.append(abs(by_wall.at(by_rounds.releases.since_ns) - by_rounds.releases.at_ns))
     if len(apart) < _FEWEST_NODES:
         return WALL_ERROR_NS
     return max(_WALL_SPREADS * float(np.median(apart)), _WALL_LEAST_NS)
@@ -219,8 +219,8 @@ def _nodes_by_comm(met: Meetings) -> dict[int, list[int]]:
     comm, node = np.zeros((2, n_pairs), np.int64)
     comm[pair], node[pair] = met.comm, met.node
     edges = np.flatnonzero(np.diff(comm)) + 1
-    found = zip(comm[np.append(0, edges)].tolist(), np.split(node, edges), strict=True) if n_pairs else ()
-    return {number: nodes.tolist() for number, nodes in found if len(nodes) > 1}
+    groups = zip(comm[np.append(0, edges)].tolist(), np.split(node, edges), strict=True) if n_pairs else ()
+    return {number: nodes.tolist() for number, nodes in groups if len(nodes) > 1}
 
 
 def _chained(first: Offset, second: Offset) -> Offset:

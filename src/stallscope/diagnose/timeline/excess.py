@@ -1,4 +1,4 @@
-"""How much longer than its peers a rank took itself, call by call; and its ledger minus theirs."""
+"""The excess of each rank's self time over its peers, call by call, and the excess by ledger category."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from stallscope.diagnose.arrays.grouping import (
     medians,
     numbered,
     order_of,
-    places,
+    positions_in_run,
 )
 from stallscope.diagnose.arrays.subsample import spread_out
 from stallscope.diagnose.timeline.programs import Programs, first_of_steps
@@ -17,34 +17,34 @@ from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES
 
 _COUNTS = ("n_syncs", "n_allocs", "n_copies", "n_launches")
-_FEW_CALLS = 0.1  # share of the calls up to which their rows are looked at alone
-_ASKED_AT_ONCE = 1 << 12  # whose peers are looked up together: some million rows
-_MOST_PEERS = 512  # a median of so many is as good as that of all
+_FEW_CALLS = 0.1  # share of the calls up to which only their rows are examined
+_QUERIED_AT_ONCE = 1 << 12  # rows whose peers are looked up at once: some million rows
+_MOST_PEERS = 512  # the median of this many peers is as accurate as the median of all
 
 
 def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
-    """A time of each interval (self_ns or host_ns) minus the median of the peers' in the same call.
+    """A time of each interval (self_ns or host_ns) minus the median of the peers in the same call.
 
-    Where a program has one rank only, minus the rank's own median in the same place of the step: then only what
-    comes and goes is seen, not what is always slow. Returns float64 (n,), 0 where nothing can be compared.
+    The only rank of a program is compared with its own median at the same position of the step. That shows transient
+    delays, but not a call that is always slow. Returns float64 (n,), 0 without a comparison.
     """
     out = plan.calls.beyond_others(value_ns, line.is_whole)
     unknown = np.isnan(out)
     out[unknown] = 0.0
     alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
     if len(alone):
-        place, _ = numbered(line.process[alone], places(plan.step, line.process)[alone])
-        usual = median_of_others(place, value_ns[alone])
+        position, _ = numbered(line.process[alone], positions_in_run(plan.step, line.process)[alone])
+        usual = median_of_others(position, value_ns[alone])
         out[alone] = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
     return out
 
 
 def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
-    """How long a process held up others that were waiting already: float64 (n,), 0 where it did not.
+    """How long a process held up others that were already waiting: float64 (n,), otherwise 0.
 
-    A process that is stopped or loses its CPU in the middle of a round arrived in time; its peers wait in the very
-    same interval, longer than they usually do there, for as long as its host time exceeds theirs.
-    host_excess: float64 (n,), the excess of host_ns. least_ns: less than this is not looked at.
+    A process that is stopped or loses its CPU in the middle of a round has arrived in time. Its peers wait in the same
+    interval, longer than at this position in other steps, by as much as its host time exceeds their host time.
+    host_excess: float64 (n,), the excess of host_ns. least_ns: the smallest excess that is examined.
     """
     out = np.zeros(len(host_excess))
     rows = np.flatnonzero((host_excess > 0) & (host_excess >= least_ns))
@@ -52,12 +52,12 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
         return out
     in_gpu_calls = line.in_gpu_calls_ns
     theirs = np.nan_to_num(medians_in_calls(plan, in_gpu_calls, rows), nan=0.0)
-    # What they usually wait there, at least 0, is still to be taken off.
+    # A first filter: the baseline wait, at least 0, is not subtracted yet.
     may_be = theirs >= 0.5 * host_excess[rows]
     rows, theirs = rows[may_be], theirs[may_be]
     if not len(rows):
         return out
-    longer = theirs - _usual_there(line, plan, in_gpu_calls, rows)
+    longer = theirs - _baseline_ns(line, plan, in_gpu_calls, rows)
     is_held = longer >= 0.5 * host_excess[rows]
     out[rows[is_held]] = host_excess[rows[is_held]]
     return out
@@ -65,63 +65,64 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
 
 def medians_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median of the other processes in the same call: float64 (len(rows),)."""
-    is_asked = np.zeros(plan.n_calls, bool)
-    is_asked[plan.key[rows]] = True
-    if np.count_nonzero(is_asked) > _FEW_CALLS * plan.n_calls:
+    is_queried = np.zeros(plan.n_calls, bool)
+    is_queried[plan.key[rows]] = True
+    if np.count_nonzero(is_queried) > _FEW_CALLS * plan.n_calls:
         return plan.calls.median_of_others(value, rows)
-    all_rows = np.flatnonzero(is_asked[plan.key])
+    all_rows = np.flatnonzero(is_queried[plan.key])
     found = median_of_others(plan.key[all_rows], value[all_rows])
     return found[np.searchsorted(all_rows, rows)]
 
 
-def _usual_there(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
-    """For some rows the median over processes and steps of a value in that place of the program's step: all steps of
-    up to _MOST_PEERS processes; NaN where none of these has it.
+def _baseline_ns(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
+    """For some rows the median over processes and steps of a value at the same position of the program's step.
+
+    The median is over all steps of up to _MOST_PEERS processes; NaN where none of them has that position.
     """
     first = first_of_steps(line, plan)
     some = _some_rows(line, plan)
 
-    def place_of(these: Array) -> tuple[Array, ...]:
+    def position_of(these: Array) -> tuple[Array, ...]:
         return plan.program[line.process[these]], these - first[
             np.searchsorted(first, these, side="right") - 1
         ]
 
-    both = zip(place_of(rows), place_of(some), strict=True)
-    place, n_places = numbered(*(np.concatenate(one) for one in both))
-    asked, others = place[: len(rows)], place[len(rows) :]
-    is_asked = np.zeros(n_places, bool)
-    is_asked[asked] = True
-    kept = is_asked[others]
-    return by_group(others[kept], value[some[kept]], n_places, medians)[asked]
+    both = zip(position_of(rows), position_of(some), strict=True)
+    position, n_positions = numbered(*(np.concatenate(pair) for pair in both))
+    queried, others = position[: len(rows)], position[len(rows) :]
+    is_queried = np.zeros(n_positions, bool)
+    is_queried[queried] = True
+    kept = is_queried[others]
+    return by_group(others[kept], value[some[kept]], n_positions, medians)[queried]
 
 
 def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:
-    """Where the excess over their peers went in the interval of each of some rows.
+    """The excess over the peers in the interval of each of some rows, by ledger category.
 
     Returns float64 (k, N_CATEGORIES) ns by category, and float64 (k, 4) extra synchronise calls, allocations, copies
-    and launches; 0 for intervals that are not whole. Peers are those with the same calls, of very many some; without
-    any, the process's own usual step.
+    and launches; 0 for intervals that are not whole. Peers make the same calls; at most _MOST_PEERS are compared.
+    A process without peers is compared with its own other steps.
     """
     excess = np.zeros((len(rows), N_CATEGORIES + len(_COUNTS)))
     whole = np.flatnonzero(line.is_whole[rows])
-    for begin in range(0, len(whole), _ASKED_AT_ONCE):
-        here = whole[begin : begin + _ASKED_AT_ONCE]
+    for begin in range(0, len(whole), _QUERIED_AT_ONCE):
+        here = whole[begin : begin + _QUERIED_AT_ONCE]
         excess[here] = _more_than_peers(line, plan, rows[here])
     return excess[:, :N_CATEGORIES], excess[:, N_CATEGORIES:]
 
 
 def _more_than_peers(line: Timeline, plan: Programs, own: Array) -> Array:
-    """What each of some whole intervals has more than its peers' median, by category, then by count."""
+    """The excess of each of some whole intervals over its peers' median, by category, then by count."""
     excess = np.zeros((len(own), N_CATEGORIES + len(_COUNTS)))
     peers = _peers(line, plan, own)
-    of_row = np.repeat(np.arange(len(own)), [len(one) for one in peers])
-    # Looked up in the order in which they stand: thousands of processes are too far apart to be asked in turn.
-    asked, place = np.unique(np.concatenate([own, *peers]), return_inverse=True)
+    of_row = np.repeat(np.arange(len(own)), [len(rows) for rows in peers])
+    # One sorted lookup: the rows of thousands of processes are too far apart in memory for a lookup per row.
+    queried, position = np.unique(np.concatenate([own, *peers]), return_inverse=True)
     columns = [("ledger_ns", i) for i in range(N_CATEGORIES)] + [(name, None) for name in _COUNTS]
     for i, (name, k) in enumerate(columns):
-        grown = line.rows.column(name, asked, k).astype(np.float64)
-        grown -= line.rows.column(name, np.maximum(asked - 1, 0), k)
-        grown = grown[place]
+        grown = line.rows.column(name, queried, k).astype(np.float64)
+        grown -= line.rows.column(name, np.maximum(queried - 1, 0), k)
+        grown = grown[position]
         if grown.any():
             usual = by_group(of_row, grown[len(own) :], len(own), medians)
             excess[:, i] = grown[: len(own)] - np.nan_to_num(usual, nan=0.0)
@@ -129,22 +130,22 @@ def _more_than_peers(line: Timeline, plan: Programs, own: Array) -> Array:
 
 
 def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
-    """For each of some rows those of the same call in the other processes of the program, or of the same place in the
-    own other steps.
+    """For each of some rows the rows of the same call in the other processes of the program. A row without any gets the
+    rows at the same position of the process's other steps.
     """
-    is_asked = np.zeros(plan.n_calls, bool)
-    is_asked[plan.key[rows]] = True
+    is_queried = np.zeros(plan.n_calls, bool)
+    is_queried[plan.key[rows]] = True
     same = _some_rows(line, plan)
-    same = same[is_asked[plan.key[same]] & line.is_whole[same]]
+    same = same[is_queried[plan.key[same]] & line.is_whole[same]]
     same = same[order_of(plan.key[same], plan.n_calls)]
     keys = plan.key[same]
     begin, end = (np.searchsorted(keys, plan.key[rows], side=side) for side in ("left", "right"))
-    found = []
+    out = []
     for i, row in enumerate(rows.tolist()):
         peers = same[begin[i] : end[i]]
         peers = peers[line.process[peers] != line.process[row]]
-        found.append(_own_other(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
-    return found
+        out.append(_rows_in_other_steps(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
+    return out
 
 
 def _some_rows(line: Timeline, plan: Programs) -> Array:
@@ -159,9 +160,11 @@ def _some_rows(line: Timeline, plan: Programs) -> Array:
     return np.concatenate([np.arange(line.first[p], line.first[p + 1]) for p in chosen.tolist()])
 
 
-def _own_other(line: Timeline, plan: Programs, row: int) -> Array:
-    """Rows of the same process in the same place of its other steps."""
+def _rows_in_other_steps(line: Timeline, plan: Programs, row: int) -> Array:
+    """Rows of the same process at the same position of its other steps."""
     process = int(line.process[row])
     own = np.arange(line.first[process], line.first[process + 1])
-    place = places(plan.step[own], line.process[own])
-    return own[(place == place[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)]
+    position = positions_in_run(plan.step[own], line.process[own])
+    return own[
+        (position == position[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)
+    ]

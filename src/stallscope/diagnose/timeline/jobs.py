@@ -1,8 +1,8 @@
-"""Several jobs in one trace: one that was started anew, or others beside it. Each is judged on its own.
+"""Several jobs in one trace: a restarted job, or concurrent jobs. Each job is diagnosed separately.
 
-Jobs are told apart only where they have to be: where two processes were given the same rank and share no communicator,
-directly or through others. Parts of one job may share none either (replicas that meet over another library): they stay
-together where their ranks differ and their times overlap.
+The trace is split only if necessary: if two processes have the same rank and share no communicator, directly or
+through other processes. Parts of one job may not share a communicator either (replicas that meet over another
+library): they stay together if their ranks differ and their times overlap.
 """
 
 from collections.abc import Iterable
@@ -15,39 +15,43 @@ from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Trace
 
-Who = tuple[int, int]
+Process = tuple[int, int]
 """A process: node and pid."""
 
 
 @dataclass
 class _Group:
-    """Processes of one job. begin_ns, end_ns: of their calls, on the wall clock where there is one."""
+    """Processes of one job. begin_ns, end_ns: of their calls, on the wall clock if it is known."""
 
-    members: set[Who]
+    members: set[Process]
     ranks: set[int]
     begin_ns: int
     end_ns: int
 
 
-def job_of(trace: Trace) -> dict[Who, int]:
-    """The number of the job of each process that makes collectives, in order of time; empty where there is one job."""
+def job_of(trace: Trace) -> dict[Process, int]:
+    """The number of the job of each process that makes collectives, in order of time; empty for a single job."""
     ranks = trace.told_ranks()
     if len(set(ranks.values())) == len(ranks):
         return {}
     groups = _joined(_connected(trace, ranks))
-    return {who: number for number, group in enumerate(groups) for who in group.members} if groups[1:] else {}
+    return (
+        {process: number for number, group in enumerate(groups) for process in group.members}
+        if groups[1:]
+        else {}
+    )
 
 
 def parts(trace: Trace) -> list[Trace]:
-    """The trace of each job, in order of time; the trace itself where there is one.
+    """The trace of each job, in order of time; the trace itself for a single job.
 
-    What belongs to none of them (the machine's own rows, other processes) stays in each.
+    Rows that belong to no job (machine rows, other processes) stay in each.
     """
     jobs = job_of(trace)
     if not jobs:
         return [trace]
     return [
-        _part(trace, {who for who, one in jobs.items() if one != number}, members)
+        _part(trace, {process for process, job in jobs.items() if job != number}, members)
         for number, members in enumerate(_by_number(jobs))
     ]
 
@@ -62,57 +66,59 @@ def call_times(part: Trace) -> list[int]:
     return out
 
 
-def _connected(trace: Trace, ranks: dict[Who, int]) -> list[_Group]:
-    """The processes that share communicators of a known identity, directly or through others."""
-    group_of: dict[Who, _Group] = {}
-    of_comm: dict[int, Who] = {}
-    for who, begin_ns, end_ns in _spans(trace):
-        group_of[who] = _Group({who}, {ranks[who]} if who in ranks else set(), begin_ns, end_ns)
+def _connected(trace: Trace, ranks: dict[Process, int]) -> list[_Group]:
+    """Groups of processes that share communicators of a known identity, directly or through other processes."""
+    group_of: dict[Process, _Group] = {}
+    of_comm: dict[int, Process] = {}
+    for process, begin_ns, end_ns in _spans(trace):
+        group_of[process] = _Group(
+            {process}, {ranks[process]} if process in ranks else set(), begin_ns, end_ns
+        )
     for table in (trace.collectives, trace.communicators):
         pairs = np.unique(_columns(table, "node", "pid", "comm_hash"))
         for node, pid, comm in pairs.tolist():
             other = group_of.get(of_comm.setdefault(comm, (node, pid))) if comm else None
-            mine = group_of.get((node, pid))
-            if mine is not None and other is not None and mine is not other:
-                _join(other, mine)
-                group_of.update(dict.fromkeys(mine.members, other))
+            group = group_of.get((node, pid))
+            if group is not None and other is not None and group is not other:
+                _join(other, group)
+                group_of.update(dict.fromkeys(group.members, other))
     return list({id(group): group for group in group_of.values()}.values())
 
 
 def _joined(groups: Iterable[_Group]) -> list[_Group]:
-    """Those whose ranks differ and whose times overlap are one job."""
+    """Merge groups whose ranks differ and whose times overlap into one job."""
     out: list[_Group] = []
-    for group in sorted(groups, key=lambda one: (one.begin_ns, min(one.members))):
-        found = next(
-            (one for one in out if group.begin_ns <= one.end_ns and not one.ranks & group.ranks), None
+    for group in sorted(groups, key=lambda group: (group.begin_ns, min(group.members))):
+        same_job = next(
+            (job for job in out if group.begin_ns <= job.end_ns and not job.ranks & group.ranks), None
         )
-        if found is None:
+        if same_job is None:
             out.append(group)
         else:
-            _join(found, group)
+            _join(same_job, group)
     return out
 
 
-def _join(one: _Group, other: _Group) -> None:
-    one.members |= other.members
-    one.ranks |= other.ranks
-    one.begin_ns, one.end_ns = min(one.begin_ns, other.begin_ns), max(one.end_ns, other.end_ns)
+def _join(group: _Group, other: _Group) -> None:
+    group.members |= other.members
+    group.ranks |= other.ranks
+    group.begin_ns, group.end_ns = min(group.begin_ns, other.begin_ns), max(group.end_ns, other.end_ns)
 
 
-def _spans(trace: Trace) -> list[tuple[Who, int, int]]:
-    """Each process that has made a collective, with its first and last one."""
+def _spans(trace: Trace) -> list[tuple[Process, int, int]]:
+    """Each process that has made a collective, with the times of its first and last collective."""
     rows = _columns(trace.collectives, "node", "pid", "ts_ns")
     rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
-    first: dict[Who, int] = {}
-    last: dict[Who, int] = {}
+    first: dict[Process, int] = {}
+    last: dict[Process, int] = {}
     for node in np.unique(rows["node"]).tolist():
-        own = rows[rows["node"] == node]
-        pids, begins = np.unique(own["pid"], return_index=True)
-        ends = len(own) - 1 - np.unique(own["pid"][::-1], return_index=True)[1]
+        of_node = rows[rows["node"] == node]
+        pids, begins = np.unique(of_node["pid"], return_index=True)
+        ends = len(of_node) - 1 - np.unique(of_node["pid"][::-1], return_index=True)[1]
         for pid, begin, end in zip(pids.tolist(), begins, ends, strict=True):
-            first[node, pid] = _common(trace, node, int(own["ts_ns"][begin]))
-            last[node, pid] = _common(trace, node, int(own["ts_ns"][end]))
-    return [(who, first[who], last[who]) for who in first]
+            first[node, pid] = _common(trace, node, int(of_node["ts_ns"][begin]))
+            last[node, pid] = _common(trace, node, int(of_node["ts_ns"][end]))
+    return [(process, first[process], last[process]) for process in first]
 
 
 def _common(trace: Trace, node: int, at_ns: int) -> int:
@@ -127,15 +133,15 @@ def _columns(table: Array, *names: str) -> Array:
     return out
 
 
-def _by_number(jobs: dict[Who, int]) -> list[set[Who]]:
-    out: list[set[Who]] = [set() for _ in range(max(jobs.values()) + 1)]
-    for who, number in jobs.items():
-        out[number].add(who)
+def _by_number(jobs: dict[Process, int]) -> list[set[Process]]:
+    out: list[set[Process]] = [set() for _ in range(max(jobs.values()) + 1)]
+    for process, number in jobs.items():
+        out[number].add(process)
     return out
 
 
-def _part(trace: Trace, others: set[Who], members: set[Who]) -> Trace:
-    """The trace without the rows of some processes; it ends when all members have ended."""
+def _part(trace: Trace, others: set[Process], members: set[Process]) -> Trace:
+    """The trace without the rows of other jobs' processes. It ends when all members have ended."""
     names = [table.name for table in TABLES] + ["annotations", "host_events", "positions", "gpu_processes"]
     tables: dict[str, Any] = {name: _without(getattr(trace, name), others) for name in names}
     kept = replace(trace, **tables)
@@ -146,12 +152,12 @@ def _part(trace: Trace, others: set[Who], members: set[Who]) -> Trace:
     }
     if not members <= ended.keys():
         return kept
-    last_ns = {node: max(ended[who] for who in members if who[0] == node) for node, _ in members}
+    last_ns = {node: max(ended[process] for process in members if process[0] == node) for node, _ in members}
     ends = enumerate(kept.ends_ns)
     return replace(kept, ends_ns=tuple(min(end_ns, last_ns.get(node, end_ns)) for node, end_ns in ends))
 
 
-def _without(rows: Array, others: set[Who]) -> Array:
+def _without(rows: Array, others: set[Process]) -> Array:
     if not len(rows):
         return rows
     gone = np.array([node << 32 | pid for node, pid in others], np.int64)

@@ -1,14 +1,14 @@
-"""Rounds of ranks whose capture began late: their count of rounds does not start at the communicator's creation.
+"""Rounds of ranks attached late: their count of rounds does not start at the communicator's creation.
 
-Such a rank's calls are matched to another rank's by what they are (operation, count, data type) and by their
-rhythm: the right shift is the one at which the two ranks' arrivals stay closest together. Hosts that run ahead may be
-far apart; but none is released from a wait before the others have entered what it waits for: on one node's clock, few
-shifts allow for that. A communicator that is
-older than the capture has no known identity; there the members are found the same way. Both are guesses, made
-well by jobs that synchronise; the rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
+Such a rank's calls are matched to another rank's calls by operation, count and data type, and by their rhythm: the
+correct shift is the shift at which the arrivals of the two ranks stay closest together. Hosts that run ahead may be
+far apart. But no host is released from a wait before the others have entered the same round; on one node's clock, this
+excludes most shifts. A communicator that is older than the capture has no known identity. Its members are found in the
+same way. Both results are estimates, which work well for jobs that synchronise. The rows keep their LATE_ATTACH flag,
+which lowers the confidence of verdicts.
 
-An agent that is started anew counts anew, and knows its processes' communicators by their addresses only: those the
-records from before tell; where there are none, what is called at the same addresses goes on.
+A restarted agent counts from 0 again, and knows its processes' communicators by their addresses only. Earlier records
+map the addresses to identities. Without such records, calls at the same addresses continue the earlier communicator.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,16 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Clock
 
-_ENDS_TOGETHER_NS = 100_000  # a collective ends on all ranks within less
-_FEWEST_RELEASES = 5  # that a wrong shift must contradict, before the right one is believed
-_REACH = 128  # shifts tried around "both captures saw the last round"
+_ENDS_TOGETHER_NS = 100_000  # a collective ends on all ranks within this time
+_FEWEST_RELEASES = 5  # releases that each wrong shift must contradict before a shift is confirmed
+_REACH = 128  # shifts tried around the shift at which both captures contain the last round
 _COMPARED = 512  # arrivals compared
 _SAME_CALLS = 0.9
-_WAITS_DIFFER = 0.2  # share of the waits that a rank may make elsewhere in its program
-_MAY_DIFFER = 1  # calls: one of a rank may be a wrong one; shifted by a call at least two differ
-_RESTART_NS = 100_000_000  # an agent needs longer to start; threads change places within far less
-_WALL_WEIGHT = 0.1  # of a difference by wall clocks beside a spread: decides between equal rhythms
-_CLOSE = (
-    0.5  # spread of the differences, as a share of the usual gap between steps, for ranks of one communicator
-)
+_WAITS_DIFFER = 0.2  # share of the waits that may be after different calls of the program
+_MAY_DIFFER = 1  # calls: a rank may make one wrong call; a shift by a call makes at least two calls differ
+_RESTART_NS = 100_000_000  # an agent takes longer to start; records of threads are reordered within far less
+_WALL_WEIGHT = 0.1  # of a wall clock difference relative to a spread: decides between equal rhythms
+_CLOSE = 0.5  # spread of the differences, as a share of the median gap between steps, for ranks of one communicator
 
 
 _NEEDED = (
@@ -44,12 +42,13 @@ _NEEDED = (
 )
 
 
-@dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
+@dataclass(frozen=True, eq=False)  # arrays: compare by identity
 class _Unit:
-    """The calls of one process on one communicator. call: int64, equal for equal calls. released_ns: when it was
-    released from what it entered, UNKNOWN where that is not known or tells nothing of the others. waits: bool, whether
-    the process waited after the call, before its next. ends_ns: when the
-    calls ended on the GPU, on the host's clock; None where the source does not have that of all.
+    """The calls of one process on one communicator.
+
+    call: int64, equal for equal calls. released_ns: the release after each call, UNKNOWN if it is not recorded or the
+    call does not synchronise. waits: bool, whether the process waited between the call and its next call. ends_ns: the
+    ends of the calls on the GPU, on the host's clock; None unless all ends are recorded.
     """
 
     rows: Array
@@ -64,32 +63,32 @@ class _Unit:
     ends_ns: Array | None = None
 
 
-def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
-    """The columns seq, comm_hash and nranks put right for ranks that were captured late; none where there are none.
+def renumbered(table: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
+    """The corrected columns seq, comm_hash, comm_rank and nranks, if any rank was attached late; otherwise no columns.
 
-    whole: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
-    tell nodes' clocks apart to some milliseconds.
+    table: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
+    align the nodes' clocks to some milliseconds.
     """
-    is_late = flagged(whole["flags"], CollectiveFlag.LATE_ATTACH)
+    is_late = flagged(table["flags"], CollectiveFlag.LATE_ATTACH)
     if not is_late.any():
         return {}
-    rows = np.empty(len(whole), [(name, whole.table.dtype[name]) for name in _NEEDED])
+    rows = np.empty(len(table), [(name, table.table.dtype[name]) for name in _NEEDED])
     for name in _NEEDED:
-        rows[name] = whole[name]
+        rows[name] = table[name]
     call, _ = numbered(rows["op"], rows["count"], rows["datatype"])
     is_p2p = np.isin(rows["op"], (Op.SEND, Op.RECV))
     _name_by_address(rows, process)
     unknown = rows["comm_hash"] == 0
     own = np.where(unknown, rows["comm_handle"], rows["comm_hash"])
-    place, _ = numbered(
+    numbering, _ = numbered(
         process, own, is_late, np.where(is_p2p, rows["op"], 0), np.where(is_p2p, rows["peer_rank"], 0)
     )
-    unit_of, _ = numbered(place, _n_starts(rows, place, is_late))
+    unit_of, _ = numbered(numbering, _n_restarts(rows, numbering, is_late))
     first = np.append(np.flatnonzero(np.diff(process, prepend=-1)), len(process))
     leaves_ns, is_last = released(rows["ts_ns"], rows["wait_leave_ns"], first)
     is_synchronising = np.isin(rows["op"], list(SYNCHRONISING_OPS))
     leaves_ns[~is_synchronising] = UNKNOWN
-    ends_ns = ends_on_host_clock(rows["ts_ns"], whole["gpu_start_ns"], whole["gpu_end_ns"])
+    ends_ns = ends_on_host_clock(rows["ts_ns"], table["gpu_start_ns"], table["gpu_end_ns"])
     has_end = np.zeros(len(rows), bool) if ends_ns is None else (ends_ns != UNKNOWN) & is_synchronising
     units = [
         _Unit(
@@ -113,56 +112,56 @@ def matched(whole: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> di
     return {name: rows[name].copy() for name in ("seq", "comm_hash", "comm_rank", "nranks")}
 
 
-def _n_starts(rows: Array, place: Array, is_late: Array) -> Array:
-    """How often the agent had been started anew before each row, as far as its numbers show: int64 (n,).
+def _n_restarts(rows: Array, numbering: Array, is_late: Array) -> Array:
+    """The number of agent restarts before each row that the round numbers show: int64 (n,).
 
-    place: int64 (n,), equal for rows that are numbered together.
+    numbering: int64 (n,), equal for rows that are numbered together.
     """
-    order = np.argsort(place, kind="stable")
-    of_one, seq, ts_ns = place[order], rows["seq"][order], rows["ts_ns"][order]
-    is_back = (np.diff(of_one) == 0) & (np.diff(seq) < 0) & (np.diff(ts_ns) > _RESTART_NS)
-    n_starts = np.zeros(len(rows), np.int64)
-    n_starts[order[1:]] = np.cumsum(is_back & is_late[order[1:]])
-    return n_starts
+    order = np.argsort(numbering, kind="stable")
+    ordered, seq, ts_ns = numbering[order], rows["seq"][order], rows["ts_ns"][order]
+    is_back = (np.diff(ordered) == 0) & (np.diff(seq) < 0) & (np.diff(ts_ns) > _RESTART_NS)
+    n_restarts = np.zeros(len(rows), np.int64)
+    n_restarts[order[1:]] = np.cumsum(is_back & is_late[order[1:]])
+    return n_restarts
 
 
 def _name_by_address(rows: Array, process: Array) -> None:
-    """Fill in the identity of communicators that the same process used at the same address under a known one."""
-    place, n = numbered(process, rows["comm_handle"])
+    """Fill in the identity of communicators that the same process used at the same address with a known identity."""
+    numbering, n = numbered(process, rows["comm_handle"])
     known = np.flatnonzero((rows["comm_hash"] != 0) & (rows["comm_handle"] != 0))
     example = np.full(n, UNKNOWN)
-    example[place[known]] = known
-    found = np.flatnonzero((rows["comm_hash"] == 0) & (example[place] != UNKNOWN))
-    told = rows[example[place[found]]]
-    rows["comm_hash"][found] = told["comm_hash"]
+    example[numbering[known]] = known
+    unnamed = np.flatnonzero((rows["comm_hash"] == 0) & (example[numbering] != UNKNOWN))
+    named = rows[example[numbering[unnamed]]]
+    rows["comm_hash"][unnamed] = named["comm_hash"]
     for name in ("comm_rank", "nranks"):
-        now = rows[name][found]
-        rows[name][found] = np.where(now == UNKNOWN, told[name], now)
+        current = rows[name][unnamed]
+        rows[name][unnamed] = np.where(current == UNKNOWN, named[name], current)
 
 
 @dataclass(frozen=True)
 class _Between:
-    """What is known of the nodes' clocks: monotonic minus wall time by node, and offsets found from the job by
-    pair of nodes (what to add to the first one's times to get the second one's).
+    """The known offsets between nodes' clocks: monotonic minus wall time by node, and offsets from the job by pair of
+    nodes (added to the first node's times, they give the second node's times).
     """
 
     wall_ns: dict[int, int]
-    found_ns: dict[tuple[int, int], float]
+    by_job_ns: dict[tuple[int, int], float]
 
-    def found(self, first: int, second: int) -> float | None:
+    def by_job(self, first: int, second: int) -> float | None:
         if first == second:
             return 0.0
-        there, back = self.found_ns.get((first, second)), self.found_ns.get((second, first))
+        there, back = self.by_job_ns.get((first, second)), self.by_job_ns.get((second, first))
         return there if there is not None else None if back is None else -back
 
-    def may_overlap(self, one: _Unit, other: _Unit) -> bool:
-        """Whether two units have calls in the same time, as far as the clocks tell."""
-        apart = 0.0 if one.node == other.node else self.by_wall(one.node, other.node)
-        has_ends = one.ends_ns is not None and other.ends_ns is not None
-        if apart is None or (has_ends and one.node != other.node):
+    def may_overlap(self, first: _Unit, second: _Unit) -> bool:
+        """Whether two units have calls at the same time, within the accuracy of the clocks."""
+        apart = 0.0 if first.node == second.node else self.by_wall(first.node, second.node)
+        has_ends = first.ends_ns is not None and second.ends_ns is not None
+        if apart is None or (has_ends and first.node != second.node):
             return True
-        begins, ends = one.ts_ns[[0, -1]] + apart
-        return bool(begins <= other.ts_ns[-1] and other.ts_ns[0] <= ends)
+        begins, ends = first.ts_ns[[0, -1]] + apart
+        return bool(begins <= second.ts_ns[-1] and second.ts_ns[0] <= ends)
 
     def by_wall(self, first: int, second: int) -> float | None:
         if first not in self.wall_ns or second not in self.wall_ns:
@@ -176,7 +175,7 @@ def _members(group: Array) -> list[Array]:
 
 
 def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _Between) -> None:
-    """Shift the numbers of late ranks to those of a rank seen from the start, or of the one seen longest."""
+    """Shift the round numbers of late ranks to the numbers of the rank with the longest record from the start."""
     groups: dict[tuple[int, int, int], list[_Unit]] = {}
     for unit in units:
         first = rows[unit.rows[0]]
@@ -191,17 +190,20 @@ def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _B
 
 
 def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> None:
-    """Number one communicator's late members, each by another one of the same time, on its own node where there is one.
+    """Number the late members of one communicator, each by a concurrent member, preferably on its own node.
 
-    Without such a one they follow what was numbered before, with a gap: something was missed.
+    Without a concurrent member, the numbers continue after the rounds numbered before, with a gap for missed rounds.
     """
     done: list[_Unit] = []
-    for unit in sorted(members, key=lambda one: (one.is_late, -len(one.rows))):
-        beside = [one for one in done if one.process != unit.process and between.may_overlap(one, unit)]
-        reference = next((one for one in beside if one.node == unit.node), beside[0] if beside else None)
+    for unit in sorted(members, key=lambda member: (member.is_late, -len(member.rows))):
+        concurrent = [
+            other for other in done if other.process != unit.process and between.may_overlap(other, unit)
+        ]
+        on_node = (other for other in concurrent if other.node == unit.node)
+        reference = next(on_node, concurrent[0] if concurrent else None)
         shift = 0
         if reference is None and unit.is_late and done:
-            shift = max(int(one.seq.max()) for one in done) + 2 - int(unit.seq.min())
+            shift = max(int(other.seq.max()) for other in done) + 2 - int(unit.seq.min())
         if reference is not None:
             fixed = 0 if not unit.is_late else None
             shift, _ = _best_shift(reference, unit, between=between, fixed=fixed)
@@ -210,9 +212,9 @@ def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> No
 
 
 def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None:
-    """Give communicators of unknown identity one, shared by the ranks that call them in step.
+    """Give communicators of unknown identity an identity, shared by the ranks that call in the same rhythm.
 
-    What the same processes call at the same addresses after the agent was started anew goes on with a gap.
+    Calls of the same processes at the same addresses after a restart of the agent continue with a gap.
     """
     left = sorted(units, key=lambda unit: -len(unit.rows))
     groups: list[list[_Unit]] = []
@@ -220,50 +222,52 @@ def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None
         first, left = left[0], left[1:]
         comm_hash = np.uint64(mixed(mixed(1, int(rows["comm_handle"][first.rows[0]])), first.process))
         rows["comm_hash"][first.rows] = comm_hash
-        together, usual_gap = [first], _step_ns(first)
+        together, typical_gap = [first], _step_ns(first)
         for unit in list(left):
-            if unit.process in {one.process for one in together} or not between.may_overlap(unit, first):
+            if unit.process in {member.process for member in together} or not between.may_overlap(
+                unit, first
+            ):
                 continue
-            reference = next((one for one in together if one.node == unit.node), first)
+            reference = next((member for member in together if member.node == unit.node), first)
             shift, spread = _best_shift(reference, unit, between=between)
-            if spread > _CLOSE * usual_gap and not _is_confirmed(reference, unit, shift, usual_gap):
+            if spread > _CLOSE * typical_gap and not _is_confirmed(reference, unit, shift, typical_gap):
                 continue
             rows["comm_hash"][unit.rows] = comm_hash
             rows["seq"][unit.rows] += shift
             together.append(replace(unit, seq=unit.seq + shift))
             left.remove(unit)
-        members = np.concatenate([one.rows for one in together])
+        members = np.concatenate([member.rows for member in together])
         sized = rows["nranks"][members]
         rows["nranks"][members] = np.where(sized == UNKNOWN, len(together), sized)
         groups.append(together)
-    _go_on(rows, groups)
+    _continue_after_restart(rows, groups)
 
 
-def _is_confirmed(reference: _Unit, unit: _Unit, shift: int, usual_gap_ns: float) -> bool:
-    """Whether releases show that two units of a node meet at a shift, though one is always later than the other.
+def _is_confirmed(reference: _Unit, unit: _Unit, shift: int, typical_gap_ns: float) -> bool:
+    """Whether releases confirm a shift between two units of a node, even if one unit is always later than the other.
 
-    Hosts that run ahead may be apart by a step throughout. At the right shift neither is ever released before the
-    other has entered, at others each is; and the distance hardly changes.
+    Hosts that run ahead may be a step apart throughout. At the correct shift no unit is ever released before the other
+    unit has entered; at every wrong shift a unit is. At the correct shift the distance hardly varies.
     """
     if reference.node != unit.node:
         return False
-    found = _possible(reference, unit, fixed=None)
-    here = next((pair for pair in found if pair.shift == shift), None)
+    candidates = _possible(reference, unit, fixed=None)
+    here = next((pair for pair in candidates if pair.shift == shift), None)
     if here is None or any(
         pair.n_too_early(reference, unit) < _FEWEST_RELEASES
-        for pair in found
-        if pair.shift != shift and len(pair.mine) >= _SAME_CALLS * len(here.mine)
+        for pair in candidates
+        if pair.shift != shift and len(pair.of_unit) >= _SAME_CALLS * len(here.of_unit)
     ):
         return False
-    difference = (unit.ts_ns[here.mine] - reference.ts_ns[here.partner]).astype(np.float64)
+    difference = (unit.ts_ns[here.of_unit] - reference.ts_ns[here.of_reference]).astype(np.float64)
     scatter = float(np.median(np.abs(difference - np.median(difference))))
-    return not here.n_too_early(reference, unit) and scatter <= _CLOSE * usual_gap_ns
+    return not here.n_too_early(reference, unit) and scatter <= _CLOSE * typical_gap_ns
 
 
-def _go_on(rows: Array, groups: list[list[_Unit]]) -> None:
-    """Make one communicator of groups that are the same processes' calls at the same addresses, one after the other."""
+def _continue_after_restart(rows: Array, groups: list[list[_Unit]]) -> None:
+    """Join successive groups into one communicator if the same processes call at the same addresses."""
     newest: dict[tuple[int, int], Array] = {}
-    for group in sorted(groups, key=lambda one: min(int(unit.ts_ns[0]) for unit in one)):
+    for group in sorted(groups, key=lambda units: min(int(unit.ts_ns[0]) for unit in units)):
         members = np.concatenate([unit.rows for unit in group])
         keys = [(unit.process, int(rows["comm_handle"][unit.rows[0]])) for unit in group]
         before = next((newest[key] for key in keys if key in newest), None)
@@ -274,7 +278,7 @@ def _go_on(rows: Array, groups: list[list[_Unit]]) -> None:
 
 
 def _step_ns(unit: _Unit) -> float:
-    """The usual long gap between a process's calls: the 90th percentile, which is that between steps."""
+    """The typical gap between a process's steps: the 90th percentile of the gaps between its calls."""
     gaps = np.diff(unit.ts_ns)
     return float(np.quantile(gaps, 0.9)) if len(gaps) else 0.0
 
@@ -282,29 +286,29 @@ def _step_ns(unit: _Unit) -> float:
 def _best_shift(
     reference: _Unit, unit: _Unit, *, between: _Between, fixed: int | None = None
 ) -> tuple[int, float]:
-    """What to add to a unit's numbers to match the reference's, and how far apart (ns) the arrivals then are.
+    """The shift of a unit's round numbers to the reference's numbers, and the distance (ns) of the arrivals then.
 
-    Where the clocks of the two are known against each other, the distance is that of the arrivals. Else it is that
-    of their rhythm, and wall clocks, good to some milliseconds, decide between shifts of equal rhythm; what is
-    found then tells the clocks. fixed: the shift is known, only the clocks are not. The distance is infinite where
-    no shift makes the calls the same.
+    If the offset of the two clocks is known, the distance is the median difference of the arrivals. Otherwise it is the
+    spread of the differences. Wall clocks, accurate to some milliseconds, then decide between shifts of equal rhythm,
+    and the shift determines the offset. fixed: the known shift, if only the offset is unknown. The distance is infinite
+    if no shift makes the calls equal.
     """
-    found = _possible(reference, unit, fixed=fixed)
-    if not found:
+    candidates = _possible(reference, unit, fixed=fixed)
+    if not candidates:
         return int(reference.seq.max()) - int(unit.seq.max()) if fixed is None else fixed, np.inf
     if reference.ends_ns is not None and unit.ends_ns is not None:
-        return _by_ends(reference, unit, found, between=between)
-    known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
+        return _by_ends(reference, unit, candidates, between=between)
+    known, by_wall = between.by_job(reference.node, unit.node), between.by_wall(reference.node, unit.node)
     if reference.node == unit.node:
-        found = _least(found, lambda pair: pair.n_too_early(reference, unit))
+        candidates = _least(candidates, lambda pair: pair.n_too_early(reference, unit))
     # Ranks of one program wait after the same calls.
     n_waits = min(int(np.count_nonzero(unit.waits)), int(np.count_nonzero(reference.waits)))
-    found = _least(
-        found, lambda pair: pair.n_waits_differ(reference, unit), within=int(_WAITS_DIFFER * n_waits)
+    candidates = _least(
+        candidates, lambda pair: pair.n_waits_differ(reference, unit), within=int(_WAITS_DIFFER * n_waits)
     )
-    best, best_distance, offset = found[0].shift, np.inf, 0.0
-    for pair in _least(found, lambda pair: pair.n_differ, within=_MAY_DIFFER):
-        difference = (unit.ts_ns[pair.mine] - reference.ts_ns[pair.partner]).astype(np.float64)
+    best, best_distance, offset = candidates[0].shift, np.inf, 0.0
+    for pair in _least(candidates, lambda pair: pair.n_differ, within=_MAY_DIFFER):
+        difference = (unit.ts_ns[pair.of_unit] - reference.ts_ns[pair.of_reference]).astype(np.float64)
         middle = float(np.median(difference))
         if known is not None:
             distance = float(np.median(np.abs(difference - known)))
@@ -314,54 +318,54 @@ def _best_shift(
         if distance < best_distance:
             best, best_distance, offset = pair.shift, distance, middle
     if known is None:
-        between.found_ns[reference.node, unit.node] = offset
+        between.by_job_ns[reference.node, unit.node] = offset
     return best, best_distance
 
 
 def _by_ends(
-    reference: _Unit, unit: _Unit, found: list["_Pairing"], *, between: _Between
+    reference: _Unit, unit: _Unit, candidates: list["_Pairing"], *, between: _Between
 ) -> tuple[int, float]:
-    """As _best_shift, of calls whose ends on the GPU are known: a collective ends on all ranks together.
+    """As _best_shift, for calls with known ends on the GPU: a collective ends on all ranks at the same time.
 
-    Of shifts at which the ends are equally far apart throughout, as in a job of equal steps, the one with the most
-    calls in common counts; then the one that the clocks are closest at.
+    Several shifts may have equal spreads, as in a job of equal steps. Then the shift with the most common calls wins;
+    among equals, the shift at which the clocks are closest.
     """
     assert reference.ends_ns is not None and unit.ends_ns is not None
-    known, by_wall = between.found(reference.node, unit.node), between.by_wall(reference.node, unit.node)
+    known, by_wall = between.by_job(reference.node, unit.node), between.by_wall(reference.node, unit.node)
     spreads, offsets = [], []
-    for pair in found:
-        difference = (unit.ends_ns[pair.mine] - reference.ends_ns[pair.partner]).astype(np.float64)
+    for pair in candidates:
+        difference = (unit.ends_ns[pair.of_unit] - reference.ends_ns[pair.of_reference]).astype(np.float64)
         middle = float(np.median(difference)) if known is None else known
         offsets.append(middle)
         spreads.append(float(np.median(np.abs(difference - middle))))
     least = min(spreads) + _ENDS_TOGETHER_NS
     near = [i for i, spread in enumerate(spreads) if spread <= least]
-    best = max(near, key=lambda i: (len(found[i].mine), -abs(offsets[i] - (by_wall or 0.0))))
+    best = max(near, key=lambda i: (len(candidates[i].of_unit), -abs(offsets[i] - (by_wall or 0.0))))
     if known is None:
-        between.found_ns[reference.node, unit.node] = offsets[best]
-    return found[best].shift, spreads[best]
+        between.by_job_ns[reference.node, unit.node] = offsets[best]
+    return candidates[best].shift, spreads[best]
 
 
 @dataclass(frozen=True, eq=False)
 class _Pairing:
-    """Calls of a unit and of its reference that are of one round if the unit's numbers are shifted by so much.
+    """Calls of a unit and of its reference in the same round after a shift of the unit's numbers.
 
-    mine, partner: int64 (k,), places in the unit and in the reference. n_differ: calls that are not the same.
+    of_unit, of_reference: int64 (k,), indices in the unit and in the reference. n_differ: the number of unequal calls.
     """
 
     shift: int
-    mine: Array
-    partner: Array
+    of_unit: Array
+    of_reference: Array
     n_differ: int
 
     def n_waits_differ(self, reference: _Unit, unit: _Unit) -> int:
-        """How often one waited after the call and the other did not."""
-        return int(np.count_nonzero(reference.waits[self.partner] != unit.waits[self.mine]))
+        """How often only one of the two waited after the call."""
+        return int(np.count_nonzero(reference.waits[self.of_reference] != unit.waits[self.of_unit]))
 
     def n_too_early(self, reference: _Unit, unit: _Unit) -> int:
-        """How often one was released before the other had entered: both on one clock."""
-        arrived = reference.ts_ns[self.partner], unit.ts_ns[self.mine]
-        leaves = reference.released_ns[self.partner], unit.released_ns[self.mine]
+        """How often a unit was released before the other had entered; both must be on one clock."""
+        arrived = reference.ts_ns[self.of_reference], unit.ts_ns[self.of_unit]
+        leaves = reference.released_ns[self.of_reference], unit.released_ns[self.of_unit]
         return sum(
             int(np.count_nonzero((leave != UNKNOWN) & (arrival > leave)))
             for arrival, leave in zip(arrived, leaves[::-1], strict=True)
@@ -369,29 +373,31 @@ class _Pairing:
 
 
 def _possible(reference: _Unit, unit: _Unit, *, fixed: int | None) -> list[_Pairing]:
-    """The shifts, near that at which both saw the last round, at which nearly all calls are the same."""
+    """The shifts at which nearly all calls are equal, near the shift at which both records end with the same round."""
     first = int(reference.seq.min())
     at = np.full(int(reference.seq.max()) - first + 1, -1)
     at[reference.seq - first] = np.arange(len(reference.seq))
     compared = np.arange(len(unit.seq))[-_COMPARED:]
     seq, call = unit.seq[compared], unit.call[compared]
     guess = int(reference.seq.max()) - int(unit.seq.max())
-    found = []
+    candidates = []
     for shift in range(guess - _REACH, guess + _REACH + 1) if fixed is None else (fixed,):
-        place = seq + shift - first
-        inside = (place >= 0) & (place < len(at))
-        partner = at[place[inside]]
-        seen = partner >= 0
-        if seen.sum() < max(min(len(seq), 8), 0.5 * min(len(seq), len(at))):
+        index = seq + shift - first
+        inside = (index >= 0) & (index < len(at))
+        of_reference = at[index[inside]]
+        is_common = of_reference >= 0
+        if is_common.sum() < max(min(len(seq), 8), 0.5 * min(len(seq), len(at))):
             continue
-        partner, mine = partner[seen], np.flatnonzero(inside)[seen]
-        n_differ = int(np.count_nonzero(reference.call[partner] != call[mine]))
-        if n_differ <= (1 - _SAME_CALLS) * len(mine):
-            found.append(_Pairing(shift, compared[mine], partner, n_differ))
-    return found
+        of_reference, of_unit = of_reference[is_common], np.flatnonzero(inside)[is_common]
+        n_differ = int(np.count_nonzero(reference.call[of_reference] != call[of_unit]))
+        if n_differ <= (1 - _SAME_CALLS) * len(of_unit):
+            candidates.append(_Pairing(shift, compared[of_unit], of_reference, n_differ))
+    return candidates
 
 
-def _least(found: list[_Pairing], count: Callable[[_Pairing], int], *, within: int = 0) -> list[_Pairing]:
-    """Those of which something is counted least, or within so many of that."""
-    counts = [count(pair) for pair in found]
-    return [pair for pair, n in zip(found, counts, strict=True) if n <= min(counts) + within]
+def _least(
+    candidates: list[_Pairing], count: Callable[[_Pairing], int], *, within: int = 0
+) -> list[_Pairing]:
+    """The candidates with the smallest count, or with a count within that minimum plus `within`."""
+    counts = [count(pair) for pair in candidates]
+    return [pair for pair, n in zip(candidates, counts, strict=True) if n <= min(counts) + within]

@@ -1,7 +1,7 @@
-"""Rounds as seen from each node that takes part in them: what ties the nodes' clocks together (see clocks).
+"""Rounds as seen from each participating node: the evidence that ties the nodes' clocks together (see clocks).
 
-The rounds stand in tables, a line per process (see tables). Processes are numbered by node, so that those of one node
-are lines below each other, which are folded into one.
+The rounds are tables with a line per process (see round_tables). Processes are numbered by node, so the processes of a
+node are consecutive lines, which are folded into one line.
 """
 
 from dataclasses import dataclass, replace
@@ -23,12 +23,13 @@ _EARLY, _LATE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Meetings:
     """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
-    their first release after it (UNKNOWN where none was seen).
+    their first release after it (UNKNOWN where no release was recorded).
 
     host_ns: the least host work of these ranks between arrival and release. is_last: nothing else was enqueued between
     the arrivals and the release. waits: the node's ranks cannot be released before the other side has entered; holds:
-    the other side cannot before these have. Both are true for synchronising collectives; of a send and its receive
-    only one each. has_ends: the releases are the ends of the collectives on the GPUs, which host work does not delay.
+    the other side cannot before these have. Both are true for synchronising collectives; a send only holds, a
+    receive only waits. has_ends: the releases are the ends of the collectives on the GPUs, without a delay by
+    host work.
     """
 
     round: Array
@@ -49,7 +50,7 @@ class Meetings:
 
 
 def meetings(line: Timeline) -> Meetings:
-    """The rounds that ranks of several nodes take part in, seen from each node."""
+    """The rounds of ranks on several nodes, as seen from each node."""
     release, is_last = line.releases
     host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
     ends = ends_on_host_clock(line.ts_ns, line.rows["gpu_start_ns"], line.rows["gpu_end_ns"])
@@ -76,7 +77,7 @@ def meetings(line: Timeline) -> Meetings:
 class _Lines:
     """Lines of the tables that belong to one communicator and one node, together: arrays (k,), by communicator, node.
 
-    first_cell: where the first line of each begins. n_lines: how many.
+    first_cell: where the first line of each begins. n_lines: the number of lines.
     """
 
     comm: Array
@@ -88,9 +89,9 @@ class _Lines:
 
     @staticmethod
     def of(line: Timeline) -> "_Lines | None":
-        """Those of a timeline; None where processes of one node do different things in a communicator."""
+        """The lines of a timeline; None where processes of one node make different calls in a communicator."""
         calls = line.calls
-        order = np.lexsort((calls.place, calls.comm))
+        order = np.lexsort((calls.slot, calls.comm))
         comm, node = calls.comm[order], line.node[calls.process[order]]
         op = line.rows.column("op", calls.first_row[order])
         kind = np.where(op == Op.SEND, 1, np.where(op == Op.RECV, 2, 0))
@@ -100,7 +101,7 @@ class _Lines:
             return None
         first = np.flatnonzero(begins)
         sets = line.meetings
-        cell = sets.first_cell[comm] + calls.place[order] * sets.line_cells[comm]
+        cell = sets.first_cell[comm] + calls.slot[order] * sets.line_cells[comm]
         return _Lines(
             comm=comm[first],
             node=node[first],
@@ -114,7 +115,7 @@ class _Lines:
 def _by_table(
     line: Timeline, lines: _Lines, rows: Array, release: Array, host: Array, is_last: Array
 ) -> Meetings:
-    """The meetings where each process is in a round once. rows: those that tie processes."""
+    """The meetings where each process is in a round once. rows: the calls that tie processes."""
     sets = line.meetings
     arrived, released = np.full(sets.n_cells, _EARLY), np.full(sets.n_cells, _LATE)
     worked = np.full(sets.n_cells, _LATE)
@@ -135,13 +136,13 @@ def _by_table(
     if not parts:
         return _by_row(line, rows, release, host, is_last)
     part, column, arrival_ns, release_ns, host_ns, all_last = (
-        np.concatenate(one) for one in zip(*parts, strict=True)
+        np.concatenate(column) for column in zip(*parts, strict=True)
     )
-    n_seen = np.bincount(part, minlength=len(lines.comm))
-    begin = np.cumsum(n_seen) - n_seen
+    n_meetings = np.bincount(part, minlength=len(lines.comm))
+    begin = np.cumsum(n_meetings) - n_meetings
     order = order_of(part, len(lines.comm))
     by_node = np.lexsort((lines.comm, lines.node))
-    sizes = n_seen[by_node]
+    sizes = n_meetings[by_node]
     chosen = order[np.repeat(begin[by_node] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())]
     part, arrival_ns, release_ns = part[chosen], arrival_ns[chosen], release_ns[chosen]
     return Meetings(
@@ -158,9 +159,9 @@ def _by_table(
 
 
 def _folded(block: Block, lines: _Lines, values: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
-    """What the lines of each part of a block have in common where any of them has an arrival: the part, the column, the
-    last arrival, the first release, the least host work until then, whether all are the last before a wait; arrays
-    (k,), by part, column. values: the same by cell.
+    """The folded lines of each part of a block, in columns with an arrival: the part, the column, the last arrival, the
+    first release, the least host work until then, whether all are the last before a wait; arrays (k,), by part, column.
+    values: the same by cell.
     """
     arrived, released, worked, last = values
     parts = np.flatnonzero(
@@ -186,7 +187,7 @@ def _folded(block: Block, lines: _Lines, values: tuple[Array, Array, Array, Arra
 
 
 def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: Array) -> Meetings:
-    """The meetings of some rows, whatever they look like."""
+    """The meetings of arbitrary rows."""
     number = line.round[rows]
     node = line.node[line.process[rows]]
     group, n_groups = numbered(node, number)
@@ -198,13 +199,13 @@ def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: A
     np.minimum.at(least_host, group, host[rows])
     all_last = np.ones(n_groups, bool)
     np.logical_and.at(all_last, group, is_last[rows])
-    one = np.zeros(n_groups, np.int64)
-    one[group] = np.arange(len(rows))
-    op = line.rows.column("op", rows[one])
+    example = np.zeros(n_groups, np.int64)
+    example[group] = np.arange(len(rows))
+    op = line.rows.column("op", rows[example])
     return Meetings(
-        round=number[one],
-        comm=line.comm[rows][one],
-        node=node[one],
+        round=number[example],
+        comm=line.comm[rows][example],
+        node=node[example],
         arrival_ns=arrival,
         release_ns=np.where(first_release == _LATE, UNKNOWN, first_release),
         host_ns=least_host,

@@ -1,10 +1,10 @@
-"""One node's clock against another's: the evidence for the offset, each as an interval, and their intersection.
+"""The offset between two nodes' clocks: each kind of evidence as an interval, and the intersection of the intervals.
 
 Causality gives hard bounds: no rank leaves a synchronising collective before the last rank has entered it.
 Releases from one collective are nearly simultaneous, unless host work delays one of them. Such work is in the time
-ledger, so the interval of the releases is as wide as the two nodes differ in it. Wall clocks bound the offset, as
-well as the machines keep them. Where two kinds of evidence exclude each other, hard bounds beat both, and the error
-covers releases and wall clocks.
+ledger, so the interval of the releases is as wide as the difference of the two nodes' host work. Wall clocks bound
+the offset as accurately as the machines keep them. If releases and wall clocks contradict each other, hard bounds
+take precedence, and the error covers both.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from stallscope.diagnose.timeline.node_rounds import Meetings
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock
 
-FEWEST = 5  # releases that two nodes must share before their times are believed
+FEWEST = 5  # shared releases of two nodes from which on their times count as evidence
 LEAST_ERROR_NS = 50_000.0  # releases of one collective differ by this much between GPUs, steadily
-WALL_ERROR_NS = 5_000_000.0  # machines that NTP keeps differ by less
-_DRIFT_SPAN_NS = 1_000_000_000  # shorter stretches cannot show a drift
+WALL_ERROR_NS = 5_000_000.0  # machines synchronised by NTP differ by less
+_DRIFT_SPAN_NS = 1_000_000_000  # shorter periods cannot show a drift
 _MOST_DRIFT = 2e-4  # two wall-clock readings that differ by more were taken around a step of the clock
 _N_WINDOWS = 8
 
@@ -47,7 +47,7 @@ SAME_CLOCK = Offset(0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What two nodes' rounds show about the offset of their clocks.
+    """The evidence of two nodes' rounds for the offset of their clocks.
 
     releases: by near-simultaneous releases; early_ns, late_ns: how much less or more the offset can be, as one node
     does more host work before its releases. bounds: by causality alone. low_ns, high_ns: the tightest bounds,
@@ -65,7 +65,7 @@ class Evidence:
 
 
 def evidence(met: Meetings, reference: slice, other: slice, *, by_wall: Offset | None) -> Evidence | None:
-    """The evidence from all rounds that two nodes took part in; None where there is none."""
+    """The evidence from all common rounds of two nodes; None without common rounds."""
     a, b = _common(met, reference, other)
     if not len(a):
         return None
@@ -94,7 +94,7 @@ def evidence(met: Meetings, reference: slice, other: slice, *, by_wall: Offset |
 
 
 def combined(shown: Evidence, by_wall: Offset | None, *, wall_error_ns: float) -> Offset | None:
-    """The offset that the evidence allows, with an error that covers what the evidence leaves open.
+    """The offset that the evidence allows, with an error that covers the remaining range.
 
     by_wall: by the nodes' wall clocks, which differ by up to wall_error_ns.
     """
@@ -125,8 +125,8 @@ def combined(shown: Evidence, by_wall: Offset | None, *, wall_error_ns: float) -
     )
 
 
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[1] + LEAST_ERROR_NS and other[0] <= one[1] + LEAST_ERROR_NS
+def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[1] + LEAST_ERROR_NS and second[0] <= first[1] + LEAST_ERROR_NS
 
 
 def _common(met: Meetings, reference: slice, other: slice) -> tuple[Array, Array]:
@@ -141,7 +141,7 @@ def _common(met: Meetings, reference: slice, other: slice) -> tuple[Array, Array
 
 
 def _by_releases(t_ns: Array, difference_ns: Array) -> Offset:
-    """A line through the differences of near-simultaneous releases, by medians, which a few odd ones cannot move."""
+    """A line through the differences of near-simultaneous releases, by medians, which a few outliers cannot move."""
     since = float(t_ns[0])
     drift = 0.0
     half = len(t_ns) // 2
@@ -179,7 +179,7 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
     if len(times) >= 4 and times[-1] - times[0] >= _DRIFT_SPAN_NS:
         drift = float(np.polyfit(times - since, middle, 1)[0])
         if abs(drift) * (times[-1] - times[0]) < float(np.median(half)):
-            drift = 0.0  # no more than the bounds leave open
+            drift = 0.0  # within the width of the bounds
     flat = drift * (times - since)
     low, high = float((lows - flat).max()), float((highs - flat).min())
     return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, LEAST_ERROR_NS))
@@ -188,7 +188,7 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
 def by_wall_clocks(clocks: Sequence[Clock]) -> dict[int, tuple[Clock, Clock]]:
     """The first and the last reading of each node's monotonic against its wall clock."""
     out: dict[int, tuple[Clock, Clock]] = {}
-    for clock in sorted(clocks, key=lambda one: one.monotonic_ns):
+    for clock in sorted(clocks, key=lambda clock: clock.monotonic_ns):
         out[clock.node] = out.get(clock.node, (clock, clock))[0], clock
     return out
 

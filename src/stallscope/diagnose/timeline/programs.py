@@ -1,10 +1,10 @@
-"""Which ranks run the same program, and where its training steps begin.
+"""The programs of a job, the ranks that run each program, and the beginnings of its training steps.
 
 Ranks of one program are peers: their self times can be compared call by call. Stages of a pipeline run different
-programs. A step is the repeating pattern of calls; where all calls look alike, the synchronise calls or copies
-between them make the pattern, or the long intervals. Where the pattern is one of many steps, because something comes
-in some of them only, a step is what repeats between two such marks. Where nothing repeats, it is what lies between
-two waits.
+programs. A step is the repeating pattern of calls. If all calls are equal, the synchronise calls or copies between
+them make the pattern, or the long intervals. If the pattern spans many steps, because a call is made in some of them
+only, a step is the pattern that repeats between two such calls. Without any repetition, a step lasts from one wait to
+the next.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from stallscope.events.layout import Array
 
 _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of one program have in common
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
-_FEW = 3  # so many calls may be missing by chance, as records that were lost
-_LOST, _BY_CHANCE = 0.02, 4  # or those of which this share was lost differ by: so many standard deviations
-_MOST_ALONE = 256  # more are no accident, and each is compared with all
+_FEW = 3  # calls that may be missing by chance, as lost records
+_LOST, _BY_CHANCE = 0.02, 4  # or this share of lost records, times this many standard deviations
+_MOST_ALONE = 256  # more single processes are not a coincidence, and each would be compared with all
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
 _MATCH = 0.9
-_ALIKE = 0.8  # share of the marks that begin a step, and of the calls that are part of one
-_LONG = 2.5  # intervals of so many medians are the gaps between the steps of jobs that run ahead
+_SIMILAR = 0.8  # share of the marks that begin a step, and of the calls that are part of one
+_LONG = 2.5  # in medians: longer intervals are the gaps between the steps of jobs that run ahead
 _COMPARED_ROWS = 16_384
-_TOLD = 0.5  # share of the rows of a process that must lie in a step that it told
+_ANNOTATED = 0.5  # share of the rows of a process that must lie in annotated steps
 
 
 @dataclass(frozen=True)
 class Programs:
-    """program, member: int64 (p,) by process, and its place among the processes of the program.
-    key: int64 (n,), equal for rows that are the same call of one program; n_calls: how many there are. calls: the
+    """program, member: int64 (p,) by process, and its index among the processes of the program.
+    key: int64 (n,), equal for rows that are the same call of one program; n_calls: the number of calls. calls: the
     same rows laid out as tables.
     step: int64 (n,), training step of each row within its program; -1 before the pattern begins.
     has_steps: bool by program, whether a repeating pattern was found.
@@ -50,10 +50,10 @@ class Programs:
     has_steps: Array
 
 
-def programs(line: Timeline, told: Array | None = None) -> Programs:
+def programs(line: Timeline, annotated: Array | None = None) -> Programs:
     """Programs, matching calls and steps of a timeline.
 
-    told: int64 (n,), the step in which each row lies as the job told it (see told_steps); it beats what is found.
+    annotated: int64 (n,), the annotated step of each row (see annotated_steps); it overrides the detected pattern.
     """
     kind = _kind(line)
     signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, *kind)
@@ -67,11 +67,11 @@ def programs(line: Timeline, told: Array | None = None) -> Programs:
     for number in range(n_programs):
         members = np.flatnonzero(program == number)
         member[members] = np.arange(len(members))
-        teller = _teller(line, members, told)
-        model = members[np.argmax(counts[members])] if teller < 0 else teller
+        annotator = _annotating_process(line, members, annotated)
+        model = members[np.argmax(counts[members])] if annotator < 0 else annotator
         rows = slice(int(line.first[model]), int(line.first[model + 1]))
-        if told is not None and teller >= 0:
-            step_of_key[key[rows]], has_steps[number] = told[rows], True
+        if annotated is not None and annotator >= 0:
+            step_of_key[key[rows]], has_steps[number] = annotated[rows], True
         else:
             step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature[rows])
     return Programs(
@@ -92,19 +92,19 @@ def first_of_steps(line: Timeline, plan: Programs) -> Array:
     return np.flatnonzero(begins)
 
 
-def _teller(line: Timeline, members: Array, told: Array | None) -> int:
-    """The process of a program that has told the step of most of its rows; -1 where none told enough of them."""
-    if told is None:
+def _annotating_process(line: Timeline, members: Array, annotated: Array | None) -> int:
+    """The process of a program with the most annotated rows; -1 if no process has enough of them."""
+    if annotated is None:
         return -1
-    n_told = np.bincount(line.process[told >= 0], minlength=line.n_processes)[members]
+    n_annotated = np.bincount(line.process[annotated >= 0], minlength=line.n_processes)[members]
     n_rows = np.diff(line.first)[members]
-    best = int(np.argmax(n_told))
-    return int(members[best]) if n_told[best] >= _TOLD * n_rows[best] > 0 else -1
+    best = int(np.argmax(n_annotated))
+    return int(members[best]) if n_annotated[best] >= _ANNOTATED * n_rows[best] > 0 else -1
 
 
 def _kind(line: Timeline) -> tuple[Array, ...]:
-    """A column with 0 for collectives, and for point-to-point a number per direction and distance to the peer; no
-    column where there is no such call.
+    """A column with 0 for collectives, and for point-to-point a number per direction and distance to the peer. No
+    column without point-to-point calls.
     """
     calls = np.flatnonzero(line.is_p2p)
     if not len(calls):
@@ -116,7 +116,7 @@ def _kind(line: Timeline) -> tuple[Array, ...]:
 
 
 def _same_program(line: Timeline, signature: Array) -> Array:
-    """Number of the program of each process: int64 (p,)."""
+    """The number of the program of each process: int64 (p,)."""
     previous = np.concatenate([[-1], signature[:-1]])[: len(signature)]
     previous[line.first[:-1]] = -1
     pair, _ = numbered(previous, signature)
@@ -133,17 +133,17 @@ def _same_program(line: Timeline, signature: Array) -> Array:
         lost = _BY_CHANCE * np.sqrt(2 * _LOST * expected)
         allowed = np.maximum(np.maximum(_SAME_COUNTS * expected, _FEW), lost)
         differs = np.abs(calls[left] - calls[model]) * compared > allowed
-        alike = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
-        alike[left == model] = True
-        program[left[alike]] = number
+        is_same = (common >= _SAME_PAIRS) & ~(differs & (expected >= _COUNTED)).any(axis=1)
+        is_same[left == model] = True
+        program[left[is_same]] = number
         number += 1
     return numbered(_with_companions(program, pairs))[0]
 
 
 def _with_companions(program: Array, pairs: Array) -> Array:
-    """The programs, with processes that are alone in theirs put to the one of several that calls most like them.
+    """The programs; a process that is alone in its program joins the most similar program of several processes.
 
-    That it makes some call more or less often, as records were lost, leaves it without peers otherwise.
+    Lost records may change how often a process makes a call, which would leave it without peers.
     """
     size, out = np.bincount(program), program.copy()
     alone = np.flatnonzero(size[program] == 1).tolist()
@@ -159,7 +159,7 @@ def _with_companions(program: Array, pairs: Array) -> Array:
 
 
 def _shares(line: Timeline, code: Array) -> Array:
-    """How often each process has each code, as shares: float64 (p, codes)."""
+    """The share of each code in the rows of each process: float64 (p, codes)."""
     n_codes = int(code.max(initial=-1)) + 1
     counts = np.bincount(line.process * n_codes + code, minlength=line.n_processes * n_codes)
     counts = counts.reshape(line.n_processes, n_codes).astype(np.float64)
@@ -167,7 +167,7 @@ def _shares(line: Timeline, code: Array) -> Array:
 
 
 def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
-    """Step of each row of one process (-1 before the pattern), and whether there is a pattern."""
+    """The step of each row of one process (-1 before the pattern), and whether there is a pattern."""
     rows = line.rows[where]
     sized, _ = numbered(signature, rows["count"])
     interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
@@ -181,8 +181,8 @@ def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]
     length, begins = _shortest_stretch((sized, signature), marks)
     for choice in choices:
         symbols = [numbered(signature, mark)[0] for mark in choice]
-        # A job that runs ahead waits every so many steps, but copies its input in each: the shorter one is the step.
-        periods = [(period, i) for i, one in enumerate(symbols) if (period := repeat_length(one)) > 1]
+        # A job that runs ahead waits once in several steps, but copies its input in each: the shorter period wins.
+        periods = [(period, i) for i, each in enumerate(symbols) if (period := repeat_length(each)) > 1]
         if periods:
             period, shortest = min(periods)
             if 0 < length <= period // 2:
@@ -199,37 +199,39 @@ def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]
 
 
 def _shortest_stretch(sequences: Sequence[Array], marks: Sequence[Array]) -> tuple[int, Array]:
-    """The shortest stretch of calls that marks begin again and again: its length, 0 if there is none, and where
-    one begins, bool (n,). marks: bool (n,) each, such as "it has copied its input".
+    """The shortest repeating sequence of calls that begins with a mark: its length, 0 without any, and its beginnings,
+    bool (n,). marks: bool (n,) each, such as "has copied its input".
 
-    What comes in some steps only, a checkpoint's barrier or a logged loss, makes so many steps look like one period
-    of the calls; the steps in it still begin alike.
+    A call in some steps only, such as a checkpoint's barrier or a logged loss, makes several steps look like one period
+    of the calls. The steps in that period still begin with the same calls.
     """
-    found = [stretch for mark in marks for symbols in sequences if (stretch := _stretch(symbols, mark))[0]]
-    return min(found, key=lambda stretch: stretch[0]) if found else (0, np.zeros(0, bool))
+    stretches = [
+        stretch for mark in marks for symbols in sequences if (stretch := _stretch(symbols, mark))[0]
+    ]
+    return min(stretches, key=lambda stretch: stretch[0]) if stretches else (0, np.zeros(0, bool))
 
 
 def _stretch(symbols: Array, mark: Array) -> tuple[int, Array]:
-    """Where most marks begin equal stretches, which hold most calls: their length and beginnings."""
+    """The length and beginnings of equal sequences of calls, if most marks begin one and they contain most calls."""
     at, begins = np.flatnonzero(mark), np.zeros(len(mark), bool)
     if len(at) <= _MIN_REPEATS:
         return 0, begins
     lengths = np.diff(at, append=len(mark))
-    usual = int(np.bincount(lengths).argmax())
-    starts = at[lengths >= usual]
-    calls = symbols[starts[:, None] + np.arange(usual)]
+    typical = int(np.bincount(lengths).argmax())
+    starts = at[lengths >= typical]
+    calls = symbols[starts[:, None] + np.arange(typical)]
     starts = starts[(calls == np.median(calls, axis=0)).all(axis=1)]
-    if len(starts) < _ALIKE * len(at) or len(starts) * usual < _ALIKE * (len(mark) - at[0]):
+    if len(starts) < _SIMILAR * len(at) or len(starts) * typical < _SIMILAR * (len(mark) - at[0]):
         return 0, begins
     begins[starts] = True
-    return usual, begins
+    return typical, begins
 
 
 def repeat_length(symbols: Array) -> int:
     """The period of a sequence: 0 when it does not repeat, 1 when all symbols are equal.
 
-    symbols: int64 (n,). Every pair of successive symbols must recur at that distance, also the rare ones: so a
-    step of many equal layers is found, not a layer. Pairs too rare to say anything are left out.
+    symbols: int64 (n,). Every pair of successive symbols must recur at that distance, also rare pairs: so a
+    step of many equal layers is found, not a layer. Pairs that are too rare for a conclusion are left out.
     """
     symbols = symbols[-_COMPARED_ROWS:]
     n = len(symbols)
@@ -243,9 +245,9 @@ def repeat_length(symbols: Array) -> int:
         kept = counts >= least
         if kept.sum() < 2 or counts[kept].sum() < _MATCH * len(pair):
             break
-        found = _shortest(pair, counts, kept)
-        if found:
-            return found
+        period = _shortest(pair, counts, kept)
+        if period:
+            return period
     return 0
 
 
@@ -270,10 +272,10 @@ def _matches(pair: Array, kept: Array, lag: int) -> bool:
 
 
 def _counted(symbols: Array, period: int, interval_ns: Array) -> Array:
-    """Step number of each row: a step begins with the row after the longest usual interval.
+    """Step number of each row: a step begins with the row after the longest median interval.
 
-    The beginning is recognised by the pair of symbols there when that pair comes once a step, so that rows that
-    do not belong to the pattern (a validation, a checkpoint) do not shift what follows.
+    The beginning is recognised by its pair of symbols if that pair occurs once per step. Then rows outside the
+    pattern (a validation, a checkpoint) do not shift the steps after them.
     """
     n = len(symbols)
     phase = np.arange(n) % period

@@ -1,6 +1,6 @@
-"""When processes were released from their waits: no rank is, before every member of the round has entered it.
+"""When processes were released from their waits. No rank is released before every member has entered the round.
 
-Where the source has the GPUs' times on the host's clock, as a profiler does, the end of the collective itself is known.
+A source with GPU times on the host's clock, such as a profiler, provides the end of the collective itself.
 """
 
 import numpy as np
@@ -8,12 +8,14 @@ import numpy as np
 from stallscope.events.columns import is_one_value
 from stallscope.events.layout import UNKNOWN, Array
 
-_MOST_AHEAD_NS = 60_000_000_000  # a host is never so far ahead of its GPU: such times are of another clock
+_MOST_AHEAD_NS = (
+    60_000_000_000  # a host is never this far ahead of its GPU: such times are from another clock
+)
 
 
 def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]:
-    """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was not
-    seen; and whether that was before its next arrival, bool (n,).
+    """The first release of each row's process from a wait after that arrival, int64 (n,), UNKNOWN without a recorded
+    release; and whether the release was before the next arrival, bool (n,).
 
     ts_ns, leave_ns: int64 (n,), of rows by process and time: the arrival, and the end of the last wait before it.
     first: int64 (p + 1,), the first row of each process, and n.
@@ -28,8 +30,8 @@ def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]
     is_last[ends_of_processes] = True
     ends = np.flatnonzero(is_last)
     is_last[ends_of_processes] = False
-    when = np.where(is_last[ends], leave_ns[np.minimum(ends + 1, n - 1)], UNKNOWN)
-    return np.repeat(when, np.diff(ends, prepend=-1)), is_last
+    release_ns = np.where(is_last[ends], leave_ns[np.minimum(ends + 1, n - 1)], UNKNOWN)
+    return np.repeat(release_ns, np.diff(ends, prepend=-1)), is_last
 
 
 def host_until_release_ns(ts_ns: Array, leave_ns: Array, wait_ns: Array, is_last: Array) -> Array:
@@ -47,7 +49,7 @@ def host_until_release_ns(ts_ns: Array, leave_ns: Array, wait_ns: Array, is_last
 
 
 def ends_on_host_clock(ts_ns: Array, gpu_start_ns: Array, gpu_end_ns: Array) -> Array | None:
-    """The ends of collectives on the host's clock: int64 (n,), UNKNOWN where it is not known; None without any.
+    """The ends of collectives on the host's clock: int64 (n,), UNKNOWN where the end is unknown; None without any.
 
     ts_ns: int64 (n,), arrivals. The GPU's times are on the host's clock if no collective starts before its arrival, and
     none starts a minute after it.

@@ -1,4 +1,4 @@
-"""Rounds: which arrivals belong together, and how late each is among them."""
+"""Rounds: the arrivals that belong together, and the lateness of each arrival within its round."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from stallscope.events.names import CollectiveFlag
 @dataclass(frozen=True)
 class Rounds:
     """round: int64 (n,) by row. n_arrived: int64 by round. late_ns: float64 (n,), arrival minus the median of the
-    others' arrivals; NaN for a rank alone in its round. arrival_ns: int64 (n,), on the common clock.
+    other ranks' arrivals; NaN for a rank alone in its round. arrival_ns: int64 (n,), on the common clock.
     """
 
     round: Array
@@ -40,8 +40,9 @@ class Rounds:
 
 
 def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
-    """The rounds of a timeline. Lateness below twice the error counts as none: that of the clocks, and for
-    ranks captured late that of finding their rounds.
+    """The rounds of a timeline. Lateness below twice the error counts as 0.
+
+    The error is the clock error; for ranks attached late, the error of matching their rounds is added.
     """
     late_ns = line.meetings.beyond_others(clocks.arrival_ns)
     of_clocks_ns, matching_error_ns = _row_error_ns(line, clocks), _matching_error_ns(line, late_ns)
@@ -65,8 +66,8 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
 
 
 def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
-    """By round: how wrong lateness can be in it, as the largest error of the clocks of its communicator; 0 within one
-    node. None where there is one node only.
+    """The error of lateness by round: the largest clock error in its communicator; 0 within one node. None for a single
+    node.
     """
     if line.n_processes == 0 or line.node.min() == line.node.max():
         return None
@@ -76,8 +77,8 @@ def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
 
 
 def _row_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
-    """By membership: how wrong lateness against the median of the others can be: the error of the own clock, or the
-    median error of the communicator's clocks where that is larger. None where there is one node only.
+    """The error of lateness by membership: the error of the node's own clock, or the median clock error of the
+    communicator if that is larger. None for a single node.
     """
     if line.n_processes == 0 or line.node.min() == line.node.max():
         return None
@@ -92,18 +93,18 @@ def _upper_medians(table: Array) -> Array:
 
 
 def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:
-    """By row: how far a rank that was captured late usually is from its rounds; 0 for the others. None
-    where there is no such rank.
+    """The matching error by row: the typical distance of late-attached ranks from their rounds; 0 for other ranks. None
+    without a late-attached rank.
 
-    Such ranks are put into rounds by their rhythm. Where ranks run ahead that may be wrong by a call or two, and all
-    of them then are early or late by about as much; one slow rank does not change the median of them.
+    Such ranks are assigned to rounds by their rhythm. If ranks run ahead, the assignment may be wrong by a call or two,
+    and all of these ranks are early or late by a similar amount. A single slow rank does not change their median.
     """
     is_late = flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)
     rows = np.flatnonzero(is_late & np.isfinite(late_ns)) if is_late.any() else ()
     if not len(rows):
         return None
     edges = np.flatnonzero(np.diff(line.process[rows])) + 1
-    usual = [float(np.median(part)) for part in np.split(np.abs(late_ns[rows]), edges)]
+    typical = [float(np.median(part)) for part in np.split(np.abs(late_ns[rows]), edges)]
     error = np.zeros(len(late_ns))
-    error[rows] = float(np.median(usual))
+    error[rows] = float(np.median(typical))
     return error

@@ -1,4 +1,4 @@
-"""Steps x processes: how late each process was in each step, and how much longer than its peers it took itself."""
+"""Steps x processes: the lateness of each process in each step, and its own excess over its peers."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
 _STRETCHES_AT_ONCE = 1 << 12
-_FEW = 0.05  # share of the rows up to which they are looked at one by one
+_FEW = 0.05  # share of the rows up to which they are examined individually
 _STEPS_AHEAD = 64
 """A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
 
@@ -44,13 +44,13 @@ def cells(
 ) -> Cells:
     """Lateness and own excess of each process in each step of the pattern (step >= 0).
 
-    excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger explanation counts:
-    host time misses slow copies and allocations, and self time is blind where victims wait inside a copy.
-    held_ns: float64 (n,), what the process held the others up for while they were waiting already (see excess).
+    excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger excess counts:
+    host time misses slow copies and allocations, and self time misses waits of victims inside a copy.
+    held_ns: float64 (n,), how long the process held up others that were already waiting (see excess).
     self_ns, wait_ns: the process's self time in the step, and its waits.
 
-    rise_ns is the lateness gained in the step: at its peak, less what was left over from the step before, which
-    is what the rank was late at the step's first call beyond its own excess there.
+    rise_ns is the lateness gained in the step: the peak minus the lateness carried over from the step before. The
+    carried lateness is the lateness at the step's first call minus the rank's own excess there.
     """
     n = len(line.rows)
     if not n:
@@ -68,7 +68,7 @@ def cells(
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     rise = late[peak] - carried
-    own = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
+    largest_excess = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
@@ -78,7 +78,7 @@ def cells(
         peak_row=peak[kept],
         late_ns=late[peak][kept],
         rise_ns=rise[kept],
-        excess_ns=own[kept],
+        excess_ns=largest_excess[kept],
         held_row=held_row[kept],
         held_ns=held_ns[held_row][kept],
         self_ns=(length - waited)[kept].astype(np.float64),
@@ -101,7 +101,7 @@ def _sums(value: Array, first: Array, end: Array) -> Array:
 
 
 def _largest_of_few(value: Array, first: Array, end: Array) -> Array:
-    """As _last_largest, of values that are 0 in most rows and negative in none."""
+    """As _last_largest, for values that are 0 in most rows and never negative."""
     rows = np.flatnonzero(value)
     if len(rows) > _FEW * len(value):
         return _last_largest(value, first, end)
@@ -154,11 +154,11 @@ def _largest_tail(value: Array, first: Array, last: Array) -> Array:
     return out
 
 
-def usual_step_ns(line: Timeline, table: Cells) -> float:
-    """Median time that a step of a process takes; 0 when unknown.
+def median_step_ns(line: Timeline, table: Cells) -> float:
+    """The median duration of a step of a process; 0 when unknown.
 
-    From the beginning of one step to that of the next, where processes wait for their GPUs in most steps. Where they
-    do not, their hosts run ahead, and only many steps together take as long as on the GPUs.
+    A step lasts from its beginning to the beginning of the next, if processes wait for their GPUs in most steps.
+    Otherwise the hosts run ahead, and only the mean over many steps equals the duration on the GPUs.
     """
     starts = line.ts_ns[table.first_row]
     n_steps = len(np.unique(table.step))
@@ -176,28 +176,28 @@ def lengths_ns(line: Timeline, table: Cells, here: slice = slice(None)) -> Array
 
 
 def touched(step: Array, late: Array) -> Array:
-    """Whether each step is one of the late ones, or follows one: what a late step makes others wait for shows in the
-    interval that leads into the next.
+    """Whether each step is late or follows a late step: the waits for a late step show in the interval that leads into
+    the next step.
     """
     return np.asarray(np.isin(step, late) | np.isin(step - 1, late))
 
 
 def judged(table: Cells, line: Timeline, limits: Thresholds, *, is_excerpt: bool = False) -> Cells:
-    """The cells without warm-up: the first steps, and further steps while they take several times the usual.
+    """The cells after the warm-up: the first steps, and further steps while they take several times the median.
 
-    is_excerpt: the first step is not the first of the job: nothing is left out.
+    is_excerpt: the trace begins after the job's first steps, so no step is left out.
     """
     if is_excerpt:
         return _where(table, table.step >= 0)
     starts = line.ts_ns[table.first_row]
-    usual = usual_step_ns(line, table)
+    median_ns = median_step_ns(line, table)
     first_judged = limits.warm_up_steps
     for step in range(limits.warm_up_steps, 10):
         now, after = starts[table.step == step], starts[table.step == step + 1]
         if (
             not len(now)
             or not len(after)
-            or np.median(after) - np.median(now) <= limits.warm_up_factor * usual
+            or np.median(after) - np.median(now) <= limits.warm_up_factor * median_ns
         ):
             break
         first_judged = step + 1

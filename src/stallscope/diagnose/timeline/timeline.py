@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import numbered, order_of, places
+from stallscope.diagnose.arrays.grouping import numbered, order_of, positions_in_run
 from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, both, in_pieces
 from stallscope.diagnose.arrays.round_tables import Tables
 from stallscope.diagnose.arrays.row_order import RowsInOrder, flagged, in_order, taken
-from stallscope.diagnose.timeline.late_attach import matched
+from stallscope.diagnose.timeline.late_attach import renumbered
 from stallscope.diagnose.timeline.releases import released
 from stallscope.events.columns import Columns, is_one_value
 from stallscope.events.layout import UNKNOWN, Array
@@ -23,39 +23,39 @@ from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
 _MAY_WAIT_FOR_GPU = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Category.COPY, Category.ALLOC)
-"""Besides synchronise calls: a blocking copy or a free waits for what was enqueued before it, a launch on a full
-queue for room."""
+"""Synchronise calls; a blocking copy or a free, which wait for the work enqueued before them; a launch, which waits
+for room in a full queue."""
 
 _COLUMNS = (
     *("ts_ns", "comm_hash", "comm_rank", "peer_rank", "nranks", "seq"),
     *("op", "datatype", "count", "flags", "wait_leave_ns", "gpu_start_ns", "gpu_end_ns"),
 )
-_SPARSE = 4  # numbers of rounds may leave out so many times those that occur
+_SPARSE = 4  # largest range of round numbers, as a multiple of the rounds that occur
 
 
 @dataclass(frozen=True)
 class Membership:
     """Processes in communicators; `m` of them, in order of process, then communicator.
 
-    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). place: int64 (m,), the process's place
-    among those of the communicator. first_row: int64 (m,).
+    pair: int64 (n,), the membership of each row. process, comm: int64 (m,). slot: int64 (m,), the index of the process
+    in the communicator. first_row: int64 (m,).
     """
 
     pair: Array
     process: Array
     comm: Array
-    place: Array
+    slot: Array
     first_row: Array
 
     @staticmethod
     def of(process: Array, comm: Array) -> "Membership":
         pair, n_pairs = numbered(process, comm)
         first_row = np.zeros(n_pairs, np.int64)
-        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last to be written stays
-        comm_of, place = comm[first_row], np.zeros(n_pairs, np.int64)
+        first_row[pair[::-1]] = np.arange(len(pair))[::-1]  # the last assignment wins
+        comm_of, slot = comm[first_row], np.zeros(n_pairs, np.int64)
         order = np.argsort(comm_of, kind="stable")
-        place[order] = places(comm_of[order])
-        return Membership(pair, process[first_row], comm_of, place, first_row)
+        slot[order] = positions_in_run(comm_of[order])
+        return Membership(pair, process[first_row], comm_of, slot, first_row)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Timeline:
     the process. is_first: bool (n,), the process's first arrival: it has no interval. is_whole: bool (n,), no record
     was lost within the interval.
     wait_ns: int64 (n,), the waits in the interval.
-    host_ns: int64 (n,), the interval without any call that can wait for the GPU: what the host did itself.
+    host_ns: int64 (n,), the interval without calls that can wait for the GPU: the host's own work.
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
-    is_p2p: bool (n,). role: (n,), the communicator's place in its process's program.
+    is_p2p: bool (n,). role: (n,), the communicator's role in its process's program.
     round: int64 (n,), number of the round, in order of the communicators; meetings: the rounds laid out as tables.
     calls: the processes in communicators.
     node, pid, rank: int64 (p,) of the processes; ranks as the job numbers them, or the order of appearance.
@@ -103,19 +103,19 @@ class Timeline:
 
     @property
     def interval_ns(self) -> Array:
-        """Length of each row's interval: int64 (n,). It is worked out each time."""
+        """The length of each row's interval: int64 (n,). Computed at each access."""
         return _increase(self.ts_ns, self.first)
 
     @property
     def in_gpu_calls_ns(self) -> Array:
-        """The interval without what the host did itself: int64 (n,). It is worked out each time."""
+        """The interval minus the host's own work: int64 (n,). Computed at each access."""
         spent = self.interval_ns
         spent -= self.host_ns
         return spent
 
     @property
     def self_ns(self) -> Array:
-        """The interval without its waits: int64 (n,). It is worked out each time."""
+        """The interval minus its waits: int64 (n,). Computed at each access."""
         return self.interval_ns - self.wait_ns
 
     @cached_property
@@ -127,8 +127,8 @@ class Timeline:
 
     @cached_property
     def releases(self) -> tuple[Array, Array]:
-        """When each row's process was first released from a wait after that arrival, int64 (n,), UNKNOWN where it was
-        not seen; and whether that was before its next arrival, bool (n,).
+        """The first release of each row's process from a wait after that arrival, int64 (n,), UNKNOWN if none was
+        recorded; and whether the release was before the next arrival, bool (n,).
         """
         return released(self.ts_ns, self.rows["wait_leave_ns"], self.first)
 
@@ -136,7 +136,7 @@ class Timeline:
 def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     """The timeline of a trace; empty when it holds no collectives.
 
-    is_numbered: rounds of ranks that were captured late have been put right before.
+    is_numbered: the rounds of ranks attached late are already corrected.
     """
     order, first = by_process_and_time(trace.collectives)
     process = np.repeat(np.arange(len(first) - 1), np.diff(first))
@@ -155,8 +155,8 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     one_each = rows.table[rows.at(members.first_row)]
     node, pid = (rows.table[name][rows.at(first[:-1])].astype(np.int64) for name in ("node", "pid"))
     meetings, is_whole = both(
-        lambda: Tables.of(comm, calls.place[calls.pair], number),
-        lambda: ~(is_first | _after_gap(rows["seq"], calls) | _begins_anew(rows, is_first)),
+        lambda: Tables.of(comm, calls.slot[calls.pair], number),
+        lambda: ~(is_first | _after_gap(rows["seq"], calls) | _is_after_restart(rows, is_first)),
         n=len(rows),
     )
     return Timeline(
@@ -186,8 +186,8 @@ def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 def _rows(
     trace: Trace, order: Array | None, process: Array, *, is_numbered: bool
 ) -> tuple[RowsInOrder, Array, list[Array]]:
-    """The collectives in order, with the columns that are needed all along; what their processes had spent in waits for
-    the GPU, int64 (n,); and what they had in all that may wait for it, int64 (n,) each, to be added up.
+    """The collectives in order, with the frequently used columns; the cumulative time of their processes in GPU waits,
+    int64 (n,); and the cumulative time in each category that may wait for the GPU, int64 (n,) each, to be summed.
     """
     if isinstance(trace.collectives, Columns):
         rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS)
@@ -205,18 +205,18 @@ def _rows(
             waited[here] = ledger[:, Category.WAIT_GPU - 1]
             in_all[here] = sum(ledger[:, category - 1] for category in _MAY_WAIT_FOR_GPU)
 
-        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, beside=add)
+        rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS, for_rows=add)
         may_wait = [in_all]
     if not is_numbered:
-        rows = rows.standing_for(matched(rows, process, trace.clocks))
+        rows = rows.replacing(renumbered(rows, process, trace.clocks))
     return rows, waited, may_wait
 
 
 def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
-    """The order of the rows by process, then time, None where they stand in it; and where each process's rows begin:
-    int64 (n,), (p + 1,).
+    """The order of the rows by process, then time, None if they already are in that order; and the first row of each
+    process: int64 (n,), (p + 1,).
 
-    Processes are numbered by node and pid. It is quick when the rows of each come in order of time already.
+    Processes are numbered by node and pid. Fast if the rows of each process already are in order of time.
     """
     node, pid, ts_ns = in_order(table, None, ("node", "pid", "ts_ns")).values()
     process, n_processes = _numbered_in_turn(node, pid)
@@ -231,7 +231,7 @@ def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
 
 
 def _numbered_in_turn(node: Array, pid: Array) -> tuple[Array, int]:
-    """As numbered(node, pid); quicker where each pair stands in one stretch, and these in order."""
+    """As numbered(node, pid); faster if the rows of each pair are contiguous and the pairs are in order."""
     begins = np.empty(len(node), bool)
     begins[:1] = True
     np.not_equal(pid[1:], pid[:-1], out=begins[1:])
@@ -244,9 +244,9 @@ def _numbered_in_turn(node: Array, pid: Array) -> tuple[Array, int]:
 
 
 def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Sequence[Array], first: Array) -> tuple[Array, Array]:
-    """What each interval holds of waits, and what the host did itself in it: int64 (n,) each, 0 in first rows.
+    """The waits in each interval, and the host's own work in it: int64 (n,) each, 0 in first rows.
 
-    waited_ns, may_wait_ns: what the process had spent until then in waits, and in each kind of calls that may wait.
+    waited_ns, may_wait_ns: the process's cumulative time in waits, and in each category of calls that may wait.
     """
     wait_ns, host_ns = np.empty((2, len(ts_ns)), np.int64)
 
@@ -268,7 +268,7 @@ def _spent(ts_ns: Array, waited_ns: Array, may_wait_ns: Sequence[Array], first: 
 
 
 def _increase(total: Array, first: Array) -> Array:
-    """What a running number of each process grew by since the row before: int64 (n,), 0 in first rows."""
+    """The increase of a cumulative value of each process since the previous row: int64 (n,), 0 in first rows."""
     grown = np.empty_like(total)
     np.subtract(total[1:], total[:-1], out=grown[1:])
     grown[first[:-1]] = 0
@@ -301,7 +301,7 @@ def _after_gap(seq: Array, calls: Membership) -> Array:
     """Whether a record of the same process and communicator is missing right before each row."""
     n, n_pairs = len(seq), len(calls.process)
     low, high = _range_of_each(seq, calls)
-    span = high - low + 2  # one more, for what is before the first
+    span = high - low + 2  # one more, for the number before the first
     n_cells = float(span.sum(dtype=np.float64))
     if n_cells <= _SPARSE * n + n_pairs:
         before_first = np.cumsum(span) - span
@@ -320,7 +320,7 @@ def _after_gap(seq: Array, calls: Membership) -> Array:
 def _range_of_each(seq: Array, calls: Membership) -> tuple[Array, Array]:
     """The least and the largest number of each membership: int64 (m,) each."""
     last_row = np.zeros(len(calls.process), np.int64)
-    last_row[calls.pair] = np.arange(len(seq))  # the last to be written stays
+    last_row[calls.pair] = np.arange(len(seq))  # the last assignment wins
     low, high = seq[calls.first_row], seq[last_row]
     if (seq < low[calls.pair]).any() or (seq > high[calls.pair]).any():  # not in order of time
         np.minimum.at(low, calls.pair, seq)
@@ -328,62 +328,63 @@ def _range_of_each(seq: Array, calls: Membership) -> tuple[Array, Array]:
     return low, high
 
 
-def _begins_anew(rows: RowsInOrder, is_first: Array) -> Array:
-    """Whether the running sums of a row count from another moment than those of the row before: bool (n,).
+def _is_after_restart(rows: RowsInOrder, is_first: Array) -> Array:
+    """Whether the cumulative values of a row restarted after the previous row: bool (n,).
 
-    So it is where an agent was started anew.
+    This is the case after a restart of the agent.
     """
-    anew = np.zeros(len(rows), bool)
+    is_restart = np.zeros(len(rows), bool)
     is_late = flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
     if not is_late.any():
-        return anew
+        return is_restart
     late = np.flatnonzero(is_late & ~is_first)
-    anew[late] = (rows[late]["ledger_ns"] < rows[late - 1]["ledger_ns"]).any(axis=1)
-    return anew
+    is_restart[late] = (rows[late]["ledger_ns"] < rows[late - 1]["ledger_ns"]).any(axis=1)
+    return is_restart
 
 
 def _roles(members: Membership, nranks: Array, first_seq: Array) -> Array:
-    """The place of each row's communicator in its process's program: (size, n-th of that size by first use).
+    """The role of each row's communicator in its process's program: (size, n-th of that size by first use).
 
-    nranks, first_seq: (m,), the size of each membership's communicator and the first round seen of it. A process that
-    was captured late has first uses of its own: its communicators have the places that they have for their others.
+    nranks, first_seq: (m,), the size of each membership's communicator and its first recorded round. A process that was
+    attached late has a different order of first uses: its communicators get the roles that they have in other members.
     """
     order = np.lexsort((members.first_row, nranks, members.process))
     ordinal = np.zeros(len(order), np.int64)
-    ordinal[order] = places(members.process[order], nranks[order])
+    ordinal[order] = positions_in_run(members.process[order], nranks[order])
     first_of_all = np.full(int(members.comm.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_of_all, members.comm, first_seq)
     # The order of first uses is wrong in all communicators of a process that lacks its first call in one of them.
     lacks = np.bincount(members.process, weights=first_seq > first_of_all[members.comm])
     earliest = np.lexsort((ordinal, lacks[members.process], first_seq, members.comm))
-    model = earliest[places(members.comm[earliest]) == 0]
+    model = earliest[positions_in_run(members.comm[earliest]) == 0]
     by_model, first_of_model = np.zeros((2, int(members.comm.max(initial=-1)) + 1), np.int64)
     by_model[members.comm[model]], first_of_model[members.comm[model]] = ordinal[model], first_seq[model]
     for process in np.unique(members.process[first_seq > first_of_model[members.comm]]).tolist():
-        mine = np.flatnonzero(members.process == process)
-        theirs = by_model[members.comm[mine]]
-        if numbered(nranks[mine], theirs)[1] == len(mine):
-            ordinal[mine] = theirs
+        memberships = np.flatnonzero(members.process == process)
+        roles_of_others = by_model[members.comm[memberships]]
+        if numbered(nranks[memberships], roles_of_others)[1] == len(memberships):
+            ordinal[memberships] = roles_of_others
     role, n_roles = numbered(nranks, ordinal)
     return role.astype(np.uint16 if n_roles <= 1 << 16 else np.int64)[members.pair]
 
 
 def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
-    """The job's own numbers of the processes: int64 (p,).
+    """The ranks of the processes in the job: int64 (p,).
 
-    As their launcher told them; where it did not tell all (processes that a parent forked, say), as they are
-    numbered in the largest communicator that all are in, when that contradicts nothing told; else in order.
+    The ranks come from the launcher. If it did not provide all of them (forked processes, for example), they come from
+    the largest communicator with all processes, unless it contradicts a provided rank. Otherwise they follow the order
+    of the processes.
     memberships: a collective of each process in each communicator.
     """
-    told = trace.told_ranks()
-    who = list(zip(node.tolist(), pid.tolist(), strict=True))
-    ranks = np.array([told.get(one, UNKNOWN) for one in who], np.int64)
+    rank_of = trace.told_ranks()
+    identities = list(zip(node.tolist(), pid.tolist(), strict=True))
+    ranks = np.array([rank_of.get(identity, UNKNOWN) for identity in identities], np.int64)
     is_known = ranks != UNKNOWN
-    has_twins = len(np.unique(ranks[is_known])) < is_known.sum()
-    if is_known.all() and not (has_twins and _meet_a_twin(who, ranks, memberships)):
+    has_duplicates = len(np.unique(ranks[is_known])) < is_known.sum()
+    if is_known.all() and not (has_duplicates and _has_duplicate_rank(identities, ranks, memberships)):
         return ranks
-    numbered_in = _ranks_in_largest(trace, who, memberships)
-    if numbered_in is not None and (has_twins or (numbered_in == ranks)[is_known].all()):
+    numbered_in = _ranks_in_largest(trace, identities, memberships)
+    if numbered_in is not None and (has_duplicates or (numbered_in == ranks)[is_known].all()):
         return numbered_in
     is_inherited = (
         len(np.unique(ranks)) == 1 and len(ranks) > 2
@@ -393,26 +394,26 @@ def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     return np.arange(len(ranks))
 
 
-def _meet_a_twin(who: list[tuple[int, int]], ranks: Array, memberships: Array) -> bool:
-    """Whether a communicator has two processes that were told the same rank: else they are of several jobs."""
-    rank_of = dict(zip(who, ranks.tolist(), strict=True))
+def _has_duplicate_rank(identities: list[tuple[int, int]], ranks: Array, memberships: Array) -> bool:
+    """Whether a communicator has two processes with the same provided rank: otherwise they belong to several jobs."""
+    rank_of = dict(zip(identities, ranks.tolist(), strict=True))
     rows = memberships[memberships["comm_hash"] != 0][["comm_hash", "node", "pid"]]
-    found = [(comm_hash, rank_of[node, pid]) for comm_hash, node, pid in np.unique(rows).tolist()]
-    return len(set(found)) < len(found)
+    ranked_comms = [(comm_hash, rank_of[node, pid]) for comm_hash, node, pid in np.unique(rows).tolist()]
+    return len(set(ranked_comms)) < len(ranked_comms)
 
 
-def _ranks_in_largest(trace: Trace, who: list[tuple[int, int]], memberships: Array) -> Array | None:
-    """Each process's rank in the largest communicator that all of them are in; None without such a one."""
+def _ranks_in_largest(trace: Trace, identities: list[tuple[int, int]], memberships: Array) -> Array | None:
+    """The rank of each process in the largest communicator that has all processes; None without such a communicator."""
     columns = ["node", "pid", "comm_hash", "comm_rank", "nranks"]
-    seen = np.concatenate([trace.communicators[columns], memberships[columns]])
-    seen = seen[(seen["comm_hash"] != 0) & (seen["comm_rank"] != UNKNOWN)]
-    for nranks in np.unique(seen["nranks"])[::-1].tolist():
-        if nranks < len(who):
+    records = np.concatenate([trace.communicators[columns], memberships[columns]])
+    records = records[(records["comm_hash"] != 0) & (records["comm_rank"] != UNKNOWN)]
+    for nranks in np.unique(records["nranks"])[::-1].tolist():
+        if nranks < len(identities):
             return None
-        for comm_hash in np.unique(seen["comm_hash"][seen["nranks"] == nranks]).tolist():
-            here = seen[(seen["comm_hash"] == comm_hash) & (seen["nranks"] == nranks)]
-            rank_of = {(int(row["node"]), int(row["pid"])): int(row["comm_rank"]) for row in here}
-            found = [rank_of.get(one, UNKNOWN) for one in who]
-            if UNKNOWN not in found and len(set(found)) == len(found):
-                return np.array(found, np.int64)
+        for comm_hash in np.unique(records["comm_hash"][records["nranks"] == nranks]).tolist():
+            members = records[(records["comm_hash"] == comm_hash) & (records["nranks"] == nranks)]
+            rank_of = {(int(row["node"]), int(row["pid"])): int(row["comm_rank"]) for row in members}
+            ranks = [rank_of.get(identity, UNKNOWN) for identity in identities]
+            if UNKNOWN not in ranks and len(set(ranks)) == len(ranks):
+                return np.array(ranks, np.int64)
     return None

@@ -1,7 +1,7 @@
-"""Members of communicators that have never made a call on them: known from the communicators alone.
+"""Members of communicators without a call on them: known from the communicator records only.
 
-A rank may stay behind before its first collective: it loads data, compiles, or has died meanwhile. The timeline has
-no rows of such a process, or none on that communicator; the others wait in the communicator's first round.
+A rank may be late for its first collective: it loads data, compiles, or has died. The timeline has no rows of such a
+process, or none on that communicator; the others wait in the communicator's first round.
 """
 
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
-Who = tuple[int, int]
+Process = tuple[int, int]
 """A process: node and pid."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """line: the timeline with the processes that made no call at all put last: they have no rows. members: by number
-    of the communicator, int64 numbers of the processes that made none on it. n_unseen: by number of the communicator,
-    how many of its ranks no record names: they are on machines that were not traced.
+    """line: the timeline, with the processes without any call appended: they have no rows. members: by number of the
+    communicator, int64 numbers of the processes without a call on it. n_unseen: by number of the communicator, how many
+    of its ranks have no record: they are on machines that were not traced.
     """
 
     line: Timeline
@@ -29,17 +29,17 @@ class Absent:
 
 
 def absent(line: Timeline, trace: Trace) -> Absent:
-    """Who of the members has made no call, for communicators whose first round was seen."""
+    """The members that have made no call, for communicators whose first round was recorded."""
     first_seq = np.full(len(line.comm_hash), np.iinfo(np.int64).max)
     np.minimum.at(first_seq, line.calls.comm, line.rows["seq"][line.calls.first_row])
     is_whole = ~line.is_p2p[line.calls.first_row] & (line.rows["comm_hash"][line.calls.first_row] != 0)
     known = np.unique(line.calls.comm[is_whole & (first_seq[line.calls.comm] == 0)])
     comm_of = {int(line.comm_hash[comm]): comm for comm in known.tolist()}
-    number: dict[Who, int] = {
-        who: i for i, who in enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    number: dict[Process, int] = {
+        process: i for i, process in enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True))
     }
     ranks = _Ranks(line, trace)
-    came = set(zip(line.calls.comm.tolist(), line.calls.process.tolist(), strict=True))
+    present = set(zip(line.calls.comm.tolist(), line.calls.process.tolist(), strict=True))
     members: dict[int, list[int]] = {}
     n_ranks: dict[int, int] = {}
     extra: list[tuple[int, int, int]] = []
@@ -50,26 +50,26 @@ def absent(line: Timeline, trace: Trace) -> Absent:
         if comm is None:
             continue
         n_ranks[comm] = max(n_ranks.get(comm, 0), nranks)
-        who = node, pid
-        if who not in number and (rank := ranks.of(who, comm_rank)) != UNKNOWN:
-            number[who] = line.n_processes + len(extra)
+        process = node, pid
+        if process not in number and (rank := ranks.of(process, comm_rank)) != UNKNOWN:
+            number[process] = line.n_processes + len(extra)
             extra.append((node, pid, rank))
-        process = number.get(who, UNKNOWN)
-        if process != UNKNOWN and (comm, process) not in came:
-            members.setdefault(comm, []).append(process)
-    found = {comm: np.unique(np.array(here, np.int64)) for comm, here in members.items()}
-    n_here = {comm: int(line.n_members[comm]) + len(found.get(comm, ())) for comm in n_ranks}
+        member = number.get(process, UNKNOWN)
+        if member != UNKNOWN and (comm, member) not in present:
+            members.setdefault(comm, []).append(member)
+    silent_members = {comm: np.unique(np.array(here, np.int64)) for comm, here in members.items()}
+    n_here = {comm: int(line.n_members[comm]) + len(silent_members.get(comm, ())) for comm in n_ranks}
     return Absent(
         line=_wider(line, extra),
-        members=found,
+        members=silent_members,
         n_unseen={comm: n - n_here[comm] for comm, n in n_ranks.items() if n > n_here[comm]},
     )
 
 
 def n_unseen(line: Timeline, trace: Trace) -> int:
-    """Ranks of the job that no record names, at least: those that the communicator which lacks most is short of.
+    """The least number of ranks of the job without a record: the most ranks that a communicator lacks.
 
-    A communicator has several numbers on the timeline where pairs of its ranks send to each other.
+    A communicator has several numbers on the timeline if pairs of its ranks send to each other.
     """
     comm_hash, comm = np.unique(line.comm_hash, return_inverse=True)
     n_ranks = np.zeros(len(comm_hash), np.int64)
@@ -92,14 +92,14 @@ def n_unseen(line: Timeline, trace: Trace) -> int:
 
 
 class _Ranks:
-    """Ranks for processes that are not on the timeline: as told, else as in the communicator; each once."""
+    """Unique ranks for processes that are not on the timeline: from the launcher, otherwise from the communicator."""
 
     def __init__(self, line: Timeline, trace: Trace) -> None:
         self._taken = set(line.rank.tolist())
-        self._told = trace.told_ranks()
+        self._provided = trace.told_ranks()
 
-    def of(self, who: Who, comm_rank: int) -> int:
-        for rank in (self._told.get(who, UNKNOWN), comm_rank):
+    def of(self, process: Process, comm_rank: int) -> int:
+        for rank in (self._provided.get(process, UNKNOWN), comm_rank):
             if rank != UNKNOWN and rank not in self._taken:
                 self._taken.add(rank)
                 return rank

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.timeline.annotated_steps import told_steps
+from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.programs import programs
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events import layout
@@ -30,11 +30,11 @@ def telling(trace: Trace, *, rank: int = 0, every_rounds: int = ROUNDS, pid: int
 def steps(trace: Trace) -> dict[int, list[int]]:
     """The step of each round, by rank."""
     line = timeline(trace)
-    plan = programs(line, told_steps(trace, line))
+    plan = programs(line, annotated_steps(trace, line))
     return {int(line.rank[p]): plan.step[line.process == p].tolist() for p in range(line.n_processes)}
 
 
-def test_told_steps_hold_for_all_ranks_of_the_program():
+def test_annotated_steps_apply_to_all_ranks_of_the_program():
     found = steps(telling(dp_trace(), every_rounds=6))
     assert found == {rank: [i // 6 for i in range(120)] for rank in range(4)}
 
@@ -45,7 +45,7 @@ def test_what_is_told_for_the_whole_machine_counts():
 
 
 def test_without_labels_steps_are_found_as_before():
-    assert told_steps(dp_trace(), timeline(dp_trace())) is None
+    assert annotated_steps(dp_trace(), timeline(dp_trace())) is None
 
 
 def test_a_few_labels_at_the_end_are_not_enough():
@@ -58,7 +58,7 @@ def test_a_few_labels_at_the_end_are_not_enough():
 def test_other_labels_are_no_steps():
     trace = telling(dp_trace())
     trace.annotations["label"] = b"epoch"
-    assert told_steps(trace, timeline(trace)) is None
+    assert annotated_steps(trace, timeline(trace)) is None
 
 
 def test_the_period_is_told_in_the_steps_of_the_job():
@@ -72,10 +72,10 @@ def test_the_rows_before_the_first_label_have_no_step():
     trace = telling(dp_trace())
     trace = replace(trace, annotations=trace.annotations[5:])
     line = timeline(trace)
-    told = told_steps(trace, line)
-    assert told is not None
-    assert told[line.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
-    assert np.all(told[line.process == 0][5 * ROUNDS :] >= 0)
+    annotated = annotated_steps(trace, line)
+    assert annotated is not None
+    assert annotated[line.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
+    assert np.all(annotated[line.process == 0][5 * ROUNDS :] >= 0)
 
 
 def test_marked_steps_of_a_profiler_are_all_judged() -> None:
