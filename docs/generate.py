@@ -1,4 +1,4 @@
-"""Writes docs/reference, the list of decisions and blocks of other pages from the code, so that they cannot differ.
+"""Writes docs/reference, the list of decisions and blocks of other pages from the code.
 
 `make docs` writes; a test compares. A page is one function here that returns its text.
 """
@@ -62,7 +62,7 @@ def pages() -> dict[str, str]:
 
 
 def _imports() -> str:
-    """The table of imports that tests/test_imports.py enforces, a package a row."""
+    """The table of imports that tests/test_imports.py enforces, one row per package."""
     source = ast.parse((DOCS.parent / "tests" / "import_table.py").read_text())
     names = {node.targets[0].id: node.value for node in source.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
     table: dict[str, list[str]] = ast.literal_eval(names["MAY_IMPORT"])
@@ -71,7 +71,7 @@ def _imports() -> str:
 
 
 def _readme(text: str) -> str:
-    """The README with its two generated blocks: the answer of the demo, and the measurements."""
+    """The README with its two generated blocks: the answer of the demo and the measurements."""
     answer = f"```\n$ stallscope demo\n{_first_answer()}\n```\n"
     rows = list(measured.rows(DOCS.parent / "bench" / "results"))
     numbers = f"\n## Numbers\n\n{_table(('what', 'measured', 'on'), rows)}" if rows else ""
@@ -95,10 +95,10 @@ def _first_answer() -> str:
 
 def _settings() -> tuple[str, str]:
     head = (
-        "A flag comes before the environment, the environment before the settings file, the file before the\n"
-        "default. The file holds lines of the form `key: value` (YAML). It is the one named with\n"
-        f"`--settings` or `STALLSCOPE_SETTINGS`, else `{settings.DEFAULT_FILE}` if it exists. A name\n"
-        "that is not in this table is an error. Sizes may carry a unit: `500MB`, `10GB`, `2GiB`.\n\n"
+        "A flag overrides the environment, the environment overrides the settings file, and the file overrides\n"
+        "the default. The file contains lines of the form `key: value` (YAML). Its path is the value of\n"
+        f"`--settings` or `STALLSCOPE_SETTINGS`; otherwise `{settings.DEFAULT_FILE}` is read if it exists.\n"
+        "A name that is not in this table is an error. Sizes may have a unit: `500MB`, `10GB`, `2GiB`.\n\n"
     )
     rows = [
         (
@@ -129,14 +129,14 @@ def _meaning(setting: settings.Setting) -> str:
 
 def _commands() -> tuple[str, str]:
     head = (
-        "`stallscope COMMAND --help` says the same. An option that is also a [setting](settings.md) may be\n"
-        "given in the environment or the settings file instead. [Exit codes](errors.md).\n"
+        "`stallscope COMMAND --help` prints the same text. An option that is also a [setting](settings.md) may\n"
+        "be in the environment or the settings file instead. [Exit codes](errors.md).\n"
     )
     return "Commands", head + "".join(_command(words, function) for words, function in commands_of(cli.app))
 
 
 def commands_of(app: typer.Typer, before: str = "") -> Iterator[tuple[str, Callable[..., object]]]:
-    """Words and function of every command; a group that is itself a command comes before those in it."""
+    """Name and function of every command; a group that is itself a command precedes its subcommands."""
     if app.registered_callback and app.registered_callback.callback and before:
         yield before.strip(), app.registered_callback.callback
     for info in app.registered_commands:
@@ -161,20 +161,20 @@ def _command(words: str, function: Callable[..., object]) -> str:
 def _parameter(name: str, annotation: Sequence[Any], default: object) -> tuple[str, str, str]:
     kind, about = annotation
     is_argument = isinstance(about, ArgumentInfo)
-    # Inside Annotated, typer keeps the first name of an option where the default would be.
+    # In Annotated, typer stores the first name of an option as the default.
     named = about.default if isinstance(about.default, str) else f"--{name.replace('_', '-')}"
     flag = name.upper() if is_argument else named
-    takes = "" if kind is bool or is_argument else f" {name.upper()}"
-    told = "required" if default is inspect.Parameter.empty else f"`{default}`" if default else ""
-    return f"`{flag}{takes}`", told, about.help or ""
+    value = "" if kind is bool or is_argument else f" {name.upper()}"
+    shown = "required" if default is inspect.Parameter.empty else f"`{default}`" if default else ""
+    return f"`{flag}{value}`", shown, about.help or ""
 
 
 def _events() -> tuple[str, str]:
     head = (
-        "The record types. The SQL tables of a node trace have the same names and columns, with an `id` in\n"
-        "front; the ledger is one column per [category](categories.md) there (`on_cpu_ns` and so on). Times\n"
-        "are ns on the node's CLOCK_MONOTONIC. Unknown is -1 in arrays and NULL in SQL, and only where the\n"
-        "column says so.\n"
+        "The record types. The SQL tables of a node trace have the same names and columns, with an `id` as the\n"
+        "first column and one column per [category](categories.md) of the time ledger (`on_cpu_ns` and so on).\n"
+        "Times are ns on the node's CLOCK_MONOTONIC. An unknown value is -1 in arrays and NULL in SQL; only the\n"
+        "marked columns may be unknown.\n"
     )
     return "Events", head + "".join(_record_type(table) for table in layout.EVENT_TABLES)
 
@@ -221,8 +221,9 @@ def _leads_to(category: names.Category) -> str:
 
 def _causes() -> tuple[str, str]:
     head = (
-        "What a late rank did more than its peers is shared out among the causes. A cause claims the excess in\n"
-        "its [categories](categories.md), some of them only when counts of calls agree.\n\n"
+        "The excess of a late rank over its peers is divided among the causes. A cause claims the excess in its\n"
+        "[categories](categories.md), some causes only if counts of calls agree. Causes without categories are\n"
+        "found by other evidence.\n\n"
     )
     rows = [
         (f"`{c.name}`", _module_doc(c), ", ".join(k.name.lower() for k in c.categories))
@@ -232,7 +233,7 @@ def _causes() -> tuple[str, str]:
 
 
 def _module_doc(cause: _registry.Cause) -> str:
-    """What the file of a cause says first."""
+    """The first paragraph of the docstring of a cause's file."""
     module = inspect.getmodule(cause.evidence)
     return (inspect.getdoc(module) or "").partition("\n\n")[0].replace("\n", " ")
 
@@ -249,9 +250,8 @@ def _numbers() -> tuple[str, str]:
 
 def _thresholds() -> tuple[str, str]:
     head = (
-        "The numbers the diagnosis decides by, with the reason for each. Those that a user may want to\n"
-        "change are also [settings](settings.md). A reason that begins with dots goes on from the one\n"
-        "above it.\n\n"
+        "The thresholds of the diagnosis, with their reasons. Thresholds that a user may want to change are also\n"
+        "[settings](settings.md). A reason that begins with dots continues the reason above it.\n\n"
     )
     reasons = _attribute_docs(thresholds.Thresholds)
     rows = [
@@ -262,7 +262,10 @@ def _thresholds() -> tuple[str, str]:
 
 
 def _errors() -> tuple[str, str]:
-    head = "Every error ends a command with one line on standard error and one of these exit codes.\n\n"
+    head = (
+        "Every error ends a command with one line on standard error and one of these exit codes. `explain` without\n"
+        "an error exits with its answer: 0 healthy, 20 found, 21 inconclusive.\n\n"
+    )
     rows = [
         (f"`{e.__name__}`", str(e.exit_code), str(e.http_status), _first_line(e))
         for e in _tree(StallscopeError)
@@ -279,8 +282,9 @@ def _tree(root: type[StallscopeError]) -> Iterable[type[StallscopeError]]:
 
 def _sql() -> tuple[str, str]:
     head = (
-        "What `stallscope query` can ask. The tables of events have the columns of [events](events.md), with an\n"
-        "`id` in front; `stallscope query --schema` tells all columns of a trace. The SQL is SQLite's.\n\n"
+        "The tables and functions of `stallscope query`. The tables of events have the columns of\n"
+        "[events](events.md) after an `id`; `stallscope query --schema` prints all columns of a trace. The\n"
+        "dialect is SQLite's.\n\n"
     )
     listed = [table.name for table in layout.EVENT_TABLES] + list(schema.OTHERS)
     tables = [(f"`{name}`", schema.about(name)) for name in listed]
@@ -293,11 +297,11 @@ def _sql() -> tuple[str, str]:
 
 def _metrics() -> tuple[str, str]:
     head = (
-        "What `trace --otlp` sends and `trace --prometheus` serves. Names that begin with `hw.` and `system.` are\n"
-        "those of OpenTelemetry's semantic conventions. Counters and histograms are cumulative since the agent\n"
-        "was started (`system.*`: since the machine was), which their start time says. In Prometheus each\n"
-        "attribute is a label with underscores for dots, and each series has the label `node`. A metric has at\n"
-        f"most {MAX_SERIES:,} series; what is beyond them is counted in one more.\n\n"
+        "The metrics of `trace --otlp` and `trace --prometheus`. Names that begin with `hw.` and `system.` follow\n"
+        "OpenTelemetry's semantic conventions. Counters and histograms are cumulative from their start time: the\n"
+        "start of the agent (`system.*`: the boot of the machine). In Prometheus each attribute is a label with\n"
+        "underscores instead of dots, and each series has the label `node`. A metric has at most\n"
+        f"{MAX_SERIES:,} series; one more series counts the rest.\n\n"
     )
     rows = [
         (
@@ -311,9 +315,9 @@ def _metrics() -> tuple[str, str]:
         for m in METRICS
     ]
     spans = (
-        "\n## Incidents\n\nWith `--otlp` an incident is sent as a span when it is over: its begin and end, and status\n"
-        "error with the summary. Trace and span id follow from the incident's, so that sending it twice makes no\n"
-        "second one.\n\n"
+        "\n## Incidents\n\nWith `--otlp`, a closed incident is sent as a span with its begin and end, the error\n"
+        "status and the summary. Trace id and span id are derived from the incident's id, so a repeated span has the\n"
+        "same ids.\n\n"
     )
     attributes = [(f"`{name}`", meaning) for name, meaning in ATTRIBUTES.items()]
     spans += _table(("attribute", "meaning"), attributes)
@@ -323,28 +327,33 @@ def _metrics() -> tuple[str, str]:
 
 def _tools() -> tuple[str, str]:
     head = (
-        "What an assistant can ask, over MCP. Of one machine: `stallscope mcp` on standard input and output, or\n"
-        "`/mcp` of `stallscope serve`. Of a cluster: `/mcp` of the hub, `stallscope hub mcp`, and the same by HTTP\n"
-        "and `stallscope ask`. Everything only reads.\n"
+        "The tools that an assistant can call over MCP. For one machine: `stallscope mcp` on standard input and\n"
+        "output, or `/mcp` of `stallscope serve`. For a cluster: `/mcp` of the hub or `stallscope hub mcp`; HTTP\n"
+        "and `stallscope ask` offer the same tools. All tools only read.\n"
     )
     of_node = "".join(_tool(tool) for tool in serving.tools().values())
     of_hub = "".join(_tool(tool) for tool in collected(hub_tools).values())
-    return "Tools", f"{head}\n## Of one machine\n{of_node}\n## Of a hub\n{of_hub}"
+    return "Tools", f"{head}\n## Tools of a node\n{of_node}\n## Tools of a hub\n{of_hub}"
 
 
 def _tool(tool: Tool[Any]) -> str:
     schema_ = tool.input_schema
     rows = [
-        (f"`{name}`", _takes(told), _shown(told.get("default")), told.get("description", ""))
-        for name, told in schema_.get("properties", {}).items()
+        (
+            f"`{name}`",
+            _type(argument),
+            _default_text(argument.get("default")),
+            argument.get("description", ""),
+        )
+        for name, argument in schema_.get("properties", {}).items()
     ]
     listed = f"\n{_table(('argument', 'type', 'default', 'meaning'), rows)}" if rows else ""
     return f"\n### {tool.name}\n\n{tool.description}\n{listed}"
 
 
-def _takes(told: dict[str, Any]) -> str:
+def _type(argument: dict[str, Any]) -> str:
     """The type of an argument in words."""
-    kinds = [told, *told.get("anyOf", [])]
+    kinds = [argument, *argument.get("anyOf", [])]
     words = []
     for kind in kinds:
         if "enum" in kind:
@@ -354,7 +363,7 @@ def _takes(told: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
-def _shown(default: object) -> str:
+def _default_text(default: object) -> str:
     return "" if default in (None, "") else f"`{default}`"
 
 
@@ -383,9 +392,9 @@ def _contents(written: dict[str, str]) -> str:
 
 def _decisions(folder: Path) -> str:
     """Links to the decisions, by title."""
-    found = sorted(p for p in folder.glob("*.md") if p.name != "README.md")
-    listed = [f"- [{_title(path)}]({path.name})\n" for path in found]
-    return "What a newcomer would question, one page each.\n\n" + "".join(listed)
+    decisions = sorted(p for p in folder.glob("*.md") if p.name != "README.md")
+    listed = [f"- [{_title(path)}]({path.name})\n" for path in decisions]
+    return "One page for each decision that a newcomer would question.\n\n" + "".join(listed)
 
 
 def _title(path: Path) -> str:
@@ -407,16 +416,16 @@ def _first_line(thing: type) -> str:
 
 
 def _comments(enumeration: type[Enum]) -> dict[str, str]:
-    """The comment behind each member: that is where the enumerations say what a member means."""
-    found = {}
+    """The comment after each member of an enumeration, which states its meaning."""
+    comments = {}
     name = ""
     source = inspect.getsource(enumeration)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and not token.line[: token.start[1]].strip():
             name = token.string
         elif token.type == tokenize.COMMENT and token.line.strip().startswith(name):
-            found[name] = token.string.removeprefix("#").strip()
-    return found
+            comments[name] = token.string.removeprefix("#").strip()
+    return comments
 
 
 def _attribute_docs(owner: type) -> dict[str, str]:
@@ -435,7 +444,7 @@ def _attribute_docs(owner: type) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages; remove those of the reference that no function here writes."""
+    """Write the pages, and remove pages of the reference that no function writes."""
     current = pages()
     for path in set(DOCS.glob("reference/*.md")) - {DOCS / name for name in current}:
         path.unlink()

@@ -89,8 +89,8 @@ def rows(results: Path) -> Iterable[tuple[str, str, str]]:
     """Quantity, value and machine of each result that exists."""
     for number in SHOWN:
         path = results / f"{number.benchmark}.json"
-        found = json.loads(path.read_text()) if path.exists() else []
-        for result in found if isinstance(found, list) else [found]:
+        content = json.loads(path.read_text()) if path.exists() else []
+        for result in content if isinstance(content, list) else [content]:
             value = _value(result, number.key)
             if value is not None:
                 yield (
