@@ -76,7 +76,7 @@ def test_every_decision_is_linked(repository: Path):
 def test_a_number_that_was_not_measured_has_no_row(generate: ModuleType, tmp_path: Path):
     machine = {"n_cpus": 4, "cpu": "CPU", "is_virtual": False, "kernel": "6.1.0-9-amd64"}
     (tmp_path / "agent.json").write_text(json.dumps({"peak_rss_mb": 61.7, "machine": machine}))
-    assert list(generate.measured.rows(tmp_path)) == [("its memory", "62 MB", "4 x CPU, Linux 6.1")]
+    assert list(generate.measured.rows(tmp_path)) == [("memory of the agent", "62 MB", "4 x CPU, Linux 6.1")]
 
 
 def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tmp_path: Path):
@@ -96,4 +96,4 @@ def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tm
         ("0.3 %", "2 x GPU A"),
         ("0.2 %", "2 x GPU A"),
     ]
-    assert found[1][0].startswith("no steps: ") and "give or take 0.3 " in found[1][0]
+    assert found[1][0].startswith("no steps: ") and "+- 0.3 points" in found[1][0]
