@@ -18,16 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("STALLSCOPE_DATA") or ROOT.parent / "shared")
 ON_DEVICE = ("gpu_shared", "gpu_slow")
 WITHOUT_SYSTEM_CALLS = {"host_sleep": "blocked"}
-"""In recordings without system calls a sleep cannot be told from another block: both names are right."""
+"""Recordings without system calls cannot distinguish a sleep from another block: both names are right."""
 
 
 def report_on(path: Path) -> Report:
-    """Import what a path holds, and diagnose it."""
+    """Import the files of a path and diagnose them."""
     return diagnose(importer_for(path).read(path))
 
 
 def recordings() -> list[dict[str, Any]]:
-    """Every recording: what is true, what was said, and the mark."""
+    """Truth, report and mark of every recording."""
     found = []
     for path in sorted(DATA.glob("recordings/*/truth.json")):
         truth = json.loads(path.read_text())
@@ -89,7 +89,7 @@ def _names(*ranks: int) -> Callable[[Report], bool]:
 
 
 def _is_one_worker(report: Report) -> bool:
-    """The file tells of one tensor-parallel place in four: dp rank 0 of stage 0 is rank 0 there."""
+    """The file has one tensor-parallel rank of four: dp rank 0 of stage 0 is rank 0 there."""
     return [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", [0])]
 
 
@@ -109,14 +109,14 @@ PUBLIC: dict[str, tuple[str, Callable[[Report], bool]]] = {
     "flight-recorder/gpu_error_1st": ("ranks 12 and 14", _names(12, 14)),
     "flight-recorder/lock_gil_1st": ("ranks 9 and 14", _names(9, 14)),
     "node-databases/sample-gpu-node-02.db": ("healthy", lambda report: report.healthy),
-    "node-databases/sample-cluster.db": ("nobody can be named", _names()),
+    "node-databases/sample-cluster.db": ("no rank can be named", _names()),
     "node-databases/pytorch-dataloader-starvation.db": ("input starvation", _is_input),
 }
 """By path below public/: the right answer, and whether a report gives it. Facts: README.md there."""
 
 
 def slowdowns() -> list[dict[str, Any]]:
-    """The slowdown said of the pipeline traces, against what their makers found by simulating an ideal run."""
+    """Reported slowdown of the pipeline traces, and the slowdown against a simulated ideal run by their authors."""
     found = []
     for name in ("AR", "ST"):
         path = DATA / "public" / "pipeline-traces" / f"trace-{name}.parquet"

@@ -9,19 +9,22 @@ HEAD = """# How often the diagnosis is right
 
 <!-- Written by bench/accuracy from bench/results/accuracy.json: run `make accuracy`. -->
 
-Right: exactly the guilty ranks are named. Wrong: somebody else is. Abstained: not all that could be known was said.
-Where nobody is guilty, or the records cannot tell who is, naming nobody and saying what it is instead is right.
-The thresholds behind it, each with its reason, are in [reference/thresholds.md](reference/thresholds.md); when a
-rank is named at all is in [decisions/naming-a-rank.md](decisions/naming-a-rank.md).
+- Right: the report names exactly the culprits. If no rank is a culprit, or the records cannot show the culprit, right
+  means that the report names no rank and reports the actual kind of problem.
+- Wrong: the report names another rank.
+- Abstained: the report omits part of the facts that the records show.
+
+[Thresholds](reference/thresholds.md) lists the thresholds with their reasons, and
+[decisions/naming-a-rank.md](decisions/naming-a-rank.md) the conditions under which a rank is named.
 """
 
 FIT = """
-The simulator was written apart from the diagnosis and imports nothing of it. Its parameters (host time of a layer,
-scatter of one call, wander of a rank from step to step, spikes, bandwidths, warm-up) were measured on the
-recordings of healthy ranks, and `tests/synth/test_fit.py` measures recordings and simulated jobs again and fails
-when their lateness parts: [decisions/simulator.md](decisions/simulator.md) has the table, and what is not modelled.
-Numbers from a simulator prove little alone; the recordings and public data above are the test, the simulator tells
-how it holds over shapes, sizes, delays and scatter.
+The simulator was written independently of the diagnosis and imports no part of it. Its parameters (host time of a
+layer, scatter of one call, wander of a rank from step to step, spikes, bandwidths, warm-up) were measured on healthy
+ranks of the recordings. `tests/synth/test_fit.py` measures recordings and simulated jobs again and fails when their
+lateness differs. [decisions/simulator.md](decisions/simulator.md) has the table and the limits of the model.
+A simulator alone proves little. The recordings and public data above test whether the diagnosis is right; the simulator
+shows how well that holds over shapes, sizes, delays and scatter.
 """
 
 SHAPES_HEAD = """
@@ -36,7 +39,7 @@ longer the job lasts than the same job without the fault, times the ranks that a
 
 
 def page(result: dict[str, Any]) -> str:
-    """The whole page; parts that were never run are left out."""
+    """The whole page, without the parts that were never run."""
     parts = [HEAD]
     if "shapes" in result:
         parts.append(_shapes(result["shapes"]))
@@ -52,32 +55,32 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _shapes(found: dict[str, Any]) -> str:
+def _shapes(result: dict[str, Any]) -> str:
     """The shapes of the second generator, the weakest first."""
     names = (
         *("shape", "healthy jobs", "accused", "inconclusive", "other remark"),
         *("faults", "right", "wrong rank", "missed", "inconclusive", "cause right", "cost right"),
     )
-    rows = [_shape(name, row) for name, row in [("all", found["total"]), *found["by_shape"].items()]]
+    rows = [_shape(name, row) for name, row in [("all", result["total"]), *result["by_shape"].items()]]
     faults = [
         (name, *(row[key] for key in ("n", "right", "wrong", "missed", "inconclusive")), *_judged(row))
-        for name, row in found["by_fault"].items()
+        for name, row in result["by_fault"].items()
     ]
     columns = ("fault", "jobs", "right", "wrong rank", "missed", "inconclusive", "cause right", "cost right")
     return (
-        f"\n## Job shapes of a second generator\n{SHAPES_HEAD}\n{_headline(found)}\n\n"
+        f"\n## Job shapes of a second generator\n{SHAPES_HEAD}\n{_headline(result)}\n\n"
         f"The weakest shapes first:\n\n{_table(names, rows)}\n{_table(columns, faults)}"
     )
 
 
-def _headline(found: dict[str, Any]) -> str:
-    healthy, faults = found["total"]["healthy"], found["total"]["faults"]
+def _headline(result: dict[str, Any]) -> str:
+    healthy, faults = result["total"]["healthy"], result["total"]["faults"]
     _, cost = _judged(faults)
     return (
         f"**{healthy['n']} healthy jobs: {healthy['accused']} accuse a rank, {healthy['inconclusive']} are "
         f"inconclusive. {faults['n']} faults: {faults['right']} right, {faults['wrong']} with a wrong rank, "
         f"{faults['missed']} missed, {faults['inconclusive']} inconclusive; {cost} costs within the bounds.** "
-        f"Seeds {found['seeds']}, commit {found['commit']}."
+        f"Seeds {result['seeds']}, commit {result['commit']}."
     )
 
 
@@ -99,31 +102,23 @@ def _judged(row: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def _known(found: dict[str, Any]) -> str:
-    rows = [
-        (
-            one["name"],
-            one["truth"],
-            one["said"],
-            one["culprit"],
-            one["cause"] or "-",
-            one["cost_gpu_seconds"] or "-",
-        )
-        for one in found["recordings"]
-    ]
-    names = ("recording", "truth", "said", "culprit", "cause", "cost, GPU s")
-    public = [(one["name"], one["truth"], one["said"], one["mark"]) for one in found["public"]]
+def _known(result: dict[str, Any]) -> str:
+    keys = ("name", "truth", "said", "culprit", "cause", "cost_gpu_seconds")
+    rows = [tuple(recording[key] or "-" for key in keys) for recording in result["recordings"]]
+    names = ("recording", "truth", "report", "culprit", "cause", "cost, GPU s")
+    public = [tuple(data[key] for key in ("name", "truth", "said", "mark")) for data in result["public"]]
     slow = "; ".join(
-        f"{one['name']}: {one['said']} said, {one['makers']} theirs" for one in found["slowdowns"]
+        f"{trace['name']}: {trace['said']} reported, {trace['makers']} simulated"
+        for trace in result["slowdowns"]
     )
     return (
         f"\n## Recordings of real jobs\n\n{_table(names, rows)}\n"
-        f"## Public data\n\n{_table(('data', 'truth', 'said', 'mark'), public)}\n"
-        f"Slowdown of the pipeline traces against an ideal run, as their makers simulated it: {slow}.\n"
+        f"## Public data\n\n{_table(('data', 'truth', 'report', 'mark'), public)}\n"
+        f"Slowdown of the pipeline traces against an ideal run; the authors of the data simulated it: {slow}.\n"
     )
 
 
-def _matrix(found: dict[str, Any]) -> str:
+def _matrix(result: dict[str, Any]) -> str:
     names = (
         "",
         "jobs",
@@ -133,73 +128,75 @@ def _matrix(found: dict[str, Any]) -> str:
         "cause right",
         "wrong",
         "abstained",
-        "cost said / true",
+        "reported / true cost",
     )
-    by_fault = [_rates(name, one) for name, one in found["by_fault"].items()]
-    by_shape = [_rates(name, one) for name, one in found["by_shape"].items()]
+    by_fault = [_rates(name, row) for name, row in result["by_fault"].items()]
+    by_shape = [_rates(name, row) for name, row in result["by_shape"].items()]
     misses = [
-        (one["shape"], one["fault"], one["seed"], one["culprit"], one["cause"] or "-", one["said"])
-        for one in found["misses"]
+        (miss["shape"], miss["fault"], miss["seed"], miss["culprit"], miss["cause"] or "-", miss["said"])
+        for miss in result["misses"]
     ]
     return (
         f"\n## Simulated faults\n{FIT}\n"
-        f"{found['n']} jobs: every fault in every shape it fits in, 20 seeds (shapes above 32 ranks: fewer), the "
-        f"guilty rank and the moments drawn from the seed. **Culprit right in {found['culprit_right_percent']} %, "
-        f"cause right in {found['cause_right_percent']} %, {found['n_accused']} ranks accused wrongly.**\n\n"
-        "The cost is compared with what all ranks but the guilty waited longer than in the same job without the "
-        "fault (10th, 50th, 90th percentile). Where the report calls it a lower bound, it is one.\n\n"
+        f"{result['n']} jobs: every fault in every suitable shape, 20 seeds (fewer above 32 ranks). The seed "
+        f"determines the culprit and the moments. **Culprit right in {result['culprit_right_percent']} %, "
+        f"cause right in {result['cause_right_percent']} %, {result['n_accused']} ranks accused wrongly.**\n\n"
+        "The true cost is the additional waiting time of all ranks except the culprits, compared with the same job "
+        "without the fault. The last column has the 10th, 50th and 90th percentile. Costs that the report states "
+        "as lower bounds are included; ranges are not.\n\n"
         f"{_table(('fault', *names[1:]), by_fault)}\n{_table(('shape', *names[1:]), by_shape)}\n"
         + (
-            f"Each miss:\n\n{_table(('shape', 'fault', 'seed', 'culprit', 'cause', 'said'), misses)}"
+            f"Each miss:\n\n{_table(('shape', 'fault', 'seed', 'culprit', 'cause', 'report'), misses)}"
             if misses
             else "No miss.\n"
         )
     )
 
 
-def _rates(name: str, one: dict[str, Any]) -> tuple[Any, ...]:
-    ratio = one["cost_ratio"]
+def _rates(name: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    ratio = row["cost_ratio"]
     cause = (
-        one["cause"] if sum(one["cause"].values()) else dict.fromkeys(("right", "wrong", "abstained"), "-")
+        row["cause"] if sum(row["cause"].values()) else dict.fromkeys(("right", "wrong", "abstained"), "-")
     )
     return (
         name,
-        one["n"],
-        *(one["culprit"][mark] for mark in ("right", "wrong", "abstained")),
+        row["n"],
+        *(row["culprit"][mark] for mark in ("right", "wrong", "abstained")),
         *(cause[mark] for mark in ("right", "wrong", "abstained")),
         ", ".join(f"{q:.2f}" for q in ratio) if ratio else "-",
     )
 
 
-def _healthy(found: dict[str, Any]) -> str:
+def _healthy(result: dict[str, Any]) -> str:
     otherwise: dict[str, int] = {}
-    for one in found["said_otherwise"]:
-        otherwise[one["said"]] = otherwise.get(one["said"], 0) + 1
+    for job in result["said_otherwise"]:
+        otherwise[job["said"]] = otherwise.get(job["said"], 0) + 1
     rows = sorted(otherwise.items(), key=lambda item: -item[1])
     return (
-        f"\n## Healthy jobs\n\n{found['n']} simulated healthy jobs, four in five of a shape, scatter, clocks and "
-        f"capture drawn at random, the others in the shapes above: **{found['n_ranks_accused']} ranks accused**, "
-        f"{found['n_called_healthy']} called healthy.\n"
-        + (f"\n{_table(('said instead', 'jobs'), rows)}" if rows else "")
+        f"\n## Healthy jobs\n\n{result['n']} simulated healthy jobs: four of five with random shape, scatter, clocks "
+        f"and capture, the remaining jobs in the shapes above. **{result['n_ranks_accused']} ranks accused**; "
+        f"{result['n_called_healthy']} jobs reported as healthy.\n"
+        + (f"\n{_table(('report', 'jobs'), rows)}" if rows else "")
     )
 
 
-def _curve(found: dict[str, Any]) -> str:
-    names = ("scatter, ms", *(f"{ms} ms" for ms in found["delays_ms"]))
-    rows = [(one["scatter_ms"], *(f"{n} %" for n in one["named_percent"])) for one in found["rows"]]
+def _curve(result: dict[str, Any]) -> str:
+    names = ("scatter, ms", *(f"{ms} ms" for ms in result["delays_ms"]))
+    rows = [(row["scatter_ms"], *(f"{n} %" for n in row["named_percent"])) for row in result["rows"]]
     return (
-        "\n## From which delay a culprit is named\n\nOne rank of 8 sleeps every fifth step of a job of 60; share of "
-        f"{found['n_each']} jobs in which it is named, by the delay and by how much the ranks scatter anyway (95 % of "
-        "their lateness in the healthy job; the second row scatters as the recorded jobs do). Ranks accused wrongly: "
-        f"{found['n_accused']}.\n\n{_table(names, rows)}"
+        "\n## Smallest delay that names a culprit\n\nOne rank of 8 sleeps in every fifth step of 60. The table has the "
+        f"share of {result['n_each']} jobs in which the rank is named, by delay and by the scatter of the ranks (95th "
+        "percentile of their lateness in the healthy job; the second row matches the recorded jobs). Ranks accused "
+        "wrongly: "
+        f"{result['n_accused']}.\n\n{_table(names, rows)}"
     )
 
 
 def _cases() -> str:
-    rows = [(name, one.test or "-", one.why_not or one.says) for name, one in CASES.items()]
+    rows = [(name, case.test or "-", case.why_not or case.description) for name, case in CASES.items()]
     return (
-        "\n## Known cases\n\nReports of slow or hung jobs whose cause is known (by their number in the collection they "
-        f"come from), and the test that stands for each.\n\n{_table(('case', 'test', 'says'), rows)}"
+        "\n## Known cases\n\nPublic reports of slow or hung jobs with a known cause, by their number in the collection, "
+        f"and the test of each.\n\n{_table(('case', 'test', 'subject'), rows)}"
     )
 
 

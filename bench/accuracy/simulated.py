@@ -68,7 +68,7 @@ def tried(case: Case) -> tuple[Case, Judged, float]:
 
 
 def matrix(shapes: Iterable[str] = tuple(scenarios.SHAPES), *, n_seeds: int = N_SEEDS) -> dict[str, Any]:
-    """Right, wrong and abstained by fault and by shape; every miss with what was said instead."""
+    """Right, wrong and abstained by fault and by shape; every miss with its report."""
     done = list(spread(tried, cases(shapes, n_seeds=n_seeds)))
     return {
         "n": len(done),
@@ -121,7 +121,7 @@ def _table(done: list[tuple[Case, Judged, float]], key: Callable[[Case], str]) -
 
 
 def _cost_ratio(found: list[tuple[Judged, float]]) -> list[float] | None:
-    """Cost said / true cost: 10th, 50th and 90th percentile, of right verdicts that cost at least a GPU second."""
+    """Reported cost / true cost of right verdicts of at least a GPU second: 10th, 50th and 90th percentile."""
     ratios = [
         one.cost_gpu_seconds / true
         for one, true in found
@@ -148,7 +148,7 @@ def healthy_job(number: int) -> tuple[str, Judged]:
 
 
 def healthy(n: int = N_HEALTHY) -> dict[str, Any]:
-    """How many of n healthy jobs are called healthy, and every one of which more was said."""
+    """The number of n healthy jobs with the answer healthy, and every job with another report."""
     found = list(spread(healthy_job, range(n)))
     return {
         "n": n,

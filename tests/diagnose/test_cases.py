@@ -95,7 +95,7 @@ def test_c07_too_many_threads_on_all_ranks_accuse_none():
     assert not named(all_ranks(25, Category.PREEMPTED, first=20, step_ms=87))
 
 
-def test_c08_ten_times_slower_on_all_ranks_is_told_without_a_name():
+def test_c08_ten_times_slower_on_all_ranks_is_reported_without_a_name():
     verdict = only(all_ranks(54, Category.PREEMPTED, first=20))
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
     assert "every rank" in verdict.abstained_because
@@ -155,7 +155,7 @@ def test_d03_too_few_workers_on_all_ranks_accuse_none():
     assert not named(all_ranks(213, Category.CHILD, step_ms=77))
 
 
-def test_d04_ten_minutes_between_epochs_on_all_ranks_are_no_hang():
+def test_d04_ten_minutes_between_epochs_on_all_ranks_are_not_a_hang():
     delays = tuple(Delay(rank, 20, 600 * S, Category.CHILD) for rank in range(4))
     assert report_of(dp_job(delays=delays)).healthy
 
@@ -233,7 +233,7 @@ def test_g18_a_hot_gpu_is_named_by_its_own_times():
     assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == ("device", [6], "gpu_slow")
 
 
-def test_g19_a_gpu_that_is_5_percent_slower_is_no_alarm():
+def test_g19_a_gpu_that_is_5_percent_slower_raises_no_alarm():
     assert device_job(SlowDevice(ranks=(1,), factor=1.05)).healthy
 
 
@@ -256,7 +256,7 @@ def fabric(*, before_ns: int, after_ns: int, n_steps: int = 60) -> Report:
     return report_of(trace_of(Job(data_parallel(), n_steps=n_steps, gpu_late_ns=late_gpus)))
 
 
-def test_n03_a_node_that_is_a_third_of_a_percent_slower_is_no_alarm():
+def test_n03_a_node_that_is_a_third_of_a_percent_slower_raises_no_alarm():
     delays = tuple(Delay(1, step, 20_000, Category.ON_CPU) for step in range(40))
     assert report_of(dp_job(delays=delays)).healthy
 
@@ -268,12 +268,12 @@ def test_n07_a_fabric_that_becomes_slow_names_no_rank():
 
 
 @pytest.mark.parametrize("case", ["n09", "n10", "n13", "n16", "p23"])
-def test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_is_nobodys_fault(case):
+def test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_rank(case):
     assert not named(fabric(before_ns=40 * MS, after_ns=40 * MS))
 
 
 @pytest.mark.parametrize("case", ["n12", "p17"])
-def test_n12_p17_a_standstill_in_which_all_have_entered_names_nobody(case):
+def test_n12_p17_a_standstill_in_which_all_have_entered_names_no_rank(case):
     """Nobody is missing: the connection or the GPUs hold all."""
     job = Job(data_parallel(), n_steps=20, quiet_ns=60 * S)
     trace = trace_of(job)
@@ -323,7 +323,7 @@ def test_p08_the_ranks_of_one_node_compile_while_the_others_wait():
     assert {told["state"] for told in verdict.evidence["doing"]} == {"on_cpu"}
 
 
-def test_p09_a_rank_compiles_anew_for_each_length():
+def test_p09_a_rank_compiles_again_for_each_length():
     assert is_straggler(late(1, 900, Category.ON_CPU, period=6), 1, "host_compute", period=6)
 
 

@@ -10,7 +10,7 @@ from stallscope.events.names import Category, Datatype, Op
 
 
 class Host(NamedTuple):
-    """The host is in one category for ns. calls: synchronise, allocation, copy calls made meanwhile.
+    """The host is in one category for ns. calls: synchronise, allocation, copy calls made in that time.
 
     drains: the call first waits for the rank's own GPU, as cudaFree does.
     """

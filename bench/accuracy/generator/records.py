@@ -242,7 +242,7 @@ class _Writer:
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
     def _handed_over(self) -> list[tuple[int, int, int, int, int]]:
-        """Main and autograd thread work by turns: the other thread is blocked in a futex meanwhile.
+        """Main and autograd thread work by turns: the other thread is blocked in a futex.
 
         The ledger is the process's, so these intervals have no part in it.
         """
