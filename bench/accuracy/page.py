@@ -195,8 +195,8 @@ def _curve(result: dict[str, Any]) -> str:
 def _cases() -> str:
     rows = [(name, case.test or "-", case.why_not or case.description) for name, case in CASES.items()]
     return (
-        "\n## Known cases\n\nPublic reports of slow or hung jobs with a known cause, by their number in the collection, "
-        f"and the test of each.\n\n{_table(('case', 'test', 'subject'), rows)}"
+        "\n## Known cases\n\nPublic reports of slow or hung jobs with a known cause, by their number in the "
+        f"collection, and the test of each.\n\n{_table(('case', 'test', 'subject'), rows)}"
     )
 
 
