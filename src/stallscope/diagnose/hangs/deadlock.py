@@ -1,9 +1,9 @@
-"""Jobs that stand still though no rank is missing: every rank has entered every round, and no rank makes progress.
+"""Hangs without a missing rank: every rank has entered every round, and no rank makes progress.
 
-A rank whose process has died within a round is named: its GPU has left the round with it. Else either the ranks
-entered the rounds of two communicators in different orders, so that their GPUs wait for each other: then the rank
-whose order differs from the rest of its program is named. Or the order is the same everywhere, and the device or the
-fabric holds the round: then no rank can be named from the host's side.
+A rank whose process has died within a round is named, because its GPU has left the round. Otherwise the ranks may have
+entered the rounds of two communicators in different orders, so that their GPUs wait for each other. Then the rank whose
+order differs from the rest of its program is named. If the order is the same everywhere, the device or the fabric holds
+the round, and no rank can be named from host data.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ _AT_WORK = frozenset(
         *(Category.COPY, Category.ALLOC, Category.LAUNCH, Category.NONE),
     }
 )
-"""States in which a rank may make progress that no counter shows, such as a compilation or a checkpoint ..."""
-_AT_WORK_PATIENCE = 6.0  # ... for this many times as long as a rank that is blocked
+"""States in which a rank may make progress that no counter shows, such as a compilation or a checkpoint."""
+_AT_WORK_PATIENCE = 6.0  # these states may last this many times as long as a blocked state
 
 
 @dataclass(frozen=True)
 class Wedged:
-    """odd: processes whose order of calls differs; none when all agree. waiting: all the others.
-    since_ns: the last arrival of all. for_ns: how long ago. row: a row of the timeline in the last round.
-    n_unseen: how many ranks of its communicator no record names. is_crossed: the orders differ, though no majority
-    tells whose is odd. states: the ledger categories of the ranks, by process.
+    """odd: processes whose order of calls differs; none when all agree. waiting: all other processes.
+    since_ns: the last arrival of all. for_ns: the time since then. row: a row of the timeline in the last round.
+    n_unseen: the ranks of its communicator without a record. is_crossed: the orders differ, but no majority shows which
+    order is wrong. states: the ledger categories of the ranks, by process.
     """
 
     odd: Array
@@ -77,32 +77,32 @@ def wedged(
     )
 
 
-def left_by_the_dead(
+def round_with_dead_rank(
     line: Timeline, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
 ) -> Stuck | None:
-    """The round that ranks died in after they had entered it, where all that are left wait, if there is one.
+    """The round in which ranks died after they had entered it, if all remaining ranks wait; otherwise None.
 
-    One that has ended well may have had nothing more to do: nothing is said of it.
+    A rank with exit status 0 may have finished its work, so it is not reported.
     """
     ended = ended_ns(line, clocks, trace)
-    left, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
-    told = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
-    dead = np.array([p for p, said in told.items() if said.get("exit_status") not in (None, 0)], np.int64)
-    if not len(dead) or not len(left) or not all(waits_for_gpu(line, trace, int(p)) for p in left):
+    remaining, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
+    states = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
+    dead = np.array([p for p, state in states.items() if state.get("exit_status") not in (None, 0)], np.int64)
+    if not len(dead) or not len(remaining) or not all(waits_for_gpu(line, trace, int(p)) for p in remaining):
         return None
     row = int(line.first[dead[0] + 1]) - 1
-    since = max(int(ended[dead].min()), int(clocks.arrival_ns[line.first[left + 1] - 1].max()))
+    since = max(int(ended[dead].min()), int(clocks.arrival_ns[line.first[remaining + 1] - 1].max()))
     if now_ns - since < limits.dead_after_ns:
         return None
     return Stuck(
         comm=int(line.comm[row]),
         seq=int(line.rows["seq"][row]),
         missing=dead,
-        waiting=left,
+        waiting=remaining,
         since_ns=since,
         for_ns=now_ns - since,
         is_circle=False,
-        doing=tuple(told[int(process)] | {"has": "not_completed"} for process in dead),
+        doing=tuple(states[int(process)] | {"has": "not_completed"} for process in dead),
         ranks=tuple(line.rank[dead].tolist()),
         nodes=tuple(line.node[dead].tolist()),
     )
@@ -111,7 +111,7 @@ def left_by_the_dead(
 def _states(
     line: Timeline, clocks: Clocks, trace: Trace, *, since_ns: int, patience_ns: float
 ) -> tuple[Category, ...]:
-    """The last known state of each process, where none of them makes progress; empty where any may."""
+    """The last known state of each process, if no process makes progress; otherwise empty."""
     states: list[Category] = []
     for node, pid in zip(line.node.tolist(), line.pid.tolist(), strict=True):
         own = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
@@ -127,10 +127,10 @@ def _states(
     return tuple(states)
 
 
-def _is_open(own: Array, still_ns: int) -> bool:
-    """Whether a process has a collective open in its newest snapshot, with the counts of all since it stands still."""
-    newest = own[-1]
-    recent = own[own["ts_ns"] >= newest["ts_ns"] - still_ns]
+def _is_open(snapshots: Array, still_ns: int) -> bool:
+    """Whether a process has an open collective in its newest snapshot, with unchanged counts since the hang began."""
+    newest = snapshots[-1]
+    recent = snapshots[snapshots["ts_ns"] >= newest["ts_ns"] - still_ns]
     counts = recent[["n_collectives", "n_completed"]]
     is_known = newest["n_completed"] != UNKNOWN and newest["n_collectives"] != UNKNOWN
     has_open = newest["in_call"] == Op.SYNC or (is_known and newest["n_completed"] < newest["n_collectives"])
@@ -138,7 +138,7 @@ def _is_open(own: Array, still_ns: int) -> bool:
 
 
 def _out_of_order(line: Timeline, plan: Programs) -> Array:
-    """Processes whose calls since their last release are the program's calls in another order."""
+    """Processes that have made the program's calls since their last release in another order."""
     odd = []
     for program in np.unique(plan.program):
         members = np.flatnonzero(plan.program == program)
@@ -146,10 +146,10 @@ def _out_of_order(line: Timeline, plan: Programs) -> Array:
         counts: dict[tuple[int, ...], int] = {}
         for order in orders.values():
             counts[order] = counts.get(order, 0) + 1
-        usual = max(counts, key=lambda order: counts[order])
-        if counts[usual] * 2 <= len(members):
+        majority = max(counts, key=lambda order: counts[order])
+        if counts[majority] * 2 <= len(members):
             continue
-        odd += [p for p, order in orders.items() if order != usual and _crosses(order, usual)]
+        odd += [p for p, order in orders.items() if order != majority and _crosses(order, majority)]
     return np.array(odd, np.int64)
 
 
@@ -158,7 +158,7 @@ def _orders_differ(line: Timeline, plan: Programs) -> bool:
     for program in np.unique(plan.program):
         members = np.flatnonzero(plan.program == program)
         orders = sorted({_since_release(line, plan, int(process)) for process in members})[:_MOST_ORDERS]
-        if any(_crosses(one, other) for one in orders for other in orders):
+        if any(_crosses(first, second) for first in orders for second in orders):
             return True
     return False
 
@@ -170,7 +170,7 @@ def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, .
     return tuple(plan.key[after].tolist())
 
 
-def _crosses(order: tuple[int, ...], usual: tuple[int, ...]) -> bool:
-    """Whether the calls that both have come in another order."""
-    common = set(order) & set(usual)
-    return [key for key in order if key in common] != [key for key in usual if key in common]
+def _crosses(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Whether the common calls of two sequences are in different orders."""
+    common = set(first) & set(second)
+    return [key for key in first if key in common] != [key for key in second if key in common]

@@ -1,14 +1,14 @@
-"""Who holds up a job that stands still, from what each rank says it has entered and not seen complete.
+"""The ranks that hold up a hung job, from the collectives that each rank has entered and completed.
 
-For sources that tell completion (flags OPEN, NOT_STARTED; last_entered and last_completed of a membership), such
-as dumps written when a job has hung. The waits form a graph: a rank waits in a round for members that have not
-entered it, in a receive for the sender. Who is waited for and waits for nobody is named. A rank that has not
-completed a round which a peer has completed cannot wait for others there: it is stuck itself. A rank that told nothing
-is named only where nothing else explains that others wait: files get lost, too. Beside ranks that told why they hold
-up the job no more than one such rank is.
+For sources that record completion (flags OPEN, NOT_STARTED; last_entered and last_completed of a membership), such as
+dumps written when a job has hung. The waits form a graph: a rank in a round waits for the members that have not entered
+it, and a receive waits for the sender. A rank that others wait for and that waits for no rank is named. A rank that has
+not completed a round which a peer has completed cannot wait for others there: it is stuck itself. A rank without a dump
+is named only if no other rank explains the waits, since files get lost. If other ranks are named with a reason, at most
+one rank without a dump is named as well.
 
-A round that all have entered and none has completed is stuck on a device or in the fabric: its members are
-suspects, none is named. As right as the records: two ranks' dumps must not be from moments far apart.
+A round that all have entered and none has completed is stuck on a device or in the fabric: its members are suspects,
+and no rank is named. Accuracy: as good as the records. Two ranks' dumps must be from about the same time.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ from stallscope.events.trace import Trace
 
 _OPEN = CollectiveFlag.OPEN | CollectiveFlag.NOT_STARTED
 _MOST_BEHIND = (
-    0.5  # share of the ranks behind their peers' completions from which the counters are not believed
+    0.5  # share of the ranks behind their peers' completions from which on the counters are considered wrong
 )
-_MOST_SILENT = 0.5  # share of the ranks that told nothing from which their silence says nothing
+_MOST_SILENT = 0.5  # share of the ranks without a dump from which on a missing dump is not evidence
 
 Process = int
 Round = tuple[int, int]
@@ -35,13 +35,13 @@ Node = Process | Round
 
 @dataclass(frozen=True)
 class Standstill:
-    """Who holds up the job.
+    """The processes that hold up the job.
 
-    held_by: why, by process: not_entered, not_completed, not_started, no_dump, idle. round: one that waits for
-    them, None for a receive. since_ns: when the last of those present entered it. waiting: all who wait.
-    suspects: members of a round that all entered and no rank completed, where no rank can be named. is_ahead: the
-    suspects are a minority that ran ahead into a call which the others, who completed all of theirs, do not make.
-    silent: those that told nothing, of which some may be named. is_circle: those named wait for each other.
+    held_by: the reason by process: not_entered, not_completed, not_started, no_dump, idle. round: a round that waits
+    for them, None for a receive. since_ns: the last entry of a member that is in the round. waiting: all processes that
+    wait. suspects: members of a round that all entered and no rank completed, if no rank can be named. is_ahead: the
+    suspects are a minority that ran ahead into a call; the other ranks completed all their calls and do not make it.
+    silent: the processes without a dump, some of which may be named. is_circle: the named processes wait in a circle.
     """
 
     held_by: dict[Process, str]
@@ -56,7 +56,7 @@ class Standstill:
 
 @dataclass
 class _State:
-    """What is known of every process, and the graph of waits that follows."""
+    """The records of every process, from which the graph of waits follows."""
 
     n_processes: int
     members: dict[int, dict[Process, int]] = field(default_factory=dict)  # comm -> process -> rank in it
@@ -69,19 +69,21 @@ class _State:
     present_ns: dict[Round, int] = field(default_factory=dict)
     transfers: list[tuple[Process, Process, bool]] = field(
         default_factory=list
-    )  # from, to whom, is a receive
-    busy: set[Process] = field(default_factory=set)  # have something open
-    started: set[Process] = field(default_factory=set)  # ... and, as far as is told, on their GPU
-    silent: set[Process] = field(default_factory=set)  # told nothing
+    )  # process, partner, is a receive
+    busy: set[Process] = field(default_factory=set)  # have an open call
+    started: set[Process] = field(
+        default_factory=set
+    )  # have an open call that is not recorded as not started
+    silent: set[Process] = field(default_factory=set)  # have no dump
 
 
-def tells_completion(trace: Trace) -> bool:
-    """Whether the source says which collectives have not completed."""
+def records_completion(trace: Trace) -> bool:
+    """Whether the source records which collectives have not completed."""
     return bool((trace.collectives["flags"] & _OPEN).any())
 
 
 def standstill(trace: Trace) -> Standstill | None:
-    """Who holds up the job; None when nobody waits for anybody."""
+    """The processes that hold up the job; None if no process waits for another."""
     state = _state(trace)
     held_by = _stuck_themselves(state)
     stuck = set(held_by)
@@ -97,10 +99,10 @@ def standstill(trace: Trace) -> Standstill | None:
     if len(state.silent) > _MOST_SILENT * state.n_processes or _is_silence_doubtful(held_by):
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
     if held_by and (ahead := _ran_ahead(state, held_by)):
-        told = _told(state, strong, held_by)
-        return replace(told, held_by={}, waiting=ahead, suspects=ahead, is_ahead=True)
+        held = _standstill(state, strong, held_by)
+        return replace(held, held_by={}, waiting=ahead, suspects=ahead, is_ahead=True)
     if held_by:
-        return _told(state, strong, held_by)
+        return _standstill(state, strong, held_by)
     closed = _closed_first(state, strong)
     if closed:
         suspects = sorted({p for r in closed for p in state.members[r[0]]})
@@ -116,13 +118,13 @@ def standstill(trace: Trace) -> Standstill | None:
     circle = {p for p in _waited_for(strong) if isinstance(p, int) and strong.get(p)}
     if not circle:
         return None
-    return _told(state, strong, dict.fromkeys(circle, "not_entered"), is_circle=True)
+    return _standstill(state, strong, dict.fromkeys(circle, "not_entered"), is_circle=True)
 
 
 def _ran_ahead(state: _State, held_by: dict[Process, str]) -> tuple[Process, ...]:
-    """The ranks that wait, where the ranks they wait for are more, and have completed all that they entered.
+    """The ranks that wait, if they are fewer than the ranks that they wait for, which completed all their calls.
 
-    Either the many have all stopped before the same call, or the few make a call too many: the dumps do not show which.
+    Either the majority stopped before the same call, or the minority makes an extra call: the dumps do not show which.
     """
     waiting = state.busy - held_by.keys()
     is_finished = all(why == "not_entered" and process not in state.busy for process, why in held_by.items())
@@ -130,9 +132,9 @@ def _ran_ahead(state: _State, held_by: dict[Process, str]) -> tuple[Process, ...
 
 
 def _is_silence_doubtful(held_by: dict[Process, str]) -> bool:
-    """Whether ranks that told nothing need not be to blame: others are, and they may wait for those as the rest does.
+    """Whether the ranks without a dump may be innocent: other ranks are named, and these ranks may wait for them.
 
-    One that is killed beside them leaves no dump; of several that left none nobody knows which was lost only.
+    A single rank without a dump was probably killed. Of several ranks, some dumps may just be lost.
     """
     n_silent = sum(reason == "no_dump" for reason in held_by.values())
     return 1 < n_silent < len(held_by)
@@ -154,27 +156,27 @@ def _state(trace: Trace) -> _State:
     rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
     _add_rows(state, rows, number)
     _complete_before_open(state)
-    told = {(int(row["node"]), int(row["pid"])) for row in trace.snapshots[["node", "pid"]]}
-    state.silent = {i for who, i in number.items() if who not in told and i not in state.busy}
+    has_dump = {(int(row["node"]), int(row["pid"])) for row in trace.snapshots[["node", "pid"]]}
+    state.silent = {i for process, i in number.items() if process not in has_dump and i not in state.busy}
     return state
 
 
 def _add_rows(state: _State, rows: Array, number: dict[tuple[int, int], Process]) -> None:
     columns = ("node", "pid", "comm_hash", "seq", "op", "flags", "comm_rank", "peer_rank", "ts_ns")
-    for node, pid, comm, seq, op, flags, place, peer, ts_ns in zip(
+    for node, pid, comm, seq, op, flags, comm_rank, peer, ts_ns in zip(
         *(rows[name].tolist() for name in columns), strict=True
     ):
         process = number.get((node, pid))
         if process is None:
             continue
         is_open = bool(flags & _OPEN)
-        state.members.setdefault(comm, {}).setdefault(process, place)
+        state.members.setdefault(comm, {}).setdefault(process, comm_rank)
         if is_open:
             state.busy.add(process)
         if is_open and not flags & CollectiveFlag.NOT_STARTED:
             state.started.add(process)
         if op in (Op.SEND, Op.RECV):
-            others = [p for p, where in state.members[comm].items() if where == peer != UNKNOWN]
+            others = [p for p, member_rank in state.members[comm].items() if member_rank == peer != UNKNOWN]
             if is_open and others:
                 state.transfers.append((process, others[0], op == Op.RECV))
             continue
@@ -191,22 +193,22 @@ def _add_rows(state: _State, rows: Array, number: dict[tuple[int, int], Process]
 
 
 def _complete_before_open(state: _State) -> None:
-    """Where no counter tells: rounds of a communicator complete in order, so those before the first open one have."""
+    """Without a counter, infer the completed rounds: all rounds of a communicator before its first open round."""
     for key, rounds in state.open.items():
         if state.completed.get(key, UNKNOWN) == UNKNOWN:
             state.completed[key] = min(rounds) - 1
 
 
 def _stuck_themselves(state: _State) -> dict[Process, str]:
-    """Processes that cannot wait for others, and why: see _behind and _never_started."""
+    """The processes that are stuck themselves, with the reason: see _behind and _never_started."""
     never_started = _never_started(state)
     return dict.fromkeys(never_started, "not_started") | dict.fromkeys(_behind(state), "not_completed")
 
 
 def _never_started(state: _State) -> set[Process]:
-    """Processes whose GPU has begun nothing of what is open, while others wait in what theirs have begun."""
-    found = state.busy - state.started
-    return found if len(found) <= _MOST_BEHIND * state.n_processes else set()
+    """Processes whose GPU has started none of the open calls, while the GPUs of others have."""
+    not_started = state.busy - state.started
+    return not_started if len(not_started) <= _MOST_BEHIND * state.n_processes else set()
 
 
 def _behind(state: _State) -> set[Process]:
@@ -214,19 +216,19 @@ def _behind(state: _State) -> set[Process]:
     furthest: dict[int, int] = {}
     for (comm, _), seq in state.completed.items():
         furthest[comm] = max(furthest.get(comm, UNKNOWN), seq)
-    found = {
+    behind = {
         process
         for (comm, process), rounds in state.open.items()
         for seq, (op, _) in rounds.items()
         if op in SYNCHRONISING_OPS and seq <= furthest.get(comm, UNKNOWN)
     }
-    return found if len(found) <= _MOST_BEHIND * state.n_processes else set()
+    return behind if len(behind) <= _MOST_BEHIND * state.n_processes else set()
 
 
 def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], dict[Process, str]]:
-    """Who waits for whom in rounds, and for partners that do nothing; and what each of those waited for lacks.
+    """The graph of waits in rounds and for idle partners, and the reason for each process that others wait for.
 
-    A member that is stuck in an earlier call holds a round up although it has entered it.
+    A member that is stuck in an earlier call holds up a round although it has entered it.
     """
     strong: dict[Node, set[Node]] = {}
     why: dict[Process, str] = {}
@@ -249,7 +251,7 @@ def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], d
 
 
 def _transfers(state: _State, stuck: set[Process], *, is_receive: bool) -> dict[Node, set[Node]]:
-    """Who waits in a receive for its sender, or in a send for its receiver."""
+    """The graph of receives that wait for their sender, or of sends that wait for their receiver."""
     waits: dict[Node, set[Node]] = {}
     for process, partner, kind in state.transfers:
         if process not in stuck and kind == is_receive:
@@ -258,7 +260,7 @@ def _transfers(state: _State, stuck: set[Process], *, is_receive: bool) -> dict[
 
 
 def _first_held(state: _State, comm: int) -> tuple[int, set[Process], dict[Process, str]] | None:
-    """The first round of a communicator that some of its members hold up: seq, who is in it, who lacks what.
+    """The first round of a communicator that some members hold up: seq, members in it, and reasons by absent member.
 
     Later rounds cannot begin before it.
     """
@@ -275,17 +277,17 @@ def _first_held(state: _State, comm: int) -> tuple[int, set[Process], dict[Proce
 
 
 def _absent(state: _State, comm: int, seq: int, present: dict[Process, int]) -> dict[Process, str]:
-    """The members that hold up a round, each with what it lacks. present: flags of those that have it open."""
-    found: dict[Process, str] = {}
+    """The members that hold up a round, with the reason. present: the flags of members with this open round."""
+    not_entered: dict[Process, str] = {}
     others = [p for p in state.members[comm] if p not in present]
     for process in others:
         entered = state.entered.get((comm, process), UNKNOWN)
-        # Where the source does not count, the majority is believed.
+        # Without a counter, the majority decides.
         is_out = entered < seq if entered != UNKNOWN else 2 * len(present) >= len(others) + len(present)
         if process not in state.silent and is_out:
-            found[process] = "not_entered"
-    if found:
-        return found
+            not_entered[process] = "not_entered"
+    if not_entered:
+        return not_entered
     silent = [process for process in others if process in state.silent]
     if silent:
         return dict.fromkeys(silent, "no_dump")
@@ -296,7 +298,7 @@ def _absent(state: _State, comm: int, seq: int, present: dict[Process, int]) -> 
 
 
 def _add_closed(state: _State, strong: dict[Node, set[Node]], stuck: set[Process]) -> None:
-    """A round that all entered and nobody completed holds its members; each is held by its first open one."""
+    """A round that all entered and none completed holds its members. Each member is held by its first open round."""
     for process, (comm, seq) in state.first_open.items():
         if process in stuck or strong.get((comm, seq)):
             continue
@@ -315,23 +317,23 @@ def _ends(
     *,
     stuck: frozenset[Process],
 ) -> set[Process]:
-    """Those lacking something that are waited for and wait for nobody.
+    """The processes with a reason that others wait for and that wait for no process.
 
-    graphs: from all waits to the surest only. A host may go on behind a send, and behind a receive; so these count
-    unless they close a circle, which then is opened there. silent: those that perhaps lack something; they are taken
-    only for processes of which nothing else explains that they wait.
+    graphs: from all waits to only the most certain waits. A host may continue after a send or a receive. So these waits
+    count unless they close a circle; then they are dropped. silent: processes without a dump. They are chosen only for
+    waits that no other process explains.
     """
-    found: set[Node] = set(stuck)
+    ends: set[Node] = set(stuck)
     settled: set[Node] = set()
     for graph in graphs:
-        settled |= _reaching(graph, found)
-        found |= {node for node in _sinks(_without(graph, settled)) if node in lacking}
-        settled |= _reaching(graph, found)
-        left = _without(graph, settled)
-        unexplained = _reached_from(left, (node for node in left if isinstance(node, int)))
-        found |= {node for node in _sinks(left) if node in silent & unexplained}
-        settled |= _reaching(graph, found)
-    return {node for node in found - stuck if isinstance(node, int)}
+        settled |= _reaching(graph, ends)
+        ends |= {node for node in _sinks(_without(graph, settled)) if node in lacking}
+        settled |= _reaching(graph, ends)
+        unsettled = _without(graph, settled)
+        unexplained = _reached_from(unsettled, (node for node in unsettled if isinstance(node, int)))
+        ends |= {node for node in _sinks(unsettled) if node in silent & unexplained}
+        settled |= _reaching(graph, ends)
+    return {node for node in ends - stuck if isinstance(node, int)}
 
 
 def _without(graph: dict[Node, set[Node]], gone: set[Node]) -> dict[Node, set[Node]]:
@@ -341,14 +343,14 @@ def _without(graph: dict[Node, set[Node]], gone: set[Node]) -> dict[Node, set[No
 
 
 def _reached_from(graph: dict[Node, set[Node]], starts: Iterable[Node]) -> set[Node]:
-    """All nodes that can be reached from some, those included."""
-    found, queue = set(), deque(starts)
+    """All nodes that can be reached from the starts, the starts included."""
+    reached, queue = set(), deque(starts)
     while queue:
         node = queue.popleft()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             queue.extend(graph.get(node, ()))
-    return found
+    return reached
 
 
 def _union(*graphs: dict[Node, set[Node]]) -> dict[Node, set[Node]]:
@@ -369,23 +371,23 @@ def _reaching(graph: dict[Node, set[Node]], goals: Iterable[Node]) -> set[Node]:
     for node, targets in graph.items():
         for target in targets:
             before.setdefault(target, []).append(node)
-    found, queue = set(goals), deque(goals)
+    reaching, queue = set(goals), deque(goals)
     while queue:
         for node in before.get(queue.popleft(), ()):
-            if node not in found:
-                found.add(node)
+            if node not in reaching:
+                reaching.add(node)
                 queue.append(node)
-    return found
+    return reaching
 
 
 def _closed_first(state: _State, strong: dict[Node, set[Node]]) -> list[Round]:
-    """Rounds that every member is held by first: nothing else holds them, so the fault is in there."""
+    """Rounds that are the first open round of every member: no other round holds them, so the fault is there."""
     rounds = {r for r in state.first_open.values() if strong.get(r) == set(state.members[r[0]])}
     agreed = [r for r in rounds if all(state.first_open.get(p) == r for p in state.members[r[0]])]
     return sorted(agreed or rounds, key=lambda r: state.present_ns[r])
 
 
-def _told(
+def _standstill(
     state: _State, strong: dict[Node, set[Node]], held_by: dict[Process, str], *, is_circle: bool = False
 ) -> Standstill:
     rounds = [node for node in strong if isinstance(node, tuple) and strong[node] & set(held_by)]

@@ -20,7 +20,7 @@ _CALL = ("op", "count", "datatype")
 class Mismatch:
     """A round that its ranks entered with different operations, sizes or types.
 
-    odd: the processes that differ from the majority; all of them when there is none. calls: what each entered.
+    odd: the processes that differ from the majority, or all processes without a majority. calls: the call of each.
     """
 
     comm: int
@@ -32,20 +32,20 @@ class Mismatch:
 
 
 def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array) -> list[Mismatch]:
-    """Rounds whose ranks disagree on operation, count or datatype. Late attachers are not accused of it.
+    """Rounds whose ranks disagree on operation, count or datatype. Ranks attached late are left out.
 
-    In small groups, where no majority tells who is odd, the same call in the other groups of the program does.
+    Small groups may have no majority. Then the same call in the other groups of the program decides which rank differs.
 
-    Where many rounds of a communicator disagree, the numbering is off rather than the program: none is told.
+    If many rounds of a communicator disagree, the round numbers are wrong rather than the program: none is reported.
     """
     rows = line.rows
     counted = ~line.is_p2p & (rows["seq"] != UNKNOWN)
     counted &= ~flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
-    odd_rounds = _disagreeing(line, met, counted)
+    odd_rounds = _inconsistent_rounds(line, met, counted)
     if not len(odd_rounds):
         return []
     call, _ = numbered(*(rows[name] for name in _CALL))
-    told = []
+    out = []
     comm_of_round = line.comm_of_round
     n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
     for number in odd_rounds.tolist():
@@ -53,13 +53,13 @@ def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array
         is_numbered_twice = len(np.unique(line.process[members])) < len(members)
         if n_odd[comm_of_round[number]] > 3 or is_numbered_twice:
             continue
-        alike = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
-        told.append(_mismatch(line, members, call, alike=alike, arrival_ns=arrival_ns))
-    return told
+        same_call = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
+        out.append(_mismatch(line, members, call, same_call=same_call, arrival_ns=arrival_ns))
+    return out
 
 
-def _disagreeing(line: Timeline, met: Rounds, counted: Array) -> Array:
-    """The rounds in which not all rows that count, bool (n,), tell the same call: int64, sorted."""
+def _inconsistent_rounds(line: Timeline, met: Rounds, counted: Array) -> Array:
+    """The rounds in which the counted rows, bool (n,), are not all of the same call: int64, sorted."""
     is_odd = np.zeros(met.n_rounds, bool)
     here = slice(None) if counted.all() else np.flatnonzero(counted)
     number = met.round[here]
@@ -67,17 +67,19 @@ def _disagreeing(line: Timeline, met: Rounds, counted: Array) -> Array:
         if is_one_value(column):
             continue
         value, of_round = column[here], np.zeros(met.n_rounds, column.dtype)
-        of_round[number] = value  # the last to be written stays
+        of_round[number] = value  # the last assignment wins
         is_odd[number[value != of_round[number]]] = True
     return np.flatnonzero(is_odd)
 
 
-def _mismatch(line: Timeline, members: Array, call: Array, *, alike: Array, arrival_ns: Array) -> Mismatch:
-    """members: rows of the round. call: by row, what was called. alike: rows of the same call in all groups."""
-    values, counts = np.unique(call[alike], return_counts=True)
-    usual = values[np.argmax(counts)]
-    differs = members[call[members] != usual]
-    odd = differs if counts.max() * 2 > len(alike) and len(differs) else members
+def _mismatch(
+    line: Timeline, members: Array, call: Array, *, same_call: Array, arrival_ns: Array
+) -> Mismatch:
+    """members: rows of the round. call: by row, the call's number. same_call: rows of this call in all groups."""
+    values, counts = np.unique(call[same_call], return_counts=True)
+    majority = values[np.argmax(counts)]
+    differs = members[call[members] != majority]
+    odd = differs if counts.max() * 2 > len(same_call) and len(differs) else members
     rows = line.rows[members]
     return Mismatch(
         comm=int(line.comm[members[0]]),

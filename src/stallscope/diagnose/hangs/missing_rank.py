@@ -1,8 +1,8 @@
 """Hangs: rounds that some ranks have entered and others have not, for too long.
 
-The ranks that are behind are named, not those ahead. A rank that is behind because it waits in another round
-itself is a victim: the waits are followed to those who wait for nobody, or to a circle. A round in flight is
-normal, so nothing is said before a limit has passed, unless a missing rank's process has ended.
+The ranks that are behind are named, not the ranks ahead. A rank that is behind because it waits in another round is a
+victim: the waits are followed to the ranks that wait for no other rank, or to a circle. A round in flight is normal, so
+no hang is reported before a limit has passed, unless a missing rank's process has ended.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Op, word
 from stallscope.events.trace import Trace
 
-_NOBODY = np.zeros(0, np.int64)
+_NO_PROCESSES = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Stuck:
     """A round that cannot go on.
 
-    missing: processes that have not entered it and wait for nobody else. waiting: those who wait for them, also
-    through other rounds. since_ns: when the last of those present entered it. for_ns: how long ago that was.
-    is_circle: the missing wait for each other, over several communicators. doing: what each missing one does.
-    ranks, nodes: of the missing: some may be none of the timeline's processes (see absent). is_ahead: the missing are
-    the majority and have ended well, so the few that wait may have made a call too many.
+    missing: processes that have not entered it and wait for no other process. waiting: the processes that wait for
+    them, directly or through other rounds. since_ns: the last entry of a present process. for_ns: the time since then.
+    is_circle: the missing processes wait for each other, over several communicators. doing: the state of each missing
+    process. ranks, nodes: of the missing processes; some are not on the timeline (see absent). is_ahead: the missing
+    processes are the majority and ended with status 0, so the few that wait may have made an extra call.
     """
 
     comm: int
@@ -62,25 +62,30 @@ class _Open:
 def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: Thresholds) -> Stuck | None:
     """The hang at the end of a trace, if there is one.
 
-    now_ns: the last moment the capture ran, on the common clock.
+    now_ns: the end of the capture, on the common clock.
     """
     arrival_ns = clocks.arrival_ns
-    never_came = absent(line, trace)
-    found = _open_rounds(line, arrival_ns, never_came.members)
-    if not found:
+    without_call = absent(line, trace)
+    open_rounds = _open_rounds(line, arrival_ns, without_call.members)
+    if not open_rounds:
         return None
     patience = patience_ns(line, arrival_ns, limits)
-    line = never_came.line
+    line = without_call.line
     ended = ended_ns(line, clocks, trace)
-    late = [
-        one for one in found if _is_overdue(one, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
+    overdue = [
+        open_round
+        for open_round in open_rounds
+        if _is_overdue(open_round, ended, now_ns=now_ns, patience_ns=patience, limits=limits)
     ]
-    if not late:
+    if not overdue:
         return None
     blocked_in = {
-        int(process): one for one in late for process in one.present if _waits(line, trace, int(process), one)
+        int(process): open_round
+        for open_round in overdue
+        for process in open_round.present
+        if _is_blocked(line, trace, int(process))
     }
-    missing = {int(process) for one in late for process in one.missing}
+    missing = {int(process) for open_round in overdue for process in open_round.missing}
     is_circle = missing <= blocked_in.keys()
     roots = sorted(
         process
@@ -90,13 +95,16 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     if sum(trace.lost.values()):
         roots = [process for process in roots if not _may_have_entered(line, trace, process)]
     if not roots:
-        return None  # all wait in rounds that all have entered: nobody is missing
-    first = min((one for one in late if set(one.missing.tolist()) & set(roots)), key=lambda one: one.since_ns)
+        return None  # all wait in rounds that all have entered: no rank is missing
+    first = min(
+        (open_round for open_round in overdue if set(open_round.missing.tolist()) & set(roots)),
+        key=lambda open_round: open_round.since_ns,
+    )
     here = np.array([process for process in first.missing.tolist() if process in roots], np.int64)
     chosen = np.array(roots, np.int64) if is_circle else here
-    present = {int(p) for one in late for p in one.present}
+    present = {int(p) for open_round in overdue for p in open_round.present}
     waiting = sorted((present | _in_gpu_waits(line, trace)) - set(roots) - set(chosen.tolist()))
-    told = tuple(
+    states = tuple(
         doing(line, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
         for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
     )
@@ -108,20 +116,20 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         since_ns=first.since_ns,
         for_ns=_over_ns(first, ended, now_ns) - first.since_ns,
         is_circle=is_circle,
-        doing=told,
+        doing=states,
         ranks=tuple(line.rank[chosen].tolist()),
         nodes=tuple(line.node[chosen].tolist()),
-        is_ahead=len(chosen) > len(waiting) and all(one.get("exit_status") == 0 for one in told),
+        is_ahead=len(chosen) > len(waiting) and all(state.get("exit_status") == 0 for state in states),
     )
 
 
 def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array]) -> list[_Open]:
-    """The earliest round of each communicator that not all its members have entered.
+    """The earliest round of each communicator that some members have not entered.
 
-    absent: members that have entered none, by communicator.
+    absent: members that have entered no round, by communicator.
 
-    It is open since one of those present has made no call any more: while all of them go on, the rank behind is
-    only late, or numbered otherwise (the capture came late to it).
+    The round counts as open from the last call of the first blocked member. While all present members make calls, the
+    rank behind is only late, or has other round numbers (it was attached late).
     """
     out = []
     last_call_ns = np.maximum.reduceat(arrival_ns, line.first[:-1]) if len(arrival_ns) else arrival_ns
@@ -130,7 +138,7 @@ def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array])
         order = np.lexsort((seq_of, process))
         is_last = np.append(np.diff(process[order]) != 0, True)
         members, reached = process[order[is_last]], np.maximum(seq_of[order[is_last]], -1)
-        never = absent.get(int(line.comm[rows[0]]), _NOBODY)
+        never = absent.get(int(line.comm[rows[0]]), _NO_PROCESSES)
         members, reached = np.append(members, never), np.append(reached, np.full(len(never), -1))
         if len(members) < 2 or reached.min() == reached.max():
             continue
@@ -144,7 +152,7 @@ def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array])
 
 
 def _rows_of_unfinished(line: Timeline, absent: Mapping[int, Array]) -> list[Array]:
-    """The rows of each communicator whose latest round not all its members have entered, perhaps of others too."""
+    """The rows of each communicator whose latest round some members have not entered, perhaps also of others."""
     if not line.n_rounds:
         return []
     n_comms = len(line.comm_hash)
@@ -153,7 +161,7 @@ def _rows_of_unfinished(line: Timeline, absent: Mapping[int, Array]) -> list[Arr
     n_arrived = np.bincount(line.round, minlength=line.n_rounds)[last_round]
     is_open = n_arrived != line.n_members
     is_open[list(absent)] = True
-    if len(line.meetings.irregular):  # somebody is in a round twice
+    if len(line.meetings.irregular):  # a process is in a round twice
         is_open[:] = True
     rows = np.flatnonzero(is_open[line.comm])
     order = order_of(line.comm[rows], n_comms)
@@ -162,45 +170,49 @@ def _rows_of_unfinished(line: Timeline, absent: Mapping[int, Array]) -> list[Arr
 
 
 def patience_ns(line: Timeline, arrival_ns: Array, limits: Thresholds) -> float:
-    """How long a job may stand still before it hangs, by its usual longest silence: the 99th percentile of the gaps
-    between arrivals of one process.
+    """The time without progress after which a job counts as hung.
+
+    It follows from the longest typical pause: the 99th percentile of the gaps between arrivals of a process.
     """
     gaps = np.diff(arrival_ns)[~line.is_first[1:]]
-    usual_gap = float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
-    return max(limits.hang_after_ns, limits.hang_gap_factor * usual_gap)
+    longest_gap = float(np.quantile(gaps, 0.99)) if len(gaps) else 0.0
+    return max(limits.hang_after_ns, limits.hang_gap_factor * longest_gap)
 
 
 def ended_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
-    """When each process ended, on the common clock: int64 (p,), UNKNOWN while it runs."""
-    told = {
+    """The end of each process on the common clock: int64 (p,), UNKNOWN while it runs."""
+    ended_at = {
         (int(row["node"]), int(row["pid"])): clocks.common_ns(int(row["node"]), int(row["ended_ns"]))
         for row in trace.processes
         if row["ended_ns"] != UNKNOWN
     }
     return np.array(
-        [told.get((int(n), int(p)), UNKNOWN) for n, p in zip(line.node, line.pid, strict=True)], np.int64
+        [ended_at.get((int(n), int(p)), UNKNOWN) for n, p in zip(line.node, line.pid, strict=True)], np.int64
     )
 
 
-def _is_overdue(one: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds) -> bool:
-    """Whether those present have waited long enough: for a rank that has ended a moment, else the patience."""
-    now_ns = _over_ns(one, ended, now_ns)
-    if now_ns - one.since_ns >= patience_ns:
+def _is_overdue(
+    open_round: _Open, ended: Array, *, now_ns: int, patience_ns: float, limits: Thresholds
+) -> bool:
+    """Whether the present processes have waited long enough: for an ended rank a moment, otherwise patience_ns."""
+    now_ns = _over_ns(open_round, ended, now_ns)
+    if now_ns - open_round.since_ns >= patience_ns:
         return True
-    gone = ended[one.missing]
+    gone = ended[open_round.missing]
     gone = gone[(gone != UNKNOWN) & (gone < now_ns)]
-    return len(gone) > 0 and now_ns - max(one.since_ns, int(gone.max())) >= limits.dead_after_ns
+    return len(gone) > 0 and now_ns - max(open_round.since_ns, int(gone.max())) >= limits.dead_after_ns
 
 
-def _over_ns(one: _Open, ended: Array, now_ns: int) -> int:
-    """Until when those present have waited: when the job is over, until the first of them ended."""
-    ends_ns = ended[one.present]
+def _over_ns(open_round: _Open, ended: Array, now_ns: int) -> int:
+    """The end of the present processes' wait: now, or the first end of a present process if all have ended."""
+    ends_ns = ended[open_round.present]
     return now_ns if (ends_ns == UNKNOWN).any() else min(now_ns, int(ends_ns.min()))
 
 
 def _may_have_entered(line: Timeline, trace: Trace, process: int) -> bool:
-    """Whether the records of a process's last calls may be among the lost: it has made more calls than were seen, and
-    the gaps between those seen do not hold them all.
+    """Whether the records of a process's last calls may be lost.
+
+    It has made more calls than were recorded, and the gaps between the recorded calls do not account for all of them.
     """
     state = _last_state(line, trace, process)
     if state is None or state["n_collectives"] == UNKNOWN:
@@ -209,13 +221,13 @@ def _may_have_entered(line: Timeline, trace: Trace, process: int) -> bool:
     seqs, comms = line.rows["seq"][rows], line.comm[rows]
     in_gaps = 0
     for comm in np.unique(comms).tolist():
-        mine = seqs[(comms == comm) & (seqs != UNKNOWN)]
-        in_gaps += int(mine.max()) + 1 - len(mine) if len(mine) else 0
+        seqs_of_comm = seqs[(comms == comm) & (seqs != UNKNOWN)]
+        in_gaps += int(seqs_of_comm.max()) + 1 - len(seqs_of_comm) if len(seqs_of_comm) else 0
     return int(state["n_collectives"]) - len(rows) > in_gaps
 
 
-def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
-    """Whether a process that has entered the open round is blocked by it: it has made no call since long."""
+def _is_blocked(line: Timeline, trace: Trace, process: int) -> bool:
+    """Whether a process that has entered an overdue round is blocked in it, by its last known state."""
     state = _last_state(line, trace, process)
     if state is not None and state["in_call"] == Op.NONE and state["alive"]:
         category = int(state["category"])
@@ -224,13 +236,13 @@ def _waits(line: Timeline, trace: Trace, process: int, one: _Open) -> bool:
 
 
 def waits_for_gpu(line: Timeline, trace: Trace, process: int) -> bool:
-    """Whether the last that is known of a process is that it waits for a collective."""
+    """Whether a process waits for a collective in its last known state."""
     state = _last_state(line, trace, process)
     return state is not None and bool(state["alive"]) and int(state["category"]) == Category.WAIT_GPU
 
 
 def _in_gpu_waits(line: Timeline, trace: Trace) -> set[int]:
-    """Processes whose last known state is that they wait for a collective, whatever it is."""
+    """Processes that wait for any collective in their last known state."""
     rows = trace.snapshots[np.argsort(trace.snapshots["ts_ns"], kind="stable")]
     number, n = numbered(rows["node"], rows["pid"])
     newest = np.zeros(n, np.int64)
@@ -238,41 +250,43 @@ def _in_gpu_waits(line: Timeline, trace: Trace) -> set[int]:
     rows = rows[newest]
     rows = rows[(rows["alive"] > 0) & (rows["category"] == Category.WAIT_GPU)]
     waiting = set(zip(rows["node"].tolist(), rows["pid"].tolist(), strict=True))
-    who = enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True))
-    return {process for process, one in who if one in waiting}
+    identities = enumerate(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    return {process for process, identity in identities if identity in waiting}
 
 
 def _last_state(line: Timeline, trace: Trace, process: int, *, alive: bool = False) -> Array | None:
-    """The newest snapshot of a process; alive: while it lived."""
-    mine = (trace.snapshots["pid"] == line.pid[process]) & (trace.snapshots["node"] == line.node[process])
-    rows = trace.snapshots[mine & (trace.snapshots["alive"] > 0) if alive else mine]
+    """The newest snapshot of a process. alive: the newest snapshot before its end."""
+    is_of_process = (trace.snapshots["pid"] == line.pid[process]) & (
+        trace.snapshots["node"] == line.node[process]
+    )
+    rows = trace.snapshots[is_of_process & (trace.snapshots["alive"] > 0) if alive else is_of_process]
     return rows[np.argmax(rows["ts_ns"])] if len(rows) else None
 
 
 def doing(
     line: Timeline, trace: Trace, process: int, end_ns: int, *, has_hung: bool = False
 ) -> dict[str, object]:
-    """What a missing rank does instead, as far as it is known; has_hung: or what it did long before it ended."""
-    told: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
+    """The last known state of a missing rank, for the evidence. has_hung: the process hung before it ended."""
+    out: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
     state = _last_state(line, trace, process, alive=True)
     node, pid = int(line.node[process]), int(line.pid[process])
-    own_ns = line.ts_ns[line.first[process] : line.first[process + 1]]
-    told |= exit_reason.failed_call(trace, node, pid, after_ns=int(own_ns.max(initial=0)))
+    arrival_ns = line.ts_ns[line.first[process] : line.first[process + 1]]
+    out |= exit_reason.failed_call(trace, node, pid, after_ns=int(arrival_ns.max(initial=0)))
     if end_ns != UNKNOWN:
-        told |= exit_reason.end(trace.host_events, node, pid)
+        out |= exit_reason.end(trace.host_events, node, pid)
         if not has_hung or state is None:
-            return told
-        told["has_hung"] = True
+            return out
+        out["has_hung"] = True
     if state is None:
-        return told
+        return out
     if state["category"]:
-        told["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
+        out["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
     if state["category"] == Category.STOPPED:
-        told |= exit_reason.stopped(trace.host_events, node, pid)
+        out |= exit_reason.stopped(trace.host_events, node, pid)
     if state["syscall_nr"] != UNKNOWN:
-        told["syscall_nr"] = int(state["syscall_nr"])
+        out["syscall_nr"] = int(state["syscall_nr"])
     if state["in_call"]:
-        told["in_call"] = word(Op, int(state["in_call"]))
-    if found := user_frame.last_position(trace, line, process):
-        told["at"], told["stack"] = user_frame.in_own_code(found), list(found)
-    return told
+        out["in_call"] = word(Op, int(state["in_call"]))
+    if stack := user_frame.last_position(trace, line, process):
+        out["at"], out["stack"] = user_frame.in_own_code(stack), list(stack)
+    return out

@@ -1,8 +1,8 @@
-"""Ranks grouped by where their main thread is, from stacks that were dumped from outside: which rank is the odd one.
+"""Ranks grouped by the location of their main thread, from stack dumps, and the few ranks that differ from the rest.
 
-One dump shows where ranks are, not for how long. A rank waits where its stack holds a collective, a synchronise call or
-a frame of NCCL or CUDA. The few ranks that are elsewhere while most ranks wait at one place are the likely cause, if
-the job hangs. Ranks that all wait, or that stand at many places, decide nothing.
+A single dump shows the locations of ranks, but no durations. A rank waits if its stack contains a collective, a
+synchronise call or a frame of NCCL or CUDA. If most ranks wait at one location and a few ranks are elsewhere, these few
+ranks are the likely cause of a hang. If all ranks wait, or are at many locations, no rank is named.
 """
 
 import re
@@ -24,7 +24,7 @@ _ODD_SHARE = 1 / 3  # of the ranks may be elsewhere
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks at one place. place: the innermost frame of their own code; frames: of the first of them."""
+    """Ranks at one location. place: the innermost frame of their own code; frames: of the first rank."""
 
     ranks: tuple[int, ...]
     place: str
@@ -34,7 +34,7 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class OddRanks:
-    """groups: largest first. odd: the ranks that others likely wait for, () where none can be named."""
+    """groups: largest first. odd: the ranks for which the others likely wait, () if none can be named."""
 
     groups: tuple[StackGroup, ...]
     odd: tuple[int, ...]
@@ -44,14 +44,14 @@ class OddRanks:
 def stack_groups(trace: Trace) -> tuple[StackGroup, ...]:
     """The groups of the newest stacks, largest first; ranks without a stack are left out."""
     stacks = _newest(trace)
-    by_place: dict[tuple[str, bool], list[int]] = {}
+    by_location: dict[tuple[str, bool], list[int]] = {}
     for rank, threads in sorted(stacks.items()):
         main = threads[0]
         waits = any(_WAITS.search(frame) for frame in main)
-        by_place.setdefault((_place(main), waits), []).append(rank)
+        by_location.setdefault((_user_frame(main), waits), []).append(rank)
     groups = [
         StackGroup(tuple(ranks), place, waits, stacks[ranks[0]][0])
-        for (place, waits), ranks in by_place.items()
+        for (place, waits), ranks in by_location.items()
     ]
     return tuple(sorted(groups, key=lambda group: (-len(group.ranks), group.ranks)))
 
@@ -72,12 +72,12 @@ def _newest(trace: Trace) -> dict[int, list[tuple[str, ...]]]:
     return {rank: threads for rank, (_, threads) in newest.items()}
 
 
-def _place(frames: Sequence[str]) -> str:
+def _user_frame(frames: Sequence[str]) -> str:
     return user_frame.in_own_code(frames)
 
 
 def odd_ranks(trace: Trace) -> OddRanks | None:
-    """The ranks that stand elsewhere than most; None where fewer than two ranks have a stack."""
+    """The ranks at another location than most ranks; None if fewer than two ranks have a stack."""
     groups = stack_groups(trace)
     n_ranks = sum(len(group.ranks) for group in groups)
     if n_ranks < 2:
@@ -90,10 +90,12 @@ def odd_ranks(trace: Trace) -> OddRanks | None:
         return OddRanks(groups, odd, "")
     if waiting == n_ranks and len(groups) == 1:
         return OddRanks(
-            groups, (), "all ranks wait at the same place: a device or the fabric, or a running job"
+            groups, (), "all ranks wait at the same location: a device or the fabric, or a running job"
         )
     if waiting == n_ranks and len(others) == 1 and len(others[0].ranks) <= _ODD_SHARE * n_ranks:
         return OddRanks(groups, others[0].ranks, "")
     if not waiting:
         return OddRanks(groups, (), "no rank waits in a collective or for its GPU")
-    return OddRanks(groups, (), "the ranks stand at several places, and no few of them differ from the rest")
+    return OddRanks(
+        groups, (), "the ranks are at several locations, and no small group differs from the rest"
+    )

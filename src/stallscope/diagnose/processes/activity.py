@@ -2,9 +2,9 @@
 
 Input: `snapshots` (the kernel's time ledger) and `operations` (counts of every call), which are complete, and
 `samples` and the GPU driver's rows. `calls` is not read: it holds slow calls only. Seconds without any CUDA call in
-which the process slept or waited count as idle, seconds before and after its steady work as start and end: both are
-left out of the shares. Accuracy: shares of the ledger are exact
-to 1 %; shares of samples have a standard error of at most 50 points / sqrt(samples).
+which the process slept or waited count as idle. Seconds before and after its steady work count as start and end. Both
+are left out of the shares. Accuracy: shares of the ledger are exact to 1 %; shares of samples have a standard error of
+at most 50 points / sqrt(samples).
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _LEAST_S = 0.5
 _PAUSE_NS = 10**9
 _WHOLE = 0.9
-_LOOK_NS = 10**9
-"""The GPU driver is asked about once a second, and answers for the time before."""
+_QUERY_NS = 10**9
+"""The GPU driver is queried once a second. Its readings cover the time before the query."""
 
 _STEADY_SHARE = 0.7
-"""Of the median number of calls: seconds at the begin and the end with fewer calls are start and end."""
+"""Of the median number of calls: seconds with fewer calls at the beginning and the end count as start and end."""
 
 _LEAST_SEEN = 100
 """Calls that an estimate needs: its standard error is then below 10 %."""
 
-_USUAL_LAUNCH_NS = 15_000
+_TYPICAL_LAUNCH_NS = 15_000
 _BLOCKED_LAUNCH_NS = 40_000
 """A launch that takes longer on average waits for room in the launch queue: the GPU is behind."""
 
@@ -72,7 +72,7 @@ BUDGET = {
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of one kind: per_second, time share and mean duration. is_estimate: the probes were on part of the time."""
+    """Calls of one kind: rate, time share and mean duration. is_estimate: the probes were on part of the time."""
 
     per_second: float = 0.0
     share: float = 0.0
@@ -127,13 +127,13 @@ class Activity:
 
     @property
     def gpu_busy_at_least(self) -> float:
-        """Share in which the GPU was busy for sure: the host waited for it, less the cost of the calls themselves."""
+        """Lower bound of the share in which the GPU was busy: the host's waits for it minus the cost of the calls."""
         overhead = self.calls["synchronise"].per_second * _SYNC_COST_NS / 1e9
         return max(self.budget["gpu_wait"] - min(overhead, self.budget["gpu_wait"]), 0.0)
 
     @property
     def gpu_busy(self) -> float | None:
-        """Share in which the GPU was busy: by its driver; by the ledger where that alone shows it; else None."""
+        """Share in which the GPU was busy: by its driver, or by the ledger if that is enough; otherwise None."""
         if self.gpu and self.gpu.busy is not None and not self.gpu.others:
             return max(self.gpu.busy, self.gpu_busy_at_least)
         return self.gpu_busy_at_least if self.gpu_busy_at_least >= 0.9 else None
@@ -154,12 +154,12 @@ class Activity:
 def activities(trace: Trace) -> list[Activity]:
     """The activity of every process whose GPU calls are counted, by node and pid."""
     counted = trace.operations[np.isin(trace.operations["op"], _GPU_OPS)]
-    found = []
+    out = []
     for node, pid in np.unique(counted[["node", "pid"]]).tolist():
-        mine = counted[(counted["node"] == node) & (counted["pid"] == pid)]
-        if (activity := _activity(trace, node, pid, mine)) is not None:
-            found.append(activity)
-    return found
+        of_process = counted[(counted["node"] == node) & (counted["pid"] == pid)]
+        if (activity := _activity(trace, node, pid, of_process)) is not None:
+            out.append(activity)
+    return out
 
 
 def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | None:
@@ -204,7 +204,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
 def _n_calls(end_ns: Array, counted: Array) -> Array:
     """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them.
 
-    Estimates are used only where there is nothing else.
+    Estimates are used only without complete counts.
     """
     n_calls = np.zeros(len(end_ns))
     complete = counted[counted["is_estimate"] == 0]
@@ -229,7 +229,7 @@ def _is_start(n_calls: Array) -> Array:
 
 
 def _clipped(counted: Array, since_ns: int) -> Array:
-    """The counts with the part that lies before a moment left out, evenly."""
+    """The counts since a moment. Counts of intervals that began before it are reduced in proportion."""
     interval_ns = np.maximum(counted["interval_ns"], 1)
     share = np.clip((counted["ts_ns"] - since_ns) / interval_ns, 0, 1)
     rows = counted.copy()
@@ -246,7 +246,7 @@ def _idle(spent_ns: Array, n_calls: Array) -> Array:
 
 
 def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array) -> Array:
-    """Time in sleeps of a second and more, in each interval: (n,). So long a program pauses because it wants to."""
+    """Time in sleeps of a second and more, in each interval: (n,). A sleep of this length is intended."""
     rows = trace.offcpu
     rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["category"] == Category.SLEEP)]
     rows = rows[rows["duration_ns"] >= _PAUSE_NS]
@@ -256,7 +256,7 @@ def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array
 
 
 def _within(ts_ns: Array, end_ns: Array, is_left_out: Array) -> Array:
-    """Whether rows for a second that ended at ts_ns lie in intervals that are not left out: bool (n,)."""
+    """Whether rows for the second before ts_ns lie in intervals that are not left out: bool (n,)."""
     index = np.searchsorted(end_ns, ts_ns - 500_000_000)
     return (index < len(end_ns)) & ~is_left_out[np.minimum(index, len(is_left_out) - 1)]
 
@@ -297,7 +297,7 @@ def _summed(rows: Array, seconds: float) -> Calls:
 
 
 def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
-    """Shares by item. Launches that the ledger does not time are taken from the counts, and off the time on CPU.
+    """Shares by item. Launches without ledger time get their time from the counts; it is subtracted from on_cpu.
 
     A launch that waits for room in the queue counts as a wait for the GPU.
     """
@@ -307,13 +307,13 @@ def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
         for name, categories in BUDGET.items()
     }
     for name in ("launch", "graph_launch"):
-        made = calls[name]
-        if not made.is_supported or spent_ns[Category.LAUNCH - 1]:
+        launches = calls[name]
+        if not launches.is_supported or spent_ns[Category.LAUNCH - 1]:
             continue
-        share = min(made.share, shares["on_cpu"])
+        share = min(launches.share, shares["on_cpu"])
         full = (
-            share * (1 - _USUAL_LAUNCH_NS / 1e3 / made.mean_us)
-            if made.mean_us > _BLOCKED_LAUNCH_NS / 1e3
+            share * (1 - _TYPICAL_LAUNCH_NS / 1e3 / launches.mean_us)
+            if launches.mean_us > _BLOCKED_LAUNCH_NS / 1e3
             else 0.0
         )
         shares["on_cpu"] -= share
@@ -328,7 +328,7 @@ def _identity(trace: Trace, node: int, pid: int) -> tuple[int, str]:
 
 
 def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -> Gpu | None:
-    """The state of the process's GPU over its active intervals; None where the driver was not asked."""
+    """The state of the process's GPU over its active intervals; None if the driver was not queried."""
     number, others = _gpu_number(trace, node, pid)
     rows = trace.gpus[(trace.gpus["node"] == node) & (trace.gpus["mig"] == UNKNOWN)]
     if number is None and len(np.unique(rows["gpu"])) == 1:
@@ -356,7 +356,7 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
 
 
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
-    """Share of the time in which the GPU worked for other processes, by its driver; 0 where it does not count them."""
+    """Share of the time in which the GPU worked for other processes, by its driver; 0 if it is not reported."""
     rows = trace.gpu_use[
         (trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu) & (trace.gpu_use["pid"] != pid)
     ]
@@ -369,17 +369,17 @@ def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array
 def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[str, ...]]:
     """The GPU of a process, and the other processes that use it, by name and pid."""
     rows = trace.gpu_processes[trace.gpu_processes["node"] == node]
-    mine = rows[rows["pid"] == pid]
-    own = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
-    if len(mine):
-        number = int(mine["gpu"][-1])
-    elif len(own) and own["device"][0] != UNKNOWN:
-        number = int(own["device"][0])
+    on_gpu = rows[rows["pid"] == pid]
+    records = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
+    if len(on_gpu):
+        number = int(on_gpu["gpu"][-1])
+    elif len(records) and records["device"][0] != UNKNOWN:
+        number = int(records["device"][0])
     else:
         return None, ()
     states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]["ts_ns"]
-    ours = (rows["gpu"] == number) & (rows["pid"] != pid)
-    others = rows[ours & (rows["ts_ns"] >= states.min()) & (rows["ts_ns"] <= states.max())]
+    is_other = (rows["gpu"] == number) & (rows["pid"] != pid)
+    others = rows[is_other & (rows["ts_ns"] >= states.min()) & (rows["ts_ns"] <= states.max())]
     names = {
         int(row["pid"]): f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
         for row in others
@@ -406,9 +406,9 @@ def _throttled(rows: Array, weight: Array) -> dict[str, float]:
 
 
 def _held_ns(ts_ns: Array, begin_ns: Array, end_ns: Array) -> Array:
-    """How long each reading held within the intervals: (n,). A reading holds from a second before it was taken."""
-    following = np.append(ts_ns[1:] - _LOOK_NS, np.iinfo(np.int64).max)
-    since = ts_ns - _LOOK_NS
+    """The time that each reading covers within the intervals: (n,). A reading covers the second before it as well."""
+    following = np.append(ts_ns[1:] - _QUERY_NS, np.iinfo(np.int64).max)
+    since = ts_ns - _QUERY_NS
     since[0] = min(int(since[0]), int(begin_ns[0]))
     overlap = np.minimum(following[:, None], end_ns[None, :]) - np.maximum(since[:, None], begin_ns[None, :])
     return np.maximum(overlap, 0).sum(axis=1).astype(np.float64)
@@ -434,7 +434,7 @@ def _thousandth(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the user's code with the share of the samples in it. doing: the state in which it was most."""
+    """A line of the user's code with the share of the samples in it. doing: the most frequent state."""
 
     line: str
     share: float

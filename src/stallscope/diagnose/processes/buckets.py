@@ -32,7 +32,7 @@ _COMPILERS = re.compile(r"\b(nvcc|ptxas|cicc|cc1plus|cc1|g\+\+|gcc|c\+\+|clang|l
 
 @dataclass
 class Shares:
-    """Shares by name; 0 for a name that is not there."""
+    """Shares by name; 0 for an unknown name."""
 
     by_name: dict[str, float] = field(default_factory=dict)
 
@@ -73,12 +73,12 @@ class Bucket:
 
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
-    found: dict[str, Bucket] = {}
+    out: dict[str, Bucket] = {}
     has_runner = bool((activity.of_role(SampleRole.SAME_PROCESS)["category"] == Category.ON_CPU).any())
     for row, weight in weighted(activity):
         frames = activity.frames(row)
         name, part = _reason(activity, row, frames, has_runner=has_runner)
-        bucket = found.setdefault(name, Bucket())
+        bucket = out.setdefault(name, Bucket())
         bucket.share += weight
         bucket.n_samples += int(row["n"])
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
@@ -88,10 +88,10 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
     for item, share in _unsampled(activity).items():
-        bucket = found.setdefault(_BY_ITEM.get(item, item), Bucket())
+        bucket = out.setdefault(_BY_ITEM.get(item, item), Bucket())
         bucket.share += share
         bucket.parts.add(item, share)
-    return found
+    return out
 
 
 _BY_ITEM = {
@@ -124,7 +124,7 @@ def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
 
 
 def _with_stacks(activity: Activity) -> Array:
-    """The samples of the GPU thread; those without a stack are left out where enough of their state have one."""
+    """The samples of the GPU thread; samples without a stack are left out if enough of their state have a stack."""
     rows = activity.of_role(SampleRole.GPU)
     has_stack = rows["stack"] >= 0
     known: Counter[int] = Counter()
@@ -150,7 +150,7 @@ def _stratum_shares(activity: Activity) -> Shares:
 
 
 def _unsampled(activity: Activity) -> dict[str, float]:
-    """Shares of the ledger's items of whose stratum there is no sample."""
+    """The shares of ledger items whose stratum has no sample."""
     sampled = {_stratum(activity, int(category)) for category in activity.of_role(SampleRole.GPU)["category"]}
     missing = {}
     for item, share in activity.budget.items():
@@ -212,7 +212,7 @@ def text_of(row: Array, column: str) -> str:
 
 
 def _is_explicit(frames: tuple[str, ...]) -> bool:
-    """Whether the innermost Python code waits for a lock, a queue or a thread of its own accord."""
+    """Whether the innermost Python code waits explicitly for a lock, a queue or a thread."""
     return any(code_locations.LOCKS.search(frame) for frame in frames[:2]) or not frames
 
 

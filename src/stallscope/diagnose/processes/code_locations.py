@@ -1,4 +1,4 @@
-"""Code locations of a process's samples: the user's line of a stack, and its parts of library code by purpose."""
+"""Code locations of a process's samples: the user's line of a stack, and patterns of library code by purpose."""
 
 import re
 
@@ -30,24 +30,24 @@ COLLECTS = re.compile(r"\bgc\b.*collect")
 
 
 def user_line(frames: tuple[str, ...]) -> str:
-    """The innermost frame of the user's own code as "file.py:12 function"; else the innermost frame with a name."""
+    """The innermost frame of the user's own code as "file.py:12 function"; otherwise the innermost named frame."""
     named = [frame for frame in frames if frame != "..."]
     own = [frame for frame in named if not _NATIVE.match(frame) and not _LIBRARY.search(frame)]
     python = [frame for frame in named if not _NATIVE.match(frame)]
     return (own or python or named or [""])[0]
 
 
-def matches(frames: tuple[str, ...], wanted: "re.Pattern[str]") -> bool:
-    """Whether any frame of a stack is of a kind."""
-    return any(wanted.search(frame) for frame in frames)
+def matches(frames: tuple[str, ...], pattern: "re.Pattern[str]") -> bool:
+    """Whether any frame of a stack matches a pattern."""
+    return any(pattern.search(frame) for frame in frames)
 
 
 def saves(frames: tuple[str, ...]) -> bool:
-    """Whether a stack is inside a save: a library's, or a function of the user's own that is called so."""
+    """Whether a stack is inside a save: of a library, or in a user function with such a name."""
     if matches(frames, SAVES):
         return True
     own = (_PYTHON.match(frame) for frame in frames if not _LIBRARY.search(frame))
-    return any(_SAVING_FUNCTION.search(found["function"].rpartition(".")[2]) for found in own if found)
+    return any(_SAVING_FUNCTION.search(match["function"].rpartition(".")[2]) for match in own if match)
 
 
 def short(frame: str) -> str:

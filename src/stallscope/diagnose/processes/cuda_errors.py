@@ -1,8 +1,8 @@
-"""CUDA calls that failed: which rank broke first, and how.
+"""CUDA calls that failed: the rank that failed first, and its error.
 
-A failing call is always recorded. An error that a context does not survive (or a driver that does not fit) is told at
-once. Memory that was refused is told only where it was the end of the process: allocators retry, and go on.
-The ranks that fail after the first one fail because of it, most of the time: they are told as its victims.
+Every failing call is recorded. An error that ends a context (or a driver mismatch) is reported immediately. A refused
+allocation is reported only if the process stops making progress, because allocators retry. Later failures of other
+ranks are usually consequences of the first failure: these ranks are reported as its victims.
 """
 
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ CODES = {
 }
 """Cause and words by error code: the same numbers in cudaError_t and CUresult (driver_types.h and cuda.h, 12.x).
 
-Codes that are no failure (600: not ready) or come with a normal end (4, 709) are not here.
+Codes that are not failures (600: not ready) or occur at a normal exit (4, 709) are left out.
 """
 
 NO_CALLS_AFTER_NS = 1_000_000_000
-"""A process whose memory was refused goes on if it makes successful calls or arrives after this time."""
+"""A process continues after a refused allocation if it makes calls or arrives at a round after this time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Failure:
 
 
 def failed(calls: Array) -> Array:
-    """Those of some calls that have returned with an error of CODES."""
+    """The calls that have returned with an error in CODES."""
     return calls[np.isin(calls["result"], list(CODES)) & (calls["duration_ns"] != UNKNOWN)]
 
 
@@ -65,29 +65,30 @@ def failures(trace: Trace) -> list[Failure]:
     """The first failing call of each process, in the order of their times on the wall clock."""
     rows = failed(trace.calls)
     ranks = {(int(p["node"]), int(p["pid"])): int(p["rank"]) for p in trace.processes}
-    found = []
-    for who in np.unique(rows[["node", "pid"]]):
-        mine = rows[rows[["node", "pid"]] == who]
-        first = mine[np.argmin(mine["ts_ns"] + mine["duration_ns"])]
-        key = int(who["node"]), int(who["pid"])
-        found.append(
-            Failure(*key, ranks.get(key, UNKNOWN), first, int((mine["result"] == first["result"]).sum()))
-        )
-    return sorted(found, key=lambda one: returned_ns(trace, one))
+    out = []
+    for process in np.unique(rows[["node", "pid"]]):
+        failed_calls = rows[rows[["node", "pid"]] == process]
+        first = failed_calls[np.argmin(failed_calls["ts_ns"] + failed_calls["duration_ns"])]
+        key = int(process["node"]), int(process["pid"])
+        n = int((failed_calls["result"] == first["result"]).sum())
+        out.append(Failure(*key, ranks.get(key, UNKNOWN), first, n))
+    return sorted(out, key=lambda failure: returned_ns(trace, failure))
 
 
-def returned_ns(trace: Trace, one: Failure) -> int:
-    """When the call returned: wall time where a clock was recorded."""
-    at_ns = int(one.row["ts_ns"] + one.row["duration_ns"])
-    return wall_ns(trace, one.node, at_ns) or at_ns
+def returned_ns(trace: Trace, failure: Failure) -> int:
+    """The time at which the call returned: wall time if a clock was recorded."""
+    at_ns = int(failure.row["ts_ns"] + failure.row["duration_ns"])
+    return wall_ns(trace, failure.node, at_ns) or at_ns
 
 
-def goes_on(trace: Trace, one: Failure) -> bool:
-    """Whether the process still does something a while after its last refusal."""
+def continues(trace: Trace, failure: Failure) -> bool:
+    """Whether the process makes progress after its last refused allocation."""
     calls, rows = trace.calls, trace.collectives
-    mine = calls[(calls["node"] == one.node) & (calls["pid"] == one.pid)]
-    refused = mine[mine["result"] == OUT_OF_MEMORY]["ts_ns"].max()
+    of_process = calls[(calls["node"] == failure.node) & (calls["pid"] == failure.pid)]
+    refused = of_process[of_process["result"] == OUT_OF_MEMORY]["ts_ns"].max()
     after = refused + NO_CALLS_AFTER_NS
-    arrivals = rows[(rows["node"] == one.node) & (rows["pid"] == one.pid)]["ts_ns"]
-    has_memory = (mine["ts_ns"] > refused) & (mine["result"] == 0) & (mine["op"] == Op.ALLOC)
-    return bool((arrivals > after).any() or (mine["ts_ns"] > after).any() or has_memory.any())
+    arrivals = rows[(rows["node"] == failure.node) & (rows["pid"] == failure.pid)]["ts_ns"]
+    has_memory = (
+        (of_process["ts_ns"] > refused) & (of_process["result"] == 0) & (of_process["op"] == Op.ALLOC)
+    )
+    return bool((arrivals > after).any() or (of_process["ts_ns"] > after).any() or has_memory.any())

@@ -1,8 +1,8 @@
-"""A rank whose process broke while the others had more to do: the first to end, by itself or killed, and how.
+"""The first rank whose process failed while the other ranks were running, and how its process ended.
 
-Launchers end all other ranks within a moment and often start the job anew: nobody waits long enough for a hang, and yet
-the whole job was lost until then. Nothing is said where somebody has ended the job on purpose, where all ended alike,
-or where others live on or ended well: a hang is told elsewhere.
+Launchers end all other ranks shortly afterwards and often restart the job. No rank waits long enough for a hang, but
+the job loses its progress. No rank is named if the job was ended intentionally, if several ranks failed together, or if
+others still run or ended with status 0: a hang has its own verdict.
 """
 
 import signal
@@ -17,13 +17,13 @@ from stallscope.events.names import BY_SIGNAL, HostKind
 from stallscope.events.trace import Trace
 
 _AT_ONCE_NS = 500_000_000
-"""Ranks that break by themselves within this time of each other broke alike: an interpreter needs some of it to end."""
+"""Ranks that fail within this time of each other failed together: an interpreter takes part of this time to exit."""
 
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a rank's process ended. is_own: by itself, or by a signal that only it was sent. at_ns: wall time, where a
-    clock was recorded.
+    """How a rank's process ended. is_own: by itself, or by a signal that only it received. at_ns: wall time, if a clock
+    was recorded.
     """
 
     node: int
@@ -34,24 +34,26 @@ class ProcessEnd:
     is_own: bool
 
 
-def first_broken(trace: Trace) -> ProcessEnd | None:
-    """The rank that broke before all others; None where none did, or several at once."""
+def first_failed(trace: Trace) -> ProcessEnd | None:
+    """The rank that failed before all others; None if no rank failed, or several at the same time."""
     ranks = arrived_ranks(trace)
-    ended = sorted((_end(trace, row, ranks) for row in _exits(trace, ranks)), key=lambda one: one.at_ns)
+    ended = sorted((_end(trace, row, ranks) for row in _exits(trace, ranks)), key=lambda end: end.at_ns)
     if len(ended) < max(len(ranks), 2) or not ended[0].is_own or ended[0].status == 0:
         return None
     first, *later = ended
-    alike = [one for one in later if one.is_own and one.at_ns - first.at_ns < _AT_ONCE_NS]
-    return None if alike or any(one.status == 0 for one in later) else first
+    together = [end for end in later if end.is_own and end.at_ns - first.at_ns < _AT_ONCE_NS]
+    return None if together or any(end.status == 0 for end in later) else first
 
 
 def arrived_ranks(trace: Trace) -> dict[tuple[int, int], int]:
     """The rank of each process that has made a collective."""
-    have_met = set(
+    with_collectives = set(
         np.unique(trace.collectives["node"].astype(np.int64) << 32 | trace.collectives["pid"]).tolist()
     )
     return {
-        (node, pid): rank for (node, pid), rank in trace.told_ranks().items() if node << 32 | pid in have_met
+        (node, pid): rank
+        for (node, pid), rank in trace.told_ranks().items()
+        if node << 32 | pid in with_collectives
     }
 
 
@@ -59,7 +61,7 @@ def _exits(trace: Trace, ranks: dict[tuple[int, int], int]) -> list[Array]:
     """The last exit of each rank's process, as rows of HOST_EVENTS."""
     rows = trace.host_events[trace.host_events["kind"] == HostKind.EXIT]
     last = {(int(row["node"]), int(row["pid"])): row for row in rows}
-    return [row for who, row in last.items() if who in ranks]
+    return [row for process, row in last.items() if process in ranks]
 
 
 def _end(trace: Trace, row: Array, ranks: dict[tuple[int, int], int]) -> ProcessEnd:
@@ -71,12 +73,12 @@ def _end(trace: Trace, row: Array, ranks: dict[tuple[int, int], int]) -> Process
         ranks[node, pid],
         int(row["ts_ns"]) if at_ns is None else at_ns,
         status,
-        is_own=not _was_told_to(trace.host_events, row),
+        is_own=not _was_requested(trace.host_events, row),
     )
 
 
-def _was_told_to(events: Array, end: Array) -> bool:
-    """Whether a process ended because somebody asked it to, or killed others as well: a launcher, or a person."""
+def _was_requested(events: Array, end: Array) -> bool:
+    """Whether a process ended on request, or its killer also killed other processes, as a launcher or a person does."""
     status, here = int(end["value"]), events["node"] == end["node"]
     if status - BY_SIGNAL in exit_reason.ASK:
         return True
@@ -92,6 +94,7 @@ def _was_told_to(events: Array, end: Array) -> bool:
     return len(np.unique(killed["pid"])) > 1
 
 
-def last_arrival_ns(trace: Trace, found: ProcessEnd) -> int:
+def last_arrival_ns(trace: Trace, end: ProcessEnd) -> int:
+    """The last arrival of the process, on its node's clock."""
     rows = trace.collectives
-    return int(rows["ts_ns"][(rows["node"] == found.node) & (rows["pid"] == found.pid)].max(initial=0))
+    return int(rows["ts_ns"][(rows["node"] == end.node) & (rows["pid"] == end.pid)].max(initial=0))

@@ -1,7 +1,7 @@
-"""Named faults of one process, also where they are constant from the start: no better period is needed.
+"""Named faults of one process. Constant faults are named as well: no faster period is needed for comparison.
 
 Each fault has its share of the wall clock, the largest gain if it were removed, the line of code and the next action.
-A fault on the host cannot cost more than the share in which the GPU was idle, where that is known.
+A fault on the host cannot cost more than the share in which the GPU was idle, if that share is known.
 """
 
 from collections import Counter
@@ -30,12 +30,12 @@ class Fault:
     is_of_gpu: bool = False
 
     def lost(self, activity: Activity) -> float:
-        """The share of the wall clock that the process could be shorter by at most."""
+        """The largest share of the wall clock that the process could save."""
         busy = activity.gpu_busy
         return self.share if self.is_of_gpu or busy is None else min(self.share, 1 - busy)
 
     def gain(self, activity: Activity) -> float:
-        """The factor by which the process could be faster at most if the fault were removed."""
+        """The largest speedup of the process if the fault were removed."""
         return 1 / max(1 - self.lost(activity), 0.02)
 
 
@@ -53,18 +53,18 @@ class _Case:
 def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
     """The faults of a process that cost at least limits.fault_share, the largest first."""
     case = _Case(trace, activity, buckets(activity), limits)
-    found = [fault for rule in _RULES if (fault := rule(case)) is not None]
-    costly = [fault for fault in found if fault.lost(activity) >= limits.fault_share]
+    candidates = [fault for rule in _RULES if (fault := rule(case)) is not None]
+    costly = [fault for fault in candidates if fault.lost(activity) >= limits.fault_share]
     named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
     return sorted(named, key=lambda fault: -fault.share)
 
 
 def _evidence(bucket: Bucket) -> dict[str, object]:
     parts = {name: round(share, 3) for name, share in bucket.parts.largest(4) if share >= 0.01}
-    told: dict[str, object] = {"n_samples": bucket.n_samples}
+    out: dict[str, object] = {"n_samples": bucket.n_samples}
     if len(parts) > 1:
-        told["parts"] = [f"{name.replace('_', ' ')} {share:.0%}" for name, share in parts.items()]
-    return told
+        out["parts"] = [f"{name.replace('_', ' ')} {share:.0%}" for name, share in parts.items()]
+    return out
 
 
 def _input(case: _Case) -> Fault | None:
@@ -104,7 +104,7 @@ class _Workers:
         return next((line for line, _ in self.lines.most_common(1)), "")
 
     def words(self) -> tuple[str, list[str]]:
-        """What keeps the workers, and the next action."""
+        """The state that delays the workers, as text, and the next action."""
         state = next((name for name, _ in self.states.most_common(1)), "")
         name = next((text for text, _ in self.objects.most_common(1)), "")
         about = f" ({name})" if name else ""
@@ -114,7 +114,7 @@ class _Workers:
             ]
         if state == "file_lock":
             return f"waits for its input, whose workers wait for a file lock{about}", [
-                "Let the workers not share a lock: one file, or one connection, for each worker."
+                "Give each worker its own file or connection, so that the workers share no lock."
             ]
         if state == "network":
             return f"waits for its input, whose workers wait for the network{about}", [
@@ -129,7 +129,7 @@ class _Workers:
         if state == "on_cpu":
             return f"waits for its input: {len(self.pids)} workers compute without a pause", [
                 "Raise num_workers, or make the transform cheaper (the line is in the workers).",
-                "Check that the workers have CPUs of their own.",
+                "Check that the workers have their own CPUs.",
             ]
         return "waits for its input", ["Raise num_workers and prefetch_factor, or make the input cheaper."]
 
@@ -140,7 +140,7 @@ class _Workers:
 
 
 def _workers(activity: Activity) -> _Workers:
-    found = _Workers()
+    workers = _Workers()
     for row in activity.of_role(SampleRole.CHILD):
         frames = activity.frames(row)
         is_worker = text_of(row, "owner_comm").startswith("pt_data_worker") or matches(
@@ -148,21 +148,21 @@ def _workers(activity: Activity) -> _Workers:
         )
         if not is_worker or matches(frames, code_locations.HELPER):
             continue
-        found.pids.add(int(row["owner_pid"]))
+        workers.pids.add(int(row["owner_pid"]))
         text = text_of(row, "object")
         state = item_of(int(row["category"]))
         if text.startswith("lock on"):
             state = "file_lock"
         if text.startswith(("pipe", "full pipe", "a Unix")) or (state == "locks" and _waits_for_work(frames)):
-            continue  # it waits for work, or for its result to be taken
+            continue  # it waits for work, or for room to return its result
         n = int(row["n"])
-        found.n += n
-        found.states[state] += n
+        workers.n += n
+        workers.states[state] += n
         if line := user_line(frames):
-            found.lines[line] += n
+            workers.lines[line] += n
         if text:
-            found.objects[text] += n
-    return found
+            workers.objects[text] += n
+    return workers
 
 
 def _waits_for_work(frames: tuple[str, ...]) -> bool:
@@ -187,7 +187,7 @@ def _child_program(case: _Case) -> Fault | None:
         f"waits for a program that it started: {name}",
         bucket.share,
         bucket.line,
-        ["Take the program off the step: start it in the background, or do its work in the process."],
+        ["Remove the program from the step: start it in the background, or do its work in the process."],
         _evidence(bucket) | {"program": name},
     )
 
@@ -202,7 +202,7 @@ def _full_pipe(case: _Case) -> Fault | None:
         f"writes to a full pipe whose reader is slow: {reader}",
         bucket.share,
         bucket.line,
-        ["Write less, or let a thread of its own write; see why the reader of the pipe is slow."],
+        ["Write less, or write from a separate thread. Check why the reader of the pipe is slow."],
         _evidence(bucket) | {"reader": reader},
     )
 
@@ -216,7 +216,7 @@ def _file_lock(case: _Case) -> Fault | None:
         f"waits for a {bucket.object or 'file lock'}",
         bucket.share,
         bucket.line,
-        ["Let each process use a file of its own, or hold the lock for a shorter time."],
+        ["Give each process its own file, or hold the lock for a shorter time."],
         _evidence(bucket) | {"lock": bucket.object},
     )
 
@@ -232,12 +232,12 @@ def _compiles(case: _Case) -> Fault | None:
         return None
     return Fault(
         "recompilation",
-        "compiles code again and again",
+        "compiles code repeatedly",
         bucket.share,
         bucket.line,
         [
             "Keep the shapes the same (pad, or mark them dynamic): TORCH_LOGS=recompiles prints the reasons.",
-            "Cache what is compiled; compile before the loop.",
+            "Cache the compiled code; compile before the loop.",
         ],
         _evidence(bucket) | {"n_seconds_with_compilation": len(seconds)},
     )
@@ -326,7 +326,7 @@ def _network(case: _Case) -> Fault | None:
         f"waits for the network{f' ({bucket.object})' if bucket.object else ''}",
         bucket.share,
         bucket.line,
-        ["Do not wait for the other side in the step: send from a thread, with a bound on what waits."],
+        ["Do not wait for the other side in the step: send from a thread with a bounded queue."],
         _evidence(bucket) | ({"peer": bucket.object} if bucket.object else {}),
     )
 
@@ -343,7 +343,7 @@ def _page_faults(case: _Case) -> Fault | None:
         "page_fault",
         "reads mapped memory that is not in the page cache yet"
         if is_cold
-        else "touches new memory again and again",
+        else "touches new memory repeatedly",
         bucket.share,
         bucket.line,
         ["Read the file once before the loop, or in a worker (madvise, larger reads)."]
@@ -387,7 +387,7 @@ def _preempted(case: _Case) -> Fault | None:
         share,
         bucket.line,
         [
-            "Give the process CPUs of its own (cpuset), or move the other programs; count threads against CPUs."
+            "Give the process its own CPUs (cpuset), or move the other programs; use no more threads than CPUs."
         ],
         {"by": names},
     )
@@ -401,7 +401,7 @@ def _stopped(case: _Case) -> Fault | None:
             "is stopped by a signal or a debugger",
             share,
             "",
-            ["Find what sends the signal."],
+            ["Find the sender of the signal."],
         )
         if share
         else None
@@ -474,7 +474,7 @@ _PINNED_BYTES_PER_US = 55_000
 
 
 def _blocks(calls: Calls) -> bool:
-    """Whether the calls take at least as long as the copy itself: then they are staged through pinned memory."""
+    """Whether the calls take at least as long as the copy itself, that is, they are staged through pinned memory."""
     return calls.bytes_per_call >= 1 << 18 and calls.mean_us > max(
         calls.bytes_per_call / _PINNED_BYTES_PER_US, 30.0
     )
@@ -489,7 +489,7 @@ def _copies(case: _Case) -> Fault | None:
         "copies between host and GPU",
         bucket.share,
         bucket.line,
-        ["Copy less, or on a stream of its own while the GPU works."],
+        ["Copy less, or on a separate stream while the GPU works."],
         _evidence(bucket),
     )
 
@@ -521,7 +521,7 @@ def _syncs(case: _Case) -> Fault | None:
 
 
 def _sync_line(case: _Case) -> str:
-    """The line with most of the waits; the line with most of the copies where no wait was sampled."""
+    """The line with most of the waits, or with most of the copies if no wait was sampled."""
     return case.bucket("gpu_wait").line or case.bucket("host_device_copy").line
 
 
@@ -542,15 +542,19 @@ def _function(line: str) -> tuple[str, str]:
 
 def _is_launch_bound(case: _Case) -> bool:
     activity, limits = case.activity, case.limits
-    made = activity.calls["launch"]
+    launches = activity.calls["launch"]
     host = activity.budget["on_cpu"] + activity.budget["launches"]
-    if not made.is_supported or made.per_second < limits.many_launches_per_s or _syncs(case) is not None:
+    if (
+        not launches.is_supported
+        or launches.per_second < limits.many_launches_per_s
+        or _syncs(case) is not None
+    ):
         return False
     busy = activity.gpu_busy
     is_idle = busy < limits.busy_gpu_share if busy is not None else activity.budget["gpu_wait"] < 0.15
     if not is_idle or host < limits.launching_share:
         return False
-    return made.per_second / max(host, 0.01) >= limits.launches_per_cpu_s
+    return launches.per_second / max(host, 0.01) >= limits.launches_per_cpu_s
 
 
 def _launch_bound(case: _Case) -> Fault | None:
@@ -589,7 +593,7 @@ def _compute(case: _Case) -> Fault | None:
         "collects garbage" if is_collecting else "computes on the CPU",
         max(share, 0.0),
         bucket.line,
-        ["Move this work off the loop: to a worker, to the GPU, or make it cheaper."],
+        ["Move this work out of the loop, to a worker or to the GPU, or make it cheaper."],
         _evidence(bucket) | ({"share_of_line": round(top[0][1], 3)} if top else {}),
     )
 
@@ -640,7 +644,7 @@ def _low(case: _Case) -> Fault | None:
     bucket = case.bucket("gpu_wait")
     return Fault(
         "low_utilisation",
-        "keeps its GPU busy with short work only, with nothing else to do on the host",
+        "keeps its GPU busy with short work only, while the host has no other work",
         1 - busy,
         bucket.line,
         ["Enlarge the batch, or let the host run ahead of the GPU."],

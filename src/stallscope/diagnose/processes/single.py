@@ -1,12 +1,12 @@
-"""Processes that use a GPU alone: no peers, so each is compared with its own better times.
+"""Processes without peers, compared with their own faster steps.
 
-A step is a period of the pattern of synchronise calls (otherwise of copies or graph launches), where `calls` holds all
-of them: it keeps slow calls only, and the complete counts show whether it does. Where a step's time went follows
-from the thread's calls and off-CPU intervals; what is left was on the CPU. A process that makes collectives with
-itself, such as a data-parallel job of one rank, has the steps that those repeat in, and their ledger. Steps that take
-several times the usual one are late, and their excess over the usual step is explained like that of a late rank. A
-process that waits because it wants to (sleep, socket) or for a reason the source does not tell is idle, which is no
-alarm.
+A step is a period of the pattern of synchronise calls (otherwise of copies or graph launches), if `calls` contains all
+of them: it may contain slow calls only, and the complete counts show which. The time of a step is split by the thread's
+calls and off-CPU intervals; the remaining time was on the CPU. A process that makes collectives with itself, such as a
+data-parallel job of one rank, has the steps in which its collectives repeat, and their ledger. Steps that take several
+times the typical step are late. Their excess over the typical step is explained like the excess of a late rank. A
+process that waits intentionally (sleep, socket) or for a reason that the source does not record is idle, and idle time
+is not a finding.
 """
 
 from collections.abc import Iterable
@@ -25,15 +25,15 @@ _MARKS = (Op.SYNC, Op.COPY, Op.GRAPH_LAUNCH)
 CATEGORY_OF = CALL_CATEGORY | {Op.SYNC: Category.DEVICE, Op.STREAM_WAIT: Category.DEVICE}
 
 _NOTHING = 0.001  # of the time
-_LEAST_MARKS = 3  # between which there are steps enough to compare
+_LEAST_MARKS = 3  # the steps between fewer marks are not enough for a comparison
 _COMPLETE = 0.95
 _LONGEST_PATTERN = 6
 _LEAST_PERIODS = 6
-_ALIKE = 0.2  # durations that differ by less than 20 % on average are of one kind
+_SIMILAR = 0.2  # durations that differ by less than 20 % on average are similar
 _REPEATS = 0.3
-"""A pattern explains the intervals if their spread within it is this share of their spread in all."""
+"""A pattern explains the durations if their spread within its positions is below this share of the total spread."""
 
-_LOADER = b"pt_data_worker"  # what torch.utils.data calls its worker processes
+_LOADER = b"pt_data_worker"  # the name of worker processes of torch.utils.data
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Steps:
 
 
 def is_single(trace: Trace) -> bool:
-    """Whether nothing in a trace can be matched between ranks: calls only, or collectives of one rank with itself."""
+    """Whether no rows of a trace can be matched between ranks: only calls, or collectives of one rank with itself."""
     is_alone = (trace.collectives["nranks"] == 1).all()
     has_calls = len(trace.calls) > 0 or len(trace.operations) > 0
     return bool(is_alone) and not len(trace.spans) and has_calls
 
 
 def outermost(calls: Array) -> Array:
-    """The calls that no other call of their thread encloses, by thread and entry: a runtime call is seen again
-    in the driver, and counts once. Open calls are left out.
+    """The calls that no other call of their thread encloses, by thread and entry: a runtime call is recorded again
+    in the driver, but counts once. Open calls are left out.
     """
     done = calls[calls["duration_ns"] != UNKNOWN]
     order = np.lexsort((-done["duration_ns"], done["ts_ns"], done["tid"], done["pid"], done["node"]))
@@ -66,7 +66,7 @@ def outermost(calls: Array) -> Array:
         return rows
     thread = _groups(rows, ("node", "pid", "tid"))
     ends = rows["ts_ns"] + rows["duration_ns"]
-    # Threads are laid one after the other, so that one running maximum serves all.
+    # Threads are shifted to follow each other, so that a single running maximum covers all of them.
     span = int(ends.max() - rows["ts_ns"].min()) + 1
     shifted = ends - rows["ts_ns"].min() + thread * span
     before = np.concatenate([[-1], np.maximum.accumulate(shifted)[:-1]])
@@ -74,7 +74,7 @@ def outermost(calls: Array) -> Array:
 
 
 def _groups(rows: Array, columns: tuple[str, ...]) -> Array:
-    """Number of each row's group, counted along rows that are sorted by these columns."""
+    """The number of each row's group, for rows sorted by these columns."""
     changes = np.zeros(len(rows), bool)
     for column in columns:
         changes[1:] |= rows[column][1:] != rows[column][:-1]
@@ -82,65 +82,65 @@ def _groups(rows: Array, columns: tuple[str, ...]) -> Array:
 
 
 def steps_of(trace: Trace, calls: Array) -> Iterable[Steps]:
-    """The steps of each thread that makes calls, where there are enough to compare. calls: the outermost ones."""
+    """The steps of each thread that makes calls, if there are enough to compare. calls: the outermost calls."""
     if not len(calls):
         return
     thread = _groups(calls, ("node", "pid", "tid"))
     for number in range(int(thread[-1]) + 1):
-        mine = calls[thread == number]
-        marks = every_period(*_marks(trace, mine))
+        of_thread = calls[thread == number]
+        marks = every_period(*_marks(trace, of_thread))
         if len(marks) > _LEAST_MARKS:
-            yield _steps(trace, mine, marks)
+            yield _steps(trace, of_thread, marks)
 
 
 def steps_of_rounds(trace: Trace) -> list[Steps]:
-    """The steps of the processes that make collectives with themselves, where those repeat and have a ledger."""
+    """The steps of the processes that make collectives with themselves, if these repeat and have a ledger."""
     if not len(trace.collectives):
         return []
     line = timeline(trace)
     first = first_of_steps(line, programs(line))
-    found = []
+    out = []
     for process in range(line.n_processes):
-        mine = first[(first >= line.first[process]) & (first < line.first[process + 1])]
-        ts_ns, ledger_ns = line.rows["ts_ns"][mine], line.rows["ledger_ns"][mine]
-        if len(mine) > _LEAST_MARKS and ledger_ns.any():
+        starts = first[(first >= line.first[process]) & (first < line.first[process + 1])]
+        ts_ns, ledger_ns = line.rows["ts_ns"][starts], line.rows["ledger_ns"][starts]
+        if len(starts) > _LEAST_MARKS and ledger_ns.any():
             node, pid = int(line.node[process]), int(line.pid[process])
             spent_ns = np.maximum(np.diff(ledger_ns, axis=0), 0).astype(np.float64)
-            found.append(Steps(node, pid, pid, ts_ns[:-1], np.diff(ts_ns), spent_ns))
-    return found
+            out.append(Steps(node, pid, pid, ts_ns[:-1], np.diff(ts_ns), spent_ns))
+    return out
 
 
 def _marks(trace: Trace, calls: Array) -> tuple[Array, Array]:
     """Entries and durations of the first kind of call that is frequent enough and recorded completely."""
     for op in _MARKS:
-        mine = calls[calls["op"] == op]
-        if len(mine) > _LEAST_MARKS and _is_complete(trace, calls, op):
-            return mine["ts_ns"], mine["duration_ns"]
+        of_kind = calls[calls["op"] == op]
+        if len(of_kind) > _LEAST_MARKS and _is_complete(trace, calls, op):
+            return of_kind["ts_ns"], of_kind["duration_ns"]
     return np.array([], np.int64), np.array([], np.int64)
 
 
 def _is_complete(trace: Trace, calls: Array, op: Op) -> bool:
-    """Whether the calls of a kind are all there, by the counts of their process; a source without counts has all."""
+    """Whether all calls of a kind are recorded, by the counts of their process; a source without counts records all."""
     counts = trace.operations
     counts = counts[(counts["node"] == calls["node"][0]) & (counts["pid"] == calls["pid"][0])]
     if not len(counts):
         return True
-    mine = counts[counts["op"] == op]
+    of_kind = counts[counts["op"] == op]
     n_kept = int((calls["op"] == op).sum())
-    return not mine["is_estimate"].any() and n_kept >= _COMPLETE * int(mine["n"].sum())
+    return not of_kind["is_estimate"].any() and n_kept >= _COMPLETE * int(of_kind["n"].sum())
 
 
 def every_period(marks: Array, duration_ns: Array) -> Array:
-    """The marks that begin a period, where the durations of the marked calls repeat in a pattern of 2 to 6; else all.
+    """The marks that begin a period, if the durations of the marked calls repeat in a pattern of 2 to 6; otherwise all.
 
-    A step with two waits of different length has two marks; a step is then two intervals.
+    A step with two waits of different length has two marks, so a step is two intervals.
     """
     if len(marks) < 2 * _LEAST_PERIODS:
         return marks
     length = np.log(np.maximum(duration_ns, 1).astype(np.float64))
     spread = _spread(length, 1)
     for n in range(2, _LONGEST_PATTERN + 1):
-        if len(length) >= _LEAST_PERIODS * n and spread > _ALIKE and _spread(length, n) < _REPEATS * spread:
+        if len(length) >= _LEAST_PERIODS * n and spread > _SIMILAR and _spread(length, n) < _REPEATS * spread:
             return marks[::n]
     return marks
 
@@ -155,14 +155,14 @@ def _steps(trace: Trace, calls: Array, marks: Array) -> Steps:
     node, pid, tid = (int(calls[name][0]) for name in ("node", "pid", "tid"))
     spent = np.zeros((len(marks) - 1, N_CATEGORIES))
     for op, category in CATEGORY_OF.items():
-        mine = calls[calls["op"] == op]
-        spent[:, category - 1] += _within(mine["ts_ns"], mine["duration_ns"], marks)
+        of_kind = calls[calls["op"] == op]
+        spent[:, category - 1] += _within(of_kind["ts_ns"], of_kind["duration_ns"], marks)
     off = trace.offcpu
     off = off[(off["node"] == node) & (off["pid"] == pid) & (off["tid"] == tid)]
     off = off[(off["duration_ns"] != UNKNOWN) & ~_is_inside(off, calls)]
     for category in np.unique(off["category"]):
-        mine = off[off["category"] == category]
-        spent[:, int(category) - 1] += _within(mine["ts_ns"], mine["duration_ns"], marks)
+        of_kind = off[off["category"] == category]
+        spent[:, int(category) - 1] += _within(of_kind["ts_ns"], of_kind["duration_ns"], marks)
     length = np.diff(marks)
     spent[:, Category.ON_CPU - 1] += np.maximum(length - spent.sum(axis=1), 0)
     return Steps(node, pid, tid, marks[:-1], length, spent)
@@ -170,9 +170,9 @@ def _steps(trace: Trace, calls: Array, marks: Array) -> Steps:
 
 def _is_inside(rows: Array, calls: Array) -> Array:
     """Whether an interval begins inside one of the calls of the same thread: (n,) bool."""
-    place = np.searchsorted(calls["ts_ns"], rows["ts_ns"], side="right") - 1
-    ends = (calls["ts_ns"] + calls["duration_ns"])[np.maximum(place, 0)]
-    return (place >= 0) & (rows["ts_ns"] < ends)
+    index = np.searchsorted(calls["ts_ns"], rows["ts_ns"], side="right") - 1
+    ends = (calls["ts_ns"] + calls["duration_ns"])[np.maximum(index, 0)]
+    return (index >= 0) & (rows["ts_ns"] < ends)
 
 
 def _within(begin_ns: Array, duration_ns: Array, marks: Array) -> Array:
@@ -180,30 +180,30 @@ def _within(begin_ns: Array, duration_ns: Array, marks: Array) -> Array:
     order = np.argsort(begin_ns)
     begin, end = begin_ns[order], (begin_ns + duration_ns)[order]
     whole = np.concatenate([[0], np.cumsum(end - begin)])
-    place = np.searchsorted(begin, marks, side="right")
-    last = np.maximum(place - 1, 0)
-    beyond = np.where(place > 0, np.maximum(end[last] - marks, 0), 0) if len(end) else np.zeros(len(marks))
-    return np.diff(whole[place] - beyond)
+    index = np.searchsorted(begin, marks, side="right")
+    last = np.maximum(index - 1, 0)
+    beyond = np.where(index > 0, np.maximum(end[last] - marks, 0), 0) if len(end) else np.zeros(len(marks))
+    return np.diff(whole[index] - beyond)
 
 
 def typical_ns(length_ns: Array) -> float:
-    """The median of the better half; calls in a row make short steps, which together are next to nothing."""
+    """The median of the faster half. Very short steps, from consecutive calls, are left out."""
     ordered = np.sort(length_ns)
     ordered = ordered[np.cumsum(ordered) > _NOTHING * ordered.sum()]
     return float(np.median(ordered[: (len(ordered) + 1) // 2]))
 
 
 def rows_in_late_steps(rows: Array, steps: Steps, is_late: Array) -> Array:
-    """The thread's rows that begin in a late step, and those of the whole process (thread 0)."""
+    """The rows of the thread, and of the whole process (thread 0), that begin in a late step."""
     is_own = np.isin(rows["tid"], (0, steps.tid))
-    mine = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid) & is_own]
-    place = np.searchsorted(steps.begin_ns, mine["ts_ns"], side="right") - 1
+    of_process = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid) & is_own]
+    index = np.searchsorted(steps.begin_ns, of_process["ts_ns"], side="right") - 1
     end_ns = steps.begin_ns[-1] + steps.length_ns[-1]
-    return mine[(place >= 0) & (mine["ts_ns"] < end_ns) & is_late[np.maximum(place, 0)]]
+    return of_process[(index >= 0) & (of_process["ts_ns"] < end_ns) & is_late[np.maximum(index, 0)]]
 
 
 def loader_workers(trace: Trace, steps: Steps) -> dict[str, object]:
-    """What the data loader's workers did meanwhile; empty where there are none, or they did not work."""
+    """The activity of the data loader's workers during the steps; empty without workers or if they were mostly idle."""
     rows = trace.processes
     workers = rows["pid"][(rows["node"] == steps.node) & np.char.startswith(rows["comm"], _LOADER)]
     shares = [share for pid in workers if (share := _cpu_share(trace, steps, int(pid))) is not None]
@@ -213,18 +213,22 @@ def loader_workers(trace: Trace, steps: Steps) -> dict[str, object]:
 
 
 def _cpu_share(trace: Trace, steps: Steps, pid: int) -> float | None:
-    """Share of its accounted time that a process was on the CPU, during the steps; None without an account."""
+    """Share of its accounted time that a process was on the CPU, during the steps; None without snapshots."""
     rows = trace.snapshots
-    mine = rows[(rows["node"] == steps.node) & (rows["pid"] == pid)]
-    mine = mine[mine["ts_ns"] >= steps.begin_ns[0] - 60 * 10**9]
-    if len(mine) < 2:
+    of_process = rows[(rows["node"] == steps.node) & (rows["pid"] == pid)]
+    of_process = of_process[of_process["ts_ns"] >= steps.begin_ns[0] - 60 * 10**9]
+    if len(of_process) < 2:
         return None
-    spent = mine["ledger_ns"][-1] - mine["ledger_ns"][0]
+    spent = of_process["ledger_ns"][-1] - of_process["ledger_ns"][0]
     return float(spent[Category.ON_CPU - 1] / max(spent.sum(), 1))
 
 
 def command_of(trace: Trace, steps: Steps) -> tuple[int, str]:
     """Rank (-1 unknown) and command of the process."""
     rows = trace.processes
-    mine = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid)]
-    return (int(mine["rank"][0]), mine["comm"][0].decode("utf-8", "replace")) if len(mine) else (UNKNOWN, "")
+    of_process = rows[(rows["node"] == steps.node) & (rows["pid"] == steps.pid)]
+    return (
+        (int(of_process["rank"][0]), of_process["comm"][0].decode("utf-8", "replace"))
+        if len(of_process)
+        else (UNKNOWN, "")
+    )

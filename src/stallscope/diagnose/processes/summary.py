@@ -33,33 +33,33 @@ _LEAST_SHARE = 0.005
 
 
 def as_data(trace: Trace, activities: Sequence[Activity]) -> list[dict[str, Any]]:
-    """One object for each process, as the JSON of a report holds it."""
-    return [_data(trace, one) for one in activities]
+    """One object for each process, as in the JSON of a report."""
+    return [_data(trace, activity) for activity in activities]
 
 
-def _data(trace: Trace, one: Activity) -> dict[str, Any]:
+def _data(trace: Trace, process: Activity) -> dict[str, Any]:
     return {
-        "node": trace.nodes[one.node],
-        "pid": one.pid,
-        "rank": None if one.rank == UNKNOWN else one.rank,
-        "command": one.command,
-        "seconds": round(one.seconds, 3),
-        "idle_seconds": round(one.idle_seconds, 3),
-        "start_seconds": round(one.start_seconds, 3),
-        "budget": {name: round(share, 4) for name, share in one.budget.items() if share >= 0.0005},
-        "gpu_busy": None if one.gpu_busy is None else round(one.gpu_busy, 3),
-        "gpu_busy_at_least": round(one.gpu_busy_at_least, 3),
-        "gpu": _gpu(one),
-        "calls": {name: _call(calls) for name, calls in one.calls.items() if calls.is_supported},
-        "n_samples": one.n_samples,
-        "locations": _locations(one, SampleRole.GPU),
-        "other_threads": _locations(one, SampleRole.SAME_PROCESS),
-        "child_processes": _locations(one, SampleRole.CHILD),
+        "node": trace.nodes[process.node],
+        "pid": process.pid,
+        "rank": None if process.rank == UNKNOWN else process.rank,
+        "command": process.command,
+        "seconds": round(process.seconds, 3),
+        "idle_seconds": round(process.idle_seconds, 3),
+        "start_seconds": round(process.start_seconds, 3),
+        "budget": {name: round(share, 4) for name, share in process.budget.items() if share >= 0.0005},
+        "gpu_busy": None if process.gpu_busy is None else round(process.gpu_busy, 3),
+        "gpu_busy_at_least": round(process.gpu_busy_at_least, 3),
+        "gpu": _gpu(process),
+        "calls": {name: _call(calls) for name, calls in process.calls.items() if calls.is_supported},
+        "n_samples": process.n_samples,
+        "locations": _locations(process, SampleRole.GPU),
+        "other_threads": _locations(process, SampleRole.SAME_PROCESS),
+        "child_processes": _locations(process, SampleRole.CHILD),
     }
 
 
-def _gpu(one: Activity) -> dict[str, Any] | None:
-    gpu = one.gpu
+def _gpu(process: Activity) -> dict[str, Any] | None:
+    gpu = process.gpu
     if gpu is None:
         return None
     return {
@@ -88,30 +88,30 @@ def _call(calls: Calls) -> dict[str, Any]:
     }
 
 
-def _locations(one: Activity, role: SampleRole) -> list[dict[str, Any]]:
+def _locations(process: Activity, role: SampleRole) -> list[dict[str, Any]]:
     return [
         {"line": at.line, "share": round(at.share, 3), "state": at.doing}
-        for at in locations(one, role, most=5)
+        for at in locations(process, role, most=5)
     ]
 
 
 def lines(activity: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first lines of a report's text: a block for each of few processes, a line for each of many."""
+    """The first lines of a report's text: a block per process for few processes, otherwise a line per process."""
     if len(activity) <= _MOST_IN_FULL:
-        return [line for one in activity for line in ["", *_block(one)]]
-    shown = [f"  {_name(one)}: {_shares(one)}" for one in activity[:_MOST_IN_LINES]]
+        return [line for process in activity for line in ["", *_block(process)]]
+    shown = [f"  {_name(process)}: {_shares(process)}" for process in activity[:_MOST_IN_LINES]]
     rest = len(activity) - _MOST_IN_LINES
     return ["", "Time budget by process", *shown, *([f"  and {rest} more"] if rest > 0 else [])]
 
 
-def _name(one: Mapping[str, Any]) -> str:
-    rank = f"rank {one['rank']}, " if one["rank"] is not None else ""
-    command = f" ({one['command']})" if one["command"] else ""
-    return f"{rank}process {one['pid']}{command}"
+def _name(process: Mapping[str, Any]) -> str:
+    rank = f"rank {process['rank']}, " if process["rank"] is not None else ""
+    command = f" ({process['command']})" if process["command"] else ""
+    return f"{rank}process {process['pid']}{command}"
 
 
-def _shares(one: Mapping[str, Any]) -> str:
-    top = sorted(one["budget"].items(), key=lambda item: -item[1])[:4]
+def _shares(process: Mapping[str, Any]) -> str:
+    top = sorted(process["budget"].items(), key=lambda item: -item[1])[:4]
     return ", ".join(f"{word(name)} {share:.0%}" for name, share in top if share >= _LEAST_SHARE)
 
 
@@ -120,13 +120,13 @@ def word(item: str) -> str:
     return _WORDS.get(item, item.replace("_", " "))
 
 
-def _block(one: Mapping[str, Any]) -> list[str]:
-    name = _name(one)
-    idle = f", {one['idle_seconds']:.1f} s idle" if one["idle_seconds"] >= 1 else ""
-    idle += f", {one['start_seconds']:.1f} s of start and end" if one["start_seconds"] >= 1 else ""
-    out = [f"{name[0].upper()}{name[1:]}, {one['seconds']:.1f} s{idle}"]
+def _block(process: Mapping[str, Any]) -> list[str]:
+    name = _name(process)
+    idle = f", {process['idle_seconds']:.1f} s idle" if process["idle_seconds"] >= 1 else ""
+    idle += f", {process['start_seconds']:.1f} s of start and end" if process["start_seconds"] >= 1 else ""
+    out = [f"{name[0].upper()}{name[1:]}, {process['seconds']:.1f} s{idle}"]
     rows: list[tuple[str, str]] = []
-    for i, (item, share) in enumerate(sorted(one["budget"].items(), key=lambda pair: -pair[1])):
+    for i, (item, share) in enumerate(sorted(process["budget"].items(), key=lambda pair: -pair[1])):
         if share >= _LEAST_SHARE:
             rows.append(
                 (
@@ -134,25 +134,26 @@ def _block(one: Mapping[str, Any]) -> list[str]:
                     f"{share:4.0%} {word(item):<20} {'█' * round(share * _BAR)}".rstrip(),
                 )
             )
-    rows.append(("GPU", _gpu_line(one)))
-    if calls := _calls_line(one["calls"]):
+    rows.append(("GPU", _gpu_line(process)))
+    if calls := _calls_line(process["calls"]):
         rows.append(("calls", calls))
-    for i, at in enumerate(one["locations"][:4]):
+    for i, at in enumerate(process["locations"][:4]):
         rows.append(
             ("code" if i == 0 else "", f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})")
         )
     for title, key in (("thread", "other_threads"), ("child", "child_processes")):
         rows += [
-            (title, f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})") for at in one[key][:1]
+            (title, f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})")
+            for at in process[key][:1]
         ]
     return out + [f"  {title:<8}{value}" for title, value in rows]
 
 
-def _gpu_line(one: Mapping[str, Any]) -> str:
-    gpu = one["gpu"]
-    at_least = f"at least {one['gpu_busy_at_least']:.0%} by the host's waits"
+def _gpu_line(process: Mapping[str, Any]) -> str:
+    gpu = process["gpu"]
+    at_least = f"at least {process['gpu_busy_at_least']:.0%} by the host's waits"
     if gpu is None:
-        return f"busy {at_least}; its driver was not asked"
+        return f"busy {at_least}; its driver was not queried"
     parts = [f"busy {gpu['busy']:.0%}, {at_least}" if gpu["busy"] is not None else f"busy {at_least}"]
     if gpu["memory_total_bytes"] and gpu["memory_used_bytes"] is not None:
         parts.append(f"{gpu['memory_used_bytes'] / 2**30:.1f} of {gpu['memory_total_bytes'] / 2**30:.0f} GiB")

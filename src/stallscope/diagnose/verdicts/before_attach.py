@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stallscope.diagnose.hangs.before_attach import Stands, StillRank, still_ranks
+from stallscope.diagnose.hangs.before_attach import RankState, StillRank, still_ranks
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
@@ -60,8 +60,8 @@ def _examined(trace: Trace, ranks: list[StillRank], still_ns: int) -> dict[str, 
 
 
 def _verdict(trace: Trace, ranks: list[StillRank], still_ns: int, usd_per_gpu_hour: float | None) -> Verdict:
-    apart = [one for one in ranks if one.stands is Stands.ELSEWHERE]
-    waiting = [one for one in ranks if one.stands is Stands.WAITS]
+    apart = [one for one in ranks if one.state is RankState.ELSEWHERE]
+    waiting = [one for one in ranks if one.state is RankState.WAITS]
     is_clear = len(apart) == 1 and len(waiting) == len(ranks) - 1
     gpu_seconds = len(waiting) * still_ns / 1e9
     usd = None if usd_per_gpu_hour is None else round(gpu_seconds / 3600 * usd_per_gpu_hour, 2)
@@ -110,7 +110,7 @@ def _why_nobody(ranks: list[StillRank], apart: list[StillRank], waiting: list[St
 
 
 def _doing(trace: Trace, one: StillRank) -> dict[str, object]:
-    told: dict[str, object] = {"rank": one.rank, "is_alive": True, "pid": one.pid, "stands": one.stands.value}
+    told: dict[str, object] = {"rank": one.rank, "is_alive": True, "pid": one.pid, "stands": one.state.value}
     mine = trace.snapshots[(trace.snapshots["node"] == one.node) & (trace.snapshots["pid"] == one.pid)]
     if len(mine):
         state = mine[mine["ts_ns"].argmax()]

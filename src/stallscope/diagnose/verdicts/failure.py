@@ -8,8 +8,8 @@ from stallscope.diagnose.processes.cuda_errors import (
     CODES,
     OUT_OF_MEMORY,
     Failure,
+    continues,
     failures,
-    goes_on,
     returned_ns,
 )
 from stallscope.diagnose.report import text
@@ -22,7 +22,7 @@ from stallscope.events.trace import Trace
 def with_failures(trace: Trace, report: Report) -> Report:
     """The report with a verdict on calls that failed before the others: they come before what follows from them."""
     found = failures(trace)
-    ended = [one for one in found if int(one.row["result"]) != OUT_OF_MEMORY or not goes_on(trace, one)]
+    ended = [one for one in found if int(one.row["result"]) != OUT_OF_MEMORY or not continues(trace, one)]
     retried = [one for one in found if one not in ended]
     benign = [*report.benign, *(_remark(one) for one in retried)]
     if not ended:

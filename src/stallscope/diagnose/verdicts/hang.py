@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.hangs.deadlock import Wedged, left_by_the_dead, wedged
+from stallscope.diagnose.hangs.deadlock import Wedged, round_with_dead_rank, wedged
 from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline.case import Case
@@ -16,9 +16,9 @@ from stallscope.events.names import CATEGORY_NAMES, Category
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on the hang at the end of the trace: of missing ranks, or of all ranks. Empty without a hang."""
     now_ns = case.now_ns
-    hang = stuck(case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits) or left_by_the_dead(
-        case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
-    )
+    hang = stuck(
+        case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits
+    ) or round_with_dead_rank(case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
     if hang:
         return [_ran_ahead(_hang(case, hang)) if hang.is_ahead else _hang(case, hang)]
     all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)

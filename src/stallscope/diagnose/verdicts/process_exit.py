@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.processes import exit_reason
-from stallscope.diagnose.processes.exits import ProcessEnd, arrived_ranks, first_broken, last_arrival_ns
+from stallscope.diagnose.processes.exits import ProcessEnd, arrived_ranks, first_failed, last_arrival_ns
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.events.names import HostKind
@@ -16,7 +16,7 @@ _TELL_OF_ENDS = ("failure", "hang")
 def with_deaths(trace: Trace, report: Report) -> Report:
     """The report with a verdict on the rank whose process broke first, unless another verdict tells of it."""
     broke = (trace.host_events["kind"] == HostKind.EXIT) & (trace.host_events["value"] != 0)
-    found = first_broken(trace) if broke.any() else None
+    found = first_failed(trace) if broke.any() else None
     if found is None or any(found.rank in one.ranks for one in report.verdicts if one.kind in _TELL_OF_ENDS):
         return report
     return replace(report, verdicts=[_verdict(trace, found), *report.verdicts])

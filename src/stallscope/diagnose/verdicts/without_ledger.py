@@ -5,7 +5,7 @@ No clock and no account of waits can be compared there; what the source tells is
 
 from dataclasses import replace
 
-from stallscope.diagnose.hangs.incomplete import standstill, tells_completion
+from stallscope.diagnose.hangs.incomplete import records_completion, standstill
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.examined import of_records
 from stallscope.diagnose.report.verdict import Report, Verdict
@@ -33,7 +33,7 @@ def counts_only(trace: Trace) -> bool:
 def report(trace: Trace, odd: list[Verdict], *, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on a trace for which is_for(). odd: verdicts on rounds entered differently."""
     verdicts = [*odd]
-    if tells_completion(trace):
+    if records_completion(trace):
         held = standstill(trace)
         verdicts += [incomplete.verdict(trace, held)] if held else []
     done = work(trace, first_step=limits.warm_up_steps)
