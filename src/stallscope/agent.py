@@ -1,10 +1,10 @@
-"""The agent: capture on one machine, kept in its node trace. The wiring, and what happens once a second.
+"""The agent: captures on one machine and writes the node trace. Wiring, and the work of each second.
 
-Three threads: one empties the kernel's rings when they fill; one governs hot hooks; the main one sleeps until a library
-is loaded somewhere, which it attaches to, or a second is over: then it writes what has come. With a hub another one
-sends, and what has come is taken several times a second. It loads neither DuckDB nor pyarrow: it runs beside a job and
-must stay small. A thread that wakes up costs a virtual machine 0.15 ms, whatever it does then: none looks at intervals
-where the kernel can tell.
+Three threads: one empties the kernel's rings when they fill, and one governs high-frequency probes. The main thread
+sleeps until a process loads a library, which it attaches to, or until a second is over. It then writes the new rows.
+With a hub a fourth thread sends, and new rows are taken several times a second. The agent runs next to a job and must
+stay small: it loads neither DuckDB nor pyarrow. A wake-up costs a virtual machine 0.15 ms, so no thread polls
+if the kernel can notify it.
 """
 
 import grp
@@ -65,7 +65,7 @@ from stallscope.serve.sidecar import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
-if TYPE_CHECKING:  # gRPC comes with it: only where there is a hub
+if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
     from stallscope.exporters.hub import HubLine
 
 _LOOK_EVERY_S = 0.04
@@ -74,7 +74,7 @@ _SEND_EVERY_NS = _SECOND_NS // 4
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
 _SIGNALS = (*ASKS, signal.SIGHUP)
 _WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
-"""Tables whose `device` is what the process calls its GPU."""
+"""Tables whose `device` is the number of the GPU within the process."""
 _SOURCE = "live capture of real processes by eBPF"
 
 
@@ -94,21 +94,21 @@ class Hub:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to trace, and where to.
+    """What to trace, and the outputs.
 
-    pids: these processes and their descendants; empty: all. duration_s: None goes on until a signal.
-    hook_budget: share of a thread's time that hooks on hot functions may cost; 0: none on those.
-    record_all: keep every raw event that the ledger is made of, in `raw_path(db)`: much data, to check the
-    ledger with. prometheus: address to serve metrics at; otlp: URL to send them to; empty: not.
-    serve: address to answer other machines and assistants at, with serve_words for `stallscope serve`.
-    wall_ns: the wall clock of this machine. notes_only: say what happens, but not every second how it goes.
-    stacks: keep where in the code threads are held.
+    pids: these processes and their descendants; empty: all. duration_s: None continues until a signal.
+    hook_budget: share of a thread's time that high-frequency probes may cost; 0: no such probes.
+    record_all: store every raw event of the ledger in `raw_path(db)`: much data, to check the
+    ledger with. prometheus: address for serving metrics; otlp: URL for sending metrics; empty: none.
+    serve: listen address for other machines and assistants, with serve_words for `stallscope serve`.
+    wall_ns: the wall clock of this machine. notes_only: print events, but no status line every second.
+    stacks: store the code locations of blocked threads.
     gpu_ioctls: count calls into the GPU driver; gpu_majors: finds its devices.
-    annotate_socket: where jobs may tell labels; None: nowhere. annotate_group: whose users may, beside our own.
-    cloud: whose metadata service to ask what this machine is (aws, gcp, azure); empty: none.
-    confined: give up all privileges but those that are needed to go on; for a process that only traces.
-    thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, a process
-    of its own. prints_verdicts: print a line for each incident that opens or closes.
+    annotate_socket: socket for jobs' labels; None: no labels. annotate_group: group of other users who may send labels.
+    cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
+    confined: give up all privileges that are no longer needed; for a process that only traces.
+    thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
+    separate process. prints_verdicts: print a line for each incident that opens or closes.
     """
 
     db: Path
@@ -138,20 +138,20 @@ class Options:
 
 
 def spool_path(db: Path) -> Path:
-    """Where waits what a hub has not got yet."""
+    """The folder of batches that the hub has not acknowledged yet."""
     return db.with_name(db.name + ".to-hub")
 
 
 def raw_path(db: Path) -> Path:
-    """Where the raw events go: rows of events.kernel.RAW, one after the other."""
+    """The file of raw events: consecutive rows of events.kernel.RAW."""
     return db.with_name(db.name + ".raw")
 
 
 def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event | None = None) -> None:
-    """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set (seen within a second).
+    """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set (noticed within a second).
 
-    Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. Whatever ends it, the
-    probes are gone and what was captured before is in the trace.
+    Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. At any end, the
+    probes are removed and all rows captured before are in the trace.
     """
     preflight.check()
     preflight.check_pids(options.pids)
@@ -168,7 +168,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         probes = stack.enter_context(Program.load(kernel_side))
         status = stack.enter_context(closing(StatusLine(out, notes_only=options.notes_only)))
         if aside := set_aside_if_of_another_boot(options.db, boot_id(), time.time_ns()):
-            status.note(f"the trace of before the last boot is kept as {aside}")
+            status.note(f"the trace from before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
         journal = VerdictJournal(status.note if options.prints_verdicts else None)
@@ -199,11 +199,11 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
         if probes.missing:
-            status.note(f"this kernel does not tell: {', '.join(probes.missing)}")
+            status.note(f"this kernel does not provide: {', '.join(probes.missing)}")
         if probes.mode == "perf":
             status.note(
-                "this kernel hooks functions one by one: only those that jobs wait in are hooked, launches are "
-                "not counted, and the end of the trace takes 0.1 s a hook; Linux 6.6 and later do better"
+                "this kernel attaches probes one by one: only the functions that jobs wait in get probes, launches are "
+                "not counted, and the end of the trace takes 0.1 s per probe; Linux 6.6 and later do better"
             )
         driver_calls = None
         if probes.ioctl_way:
@@ -212,7 +212,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             status.note(remark)
         if probes.ioctl_way == "tracepoint":
             status.note(
-                "calls into the GPU driver are seen by a tracepoint that slows every system call a little"
+                "calls into the GPU driver are counted by a tracepoint that slows every system call slightly"
             )
         to_hub = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
         labels = _labels(options, status)
@@ -238,14 +238,14 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
 
 
 def _report(line: dict[str, Any], journal: VerdictJournal, told: Outputs | None) -> None:
-    """Pass on a change of an incident, from the thread that reads the diagnosis."""
+    """Pass on a change of an incident, in the thread that reads the diagnosis."""
     journal.take(line)
     if told:
         told.incident(line)
 
 
 def _privileges(options: Options, mode: str) -> frozenset[int]:
-    """The capabilities that are needed once the trace is open; the first thread starts after it."""
+    """The capabilities needed once the trace is open; the first thread starts afterwards."""
     socket = options.annotate_socket
     return privileges.kept(
         privileges.held(),
@@ -257,7 +257,7 @@ def _privileges(options: Options, mode: str) -> frozenset[int]:
 
 
 def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
-    """The line to the hub; whether the hub is there is seen later. Raises BadInput, NotFound, StorageFailed."""
+    """The output to the hub; it connects later. Raises BadInput, NotFound, StorageFailed."""
     from stallscope.exporters.hub import HubLine, Target
     from stallscope.serve.tokens import token_in
 
@@ -291,7 +291,7 @@ def _run(
     stop: threading.Event,
     waking: int,
 ) -> None:
-    """Look, attach, write, until told to stop; then once more, with the probes off. waking: is readable at a signal."""
+    """Discover, attach and write until stopped; then once more, without probes. waking: readable at a signal."""
     told_of = mmap_watch.opened(waking)
     discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
     governor = Governor(probes, options.hook_budget, times_way_in(probes))
@@ -347,7 +347,7 @@ def _run(
 
 
 def _pause(stop: threading.Event, told_of: mmap_watch.Mapped | None, at_most_s: float) -> None:
-    """Until a library is loaded somewhere or there is work to do; where nobody tells of the former, 40 ms."""
+    """Sleep until a process loads a library or there is work to do; 40 ms on kernels without such notifications."""
     if told_of:
         told_of.wait(at_most_s)
     else:
@@ -355,7 +355,7 @@ def _pause(stop: threading.Event, told_of: mmap_watch.Mapped | None, at_most_s: 
 
 
 class _Scribe:
-    """Writes into the trace what has come since the last time, about once a second; to a hub more often."""
+    """Writes new rows into the trace about once a second; to a hub more often."""
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ class _Scribe:
     def write(self, *, is_last: bool = False) -> None:
         """One second's worth: records, processes and their states, losses, the clock; then commit.
 
-        is_last: nothing will come that could complete what is incomplete.
+        is_last: no further record can complete an incomplete one.
         """
         now_ns = time.monotonic_ns()
         if is_last:
@@ -462,12 +462,12 @@ class _Scribe:
             self._store.prune(self._options.max_db_bytes)
 
     def take(self) -> None:
-        """Between two write(): the records only, to the hub now and into the trace with the next write()."""
+        """Between two write(): take the records only, send them to the hub, and write them with the next write()."""
         self._take_records(time.monotonic_ns())
         self._send(clock.reading(self._node, wall_ns=self._options.wall_ns))
 
     def status(self) -> str:
-        """What has been captured and, with a hub, how far it has come."""
+        """Counts of captured records and, with a hub, of records that it has acknowledged."""
         told = line(self.tally)
         return f"{told}; {self._to_hub.status()}" if self._to_hub else told
 
@@ -508,7 +508,7 @@ class _Scribe:
                 records.raw(events).tofile(file)
 
     def _keep_states(self, events: Array, now_ns: int) -> None:
-        """A snapshot of each traced process; the first and the last sight of it."""
+        """A snapshot of each traced process; the start and the end of each process."""
         state = self._probes.processes()
         born = records.of_kind(events, Kind.PROCESS)
         first_ns = dict.fromkeys(state.pids.tolist(), now_ns)
@@ -543,13 +543,13 @@ class _Scribe:
         self.tally.n_processes = len(self._processes)
 
     def _keep_unseen(self, seen: Seen, now_ns: int) -> None:
-        """Ranks that have made no call yet, and where they stand."""
+        """Ranks that have made no call yet, and their code locations."""
         self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(seen.pids, now_ns)))
         self._store.append(layout.SNAPSHOTS, seen.snapshots)
         self._store.append(layout.POSITIONS, seen.positions)
 
     def _keep_callers(self, calls: DriverCalls, counted: Array, now_ns: int) -> None:
-        """Who calls into the GPU driver without being traced: what it is called, and its end."""
+        """Processes that call into the GPU driver without being traced: their labels, and their end."""
         calls.look()
         traced = frozenset(self._processes.pids())
         self._keep_labels(calls.named(counted["pid"][counted["op"] == Op.IOCTL].tolist(), traced, now_ns))
@@ -559,7 +559,7 @@ class _Scribe:
             calls.forget(ended)
 
     def _keep_places(self) -> None:
-        """Ranks that no launcher has told, but a communicator."""
+        """Ranks that no launcher reported, but a communicator."""
         for each in self._processes.placed():
             self._store.process_placed(self._node, each.pid, each.rank, nranks=each.nranks)
             if self._to_hub:
@@ -571,7 +571,7 @@ class _Scribe:
             self._store.insert("annotations", ("ts_ns", "node", "pid", "label", "value"), rows)
 
     def _keep_losses(self, now_ns: int) -> dict[str, int]:
-        """Records lost since the last call, by kind; in the trace by CPU, too."""
+        """Records lost since the last call, by kind; the trace gets them by CPU."""
         new = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
         self._store.lost(self._node, now_ns, new)
         if self._told:
@@ -591,7 +591,7 @@ class _Scribe:
             self._renumbering.renumber(rows)
         if "stack" in columns:
             numbers = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
-            rows["stack"] = layout.UNKNOWN  # a number of this trace means nothing to a hub
+            rows["stack"] = layout.UNKNOWN  # a stack number of this trace has no meaning for a hub
         if self._to_hub and table in layout.TABLES:
             is_changed = "symbol" in columns or "stack" in columns
             self._for_hub.setdefault(table.name, []).append(rows.copy() if is_changed else rows)
@@ -605,40 +605,40 @@ class _Scribe:
             self._told.take(table, rows)
 
     def _symbols(self, numbers: Array) -> Array:
-        """The trace's numbers for functions, from the table's."""
+        """The trace's numbers for functions, from the table's numbers."""
         for number in set(numbers.tolist()) - self._symbol_of.keys():
             self._symbol_of[number] = self._store.symbol(SYMBOLS[number]) if number else 0
         return np.array([self._symbol_of[number] for number in numbers.tolist()], numbers.dtype)
 
 
 def _labels(options: Options, status: StatusLine) -> Labels | None:
-    """Where jobs may tell labels; a trace without is no reason to give up. Raises NotFound for an unknown group."""
+    """The socket for jobs' labels; the agent continues without it. Raises NotFound for an unknown group."""
     if options.annotate_socket is None:
         return None
     try:
         group = grp.getgrnam(options.annotate_group).gr_gid if options.annotate_group else None
     except KeyError:
         raise NotFound(
-            f"there is no group {options.annotate_group!r}: check --annotate-group, or create it (groupadd)"
+            f"group {options.annotate_group!r} does not exist: check --annotate-group, or create it (groupadd)"
         ) from None
     try:
         return Labels(options.annotate_socket, group)
     except CannotTrace as error:
-        status.note(f"no labels are taken: {error}")
+        status.note(f"labels are not accepted: {error}")
         return None
 
 
 def _cloud_facts(cloud: str) -> dict[str, str]:
-    """What the cloud tells of this machine; it is asked only where that was wished."""
+    """The cloud's description of this machine; requested only if the user asked for it."""
     if not cloud:
         return {}
-    from stallscope.capture.process.cloud import machine  # the standard library's HTTP takes megabytes
+    from stallscope.capture.process.cloud import machine  # the standard library's HTTP uses megabytes
 
     return machine(cloud)
 
 
 def _belongings(new: Array, processes: Processes) -> list[Label]:
-    """What each of these new processes belongs to (container, pod, job), as labels of it."""
+    """The container, pod or job of each of these new processes, as labels."""
     return [
         Label(int(row["ts_ns"]), int(row["pid"]), name, value)
         for row in new
@@ -647,6 +647,6 @@ def _belongings(new: Array, processes: Processes) -> list[Label]:
 
 
 def _group_of_the_user() -> int | None:
-    """The group of whoever called sudo, so that `explain` needs no root; None without sudo."""
+    """The group of the user who called sudo, so that `explain` needs no root; None without sudo."""
     group = os.environ.get("SUDO_GID", "")
     return int(group) if group.isdecimal() else None

@@ -1,14 +1,14 @@
-"""Labels from inside a job: which step, epoch or phase it is in. Needs the standard library only.
+"""Labels from inside a job: its current step, epoch or phase. Needs the standard library only.
 
     from stallscope.annotate import Annotator
 
-    tell = Annotator()
-    for batch in tell.steps(loader):
-        with tell.phase("forward"):
+    annotator = Annotator()
+    for batch in annotator.steps(loader):
+        with annotator.phase("forward"):
             ...
 
-Telling takes some microseconds and never waits, raises or disturbs the job: a thread sends what is told to the agent
-of this machine. Where no agent listens, or it is too slow, labels are dropped and counted in `n_dropped`.
+A call takes some microseconds and never waits, raises or disturbs the job: a thread sends the labels to the agent
+of this machine. Without an agent, or if it is too slow, labels are dropped and counted in `n_dropped`.
 """
 
 import json
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 
 class Annotator:
-    """Tells labels to the agent. One a process is enough; any thread may use it.
+    """Sends labels to the agent. One object per process is enough; any thread may use it.
 
-    path: the agent's socket; else the one named by STALLSCOPE_ANNOTATE_SOCKET, else the usual one.
+    path: the agent's socket; by default the path in STALLSCOPE_ANNOTATE_SOCKET, or the agent's default.
     """
 
     def __init__(self, path: str | None = None):
@@ -44,7 +44,7 @@ class Annotator:
         self._begin()
 
     def __call__(self, label: str, value: object) -> None:
-        """Tell a label of any kind: it holds until the next of its kind from this process."""
+        """Send a label of any kind: it is valid until the next of its kind from this process."""
         if self._pid != os.getpid():  # a fork has no threads
             self._begin()
         try:
@@ -53,16 +53,16 @@ class Annotator:
             self.n_dropped += 1
 
     def step(self, number: int) -> None:
-        """A training step begins."""
+        """Mark the begin of a training step."""
         self("step", number)
 
     def epoch(self, number: int) -> None:
-        """An epoch begins."""
+        """Mark the begin of an epoch."""
         self("epoch", number)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Inside the with block the job is in this phase; then in the one before again."""
+        """Inside the with block the job is in this phase; afterwards in the previous phase again."""
         self._phases.append(name)
         self("phase", name)
         try:
@@ -72,13 +72,13 @@ class Annotator:
             self("phase", self._phases[-1] if self._phases else "")
 
     def steps(self, batches: Iterable[T], *, first: int = 0) -> Iterator[T]:
-        """The batches, each told as a step."""
+        """The batches; marks a step for each."""
         for number, batch in enumerate(batches, first):
             self.step(number)
             yield batch
 
     def flush(self, timeout_s: float = _TIMEOUT_S) -> bool:
-        """Wait until all that was told is with the agent, or dropped; False when that takes longer."""
+        """Wait until all labels are sent or dropped; False after the timeout."""
         end_s = time.monotonic() + timeout_s
         while self._waiting.unfinished_tasks and time.monotonic() < end_s:
             time.sleep(0.005)
@@ -110,7 +110,7 @@ class Annotator:
 
 
 def tell(told: Iterable[dict[str, Any]], path: str) -> list[str]:
-    """Send labels and wait: the agent's answer to each, "ok" or what is wrong. Raises OSError without an agent."""
+    """Send labels and wait: the agent's answer to each, "ok" or an error. Raises OSError without an agent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(_TIMEOUT_S)
         line.connect(path)
@@ -118,7 +118,7 @@ def tell(told: Iterable[dict[str, Any]], path: str) -> list[str]:
 
 
 def lightning_callback(annotator: Annotator | None = None) -> Any:
-    """A callback for `Trainer(callbacks=[...])` of Lightning: tells steps, epochs, and train or validation."""
+    """A callback for `Trainer(callbacks=[...])` of Lightning: marks steps, epochs, and train or validation."""
     try:
         from lightning.pytorch.callbacks import Callback
     except ImportError:
@@ -126,7 +126,7 @@ def lightning_callback(annotator: Annotator | None = None) -> Any:
     note = annotator or Annotator()
 
     class Telling(Callback):  # type: ignore[misc]
-        """Lightning wants a class of its own."""
+        """Lightning requires a class."""
 
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             note.epoch(trainer.current_epoch)
@@ -147,9 +147,9 @@ def lightning_callback(annotator: Annotator | None = None) -> Any:
 def ray_report(
     annotator: Annotator | None = None, report: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """`ray.train.report` that also tells: a report ends a step, and its metrics may name it ("step", "epoch").
+    """`ray.train.report` that also sends labels: a report ends a step, and its metrics may name it ("step", "epoch").
 
-    report: the function to call; without it Ray's own.
+    report: the function to call; by default Ray's own.
     """
     if report is None:
         from ray import train

@@ -1,4 +1,4 @@
-"""The command line: which words there are, and what becomes of an error."""
+"""The command line: the list of commands, and the handling of errors."""
 
 import io
 import os
@@ -80,13 +80,13 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a reader that has gone is no surprise
+            sys.stdout.flush()  # here, where a closed reader is handled
 
 
 def _write_all_of_it() -> None:
-    """Put a buffer before standard output where PYTHONUNBUFFERED has taken it away.
+    """Put a buffer before standard output if PYTHONUNBUFFERED has removed it.
 
-    Without one Python does not look how much of a write a pipe has taken: long output would lose its end.
+    Without a buffer Python ignores partial writes to a pipe: long output would lose its end.
     """
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.RawIOBase):
@@ -110,7 +110,7 @@ def _one_line_errors() -> Iterator[None]:
     except BrokenPipeError:
         _leave_without_reader()
     except SystemExit as end:
-        # What click and rich make of it: an exit with 1.
+        # click and rich turn it into an exit with 1.
         if isinstance(end.__context__, BrokenPipeError):
             _leave_without_reader()
         raise
@@ -119,7 +119,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _leave_without_reader() -> NoReturn:
-    """The reader of our output has gone (a pager, head): end as a program does that SIGPIPE ends."""
-    # What is left in the buffer would raise again at exit.
+    """The reader of the output has closed it (a pager, head): end like a program that SIGPIPE ends."""
+    # The remaining buffer would raise again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)

@@ -1,4 +1,4 @@
-"""How a service is asked to end: an event that signals set."""
+"""Requests to end a service: signals set an event."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ASKS = (signal.SIGINT, signal.SIGTERM)
 def set_by_signals(
     stop: threading.Event, signals: Sequence[signal.Signals] = ASKS
 ) -> Iterator[threading.Event]:
-    """Inside the with block, these signals set `stop`; outside the main thread nothing changes."""
+    """Inside the with block, these signals set `stop`; no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -32,7 +32,7 @@ def set_by_signals(
 
 @contextmanager
 def told_by_descriptor() -> Iterator[int]:
-    """Inside the with block this descriptor becomes readable when a signal comes, for whoever waits for others, too.
+    """Inside the with block this descriptor becomes readable at a signal, for callers that also wait for others.
 
     Outside the main thread it never does.
     """

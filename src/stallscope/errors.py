@@ -1,6 +1,6 @@
-"""Every error a user can meet: one root, few leaves, each with its exit code and HTTP status.
+"""Every error that a user can meet: one root, few leaves, each with its exit code and HTTP status.
 
-A message says what happened, to which value, and what to do. Catch by class, at a border.
+A message has three parts: the failed operation, the offending value, and the remedy. Catch by class, at a boundary.
 """
 
 
@@ -12,7 +12,7 @@ class StallscopeError(Exception):
 
 
 class BadInput(StallscopeError):
-    """What the user gave cannot be used: a path, a value, a file's content."""
+    """Unusable input: a path, a value, the content of a file."""
 
     exit_code = 2
     http_status = 400
@@ -27,25 +27,25 @@ class NewerSchema(BadInput):
 
 
 class UnknownSetting(BadInput):
-    """A setting that does not exist, or a value it cannot take."""
+    """An unknown setting, or a value that it does not accept."""
 
 
 class NotFound(StallscopeError):
-    """There is no such file, process, rank or communicator."""
+    """A missing file, process, rank or communicator."""
 
     exit_code = 3
     http_status = 404
 
 
 class StorageFailed(StallscopeError):
-    """The trace cannot be written: read-only, full, or in use. What was stored stays."""
+    """The trace cannot be written: read-only, full, or in use. The data stored before stays."""
 
     exit_code = 4
     http_status = 507
 
 
 class TokensUnreadable(StorageFailed):
-    """The file of tokens is damaged, or open to others: no token is accepted until that is mended."""
+    """The file of tokens is damaged, or open to others: no token is accepted until it is repaired."""
 
     http_status = 503
 
@@ -58,21 +58,21 @@ class CannotTrace(StallscopeError):
 
 
 class NotAuthenticated(StallscopeError):
-    """No token, or one that is wrong, expired or revoked."""
+    """A missing, wrong, expired or revoked token."""
 
     exit_code = 6
     http_status = 401
 
 
 class NotAllowed(StallscopeError):
-    """The token is good, and not for this."""
+    """The token is valid, but not for this operation."""
 
     exit_code = 7
     http_status = 403
 
 
 class TooMany(StallscopeError):
-    """More requests than a token may make; later they are answered again."""
+    """More requests than a token may make; a later request is answered again."""
 
     exit_code = 8
     http_status = 429
@@ -85,21 +85,21 @@ class TooLarge(BadInput):
 
 
 class Unreachable(StallscopeError):
-    """A hub does not answer, or not as a hub does."""
+    """A hub does not answer, or the answer is not a hub's."""
 
     exit_code = 9
     http_status = 502
 
 
 class TookTooLong(StallscopeError):
-    """A question was given up at its time limit."""
+    """A query was stopped at its time limit."""
 
     exit_code = 10
     http_status = 504
 
 
 class RefusedQuery(StallscopeError):
-    """SQL that does more than read the tables a tenant may read, or might."""
+    """SQL that does more than read the tables of the tenant, or that might."""
 
     exit_code = 11
     http_status = 403
@@ -113,14 +113,14 @@ class OverLimits(StallscopeError):
 
 
 class Busy(StallscopeError):
-    """All that could answer is at work; a little later it is free again."""
+    """All workers are busy; try again later."""
 
     exit_code = 13
     http_status = 503
 
 
 class Overloaded(StallscopeError):
-    """More arrives than can be committed; what was refused may be sent again after retry_after_s."""
+    """More data arrives than can be committed; the refused data may be sent again after retry_after_s."""
 
     exit_code = 14
     http_status = 503

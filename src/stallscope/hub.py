@@ -1,6 +1,6 @@
-"""The hub: store, receivers, and the application that answers. The wiring, and how it ends.
+"""The hub: store, receivers, and the application that answers. Wiring and shutdown.
 
-What can be refused is refused before anything listens: certificates, tokens, the folder, the addresses.
+Certificates, tokens, the folder and the addresses are checked before anything listens.
 """
 
 import os
@@ -44,7 +44,7 @@ _LEAST_MEMORY = 500_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Where to keep, where to listen. tls: None is clear text."""
+    """Folder and listen addresses. tls: None is clear text."""
 
     db: Path
     otlp_grpc: str = ":4317"
@@ -56,7 +56,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a running hub listens."""
+    """The listen ports of a running hub."""
 
     otlp_grpc: int
     otlp_http: int
@@ -64,24 +64,22 @@ class Ports:
 
 
 def run(options: Options, *, out: TextIO = sys.stderr) -> None:
-    """Serve until SIGINT or SIGTERM; then take nothing more, commit what is there, and return.
+    """Serve until SIGINT or SIGTERM; then stop receiving, commit received data, and return.
 
     Raises BadInput, StorageFailed, NewerSchema before anything listens.
     """
-    os.umask(
-        0o077
-    )  # files that the engine makes anew, like the write-ahead log, are ours alone from the first byte on
+    os.umask(0o077)  # new files of the engine, like the write-ahead log, are private from the first byte on
     stop = threading.Event()
     with set_by_signals(stop), started(options, out=out):
         stop.wait()
-        _say(out, "ending: what has been received is being committed")
+        _say(out, "ending: committing received data")
     _say(out, "ended")
 
 
 @contextmanager
 def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     """A hub that serves inside the with block. Raises BadInput, StorageFailed, NewerSchema."""
-    # Who asks has a token; a certificate is wanted from senders only.
+    # Readers have a token; only senders need a certificate.
     certificates = Certificates(options.tls) if options.tls else None
     for_api = Certificates(replace(options.tls, client_ca=None)) if options.tls else None
     _as_many_files_as_allowed()
@@ -108,7 +106,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         expose(house.registry, "stallscope_hub", receiver.numbers)
         expose(house.registry, "stallscope_hub", lambda: asdict(standing.numbers))
         expose(house.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
-        # Addresses first: nothing is served before all of them are ours.
+        # Bind all addresses before serving on any.
         api = stack.enter_context(bound(options.api, "--api"))
         http = stack.enter_context(bound(options.otlp_http, "--otlp-http"))
         credentials = certificates.grpc() if certificates else None
@@ -127,7 +125,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
 
 
 def _memory(settings: Settings) -> int:
-    """Bytes that this process may use. Raises BadInput for less than the engine and the libraries need."""
+    """The memory limit of this process. Raises BadInput for less than the engine and the libraries need."""
     wanted = settings.hub_memory_bytes
     if wanted is not None and wanted < _LEAST_MEMORY:
         raise BadInput(f"hub_memory_bytes is {wanted:,}: a hub needs {_LEAST_MEMORY:,} or more")
@@ -135,7 +133,7 @@ def _memory(settings: Settings) -> int:
 
 
 def _streams(settings: Settings) -> Callable[[], Stream]:
-    """What makes the stream of a cluster, with the limits and the price of the settings."""
+    """Makes the stream of a cluster, with the limits and the price of the settings."""
     limits, price = thresholds(settings), settings.usd_per_gpu_hour
     return lambda: Stream(limits=limits, usd_per_gpu_hour=price)
 
@@ -165,7 +163,7 @@ def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -
 
 
 def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> tuple[Any, int]:
-    """The gRPC server, not started, and its port. Raises BadInput when the address is not to be had."""
+    """The gRPC server, not started, and its port. Raises BadInput for an unavailable address."""
     host, port = address(text, "--otlp-grpc")
     if not host:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
@@ -189,7 +187,7 @@ def _served(
 
 
 def _as_many_files_as_allowed() -> None:
-    """A connection is a file: the soft limit is often 1,024."""
+    """A connection uses a file descriptor: the soft limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -205,7 +203,7 @@ def _announce(
     if not tokens.listed():
         _say(
             out,
-            "no token yet, so nobody can send or ask: "
+            "no token yet, so that no client can send or query: "
             f"stallscope hub token create --db {options.db} --scope ingest",
         )
     _say(
@@ -216,5 +214,5 @@ def _announce(
 
 
 def _say(out: TextIO, text: str) -> None:
-    with suppress(OSError):  # nobody reads any more: the hub goes on
+    with suppress(OSError):  # the reader is closed: the hub continues
         print(f"stallscope hub: {text}", file=out, flush=True)

@@ -1,4 +1,4 @@
-"""What a GPU costs by the hour: a table of provider x GPU model x US dollars.
+"""Prices of GPUs by the hour: a table of provider x GPU model x US dollars.
 
 The shipped table (rates.yaml) holds on-demand list prices of a stated day; a user's own file replaces it. A price
 that is not in the table is unknown and never zero.
@@ -16,10 +16,10 @@ from stallscope.errors import BadInput, NotFound
 
 SHIPPED = Path(__file__).with_name("rates.yaml")
 ANY = "any"
-"""The provider whose prices are used where none is known."""
+"""The provider whose prices are used if the provider is not known."""
 
 MAX_USD_PER_HOUR = 1_000.0
-"""Above this a price is taken for a mistake (of a whole machine, of another currency)."""
+"""A higher price counts as a mistake (of a whole machine, of another currency)."""
 
 _KEYS = {"as_of", "providers", "rates"}
 
@@ -35,7 +35,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Found:
-    """The entry that holds for a GPU. how: the provider's own price, or that of `any` as fallback."""
+    """The entry that applies to a GPU. how: the provider's own price, or the price of `any` as fallback."""
 
     rate: Rate
     how: Literal["provider", "fallback"]
@@ -43,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True)
 class RateTable:
-    """All prices. as_of: the day they were true. aliases: other names of providers, normalised. origin: the file."""
+    """All prices. as_of: the day of the prices. aliases: other names of providers, normalised. origin: the file."""
 
     as_of: str
     rates: tuple[Rate, ...]
@@ -52,14 +52,14 @@ class RateTable:
 
 
 def load(path: Path | None = None) -> RateTable:
-    """The table of a file, or the shipped one. Raises NotFound, or BadInput saying which key is wrong."""
+    """The table of a file, or the shipped table. Raises NotFound, or BadInput that names the wrong key."""
     import yaml  # here, because most commands need no prices
 
     source = path or SHIPPED
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"{source}: there is no such file of rates; name another with --rates") from None
+        raise NotFound(f"{source}: the file of rates does not exist; name another with --rates") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{source}: the file of rates cannot be read ({error})") from error
     except yaml.YAMLError as error:
@@ -68,24 +68,22 @@ def load(path: Path | None = None) -> RateTable:
 
 
 def validated(data: Any, origin: str) -> RateTable:
-    """The table that the content of a file describes. Raises BadInput naming the first key that is wrong."""
+    """The table that the content of a file describes. Raises BadInput that names the first wrong key."""
     if not isinstance(data, dict):
         raise BadInput(f"{origin}: a file of rates holds the keys as_of, providers and rates")
     if unknown := sorted(str(key) for key in data if key not in _KEYS):
         raise BadInput(
-            f"{origin}: there is no key {unknown[0]!r} in a file of rates; as_of, providers, rates are"
+            f"{origin}: unknown key {unknown[0]!r} in a file of rates; the keys are as_of, providers and rates"
         )
     aliases = _aliases(_mapping(data, "providers", origin), origin)
     rates = _rates(_mapping(data, "rates", origin), aliases, origin)
     if not rates:
-        raise BadInput(
-            f"{origin}: rates: there is no price; give provider, GPU model and US dollars per hour"
-        )
+        raise BadInput(f"{origin}: rates: no price; give provider, GPU model and US dollars per hour")
     return RateTable(_day(data.get("as_of"), origin), rates, aliases, origin)
 
 
 def lookup(table: RateTable, *, gpu: str | None, provider: str | None = None) -> Found | None:
-    """The price of a GPU, by the name its driver reports and any name of the provider; None where unknown.
+    """The price of a GPU, by the name its driver reports and any name of the provider; None if unknown.
 
     A slice of a GPU (MIG) costs less than the whole: it has a price only if the table names it.
     """
@@ -120,10 +118,10 @@ class Listed:
 
 
 def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: str = "") -> Listed | None:
-    """The price of a GPU by the table of a file, or the shipped one; None where the GPU is not known.
+    """The price of a GPU by the table of a file, or the shipped table; None if the GPU is not known.
 
-    named_gpu: a user's own name for it, which holds before what was seen. Raises NotFound for a GPU that was named
-    and has no price, BadInput for a broken table.
+    named_gpu: a user's own name for it, which has precedence over the trace. Raises NotFound for a named GPU
+    without a price, BadInput for a broken table.
     """
     gpu = named_gpu or seen_gpu
     if not gpu:
@@ -131,14 +129,14 @@ def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: s
     table = load(path)
     found = lookup(table, gpu=gpu, provider=provider or None)
     if found is None and named_gpu:
-        raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists what there is")
+        raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists all prices")
     if found is None:
         return None
     return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
 
 
 def known_provider(table: RateTable, name: str | None) -> str | None:
-    """The provider's name in the table, from any of its names; None where the table does not know it."""
+    """The provider's name in the table, from any of its names; None if it is not in the table."""
     return table.aliases.get(_normal(name)) if name else None
 
 
@@ -171,13 +169,13 @@ def _aliases(providers: Mapping[str, Any], origin: str) -> dict[str, str]:
         for name in (provider, *others):
             if aliases.setdefault(_normal(name), provider) != provider:
                 raise BadInput(
-                    f"{origin}: providers: {name!r} stands for {aliases[_normal(name)]} and {provider}"
+                    f"{origin}: providers: {name!r} is a name of both {aliases[_normal(name)]} and {provider}"
                 )
     return aliases
 
 
 def _rates(providers: Mapping[str, Any], aliases: dict[str, str], origin: str) -> tuple[Rate, ...]:
-    """The entries; a provider that has no aliases becomes known by its own name, in `aliases` too."""
+    """The entries. A provider without aliases is added to `aliases` under its own name."""
     rates: dict[tuple[str, frozenset[str]], Rate] = {}
     for name, models in providers.items():
         provider = ANY if name == ANY else aliases.setdefault(_normal(name), name)
@@ -189,7 +187,7 @@ def _rates(providers: Mapping[str, Any], aliases: dict[str, str], origin: str) -
                 raise BadInput(f"{where}: a GPU model is a name, such as H100 or A100 80GB")
             if isinstance(usd, bool) or not isinstance(usd, int | float) or not _plausible(usd):
                 raise BadInput(
-                    f"{where}: {usd!r} is no price; give US dollars per GPU and hour, above 0"
+                    f"{where}: {usd!r} is not a price; give US dollars per GPU and hour, above 0"
                     f" and up to {MAX_USD_PER_HOUR:g}"
                 )
             if (provider, _words(model)) in rates:
@@ -208,4 +206,4 @@ def _day(value: object, origin: str) -> str:
     try:
         return date.fromisoformat(str(value)).isoformat()
     except ValueError:
-        raise BadInput(f"{origin}: as_of: {value!r} is no day; write it as 2025-06-30") from None
+        raise BadInput(f"{origin}: as_of: {value!r} is not a date; write it as 2025-06-30") from None

@@ -1,9 +1,8 @@
-"""The settings: one table, from which flags, environment variables, the settings file and the docs follow.
+"""The settings: one table, from which flags, environment variables, the settings file and the docs are made.
 
-A setting is one field of `Settings`; what else is to be said of it stands beside its default. Flags come
-before the environment, the environment before the file, the file before the default. A name that is not in
-the table is an error, wherever it stands. Thresholds of the diagnosis that nobody should need to change are
-not here but in diagnose/thresholds.py.
+A setting is one field of `Settings`, with its further properties next to its default. Flags have precedence over
+the environment, the environment over the file, the file over the default. A name that is not in
+the table is an error in every source. Thresholds of the diagnosis that rarely need a change are
 """
 
 import difflib
@@ -21,7 +20,7 @@ from stallscope.errors import NotFound, UnknownSetting
 DEFAULT_FILE = Path("/etc/stallscope/settings.yaml")
 PREFIX = "STALLSCOPE_"
 NOT_SETTINGS = frozenset({"STALLSCOPE_SETTINGS", "STALLSCOPE_DATA"})
-"""Variables with our prefix that are no settings: the path of the settings file; the data of the tests."""
+"""Variables with the prefix that are not settings: the path of the settings file; the data of the tests."""
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -29,7 +28,7 @@ _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 @dataclass(frozen=True)
 class About:
-    """What is to be said of a setting beside its name, type and default. flag: empty where there is none."""
+    """Properties of a setting besides its name, type and default. flag: empty if there is none."""
 
     meaning: str
     flag: str = ""
@@ -41,7 +40,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The values in force. A field's name is its key in the settings file."""
+    """The values of all settings. A field's name is its key in the settings file."""
 
     db: Annotated[Path, About("the node trace: written by trace, read by explain", "--db")] = Path(
         "/var/lib/stallscope/trace.db"
@@ -60,7 +59,7 @@ class Settings:
     stacks: Annotated[
         int,
         About(
-            "1: keep where in the code threads of traced processes are held; 0: no stacks, as --no-stacks",
+            "1: store the code locations of blocked threads of traced processes; 0: no stacks, as --no-stacks",
             minimum=0,
             maximum=1,
         ),
@@ -75,26 +74,27 @@ class Settings:
         ),
     ] = 0
     annotate_socket: Annotated[
-        Path, About("where the agent takes labels (step, epoch, phase) from jobs", "--annotate-socket")
+        Path,
+        About("socket on which the agent accepts labels (step, epoch, phase) from jobs", "--annotate-socket"),
     ] = Path("/run/stallscope/annotate.sock")
     annotate_group: Annotated[
         str,
         About(
-            "group whose users may tell labels; empty: only the agent's own user and root", "--annotate-group"
+            "group whose users may send labels; empty: only the agent's own user and root", "--annotate-group"
         ),
     ] = ""
     cloud: Annotated[
         str,
         About(
-            "whose metadata service the agent asks for instance, type and zone of this machine: aws, gcp, azure; "
-            "empty: none is asked"
+            "cloud whose metadata service reports instance, type and zone of this machine: aws, gcp, azure; "
+            "empty: none"
         ),
     ] = ""
     hook_budget_percent: Annotated[
         float,
         About(
-            "share of a thread's time that hooks on hot functions (launches, events) may cost; beyond it they are on "
-            "for a part of the time, and counts are estimates; 0: none on those",
+            "share of a thread's time that high-frequency probes (launches, events) may cost; beyond it they are on "
+            "for a part of the time, and counts are estimates; 0: no such probes",
             "--hook-budget",
             "percent",
             minimum=0,
@@ -103,12 +103,12 @@ class Settings:
     ] = 0.5
     hang_after_s: Annotated[
         float,
-        About("a rank that its peers wait for is not called hung before this", unit="s", minimum=0.1),
+        About("a rank that its peers wait for is called hung only after this time", unit="s", minimum=0.1),
     ] = 10.0
     hang_gap_factor: Annotated[
         float,
         About(
-            "nor before this many times the job's usual gap between rounds",
+            "and only after this many times the job's typical gap between rounds",
             unit="times",
             minimum=1,
         ),
@@ -123,13 +123,13 @@ class Settings:
         ),
     ] = 0.8
     min_late_ms: Annotated[
-        float, About("lateness below this is never reported", "--min-late", "ms", minimum=0)
+        float, About("smaller delays are never reported", "--min-late", "ms", minimum=0)
     ] = 2.0
     min_late_steps: Annotated[int, About("late steps before a rank is named", unit="steps", minimum=1)] = 3
     usd_per_gpu_hour: Annotated[
         float | None,
         About(
-            "price of one GPU for one hour; without it the cost is told in GPU seconds only",
+            "price of one GPU for one hour; without it the cost is reported in GPU seconds only",
             "--usd-per-gpu-hour",
             "USD per hour",
             minimum=0,
@@ -137,52 +137,55 @@ class Settings:
     ] = None
     gpu: Annotated[
         str,
-        About("GPU model whose price counts, as its driver names it; empty: as the trace tells it", "--gpu"),
+        About("GPU model for the price, as its driver names it; empty: the model in the trace", "--gpu"),
     ] = ""
     provider: Annotated[
-        str, About("whose prices count: aws, gcp, or another of the list; empty: those of any", "--provider")
+        str, About("provider for the price: aws, gcp, or another of the list; empty: any", "--provider")
     ] = ""
     rates: Annotated[
         Path | None,
         About(
-            "file with what a GPU hour costs by provider and model; without it: the shipped list", "--rates"
+            "file with the price of a GPU hour by provider and model; without it: the shipped list", "--rates"
         ),
     ] = None
     nodes: Annotated[
-        str, About("agents that query, explain and export ask, HOST:PORT,HOST:PORT; empty: none", "--nodes")
+        str,
+        About(
+            "agents that query, explain and export connect to, HOST:PORT,HOST:PORT; empty: none", "--nodes"
+        ),
     ] = ""
     nodes_token_file: Annotated[
-        Path | None, About("file with the token that these agents take", "--token-file")
+        Path | None, About("file with the token for these agents", "--token-file")
     ] = None
     nodes_ca_file: Annotated[
         Path | None,
-        About("certificates of the authorities that signed theirs; without it the system's", "--ca-cert"),
+        About("authorities that signed the agents' certificates; without it the system's", "--ca-cert"),
     ] = None
     nodes_client_cert: Annotated[
-        Path | None, About("our own certificate, for agents that want one", "--client-cert")
+        Path | None, About("client certificate, for agents that require one", "--client-cert")
     ] = None
-    nodes_client_key: Annotated[Path | None, About("the key of that certificate", "--client-key")] = None
+    nodes_client_key: Annotated[Path | None, About("key of the client certificate", "--client-key")] = None
     hub: Annotated[
         str, About("hub that the agent sends to, HOST:PORT of its OTLP over gRPC; empty: none", "--hub")
     ] = ""
-    cluster: Annotated[
-        str, About("name of the cluster this machine belongs to, told to the hub", "--cluster")
-    ] = "default"
+    cluster: Annotated[str, About("name of the cluster of this machine, sent to the hub", "--cluster")] = (
+        "default"
+    )
     hub_token_file: Annotated[
-        Path | None, About("file with the token that lets the agent send", "--token-file")
+        Path | None, About("file with the agent's token for the hub", "--token-file")
     ] = None
     hub_ca_file: Annotated[
         Path | None,
-        About("certificate of the authority that signed the hub's; without it the system's", "--ca-cert"),
+        About("authority that signed the hub's certificate; without it the system's", "--ca-cert"),
     ] = None
     hub_client_cert: Annotated[
-        Path | None, About("the agent's own certificate, for a hub that wants one", "--client-cert")
+        Path | None, About("the agent's certificate, for a hub that requires one", "--client-cert")
     ] = None
-    hub_client_key: Annotated[Path | None, About("the key of that certificate", "--client-key")] = None
+    hub_client_key: Annotated[Path | None, About("key of the agent's certificate", "--client-key")] = None
     hub_spool_bytes: Annotated[
         int,
         About(
-            "what waits on disk for a hub that is away; beyond it the oldest is dropped and counted",
+            "limit for data that waits on disk for the hub; beyond it the oldest is dropped and counted",
             unit="bytes",
             minimum=1_000_000,
         ),
@@ -191,24 +194,27 @@ class Settings:
         "/var/lib/stallscope/hub"
     )
     hub_otlp_grpc: Annotated[
-        str, About("where the hub receives OTLP over gRPC, ADDR:PORT", "--otlp-grpc")
+        str, About("address at which the hub receives OTLP over gRPC, ADDR:PORT", "--otlp-grpc")
     ] = ":4317"
     hub_otlp_http: Annotated[
-        str, About("where the hub receives OTLP over HTTP, ADDR:PORT", "--otlp-http")
+        str, About("address at which the hub receives OTLP over HTTP, ADDR:PORT", "--otlp-http")
     ] = ":4318"
-    hub_api: Annotated[str, About("where the hub answers, ADDR:PORT", "--api")] = ":8081"
+    hub_api: Annotated[str, About("address of the hub's API and page, ADDR:PORT", "--api")] = ":8081"
     hub_tls_cert: Annotated[
         Path | None, About("the hub's certificate with its chain (PEM)", "--tls-cert")
     ] = None
-    hub_tls_key: Annotated[Path | None, About("the key of that certificate (PEM)", "--tls-key")] = None
+    hub_tls_key: Annotated[Path | None, About("key of the hub's certificate (PEM)", "--tls-key")] = None
     hub_tls_client_ca: Annotated[
         Path | None,
-        About("authority whose certificates senders must show; without it none", "--tls-client-ca"),
+        About(
+            "authority of the senders' certificates; without it senders need no certificate",
+            "--tls-client-ca",
+        ),
     ] = None
     hub_memory_bytes: Annotated[
         int | None,
         About(
-            "memory that the hub's process may use; without it a quarter of the machine's, or of the container's",
+            "memory that the hub's process may use; without it a quarter of the machine's or container's memory",
             unit="bytes",
             minimum=1_000_000,
         ),
@@ -240,7 +246,7 @@ class Setting:
 
 
 def _table() -> tuple[Setting, ...]:
-    """The entries, as the fields of Settings tell them."""
+    """The entries, from the fields of Settings."""
     hints = typing.get_type_hints(Settings, include_extras=True)
     entries = []
     for entry in fields(Settings):
@@ -256,7 +262,7 @@ TABLE = _table()
 
 @dataclass(frozen=True)
 class Effective:
-    """The values in force and, for each, where it comes from: in words, to be shown to a user."""
+    """The values of all settings and the origin of each, in words for a user."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -269,12 +275,12 @@ def effective(
     *,
     host_name: str | None = None,
 ) -> Effective:
-    """The settings in force.
+    """The values of all settings.
 
     flags: values by setting name, None where the flag was not given. environ: the process environment.
-    path: the settings file named with --settings; else STALLSCOPE_SETTINGS, else DEFAULT_FILE if it exists.
+    path: the settings file named with --settings; by default STALLSCOPE_SETTINGS, or DEFAULT_FILE if it exists.
     Raises UnknownSetting for a name that is not in the table or a value that does not fit, NotFound for a
-    named file that is not there.
+    named file that does not exist.
     """
     given: dict[str, tuple[Any, str]] = {}
     given |= _from_file(_settings_file(path, environ))
@@ -289,7 +295,7 @@ def effective(
 
 
 def named(name: str) -> Setting:
-    """The entry of the table with this name. Raises UnknownSetting, with the closest one."""
+    """The entry of the table with this name. Raises UnknownSetting, with the closest name."""
     by_name = {setting.name: setting for setting in TABLE}
     if name not in by_name:
         raise _unknown(name, by_name, "settings")
@@ -297,7 +303,7 @@ def named(name: str) -> Setting:
 
 
 def parsed(setting: Setting, value: Any, origin: str) -> Any:
-    """The value as the setting's type. origin: where it was given, for the message.
+    """The value as the setting's type. origin: its source, for the message.
 
     Sizes in bytes may carry a unit: 500MB, 10GB, 2GiB. Raises UnknownSetting when it does not fit.
     """
@@ -314,7 +320,7 @@ def parsed(setting: Setting, value: Any, origin: str) -> Any:
 
 
 def _complaint(about: About, value: Any) -> str:
-    """What to give instead of a value outside the limits; empty when it is inside."""
+    """The advice for a value outside the limits; empty for a value inside."""
     if about.minimum is not None and value < about.minimum:
         return f"give {about.minimum:,.10g} or more"
     if about.maximum is not None and value > about.maximum:
@@ -326,7 +332,7 @@ _KIND_WORDS = {int: "whole number", float: "number", str: "text", Path: "path"}
 
 
 def _converted(setting: Setting, value: Any) -> Any:
-    """The value in the setting's type; ValueError or TypeError when it is none."""
+    """The value in the setting's type; ValueError or TypeError if it does not convert."""
     if isinstance(value, bool):
         raise TypeError
     if setting.about.unit == "bytes" and isinstance(value, str):
@@ -345,7 +351,7 @@ def _converted(setting: Setting, value: Any) -> Any:
 
 
 def _size_bytes(text: str) -> int:
-    """Bytes of "10GB" and the like."""
+    """Bytes of "10GB" and similar."""
     compact = text.replace(" ", "").replace("_", "")
     number = compact.rstrip("BbIiKkMmGgTt")
     return round(float(number) * _SIZES.get(compact[len(number) :].upper(), float("nan")))
@@ -360,7 +366,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """What the environment says; an empty variable says nothing."""
+    """The values from the environment; empty variables are ignored."""
     by_variable = {s.environment: s for s in TABLE}
     given = {}
     for variable in sorted(environ):
@@ -374,7 +380,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
 
 
 def _settings_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The file to read; None where nobody named one and the default one does not exist."""
+    """The file to read; None if none is named and the default file does not exist."""
     named = path or environ.get("STALLSCOPE_SETTINGS")
     if named:
         return Path(named)
@@ -382,7 +388,7 @@ def _settings_file(path: Path | None, environ: Mapping[str, str]) -> Path | None
 
 
 def _from_file(path: Path | None) -> dict[str, tuple[Any, str]]:
-    """What the file says, with file and line as origin."""
+    """The values from the file, with file and line as origin."""
     if path is None:
         return {}
     names = {s.name for s in TABLE}
@@ -404,15 +410,15 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise NotFound(f"{path}: there is no such settings file; name another with --settings") from None
+        raise NotFound(f"{path}: the settings file does not exist; name another with --settings") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UnknownSetting(f"{path}: the settings file cannot be read ({error})") from error
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
-        raise UnknownSetting(f"{path}: not valid YAML ({told})") from error
+        reason = " ".join(str(error).split())
+        raise UnknownSetting(f"{path}: not valid YAML ({reason})") from error
     if values is None:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -421,10 +427,10 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
 
 
 def _unknown(name: str, known: Iterable[str], origin: str) -> UnknownSetting:
-    """The refusal; it suggests the closest name, judged without the prefix that all variables share."""
+    """The refusal. It suggests the closest name, compared without the prefix that all variables share."""
     by_stem = {candidate.removeprefix(PREFIX): candidate for candidate in known}
     close = difflib.get_close_matches(name.removeprefix(PREFIX), list(by_stem), n=1)
     advice = (
-        f"did you mean {by_stem[close[0]]}?" if close else "docs/reference/settings.md lists what there is"
+        f"did you mean {by_stem[close[0]]}?" if close else "docs/reference/settings.md lists all settings"
     )
-    return UnknownSetting(f"{origin}: there is no setting {name}; {advice}")
+    return UnknownSetting(f"{origin}: unknown setting {name}; {advice}")

@@ -106,7 +106,7 @@ def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, said)
 @pytest.mark.parametrize(
     ("way", "devices", "said"),
     [
-        ("function", "195 nvidia\n", "by a hook on ioctl alone"),
+        ("function", "195 nvidia\n", "by a probe on ioctl alone"),
         ("tracepoint", "195 nvidia\n", "by the tracepoints of all system calls"),
         ("function", "  1 mem\n", "no NVIDIA driver in /proc/devices"),
         ("", "195 nvidia\n", "cannot be counted on this kernel"),

@@ -68,7 +68,7 @@ def test_a_failing_compiler_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 def test_a_cache_that_cannot_be_written_is_said_in_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed, match=r"cannot keep .* Not a directory; set XDG_CACHE_HOME"):
+    with pytest.raises(StorageFailed, match=r"cannot store .* Not a directory; set XDG_CACHE_HOME"):
         build.build(tmp_path / "file" / "cache")
 
 

@@ -95,7 +95,7 @@ def test_what_is_missing_is_named(driver, folder):
         found(driver(), [str(folder / "toolkit" / "lib")])
     with pytest.raises(NotFound, match="none is visible"):
         found(driver(n_gpus=0), [])
-    with pytest.raises(NotFound, match="the driver says 100"):
+    with pytest.raises(NotFound, match="the driver returns code 100"):
         found(driver(init=100), [])
     with pytest.raises(NotFound, match="no NVIDIA driver on this machine"):
         found("libcuda-that-is-not-there.so.1", [])

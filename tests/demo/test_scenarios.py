@@ -62,7 +62,7 @@ def test_the_list_names_each():
         (("slep",), "no scenario 'slep'.*incident.*sleep"),
         (("--no-bpf",), "name one"),
         (("hang", "--no-bpf", "--live"), "exclude"),
-        (("net", "--no-bpf"), "cannot be made up"),
+        (("net", "--no-bpf"), "cannot be simulated"),
     ],
 )
 def test_what_cannot_be_is_refused(words: tuple[str, ...], says: str):

@@ -84,7 +84,7 @@ def test_addresses(given: str, wanted: tuple[str, int]):
 
 
 def test_an_address_that_is_none_or_taken_is_refused(meter: Meter, port: int):
-    with pytest.raises(BadInput, match="no address"):
+    with pytest.raises(BadInput, match="not a listen address"):
         host_and_port("host")
     with pytest.raises(BadInput, match="choose another"), serving(meter, f"127.0.0.1:{port}", node="b"):
         pass

@@ -75,7 +75,7 @@ def test_a_damaged_batch_is_told_and_not_raised_as_something_else(tmp_path: Path
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed, match="waits for the hub"):
+    with pytest.raises(StorageFailed, match="cannot store batches for the hub"):
         Spool(tmp_path / "file" / "s", max_bytes=10**9)
 
 

@@ -44,7 +44,7 @@ def test_a_place_that_is_taken_is_no_reason_not_to_trace(agent, tmp_path):
     first = agent("--annotate-socket", path)
     first.says("process")
     second = agent("--annotate-socket", path, "--db", str(tmp_path / "other.db"))
-    second.says("no labels are taken", "another agent")
+    second.says("labels are not accepted", "another agent")
     second.says("process")
     assert second.ended(signal.SIGINT) == 0
     assert path.exists()

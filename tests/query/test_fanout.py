@@ -116,7 +116,7 @@ def test_only_groups_travel_where_sums_are_enough():
         ("SELECT n FROM (SELECT count(*) AS n FROM calls GROUP BY pid)", RefusedQuery, "inner query"),
         ("SELECT seq FROM collectives UNION SELECT ts_ns FROM calls", RefusedQuery, "UNION"),
         ("SELECT *, count(*) FROM collectives GROUP BY pid", RefusedQuery, "name the columns"),
-        ("SELECT pid, count(*) FROM collectives", RefusedQuery, "pid must stand in GROUP BY"),
+        ("SELECT pid, count(*) FROM collectives", RefusedQuery, "pid must be in GROUP BY"),
         ("SELECT seq FROM collectives LIMIT (SELECT 3)", RefusedQuery, "LIMIT"),
         ("DELETE FROM collectives", RefusedQuery, "only read"),
         ("SELECT sq FROM collectives", BadInput, "did you mean seq"),

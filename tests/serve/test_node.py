@@ -64,7 +64,7 @@ def test_a_token_and_the_authority_are_needed(db: Path, tmp_path: Path):
             address, Access(token=f"{token[:-1]}{'aA'[token[-1] == 'a']}", ca=files.ca)
         )
         assert "not trusted" in asked(address, Access(token=token))
-        assert "does it want TLS" in asked(address, Access(token=token, is_tls=False))
+        assert "does it require TLS" in asked(address, Access(token=token, is_tls=False))
         port = address.rpartition(":")[2]
         assert asked(f"localhost:{port}", Access(token=token, ca=files.ca)) == ""
         log = [json.loads(line) for line in (files.folder / "audit.jsonl").read_text().splitlines()]

@@ -410,7 +410,7 @@ def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is
 
 
 def test_no_such_trace(tmp_path):
-    with pytest.raises(NotFound, match="there is no trace at"):
+    with pytest.raises(NotFound, match="no trace at"):
         node.read(tmp_path / "none.db")
     with pytest.raises(BadTrace, match="is a folder"):
         node.read(tmp_path)

@@ -1,1 +1,1 @@
-"""Is this machine ready to be traced? A file per subject; `readiness.py` is the list."""
+"""Checks whether this machine is ready for tracing. One file per subject; `readiness.py` is the list."""

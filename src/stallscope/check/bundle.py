@@ -1,6 +1,6 @@
-"""A file for support: what check found, the machine, the settings, and what is in the trace; never what the job is.
+"""A file for support: the check results, the machine, the settings, and the trace's tables; no data about the job.
 
-No command lines and no environment values are read. Host and user names are replaced unless they are asked for.
+Command lines and environment values are not read. Host and user names are replaced unless requested.
 """
 
 import gzip
@@ -40,9 +40,9 @@ _MOST_LINES = 200
 
 
 def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_names: bool = False) -> list[str]:
-    """Write the bundle (tar.gz), readable by its owner only; the same facts give the same bytes.
+    """Write the bundle (tar.gz), readable by its owner only; equal facts give equal bytes.
 
-    answer: what readiness.as_json() gives. Returns the names of the files in it. Raises StorageFailed.
+    answer: the result of readiness.as_json(). Returns the names of the files in it. Raises StorageFailed.
     """
     contents = {
         "check.json": answer,
@@ -67,7 +67,7 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
 
 
 def names(chosen: Effective) -> list[str]:
-    """The names of machines that may stand in the texts, the longest first."""
+    """The names of machines that may occur in the texts, the longest first."""
     hub = chosen.settings.hub.rpartition(":")[0]
     found = {platform.node(), platform.node().partition(".")[0], chosen.settings.node, hub}
     with suppress(StallscopeError), reading(chosen.settings.db) as db:
@@ -76,7 +76,7 @@ def names(chosen: Effective) -> list[str]:
 
 
 def redacted(text: str, hosts: Iterable[str], *, with_names: bool = False) -> str:
-    """The text with names of hosts and users, and addresses, replaced; each by the same word wherever it stands."""
+    """The text with host names, user names and addresses replaced, each always by the same word."""
     if with_names:
         return text
     for number, name in enumerate(hosts, 1):
@@ -115,7 +115,7 @@ def _first_number(path: Path) -> int | None:
 
 
 def _trace(db: Path) -> dict[str, Any]:
-    """How many rows of what, since when, what was lost; or why that cannot be told."""
+    """The rows of each table, the sessions and the losses; or the reason why the trace cannot be read."""
     try:
         with reading(db) as connection:
             tables = [
@@ -141,12 +141,12 @@ def _trace(db: Path) -> dict[str, Any]:
 
 
 def _without_boot(facts: str) -> dict[str, Any]:
-    """The facts but the number of the boot, by which a machine can be known again."""
+    """The facts without the boot id, which would identify the machine."""
     return {name: value for name, value in json.loads(facts).items() if name != "boot_id"}
 
 
 def _xid(log: Path = Path("/dev/kmsg")) -> list[str]:
-    """What the NVIDIA driver has reported as errors; nothing where the kernel's log may not be read."""
+    """Errors that the NVIDIA driver has logged; empty if the kernel's log may not be read."""
     lines: list[str] = []
     try:
         fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

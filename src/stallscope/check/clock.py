@@ -1,4 +1,4 @@
-"""Is the wall clock kept by NTP or PTP? Times of several machines can be compared only as well as that."""
+"""Whether NTP or PTP keeps the wall clock. Times of several machines are comparable only to its accuracy."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ _MOST_ERROR_US = 100_000
 
 
 def findings(read: Callable[[], WallClock] = wall_clock) -> Iterator[Finding]:
-    """One line. read: what the kernel says of its clock; raises OSError where it may not be asked."""
+    """One line. read: returns the kernel's clock state; raises OSError if the call is forbidden."""
     try:
         clock = read()
     except OSError as error:
@@ -18,11 +18,11 @@ def findings(read: Callable[[], WallClock] = wall_clock) -> Iterator[Finding]:
             "clock", f"adjtimex: {error.strerror}", "run check outside the sandbox to see the clock's state"
         )
         return
-    bounds = f"off by at most {clock.max_error_us / 1000:,.1f} ms by its own account"
+    bounds = f"off by at most {clock.max_error_us / 1000:,.1f} ms by the kernel's estimate"
     advice = "start chrony, systemd-timesyncd or PTP; on one machine it does not matter"
     if not clock.is_synchronised:
         yield warned("clock", "not synchronised", advice)
     elif clock.max_error_us > _MOST_ERROR_US:
-        yield warned("clock", f"synchronised, {bounds}", "look at the time source: `chronyc tracking`")
+        yield warned("clock", f"synchronised, {bounds}", "check the time source: `chronyc tracking`")
     else:
         yield passed("clock", f"synchronised, {bounds}")

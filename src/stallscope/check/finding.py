@@ -1,11 +1,11 @@
-"""One line of the answer."""
+"""One line of the check's output."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class State(StrEnum):
-    """pass: as it should be. warn: it works, with less. fail: it does not work."""
+    """pass: ready. warn: works with limits. fail: does not work."""
 
     PASS = "pass"
     WARN = "warn"
@@ -14,7 +14,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """subject: what was looked at. found: what there is. advice: what to do; empty where nothing is to be done."""
+    """subject: the examined part. found: its state. advice: the remedy; empty if none is needed."""
 
     subject: str
     state: State
@@ -23,15 +23,15 @@ class Finding:
 
 
 def passed(subject: str, found: str) -> Finding:
-    """All is well."""
+    """The subject is ready."""
     return Finding(subject, State.PASS, found)
 
 
 def warned(subject: str, found: str, advice: str) -> Finding:
-    """It works, with less."""
+    """The subject works with limits."""
     return Finding(subject, State.WARN, found, advice)
 
 
 def failed(subject: str, found: str, advice: str) -> Finding:
-    """It does not work."""
+    """The subject does not work."""
     return Finding(subject, State.FAIL, found, advice)

@@ -1,4 +1,4 @@
-"""The NVIDIA driver, and the GPUs as the driver's management library (NVML) tells them."""
+"""The NVIDIA driver, and the GPUs that the driver's management library (NVML) reports."""
 
 import re
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from stallscope.events.layout import UNKNOWN
 
 
 def findings(proc: Path = Path("/proc")) -> Iterator[Finding]:
-    """The driver and each GPU. Without a driver there are no GPUs to trace, but emulated ones still can be."""
+    """The driver and each GPU. A machine without a driver has no GPUs to trace, but emulated GPUs still work."""
     version = driver_version(proc)
     if not version:
-        yield warned("driver", "no NVIDIA driver", "install it, or look here for emulated jobs only")
+        yield warned("driver", "no NVIDIA driver", "install it, or trace emulated jobs only")
         return
     yield passed("driver", f"NVIDIA {version}")
     yield from _gpus()
@@ -45,7 +45,9 @@ def _gpus() -> Iterator[Finding]:
 def _gpu(row: Any) -> Finding:
     subject, name = f"GPU {row['gpu']}", row["name"].decode() or "unknown model"
     if row["sm_mhz"] == row["memory_total_bytes"] == UNKNOWN:
-        return warned(subject, f"{name} tells nothing", "look for Xid errors (dmesg), and test or reset it")
+        return warned(
+            subject, f"{name} reports no state", "check for Xid errors (dmesg), and test or reset it"
+        )
     if row["memory_total_bytes"] == UNKNOWN:
         return passed(subject, name)
     used, total = row["memory_used_bytes"] / 2**30, row["memory_total_bytes"] / 2**30

@@ -1,4 +1,4 @@
-"""Does the hub answer, and is its certificate one that the agent will take?"""
+"""Whether the hub answers with a certificate that the agent accepts."""
 
 import socket
 import ssl
@@ -12,9 +12,9 @@ _TIMEOUT_S = 3.0
 
 
 def findings(hub: str, ca_file: Path | None = None, token_file: Path | None = None) -> Iterator[Finding]:
-    """The connection, and the file with the token. hub: HOST:PORT, empty where none is set."""
+    """The connection, and the token file. hub: HOST:PORT, empty without a hub."""
     if not hub:
-        yield passed("hub", "none set: this machine keeps its trace to itself")
+        yield passed("hub", "none set: the trace stays on this machine")
         return
     yield _connection(hub, ca_file)
     if token_file is not None:
@@ -24,7 +24,7 @@ def findings(hub: str, ca_file: Path | None = None, token_file: Path | None = No
 def _connection(hub: str, ca_file: Path | None) -> Finding:
     host, _, port = hub.rpartition(":")
     if not host or not port.isdigit():
-        return failed("hub", f"{hub!r} is no HOST:PORT", "give it as hub.example:4317")
+        return failed("hub", f"{hub!r} is not HOST:PORT", "give it as hub.example:4317")
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         with (
@@ -33,13 +33,11 @@ def _connection(hub: str, ca_file: Path | None) -> Finding:
         ):
             return passed("hub", f"{hub} answers, {secured.version()}")
     except FileNotFoundError:
-        return failed("hub", f"there is no certificate {ca_file}", "check --ca-cert (hub_ca_file)")
+        return failed("hub", f"certificate file {ca_file} does not exist", "check --ca-cert (hub_ca_file)")
     except ssl.SSLCertVerificationError as error:
         return failed("hub", f"{hub}: {error.verify_message}", "give the hub's authority with --ca-cert")
     except ssl.SSLError as error:
-        return failed(
-            "hub", f"{hub}: no TLS ({error.reason})", "check the port: that of OTLP over gRPC, 4317"
-        )
+        return failed("hub", f"{hub}: no TLS ({error.reason})", "check the port: OTLP over gRPC uses 4317")
     except OSError as error:
         return failed(
             "hub", f"{hub}: {error.strerror or error}", "start it, open the port, or check the name"

@@ -1,4 +1,4 @@
-"""The kernel and the permissions: does the real program load?"""
+"""Checks the kernel and the permissions, and whether the BPF programs load."""
 
 import os
 import platform
@@ -15,21 +15,21 @@ from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace
 
 _HOOKS = {
-    "session": "uprobe sessions (6.13 and later): the cheapest hooks",
+    "session": "uprobe sessions (6.13 and later): the cheapest probes",
     "multi": "uprobe multi links (6.6 and later)",
     "perf": "single uprobes through perf events",
 }
 _IOCTLS = {
-    "function": "by a hook on ioctl alone",
-    "tracepoint": "by the tracepoints of all system calls, which makes each a little slower",
+    "function": "by a probe on ioctl alone",
+    "tracepoint": "by the tracepoints of all system calls, which slows every system call slightly",
 }
 _OLDEST_GOOD = (6, 6)
 
 
 class Loaded(NamedTuple):
-    """mode: the way of hooking. peeks: whether threads and memory can be looked at by BPF.
+    """mode: the kind of probes. peeks: whether BPF can read threads and memory.
 
-    ioctl_way: how calls into the GPU driver can be counted; empty: not.
+    ioctl_way: the method of counting calls into the GPU driver; empty if unavailable.
     """
 
     mode: str
@@ -44,9 +44,9 @@ def findings(
     *,
     load: Callable[[], Loaded] | None = None,
 ) -> Iterator[Finding]:
-    """The kernel, its type information, what this user may do, and whether the programs load.
+    """The kernel, its type information, this user's permissions, and whether the programs load.
 
-    load: loads the programs, takes them out again and tells what they can; raises CannotTrace.
+    load: loads the programs, unloads them and returns their abilities; raises CannotTrace.
     """
     yield _release(platform.release(), platform.machine())
     has_btf = (sys / "kernel/btf/vmlinux").exists()
@@ -60,13 +60,15 @@ def findings(
 
 
 def _release(release: str, machine: str) -> Finding:
-    said = f"Linux {release} on {machine}"
+    system = f"Linux {release} on {machine}"
     if machine not in ("x86_64", "aarch64"):
-        return failed("kernel", said, "trace on x86-64 or arm64: the programs exist for these only")
+        return failed("kernel", system, "trace on x86-64 or arm64: stallscope has programs only for these")
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     if tuple(numbers) < _OLDEST_GOOD:
-        return warned("kernel", said, "hooks cost several times as much before Linux 6.6: upgrade if you can")
-    return passed("kernel", said)
+        return warned(
+            "kernel", system, "probes cost several times as much before Linux 6.6: upgrade if you can"
+        )
+    return passed("kernel", system)
 
 
 def _btf(is_there: bool) -> Finding:
@@ -82,18 +84,18 @@ def _capabilities(proc: Path) -> Finding:
     if not missing:
         names = ", ".join(each.name for each in preflight.PURPOSES)
         return passed("capabilities", f"all that tracing needs: {names}")
-    said, remedy = f"missing: {preflight.told(missing)}", preflight.remedy(proc, "stallscope check")
+    lack, remedy = f"missing: {preflight.told(missing)}", preflight.remedy(proc, "stallscope check")
     if preflight.necessary(missing):
-        return failed("capabilities", said, remedy)
-    return warned("capabilities", said, f"some libraries will not be seen: {remedy}")
+        return failed("capabilities", lack, remedy)
+    return warned("capabilities", lack, f"some libraries will not be traced: {remedy}")
 
 
 def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
-    """What else can stand in the way: said only where it does."""
+    """Container and lockdown limits; no line without a problem."""
     if preflight.has_own_pids(proc):
         yield failed(
             "container",
-            "process numbers of its own, and the kernel tells the machine's",
+            "own process numbers, while the kernel reports the machine's",
             "start it with --pid=host (Kubernetes: hostPID: true)",
         )
     lockdown = _text(sys / "kernel/security/lockdown")
@@ -109,19 +111,19 @@ def _programs(load: Callable[[], Loaded], why_no_memory: str, has_driver: bool) 
     except CannotTrace as error:
         yield failed("BPF programs", str(error), "send this line with `stallscope check --bundle` to us")
         return
-    said = f"load; {_HOOKS.get(found.mode, found.mode)}"
+    kind = f"load; {_HOOKS.get(found.mode, found.mode)}"
     if found.mode == "perf":
-        yield warned("BPF programs", said, "hooks are cheaper from Linux 6.6 on")
+        yield warned("BPF programs", kind, "probes are cheaper from Linux 6.6 on")
     else:
-        yield passed("BPF programs", said)
+        yield passed("BPF programs", kind)
     yield _stacks(found, why_no_memory)
     yield _driver_calls(found.ioctl_way, has_driver)
 
 
 def _stacks(found: Loaded, why_no_memory: str) -> Finding:
-    """Whether it can be told where in the code threads are. why_no_memory: cannot be read by a system call."""
+    """Whether call stacks of threads can be read. why_no_memory: the reason why a system call cannot read memory."""
     if not found.is_x86:
-        return warned("stacks", "none on this architecture", "look at hung processes with py-spy or gdb")
+        return warned("stacks", "none on this architecture", "examine hung processes with py-spy or gdb")
     if found.peeks:
         return passed(
             "stacks", f"Python and native, by BPF: {why_no_memory}" if why_no_memory else "Python and native"
@@ -132,11 +134,11 @@ def _stacks(found: Loaded, why_no_memory: str) -> Finding:
 
 
 def _driver_calls(way: str, has_driver: bool) -> Finding:
-    """Whether `trace --gpu-ioctls` can count; it is off by default, so that nothing is missing without."""
+    """Whether `trace --gpu-ioctls` can count; the option is off by default, so its absence is not a warning."""
     if not way:
-        return passed("driver calls", "cannot be counted on this kernel: --gpu-ioctls tells nothing")
-    said = f"can be counted (--gpu-ioctls): {_IOCTLS.get(way, way)}"
-    return passed("driver calls", said if has_driver else f"{said}; no NVIDIA driver in /proc/devices")
+        return passed("driver calls", "cannot be counted on this kernel: --gpu-ioctls has no effect")
+    method = f"can be counted (--gpu-ioctls): {_IOCTLS.get(way, way)}"
+    return passed("driver calls", method if has_driver else f"{method}; no NVIDIA driver in /proc/devices")
 
 
 def _loaded() -> Loaded:

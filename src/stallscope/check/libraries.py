@@ -1,4 +1,4 @@
-"""The NCCL and CUDA libraries in running processes, and the Python that runs there."""
+"""The NCCL and CUDA libraries in running processes, and the Python versions of these processes."""
 
 import re
 from collections import Counter, defaultdict
@@ -15,9 +15,9 @@ _PYTHON = re.compile(r"python(\d\.\d+)")
 
 
 def findings(proc: Path = Path("/proc"), *, ignored: frozenset[int] = frozenset()) -> Iterator[Finding]:
-    """Each library file that is in use, and the versions of Python in the processes that use GPU libraries.
+    """Each library file in use, and the versions of Python in the processes that use GPU libraries.
 
-    ignored: processes that are left out, our own first of all.
+    ignored: processes that are left out, first of all stallscope's process.
     """
     discovery = Discovery(proc=proc, ignored=ignored)
     found = discovery.scan(0)
@@ -36,27 +36,29 @@ def _library(proc: Path, library: Library) -> Finding:
         with elf.opened(library.path) as image:
             n_found = len(functions(image, operations.names(), is_static=library.is_static))
     except (OSError, NotElf) as error:
-        return warned(subject, f"{where}: {error}", "its calls are not seen: run check as root")
+        return warned(subject, f"{where}: {error}", "its calls are not traced: run check as root")
     if not n_found:
         return warned(
-            subject, f"{where}: none of the functions to trace", "another version, or stripped of names"
+            subject,
+            f"{where}: none of the functions to trace",
+            "an unsupported version, or a stripped library",
         )
     return passed(subject, f"{where}: {n_found} functions to trace")
 
 
 def _where(proc: Path, library: Library) -> str:
-    """Who uses it, and what kind of place it is in."""
+    """The process that uses the library, and its kind of environment."""
     kinds = [
         "linked into the program" if library.is_static else "",
         "in a container" if _is_in_container(proc, library.pid) else "",
         "in a virtual environment" if "/site-packages/" in library.name else "",
     ]
-    told = ", ".join(kind for kind in kinds if kind)
-    return f"process {library.pid}{f' ({told})' if told else ''}"
+    labels = ", ".join(kind for kind in kinds if kind)
+    return f"process {library.pid}{f' ({labels})' if labels else ''}"
 
 
 def _is_in_container(proc: Path, pid: int) -> bool:
-    """Does the process have another root of the file system than the first process?"""
+    """Whether the process has another root of the file system than the first process."""
     try:
         return (proc / str(pid) / "ns/mnt").readlink() != (proc / "1/ns/mnt").readlink()
     except OSError:
@@ -76,7 +78,7 @@ def _pythons(proc: Path, pids: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def python_version(proc: Path, pid: int) -> str:
-    """The version of the interpreter that a process runs, as "3.11"; empty where there is none."""
+    """The version of the interpreter that a process runs, as "3.11"; empty without Python."""
     try:
         maps = (proc / str(pid) / "maps").read_text(errors="replace")
     except OSError:

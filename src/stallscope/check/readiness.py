@@ -1,4 +1,4 @@
-"""The list of what is looked at, and the answer to all of it."""
+"""The list of checks, and their results."""
 
 import os
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ def findings(settings: Settings, proc: Path = Path("/proc"), sys: Path = Path("/
 
 
 def as_json(found: list[Finding]) -> dict[str, Any]:
-    """The answer as data; ready: nothing fails."""
+    """The results as data; ready: no check fails."""
     return {"ready": is_ready(found), "checks": [asdict(one) for one in found]}
 
 
 def is_ready(found: list[Finding]) -> bool:
-    """Whether nothing fails."""
+    """Whether no check fails."""
     return all(one.state is not State.FAIL for one in found)

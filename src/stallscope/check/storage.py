@@ -1,4 +1,4 @@
-"""Is there room for the trace, and may it be written?"""
+"""Whether the trace's folder has room and is writable."""
 
 import os
 import shutil
@@ -9,17 +9,17 @@ from stallscope.check.finding import Finding, failed, passed, warned
 
 
 def findings(db: Path, max_bytes: int) -> Iterator[Finding]:
-    """One line on the folder of the trace. max_bytes: the size at which its oldest rows go."""
+    """One line on the folder of the trace. max_bytes: the size above which the oldest rows are deleted."""
     folder = next(each for each in (db.parent, *db.parent.absolute().parents) if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         yield failed("storage", f"{db.parent} cannot be written", "choose another --db, or run it as root")
         return
     free = shutil.disk_usage(folder).free
-    said = f"{db}: {_gigabytes(free)} free, at most {_gigabytes(max_bytes)} used"
+    usage = f"{db}: {_gigabytes(free)} free, at most {_gigabytes(max_bytes)} used"
     if free < max_bytes and not db.exists():
-        yield warned("storage", said, "make room, or give a smaller --max-db")
+        yield warned("storage", usage, "make room, or give a smaller --max-db")
     else:
-        yield passed("storage", said)
+        yield passed("storage", usage)
 
 
 def _gigabytes(n_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Compiles the emulated libraries, once for each state of their sources, into the user's cache folder."""
+"""Compiles the emulated libraries, once for each version of their sources, into the user's cache folder."""
 
 import hashlib
 import os
@@ -14,19 +14,19 @@ SOURCES = Path(__file__).parent / "emulated"
 
 _FLAGS = ("-shared", "-fPIC", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
 _PROLOGUE = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
-"""Every function begins with `push`, as NVIDIA's do: the cheap way for a uprobe. Optimised leaves do not."""
+"""Every function begins with `push`, as in NVIDIA's libraries: the cheap case for a uprobe. Optimised leaves do not."""
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "libcudart.so.12": ("device.c", "memory.c", "copy.c", "event.c", "graph.c", "cudart.c"),
     "libnccl.so.2": ("nccl.c", "communicators.c", "group.c", "collective.c", "meet.c"),
 }
-"""In the order of building: the second is linked against the first."""
+"""In build order: the second library is linked against the first."""
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: $XDG_CACHE_HOME/stallscope, else of root /var/cache, of others ~/.cache.
+    """The folder of built libraries: $XDG_CACHE_HOME/stallscope, otherwise /var/cache for root and ~/.cache for others.
 
-    Never another user's folder, as $HOME under sudo may be: the libraries are loaded.
+    Never another user's folder, as $HOME under sudo may be: the libraries are loaded into processes.
     """
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen) / "stallscope"
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def build(cache: Path | None = None) -> Path:
-    """The folder that holds libcudart.so.12 and libnccl.so.2, built now if they are not there yet.
+    """The folder that holds libcudart.so.12 and libnccl.so.2, built now if they are missing.
 
     Raises NotFound without a C compiler, StorageFailed when the cache cannot be written, StallscopeError when
     compiling fails.
@@ -47,7 +47,7 @@ def build(cache: Path | None = None) -> Path:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent))
     except OSError as error:
         raise StorageFailed(
-            f"cannot keep the emulated GPU libraries in {folder.parent}: {error.strerror}; set XDG_CACHE_HOME"
+            f"cannot store the emulated GPU libraries in {folder.parent}: {error.strerror}; set XDG_CACHE_HOME"
         ) from error
     try:
         for name, sources in LIBRARIES.items():
@@ -59,7 +59,7 @@ def build(cache: Path | None = None) -> Path:
 
 
 def _put(scratch: Path, folder: Path) -> None:
-    """A rename is all or nothing: where two build at a time, the first one's is taken."""
+    """Rename the folder into place, all or nothing: of two concurrent builds, the first is used."""
     try:
         scratch.rename(folder)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What can go wrong in one rank of the job, and how it is made to.
+"""The faults of one rank of the job, and the functions that inject them.
 
-A fault from inside runs in the rank's own loop before a step's forward pass. A fault from outside is done to
-its process by somebody else: see `outside.py`. No library knows of any of this.
+A fault from inside runs in the rank's own loop before a step's forward pass. Another process injects a fault from
+outside: see `outside.py`. The libraries are independent of the faults.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from stallscope.demo.gpu import HOST_TO_DEVICE, Gpu
 from stallscope.demo.plan import Plan
 
 Disturb = Callable[[int], None]
-"""Called with the number of the step in which the fault is due."""
+"""Called with the number of the current step, if the fault is due in it."""
 
 MIB = 1 << 20
 SLEEP_S = 0.29
@@ -39,9 +39,9 @@ DISK_BLOCK_BYTES = 4 * MIB
 
 
 class Fault(NamedTuple):
-    """One entry. every_steps: it is due in each such step, 0 for once; cause: the diagnosis that is right.
+    """One entry. every_steps: the fault is due in each such step, 0 for once; cause: the correct diagnosis.
 
-    n_steps: it is over after so many steps; 0: never.
+    n_steps: the number of steps after which the fault ends; 0: never.
     """
 
     meaning: str
@@ -53,7 +53,7 @@ class Fault(NamedTuple):
 
 
 def is_due(fault: Fault, plan: Plan, step: int) -> bool:
-    """Whether a fault from inside strikes in this step."""
+    """Whether a fault from inside is due in this step."""
     if not fault.prepare or step < plan.first_step:
         return False
     if fault.n_steps and step >= plan.first_step + fault.n_steps:
@@ -68,7 +68,7 @@ def _sleep(gpu: Gpu, plan: Plan) -> Disturb:
 
 
 def burn(seconds: float) -> None:
-    """Uses so much CPU time of the calling thread."""
+    """Uses this much CPU time of the calling thread."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -97,7 +97,7 @@ def _disk(gpu: Gpu, plan: Plan) -> Disturb:
 
 
 def _direct_reader(path: Path) -> Callable[[], object] | None:
-    """Reads a block past the page cache; None where the file system refuses."""
+    """Reads a block past the page cache; None if the file system refuses."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
         block = mmap.mmap(-1, DISK_BLOCK_BYTES)
@@ -124,7 +124,7 @@ def _around(n: int) -> Iterator[int]:
 
 
 def _lock(gpu: Gpu, plan: Plan) -> Disturb:
-    """Another thread of the process holds what the loop needs, and sleeps."""
+    """Another thread of the process holds the lock that the loop needs, and sleeps."""
     lock, asked, held = threading.Lock(), threading.Semaphore(0), threading.Semaphore(0)
 
     def hold() -> None:
@@ -172,7 +172,7 @@ def _copy(gpu: Gpu, plan: Plan) -> Disturb:
 
 
 def _cold(gpu: Gpu, plan: Plan) -> Disturb:
-    """What first steps do where nothing is in a cache yet: they load code and take memory from the GPU."""
+    """The extra work of first steps with cold caches: loading code and allocating GPU memory."""
 
     def disturb(step: int) -> None:
         gpu.new("cudaMalloc", MIB)
@@ -192,7 +192,7 @@ def _net(gpu: Gpu, plan: Plan) -> Disturb:
 
 
 def _input(gpu: Gpu, plan: Plan) -> Disturb:
-    return lambda step: None  # the loader is late by itself: see job.load_batches
+    return lambda step: None  # the loader itself is late: see job.load_batches
 
 
 def _hang(gpu: Gpu, plan: Plan) -> Disturb:

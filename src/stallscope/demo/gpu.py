@@ -1,6 +1,6 @@
-"""The CUDA and NCCL calls the loop makes, by ctypes: the interpreter lock is free during each.
+"""The CUDA and NCCL calls of the loop, by ctypes: the interpreter lock is free during each.
 
-The emulated libraries bring the one kernel it launches; with real ones it is real_gpu's.
+The emulated libraries provide the one kernel that the loop launches; with real ones real_gpu provides it.
 """
 
 import ctypes
@@ -93,9 +93,9 @@ _RUNTIME_ARGUMENTS = {
 
 
 class Gpu:
-    """The two libraries, loaded; handles are plain integers, a stream of None is the default one.
+    """The two libraries, loaded; handles are plain integers, a stream of None is the default stream.
 
-    `cuda` and `nccl` give the raw functions; `call` names the one that failed.
+    `cuda` and `nccl` are the raw functions; `call` raises an error that names the failed function.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class Gpu:
             for name, arguments in table.items():
                 if function := getattr(
                     library, name, None
-                ):  # older libraries lack some that the loop does not need
+                ):  # older libraries lack some functions that the loop does not need
                     function.argtypes = arguments
         is_emulated = hasattr(self.cuda, "emulated_timed_kernel")
         self._kernel = ctypes.cast(self.cuda.emulated_timed_kernel, c_void_p) if is_emulated else None
@@ -113,7 +113,7 @@ class Gpu:
         self._pinned = threading.local()
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function by name. Raises StallscopeError with its name and result code."""
+        """Calls a function by name. Raises StallscopeError with the function's name and result code."""
         result = getattr(self.nccl if name.startswith("nccl") else self.cuda, name)(*arguments)
         if result:
             raise StallscopeError(f"{name} failed with code {result}")
@@ -134,7 +134,7 @@ class Gpu:
         self.call("cudaLaunchKernel", self._kernel, _ONE, _ONE, arguments, 0, stream)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Blocks until all that was enqueued on the stream is done."""
+        """Blocks until all work enqueued on the stream is done."""
         self.call("cudaStreamSynchronize", stream)
 
     def stream(self) -> int:
@@ -146,7 +146,7 @@ class Gpu:
         return self.new("cudaEventCreateWithFlags", 2)
 
     def wait_in(self, stream: int | None, event: int, *, recorded_in: int | None) -> None:
-        """Makes what follows on `stream` wait for all that is enqueued on `recorded_in` now."""
+        """Makes later work on `stream` wait for all work enqueued on `recorded_in` so far."""
         self.call("cudaEventRecord", event, recorded_in)
         self.call("cudaStreamWaitEvent", stream, event, 0)
 
@@ -157,7 +157,7 @@ class Gpu:
         self.call("ncclAllReduce", buffer, buffer, count, datatype, op, comm, stream)
 
     def write(self, address: int, value: float) -> None:
-        """Sets one float64 in device memory; returns when it is staged, as a small pageable copy does."""
+        """Sets one float64 in device memory; returns when it is staged, like a small pageable copy."""
         self.call("cudaMemcpyAsync", address, ctypes.byref(ctypes.c_double(value)), 8, HOST_TO_DEVICE, None)
 
     def item(self, address: int, stream: int | None = None) -> float:
@@ -186,7 +186,7 @@ class Gpu:
         return self.new("ncclCommInitRankConfig", nranks, unique, rank, None)
 
     def split(self, comm: int, color: int, *, key: int) -> int:
-        """A communicator of the ranks that give the same color, in the order of their keys."""
+        """A communicator of the ranks that pass the same color, in the order of their keys."""
         handle = c_void_p()
         self.call("ncclCommSplit", comm, color, key, ctypes.byref(handle), None)
         return handle.value or 0

@@ -2,8 +2,8 @@
 
 A step is a forward pass, a backward pass whose gradients are all-reduced in buckets while it goes on, an
 optimizer and the loss, about 20 ms in all. As with PyTorch the compute runs on the default stream and the
-collectives on one of their own, the main thread waits while a second one issues the backward pass, and the
-loss is read back each step. The rank keeps its own clock: rank<R>.csv, for whoever wants the truth.
+collectives on a separate stream, the main thread waits while a second thread issues the backward pass, and the
+loss is read back each step. The rank writes its own clock to rank<R>.csv, as ground truth.
 """
 
 import gc
@@ -29,14 +29,14 @@ BACKWARD_NS = 1_000_000
 OPTIMIZER_NS = 1_500_000
 BATCH_S = 0.003
 BLOCKING_SYNC = 4
-STEPS_BETWEEN_AGREEMENTS = 100  # of a job that runs ahead: long enough to fill the device's queue
+STEPS_BETWEEN_AGREEMENTS = 100  # for a job that runs ahead: long enough to fill the device's queue
 
 COLUMNS = "step,start_ns,begin_ns,forward_ns,end_ns,is_disturbed"
-"""Of the CSV: begin_ns is after the batch and the fault, forward_ns after the forward pass was issued."""
+"""Columns of the CSV: begin_ns is after the batch and the fault, forward_ns after the forward pass was issued."""
 
 
 class Rank(NamedTuple):
-    """What one rank has: its libraries, streams, communicators and device memory."""
+    """The state of one rank: its libraries, streams, communicators and device memory."""
 
     gpu: Gpu
     plan: Plan
@@ -50,7 +50,7 @@ class Rank(NamedTuple):
 
 
 def meet(gpu: Gpu, folder: Path, rank: int, *, nranks: int) -> int:
-    """Joins the job's communicator: rank 0 leaves the id in the folder for the others."""
+    """Joins the job's communicator: rank 0 writes the id into the folder for the others."""
     path = folder / "unique_id"
     if rank == 0:
         unique = gpu.unique_id()
@@ -95,7 +95,7 @@ def backward(me: Rank) -> None:
 def optimize(me: Rank, *, wants_end: bool) -> None:
     """Issues the optimizer behind the last bucket, and the all-reduce of the loss.
 
-    The "loss" is what the ranks agree on: how many of them want the job to end.
+    The "loss" is the number of ranks that want the job to end, on which all ranks thus agree.
     """
     me.gpu.wait_in(None, me.event, recorded_in=me.comm_stream)
     me.gpu.launch(OPTIMIZER_NS)
@@ -106,7 +106,7 @@ def optimize(me: Rank, *, wants_end: bool) -> None:
 
 
 def second_thread(device: int, gpu: Gpu) -> Callable[[Callable[[], None]], None]:
-    """A function that runs another one in one thread of its own and waits for it: the autograd engine."""
+    """A function that runs a task in a separate thread and waits for it, as the autograd engine does."""
     work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -116,7 +116,7 @@ def second_thread(device: int, gpu: Gpu) -> Callable[[Callable[[], None]], None]
             task = work.get()
             try:
                 task()
-            except BaseException as error:  # noqa: BLE001 - it is raised again where the task was given
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that gave the task
                 done.put(error)
             else:
                 done.put(None)
@@ -135,7 +135,7 @@ def second_thread(device: int, gpu: Gpu) -> Callable[[Callable[[], None]], None]
 def load_batches(plan: Plan, rank: int) -> Callable[[], None]:
     """Starts the data loader, a child process; the function returned takes the next batch.
 
-    One batch is prefetched. The victim's loader is slow at times; that is the fault "input".
+    One batch is prefetched. With the fault "input" the victim's loader is slow at times.
     """
     asked_read, asked_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -191,12 +191,12 @@ def train(me: Rank, folder: Path, take_batch: Callable[[], None] | None) -> None
 
 
 def main(folder: Path, rank: int) -> None:
-    """Loads the libraries, says so on stdout, waits for a line on stdin, runs."""
+    """Loads the libraries, prints a line on stdout, waits for a line on stdin, runs."""
     end_with_parent()
     plan = read_plan(folder)
     take_batch = load_batches(plan, rank) if plan.loader else None
     gpu = Gpu(Path(plan.libraries))
-    gc.disable()  # a collection in one rank is a fault that nobody asked for
+    gc.disable()  # a collection in one rank would be an additional fault
     print("ready", flush=True)
     if not sys.stdin.readline():
         return

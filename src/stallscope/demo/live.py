@@ -1,4 +1,4 @@
-"""A live job: real processes that run the loop, disturbed from inside or outside, and the truth beside."""
+"""A live job: real processes that run the loop, disturbed from inside or outside, and its ground truth."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class Job:
         return [process.pid for process in self.processes]
 
     def go(self) -> None:
-        """Lets the ranks leave the gate: until now they have only loaded the libraries."""
+        """Lets the ranks leave the gate; before, they have only loaded the libraries."""
         for process in self.processes:
             if process.stdin is None:
                 raise StallscopeError("the job has no gate")
@@ -46,7 +46,7 @@ class Job:
         self.has_begun.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for all ranks to end; False when the time is over first. Raises when a rank failed."""
+        """Waits for all ranks to end; False after the timeout. Raises when a rank failed."""
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
             codes = [process.poll() for process in self.processes]
@@ -61,17 +61,17 @@ class Job:
 
     def _words(self, rank: int) -> str:
         lines = (self.folder / f"rank{rank}.err").read_text().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0, libraries: Path | None = None) -> Plan:
-    """The plan of a scenario. The victim is not rank 0 where there is another one, so that nothing hinges on it.
+    """The plan of a scenario. In a job of several ranks the victim is not rank 0, so that no result depends on it.
 
     libraries: folder of real ones; None: emulated. Raises BadInput for an unknown scenario or an impossible number
     of ranks.
     """
     if scenario not in FAULTS:
-        raise BadInput(f"no scenario {scenario!r}: it is one of {', '.join(FAULTS)}")
+        raise BadInput(f"no scenario {scenario!r}: choose from {', '.join(FAULTS)}")
     if not (1 if libraries else 2) <= ranks <= 8:
         raise BadInput(f"the demo job cannot have {ranks} ranks: give 2 to 8")
     return Plan(
@@ -89,10 +89,10 @@ def plan_for(scenario: str, *, ranks: int = 4, seconds: float = 12.0, libraries:
 def started(
     plan: Plan, folder: Path | None = None, *, before: Callable[[int], Sequence[str]] = lambda rank: ()
 ) -> Iterator[Job]:
-    """The job's processes at their gate, libraries loaded; whatever happens, none is left at the end.
+    """The job's processes at their gate, libraries loaded; all are ended at the end in any case.
 
-    folder: an empty one for what the job writes, truth.json at the end; without it nothing is kept.
-    before: words that go before the command of a rank, and end by executing it.
+    folder: an empty folder for the job's files, truth.json at the end; without it no file is kept.
+    before: words that precede the command of a rank, and end by executing it.
     """
     with ExitStack() as stack:
         folder = folder or Path(stack.enter_context(_scratch()))
@@ -113,7 +113,7 @@ def started(
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """In memory where that can be, so that the ranks' clocks are written while a disk is made slow."""
+    """In memory if possible, so that the ranks' clocks are written while a disk is made slow."""
     return tempfile.TemporaryDirectory(prefix="stallscope-demo-", dir=SHARED if SHARED.is_dir() else None)
 
 

@@ -1,6 +1,6 @@
-"""Several machines on one: network namespaces with addresses of their own, and an agent in each, as real ones would be.
+"""Several machines on one host: network namespaces with separate addresses, and an agent in each.
 
-They share the kernel, so they share its monotonic clock; a wall clock of its own is given to each agent. As a
+They share the kernel and so its monotonic clock; each agent gets a separate wall clock. As a
 program (`python -m stallscope.demo.machines`) this file is one such agent.
 """
 
@@ -21,7 +21,7 @@ from stallscope.demo.live import Job
 from stallscope.demo.plan import Plan, end_with_parent
 from stallscope.errors import CannotTrace
 
-_NETWORK = "198.18"  # of RFC 2544: for tests, routed nowhere
+_NETWORK = "198.18"  # RFC 2544: for tests, not routed
 _OURS = 1
 _ATTACH_S = 60.0
 _END_S = 20.0
@@ -29,7 +29,7 @@ _END_S = 20.0
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them: its name, its address, and the words that run a command in it (and become that command)."""
+    """One machine: its name, its address, and the words that run a command in it (and become that command)."""
 
     name: str
     address: str
@@ -38,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Network:
-    """What they are connected by. address: of this machine, where they reach a hub."""
+    """The network of the machines. address: of the host, at which they reach a hub."""
 
     address: str
     machines: tuple[Machine, ...]
@@ -46,8 +46,8 @@ class Network:
 
 @contextmanager
 def network(n: int) -> Iterator[Network]:
-    """`n` machines on one bridge inside the with block. Raises CannotTrace where namespaces cannot be made."""
-    # At random, since others may do the same now; a device of a namespace goes some time after it.
+    """`n` machines on one bridge inside the with block. Raises CannotTrace if namespaces cannot be made."""
+    # Random, because another run may do the same now; a device outlives its namespace for some time.
     mark = os.urandom(3)
     subnet = f"{_NETWORK}.{mark[0] % 254 + 1}"
     bridge = f"ss{mark.hex()}"
@@ -68,7 +68,7 @@ def network(n: int) -> Iterator[Network]:
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", inner)
             _ip("-n", space, "link", "set", inner, "up")
             _ip("-n", space, "link", "set", "lo", "up")
-            # Not `ip netns exec`: that hides the kernel's file systems from what it runs.
+            # Not `ip netns exec`, which hides the kernel's file systems from the command.
             words = ("nsenter", f"--net=/run/netns/{space}", "--")
             made.append(Machine(f"machine-{number}", address, words))
         yield Network(f"{subnet}.{_OURS}", tuple(made))
@@ -98,7 +98,7 @@ class AgentPlan:
 
 
 def start_agent(machine: Machine, plan: AgentPlan, said: Path) -> "subprocess.Popen[bytes]":
-    """An agent as a process on a machine; what it says goes into a file. It never outlives this process."""
+    """An agent as a process on a machine; its output goes into a file. It never outlives this process."""
     with said.open("w") as out:
         return subprocess.Popen(
             [*machine.words, sys.executable, "-m", __name__, json.dumps(asdict(plan))],
@@ -111,7 +111,7 @@ def start_agent(machine: Machine, plan: AgentPlan, said: Path) -> "subprocess.Po
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where agents send, and as whom. ca_file: None sends in clear text."""
+    """The hub of the agents and their credentials. ca_file: None sends in clear text."""
 
     hub: str
     token_file: Path
@@ -127,9 +127,9 @@ def traced_job(
     folder: Path,
     clocks: Sequence[tuple[int, float]] = (),
 ) -> Iterator[Job]:
-    """A job whose ranks are shared out over the machines, at its gate, with an agent attached on each.
+    """A job whose ranks are distributed over the machines, at its gate, with an agent attached on each.
 
-    folder: for the agents' traces and what they say. clocks: each machine's (offset_ns, drift_ppm).
+    folder: for the agents' traces and output. clocks: each machine's (offset_ns, drift_ppm).
     Raises CannotTrace when an agent does not attach.
     """
     n_here = -(-plan.ranks // len(machines))
@@ -164,7 +164,7 @@ def _await_attached(agent: "subprocess.Popen[bytes]", said: Path) -> None:
 
 
 def _end(agent: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C does; by force if that takes too long."""
+    """Ends the agent like Ctrl-C; by force if that takes too long."""
     agent.send_signal(signal.SIGINT)
     try:
         agent.wait(_END_S)
@@ -176,7 +176,7 @@ def _end(agent: "subprocess.Popen[bytes]") -> None:
 def wall_clock(
     offset_ns: int, drift_ppm: float, true_ns: Callable[[], int] = time.time_ns
 ) -> Callable[[], int]:
-    """A wall clock that is wrong: ahead by offset_ns now, and by drift_ppm more as time goes by."""
+    """A wrong wall clock: ahead by offset_ns at first, and by drift_ppm more with time."""
     begin_ns = true_ns()
 
     def now_ns() -> int:
@@ -187,7 +187,7 @@ def wall_clock(
 
 
 def main(words: Sequence[str]) -> None:
-    """Be an agent as told, until SIGTERM."""
+    """Run an agent with these options, until SIGTERM."""
     from stallscope import agent
 
     end_with_parent()

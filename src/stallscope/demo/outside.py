@@ -18,19 +18,19 @@ from stallscope.demo.plan import Plan, end_with_parent
 
 STARTS_AFTER_S = 2.0
 STOPPED_S = 0.3
-RUNNING_S = (0.8, 1.6, 1.1, 1.4)  # in turn: stops that came at one distance would look like every n steps
+RUNNING_S = (0.8, 1.6, 1.1, 1.4)  # in turn: stops at equal intervals would look like every n steps
 N_HOGS = 3
-TURNS_MS = (4.0, 14.0, 7.0, 17.0, 5.0, 11.0)  # by turns of varying length, as a program that serves requests
+TURNS_MS = (4.0, 14.0, 7.0, 17.0, 5.0, 11.0)  # turns of varying length, as of a program that serves requests
 OWN_MS = 5.0
 TURNS_FILE = "gpu_turns"
 MAX_DEVICES = 64  # as in emulated/device.h
-HOG_PRIORITY = 8  # of equals a rank that sleeps most of the time would take little notice
+HOG_PRIORITY = 8  # programs of equal priority would hardly affect a rank that sleeps most of the time
 
 Interval = tuple[int, int]
 
 
 def place(plan: Plan, pids: list[int]) -> None:
-    """Gives the victim a CPU of its own when other programs are to crowd it; does nothing else.
+    """Reserves a CPU for the victim if other programs are to crowd it; no effect for other faults.
 
     Threads inherit it, so this has to be done before they start. The emulated device does not.
     """
@@ -47,7 +47,7 @@ def disturbing(
 ) -> Iterator[list[Interval]]:
     """Disturbs the victim from a thread, some time after has_begun is set.
 
-    turns: the file that says to whom the emulated GPUs belong. Fills the list it gives with intervals (begin,
+    turns: the file with the current owners of the emulated GPUs. Fills the list that it returns with intervals (begin,
     end; monotonic ns).
     """
     intervals: list[Interval] = []
@@ -111,7 +111,7 @@ def _crowd(pid: int, is_over: threading.Event, intervals: list[Interval]) -> Non
 
 
 def _use_gpu(turns: Path, device: int, is_over: threading.Event, *, intervals: list[Interval]) -> None:
-    """Takes an emulated GPU by turns, as another process on it would."""
+    """Takes an emulated GPU by turns, like another process on that GPU."""
     with turns.open("r+b") as file, mmap.mmap(file.fileno(), 0) as until:
         begin_ns = time.monotonic_ns()
         for turn_ms in itertools.cycle(TURNS_MS):
@@ -124,7 +124,7 @@ def _use_gpu(turns: Path, device: int, is_over: threading.Event, *, intervals: l
 
 @contextmanager
 def answers(plan: Plan) -> Iterator[int]:
-    """The port of a server process that answers late; 0 when the fault needs none."""
+    """The port of a server process that answers late; 0 for faults without a server."""
     if plan.fault != "net":
         yield 0
         return
@@ -144,7 +144,7 @@ def hog(cpus: set[int]) -> None:
 
 
 def answer(listener: socket.socket) -> None:
-    """Serves one client: an answer for each byte, late."""
+    """Serves one client: a late answer for each byte."""
     connection, _ = listener.accept()
     while connection.recv(1):
         time.sleep(ANSWER_S)

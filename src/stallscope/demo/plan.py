@@ -1,4 +1,4 @@
-"""What a job is to do: written once by the launcher, read by each rank."""
+"""The parameters of a job: written once by the launcher, read by each rank."""
 
 import ctypes
 import json
@@ -15,10 +15,10 @@ class Plan:
     """One job. Ends after `steps` steps, or after about `seconds` when steps is 0.
 
     fault: name in faults.FAULTS; victim: the rank that suffers it; first_step: no fault before it.
-    groups: "ddp" one communicator, "tp" pairs besides it. synchronize: wait for the GPU every step; else
-    the host runs ahead. autograd_thread: a second thread issues the backward pass. host_work_ms: CPU time a
-    rank needs for itself each step. loader: batches come from a child process. answer_port: of a server the
-    victim asks; 0 none. scratch: a folder on a disk.
+    groups: "ddp" one communicator, "tp" additional pairs. synchronize: wait for the GPU every step; otherwise
+    the host runs ahead. autograd_thread: a second thread issues the backward pass. host_work_ms: CPU time that a
+    rank uses each step. loader: batches come from a child process. answer_port: of the server that the
+    victim waits for; 0 none. scratch: a folder on a disk.
     """
 
     libraries: str
@@ -47,5 +47,5 @@ def read_plan(folder: Path) -> Plan:
 
 
 def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send this process a signal when the one that started it ends, however that ends."""
+    """Requests a signal from the kernel for the end of the parent process, for whatever reason it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

@@ -1,7 +1,7 @@
-"""The GPUs of this machine for the demo: which libraries there are, and a kernel that takes a given time.
+"""The GPUs of this machine for the demo: the available libraries, and a kernel of a given duration.
 
-Nothing but the driver and the CUDA and NCCL libraries is needed: those of a PyTorch wheel, of a toolkit, or of the
-system. The kernel is PTX, which the driver compiles; it looks at the GPU's own clock until its time is over.
+The only requirements are the driver and the CUDA and NCCL libraries: from a PyTorch wheel, a toolkit, or the
+system. The kernel is PTX, which the driver compiles; it reads the GPU's clock until its time is over.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from pathlib import Path
 from stallscope.errors import NotFound, StallscopeError
 
 CUDART, NCCL, DRIVER = "libcudart.so.12", "libnccl.so.2", "libcuda.so.1"
-"""The first two: names under which Gpu looks for them in its folder, whatever their version is."""
+"""The names under which Gpu opens the two libraries in its folder, for every version."""
 
 _INSTALL = "install PyTorch with CUDA, or `pip install nvidia-cuda-runtime-cu12 nvidia-nccl-cu12`"
 _BESIDE = "; without --gpu the demo runs on emulated GPUs"
@@ -61,23 +61,23 @@ AGAIN:
 
 @dataclass(frozen=True)
 class Found:
-    """What there is: the two libraries, and the number of GPUs."""
+    """The libraries and GPUs of this machine: the two libraries, and the number of GPUs."""
 
     cudart: Path
     nccl: Path
     n_gpus: int
 
     def linked_in(self, folder: Path) -> Path:
-        """The folder, with both libraries under the names that Gpu looks for."""
+        """The folder, with both libraries under the names that Gpu opens."""
         (folder / CUDART).symlink_to(self.cudart)
         (folder / NCCL).symlink_to(self.nccl)
         return folder
 
 
 def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Found:
-    """The GPUs and the newest libraries that fit the driver. Raises NotFound, which says what is missing.
+    """The GPUs and the newest libraries that fit the driver. Raises NotFound, which names the missing part.
 
-    folders: patterns of where to look; None: wherever programs do.
+    folders: patterns of folders to search; None: the usual library folders.
     """
     version, n_gpus = _driver(driver)
     folders = _usual_folders() if folders is None else folders
@@ -93,7 +93,7 @@ def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Found:
 
 
 def _driver(name: str) -> tuple[int, int]:
-    """The CUDA version the driver speaks (12, 13), and how many GPUs it shows. Raises NotFound."""
+    """The CUDA version of the driver (12, 13), and the number of GPUs that it shows. Raises NotFound."""
     try:
         cuda = ctypes.CDLL(name)
     except OSError:
@@ -101,13 +101,13 @@ def _driver(name: str) -> tuple[int, int]:
     version, n_gpus = c_int(), c_int()
     code = cuda.cuInit(0) or cuda.cuDriverGetVersion(byref(version)) or cuda.cuDeviceGetCount(byref(n_gpus))
     if code or not n_gpus.value:
-        why = f"the driver says {code}" if code else "none is visible (see CUDA_VISIBLE_DEVICES)"
+        why = f"the driver returns code {code}" if code else "none is visible (see CUDA_VISIBLE_DEVICES)"
         raise NotFound(f"the NVIDIA driver is here, but no GPU can be used: {why}{_BESIDE}")
     return version.value // 1000, n_gpus.value
 
 
 def _usual_folders() -> list[str]:
-    """Where programs look for libraries, and where Python packages bring theirs."""
+    """The folders in which programs find libraries, and the library folders of Python packages."""
     packages = [*filter(None, sys.path), *_PYTHONS]
     return [
         *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")),
@@ -125,12 +125,12 @@ def _libraries(pattern: str, folders: Sequence[str]) -> Iterator[Path]:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """The numbers in the name of the file behind all links: libcudart.so.12.4.127 -> (12, 4, 127)."""
+    """The version numbers in the name of the linked file: libcudart.so.12.4.127 -> (12, 4, 127)."""
     return tuple(int(number) for number in re.findall(r"\d+", path.name.partition(".so")[2]))
 
 
 class TimedKernel:
-    """A kernel on the calling thread's device that takes a given time. For any number of threads, one device."""
+    """A kernel of a given duration on the calling thread's device. For any number of threads, one device."""
 
     def __init__(self, cudart: ctypes.CDLL, driver: str = DRIVER) -> None:
         self._cudart = cudart
@@ -141,11 +141,11 @@ class TimedKernel:
         self._thread = threading.local()
 
     def launch(self, duration_ns: int, stream: int | None) -> None:
-        """Enqueues it. Raises StallscopeError."""
+        """Enqueues the kernel. Raises StallscopeError."""
         if not hasattr(self._thread, "is_ready"):
             self._cudart.cudaFree(
                 None
-            )  # an older runtime gives a thread its context with the first call only
+            )  # an older runtime gives a thread its context only with the first call
             self._load()
             self._thread.is_ready = True
         duration = c_uint64(duration_ns)

@@ -1,6 +1,6 @@
-"""The scenarios of `stallscope demo`: what happens in each, and what is to be learned from its answer.
+"""The scenarios of `stallscope demo`: the fault of each, and the lessons of its diagnosis.
 
-Each is run for real (a job on emulated GPUs, traced with eBPF) or made up by the simulator: `made_up`.
+Each scenario runs live (a job on emulated GPUs, traced with eBPF) or in the simulator: `simulated`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from stallscope.demo.faults import FAULTS
 from stallscope.errors import BadInput
 from stallscope.events.trace import Trace
 
-if TYPE_CHECKING:  # the simulator is needed only where a scenario is made up
+if TYPE_CHECKING:  # only simulated scenarios need the simulator
     from stallscope.synth import Fault
 
 
 class Scenario(NamedTuple):
     """One entry.
 
-    fault: of the live job, in faults.FAULTS. first_step: of the fault; None: as the fault has it.
-    seconds: of the live job; None: what is usual. learn: what the answer shows, a sentence a line.
+    fault: of the live job, in faults.FAULTS. first_step: of the fault; None: the fault's own first step.
+    seconds: of the live job; None: the default. learn: the lessons of the diagnosis, one sentence per line.
     """
 
     name: str
@@ -37,20 +37,20 @@ SCENARIOS = (
         "a job runs well, then one rank begins to read from disk",
         "disk",
         (
-            "`since` is the moment to look up in the logs: what was deployed, mounted or started then?",
-            "Every rank's step became slower, but only one did more than before: its account says `io`.",
-            "`cost` is what the others waited; the late rank's own time is not counted twice.",
+            "`since` is the moment to look up in the logs: which deployment, mount or program started then?",
+            "Every rank's step became slower, but only one rank did more work than before: its time ledger shows `io`.",
+            "`cost` is the waiting time of the other ranks; the late rank's own time is not counted twice.",
         ),
         first_step=150,
     ),
     Scenario(
         "cold-start",
-        "one rank has long first steps, as with caches that are cold",
+        "one rank has long first steps, as with cold caches",
         "cold",
         (
-            "First calls are slow in every job: they are told apart, and nobody is blamed for them.",
-            "`Not an alarm` says what was left out, so that you can judge it yourself.",
-            "If each restart costs minutes, warm the caches: it is paid by every GPU of the job.",
+            "First calls are slow in every job: they are reported separately, and no rank is blamed for them.",
+            "`Not an alarm` lists the delays that were left out, so that you can judge them yourself.",
+            "If each restart costs minutes, warm the caches: every GPU of the job waits for them.",
         ),
         seconds=8.0,
     ),
@@ -59,7 +59,7 @@ SCENARIOS = (
         "one rank copies from pageable memory to its GPU in each step",
         "copy",
         (
-            "The GPU is not slow: the host sits in cudaMemcpy, and arrives late at the all-reduce.",
+            "The GPU is not slow: the host waits in cudaMemcpy, and arrives late at the all-reduce.",
             "`why` counts the copies and their bytes. Pinned memory and an asynchronous copy remove the wait.",
             "A profile of the waiting ranks would have shown a slow all-reduce, and been wrong.",
         ),
@@ -71,7 +71,7 @@ SCENARIOS = (
         (
             "A delay with a period has a trigger with a period: logging, evaluation, checkpoints, a timer.",
             "An average over all steps hides it; `every 14 steps` is found from the rounds themselves.",
-            "The account tells a sleep from a lock, a disk and a socket by the system call.",
+            "The time ledger distinguishes a sleep from a lock, a disk and a socket by the system call.",
         ),
     ),
     Scenario(
@@ -79,9 +79,9 @@ SCENARIOS = (
         "other programs compute on the CPU of one rank",
         "cpu-hog",
         (
-            "The rank wanted to run and was not let: `preempted` comes from the scheduler's own account.",
-            "`why` names who got the CPU instead. Pin the ranks, or give the neighbour a limit.",
-            "GPU utilisation looks low on every rank then; only one has a reason.",
+            "The rank was ready to run but had no CPU: `preempted` comes from the scheduler's own accounting.",
+            "`why` names the program that got the CPU. Pin the ranks, or give the other program a limit.",
+            "GPU utilisation is then low on every rank; only one rank has a reason.",
         ),
     ),
     Scenario(
@@ -89,8 +89,8 @@ SCENARIOS = (
         "another program uses the GPU of one rank by turns",
         "gpu-steal",
         (
-            "The hosts all arrive in time, so their accounts cannot name a rank: the answer says what it cannot know.",
-            "With the GPUs' own times (NCCL profiler plugin) it can: try the same with --no-bpf.",
+            "All hosts arrive in time, so their time ledgers cannot name a rank: the answer states the missing data.",
+            "With the GPUs' own times (NCCL profiler plugin) it names the rank: try the same with --no-bpf.",
             "List the processes on the GPU before you blame the fabric.",
         ),
     ),
@@ -99,8 +99,8 @@ SCENARIOS = (
         "the data loader of one rank is late every 10 steps",
         "input",
         (
-            "Who arrives last, again and again, without having waited for others, is the culprit.",
-            "The rank itself was idle: it waited for its child process, the loader. That is where to look.",
+            "A rank that arrives last, again and again, without having waited for other ranks, is the culprit.",
+            "The rank itself was idle: it waited for its child process, the loader. The loader is the cause.",
             "`waiting` lists the victims: their long all-reduces are a symptom.",
         ),
     ),
@@ -109,31 +109,31 @@ SCENARIOS = (
         "one rank stops in the middle and never enters another collective",
         "hang",
         (
-            "The ranks that hang are not the ones to look at: the one that has not come is.",
-            "Its account still runs: the answer says what it does instead.",
-            "It is said after 10 s and not at once, so that a long validation is not called a hang.",
+            "The hanging ranks are not the culprits: the culprit is the rank that has not arrived.",
+            "The missing rank's time ledger still runs: the answer shows its current activity.",
+            "A hang is reported after 10 s and not at once, so that a long validation is not called a hang.",
         ),
     ),
 )
 
 
 def named(name: str) -> Scenario:
-    """The scenario of that name; a bare fault is one too. Raises BadInput, with the names there are."""
+    """The scenario of that name, which may be the name of a fault. Raises BadInput with all names."""
     by_name = {scenario.name: scenario for scenario in SCENARIOS}
     if name in by_name:
         return by_name[name]
     if name in FAULTS:
         return Scenario(name, FAULTS[name].meaning, name, ())
-    raise BadInput(f"no scenario {name!r}: it is one of {', '.join(by_name | FAULTS)}")
+    raise BadInput(f"no scenario {name!r}: choose from {', '.join(by_name | FAULTS)}")
 
 
 def made_up(scenario: Scenario) -> Trace:
-    """A trace of the scenario by the simulator. Raises BadInput where it has none."""
+    """A trace of the scenario by the simulator. Raises BadInput for a scenario without a simulation."""
     from stallscope.synth import Capture, Job, simulate
 
     makers = _faults()
     if scenario.fault not in makers:
-        raise BadInput(f"scenario {scenario.name!r} cannot be made up: run it without --no-bpf, as root")
+        raise BadInput(f"scenario {scenario.name!r} cannot be simulated: run it without --no-bpf, as root")
     steps = 400 if scenario.first_step else 80
     trace, _ = simulate(
         Job(dp=4, ranks_per_node=4, steps=steps),
@@ -146,7 +146,7 @@ def made_up(scenario: Scenario) -> Trace:
 
 
 def _faults() -> dict[str, Sequence[Fault]]:
-    """What the simulator is told, by the fault of the live job; the victim is rank 2 in both."""
+    """The simulator's faults, by the fault of the live job; the victim is rank 2 in both."""
     from stallscope.events.names import Category
     from stallscope.synth import HostStall, MissingRank, Schedule, SharedDevice
 

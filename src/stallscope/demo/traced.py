@@ -1,6 +1,6 @@
-"""The live demo: a job with a fault, and the agent beside it as a user would start it.
+"""The live demo: a job with a fault, and the agent next to it as a user would start it.
 
-The agent is a process of its own, so that what is shown is what `stallscope trace` does.
+The agent is a separate process, so that the demo shows the behaviour of `stallscope trace`.
 """
 
 import os
@@ -29,11 +29,11 @@ COMMAND = (
     "import signal; from stallscope.demo.plan import end_with_parent; end_with_parent(signal.SIGINT); "
     "from stallscope.cli import main; main()",
 )
-"""The command line, told to end as by Ctrl-C should the demo be killed."""
+"""The command line of the agent, which ends as by Ctrl-C if the demo is killed."""
 
 SECONDS = 12.0
 HANG_SECONDS = 20.0
-"""How long a scenario runs; a hang is not called one before the agent has looked at it for a while."""
+"""The duration of a scenario; a hang is reported only after the agent has observed it for a while."""
 
 ATTACH_S = 30.0
 END_S = 20.0
@@ -45,7 +45,7 @@ def _tell(line: str) -> None:
 
 
 def described(plan: Plan) -> str:
-    """What is done to whom, in one line."""
+    """The fault and its victim, in one line."""
     if plan.fault == "healthy":
         return f"{plan.ranks} ranks, none disturbed"
     return f"rank {plan.victim} of {plan.ranks} {FAULTS[plan.fault].meaning}"
@@ -62,9 +62,9 @@ def run(
     gpus: Found | None = None,
     say: Callable[[str], None] = _tell,
 ) -> Iterator[Trace]:
-    """Runs a scenario under the agent and gives what was traced; see trace_job.
+    """Runs a scenario under the agent and yields the trace; see trace_job.
 
-    trace_db: where the trace is kept; None: nothing is. gpus: real ones, a rank on each; None: emulated ones.
+    trace_db: file for the trace; None: not kept. gpus: real GPUs, a rank on each; None: emulated GPUs.
     """
     with tempfile.TemporaryDirectory(prefix="stallscope-demo-") as folder:
         libraries = None
@@ -96,8 +96,8 @@ def trace_job(
 ) -> Path:
     """Runs a scenario under the agent and returns the node trace.
 
-    first_step: no fault before it; None: as the fault has it. libraries: a folder of real ones; None: emulated. say
-    takes each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario, CannotTrace when
+    first_step: no fault before it; None: the fault's own. libraries: a folder of real libraries; None: emulated. say
+    gets each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario, CannotTrace when
     the agent does not attach or fails, NotFound without a C compiler.
     """
     if seconds is None:
@@ -113,14 +113,14 @@ def trace_job(
         _tracing(job.pids, trace_db=trace_db, say=say, command=command),
     ):
         job.go()
-        # A job that hangs is still there when the agent leaves: it is ended afterwards.
+        # A job that hangs is still there when the agent ends: it is ended afterwards.
         job.wait(seconds if scenario == "hang" else seconds + SLACK_S)
     return trace_db
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo by an exception, so that nothing of it stays. In the main thread only."""
+    """SIGTERM ends the demo by an exception, so that it cleans up. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,7 +135,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _tracing(
     pids: Sequence[int], *, trace_db: Path, say: Callable[[str], None], command: Sequence[str]
 ) -> Iterator[None]:
-    """The agent, attached to both libraries; told to end as by Ctrl-C."""
+    """The agent, attached to both libraries; at the end it is stopped as by Ctrl-C."""
     named = [word for pid in pids for word in ("--pid", str(pid))]
     agent = subprocess.Popen(
         [*command, "trace", "--db", str(trace_db), *named],
@@ -161,7 +161,7 @@ def _tracing(
 
 
 def _code_after_ctrl_c(agent: "subprocess.Popen[str]") -> int:
-    """Ends the agent as Ctrl-C does, by force if that takes too long; its exit code."""
+    """Ends the agent like Ctrl-C, by force if that takes too long; returns its exit code."""
     if agent.poll() is None:
         agent.send_signal(signal.SIGINT)
     try:
@@ -184,7 +184,7 @@ def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
         if all(any("attached" in line and name in line for line in lines) for name in names):
             return
         time.sleep(live.POLL_S)
-    time.sleep(live.POLL_S)  # its last words may still be in the pipe
+    time.sleep(live.POLL_S)  # its last lines may still be in the pipe
     raise CannotTrace(f"the agent did not attach to the libraries of the demo: {_last(lines)}")
 
 

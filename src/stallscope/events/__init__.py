@@ -1,7 +1,7 @@
-"""The one event vocabulary: what capture emits, the store keeps and the diagnosis reads.
+"""The shared event vocabulary of capture, store and diagnosis.
 
 names    operations, data types, ledger categories: the enumerations
 layout   the record types (numpy dtypes), field by field with unit and meaning
-ledger   the account of where a process's time went, from raw events
+ledger   the time ledger of a process, computed from raw events
 trace    a whole trace as arrays
 """

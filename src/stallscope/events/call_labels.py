@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 CALL_LABEL = b"call"
 SCHEDULE_FACT = "profiler_schedule"
-"""The key in Trace.facts of profiles whose schedule marked the steps: it leaves out the warm-up itself."""
+"""The key in Trace.facts of profiles whose schedule marked the steps and so leaves out the warm-up."""
 
 _MOST_BYTES = 128
 _MOST_GROUP, _MOST_OPERATION = 40, 40
@@ -17,7 +17,7 @@ _MOST_GROUP, _MOST_OPERATION = 40, 40
 
 @dataclass(frozen=True)
 class CallWords:
-    """operation, group and line of a call; "" where the source does not state it."""
+    """operation, group and line of a call; "" for parts that the source does not state."""
 
     operation: str
     group: str

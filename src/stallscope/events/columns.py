@@ -1,8 +1,8 @@
-"""A table held column by column, for traces too large to be held as rows.
+"""A table stored column by column, for traces too large to be stored as rows.
 
-It is asked as an array of rows is: for a column by its name, for rows by an index, a mask or several indices. A field
-that has no column of its own holds the same everywhere: unknown, or zero. So has a column that one value fills, which
-takes no memory then.
+It is indexed like an array of rows: a name selects a column; an index, a mask or several indices select rows. A
+field without a stored column has one value in all rows: unknown, or zero. A column filled by one value takes
+no memory either.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ import numpy as np
 from stallscope.events.layout import Array, Table, dtype, empty
 
 
-@dataclass(frozen=True, eq=False)  # arrays: equal is what is the same
+@dataclass(frozen=True, eq=False)  # arrays do not compare to a bool: equality is identity
 class Columns:
-    """n rows of a table. held: columns (n,) by field; for a field that is an array of k, a column for each place.
+    """n rows of a table. held: columns (n,) by field; a field that is an array of k has a tuple of k columns.
 
     Raises ValueError for a field that the table does not have.
     """
@@ -30,11 +30,11 @@ class Columns:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of an array of the same rows."""
+        """The dtype of an array of the same rows."""
         return dtype(self.table)
 
     def __getitem__(self, which: Any) -> Array:
-        """A column by its name; else a copy of the rows at an index, a mask, or several indices."""
+        """A column by its name, or a copy of the rows at an index, a mask, or several indices."""
         if isinstance(which, str):
             column = self.held.get(which)
             return np.stack(column, axis=1) if isinstance(column, tuple) else self._column(which, column)
@@ -51,7 +51,7 @@ class Columns:
         return out
 
     def place(self, name: str, i: int) -> Array:
-        """The i-th place of a field that is an array, as a column."""
+        """The i-th element of an array field, as a column."""
         column = self.held.get(name)
         return column[i] if isinstance(column, tuple) else self._column(name, column)[:, i]
 
@@ -63,5 +63,5 @@ class Columns:
 
 
 def is_one_value(column: Array) -> bool:
-    """Whether a column is one value seen n times, by its layout: it need not be looked at."""
+    """Whether the layout shows a column as one value repeated n times, so that it need not be scanned."""
     return len(column) > 0 and column.strides[0] == 0

@@ -7,11 +7,11 @@ the length of an annotation's value. The stack of a failure is the position of t
 from dataclasses import dataclass
 
 FAILURE_LABELS = {
-    "failure": b"failure",  # an error or end of its own
+    "failure": b"failure",  # an error or end that does not follow from another
     "aftermath": b"aftermath",  # follows from another rank's end: connections reset, SIGTERM of a launcher
-    "machine": b"machine",  # the machine states it: Xid, out-of-memory killer
+    "machine": b"machine",  # reported by the machine: Xid, out-of-memory killer
     "slow": b"slow",  # a rank is slower than the others
-    "remark": b"remark",  # worth a line, not an end: a transport that fell back
+    "remark": b"remark",  # notable, but not an end: a transport that fell back
 }
 STATED = "stated_by"
 """The key in Trace.facts of a trace that holds statements instead of measurements."""

@@ -1,4 +1,4 @@
-"""How communicators are told apart across ranks: one 64-bit hash. bpf/nccl.bpf.c computes the same."""
+"""The identity of a communicator across ranks: one 64-bit hash. bpf/nccl.bpf.c computes the same."""
 
 _MASK = (1 << 64) - 1
 _FNV_OFFSET, _FNV_PRIME = 1469598103934665603, 1099511628211  # FNV-1a, 64 bits, taken word by word

@@ -1,4 +1,4 @@
-"""What the kernel side emits and keeps: the records of bpf/events.h as numpy dtypes, the same names and offsets.
+"""The records and maps of the kernel side: the structs of bpf/events.h as numpy dtypes, with equal names and offsets.
 
 The loader compares them field by field with the type information in the built object before the first record
 is read (capture/probes/program.py). capture/rows/records.py turns them into the tables of layout.py.
@@ -46,7 +46,7 @@ _HEAD = [
 ]
 
 EVENT = np.dtype([*_HEAD, ("rest", "<u8", (11,))])
-"""struct event: any of the following, by `kind`; view() the rows of one kind as its own dtype."""
+"""struct event: a record of any kind below; view() the rows of one kind as that kind's dtype."""
 
 CALL = np.dtype(
     [
@@ -80,7 +80,7 @@ OFF_CPU = np.dtype(
         ("stack", "<u8"),
     ]
 )
-"""struct off_event: a long interval off the CPU. device, file: of the file that it was blocked on."""
+"""struct off_event: a long interval off the CPU. device, file: of the file that blocked the thread."""
 
 ENDS = np.dtype(
     [
@@ -103,7 +103,7 @@ HOST = np.dtype(
         ("name", "S32"),
     ]
 )
-"""struct host_event: what happened to a process on its machine; op: names.HostKind."""
+"""struct host_event: an event of the machine that affected a process; op: names.HostKind."""
 
 HOST_SUMS = np.dtype([("n_migrations", "<u8"), ("n_short", "<u8", (2,)), ("short_ns", "<u8", (2,))])
 """struct host_sums: of a process."""
@@ -111,12 +111,12 @@ HOST_SUMS = np.dtype([("n_migrations", "<u8"), ("n_short", "<u8", (2,)), ("short
 N_DELAYS = 32
 DISK_KEY = np.dtype([(name, "<u4") for name in ("pid", "device", "request", "spare")])
 DISK_SUMS = np.dtype([*((name, "<u8") for name in ("n", "n_bytes", "ns")), ("delays", "<u8", (N_DELAYS,))])
-"""struct disk_sums: requests of a process to a disk; delays: how many took 2^i us."""
+"""struct disk_sums: requests of a process to a disk; delays: the number of requests that took 2^i us."""
 
 RESENT = np.dtype(
     [("n", "<u8"), ("first_ns", "<i8"), ("last_ns", "<i8"), ("ends", ENDS), ("interface", "S16")]
 )
-"""struct resent: segments that a socket has sent again."""
+"""struct resent: retransmitted segments of a socket."""
 
 LIFE = np.dtype(
     [
@@ -131,7 +131,7 @@ LIFE = np.dtype(
 """struct life_event: of a process or a communicator."""
 
 RAW = np.dtype([*_HEAD, ("sp", "<u8"), ("syscall_nr", "<i4"), ("state", "<u4"), ("spare", "<u8", (9,))])
-"""struct raw_event: what the ledger is made of."""
+"""struct raw_event: the input of the ledger."""
 
 PYTHON = np.dtype(
     [
@@ -144,7 +144,7 @@ PYTHON = np.dtype(
         ("spare", "u1", (4,)),
     ]
 )
-"""struct python: where the interpreter of a process keeps what."""
+"""struct python: the offsets of the interpreter of a process."""
 
 STACK_FRAME = np.dtype(
     [
@@ -168,19 +168,19 @@ STACK = np.dtype(
 """struct stack: the Python frames of a thread, innermost first."""
 
 PEEK_REQUEST = np.dtype([("address", "<u8"), ("tid", "<u4"), ("n_pieces", "<u4")])
-"""struct peek_request: a thread, and how much of its process's memory from where."""
+"""struct peek_request: a thread, and the address and length of memory to read from its process."""
 
 PEEK_BYTES = 4096
-"""Of a piece of memory: what is left of the page that it begins in is told, the rest means nothing."""
+"""A piece of memory. The valid part ends with the page in which it begins; the rest is undefined."""
 
 PEEK_PIECES = 6
-"""At most at a time."""
+"""The most requests at a time."""
 
 REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
-"""struct registers: those in user mode that lead to the caller."""
+"""struct registers: the user-mode registers that lead to the caller."""
 
 HOOKED_RETURN = np.dtype([("at", "<u8"), ("address", "<u8")])
-"""struct hooked_return: a return address that a hook has replaced, and where."""
+"""struct hooked_return: a return address that a probe has replaced, and its location."""
 
 N_HOOKED = 6
 
@@ -212,7 +212,7 @@ N_RETURNS = 16
 NATIVE_SHAPE = np.dtype(
     [("check", "<u8"), ("n", "<u2"), ("is_known", "<u2"), ("spare", "<u4"), ("at", "<u2", (N_RETURNS,))]
 )
-"""struct native_shape: where on a stack the return addresses lie."""
+"""struct native_shape: the locations of return addresses on a stack."""
 
 SLOT = np.dtype(
     [
@@ -240,7 +240,7 @@ SLOT = np.dtype(
         ("walked_at", "<u8"),
     ]
 )
-"""struct slot: a GPU thread as others see it; tid 0: nobody."""
+"""struct slot: a GPU thread as other threads see it; tid 0: empty."""
 
 PROCESS = np.dtype(
     [
@@ -257,7 +257,7 @@ PROCESS = np.dtype(
         ("slots", SLOT, (N_SLOTS,)),
     ]
 )
-"""struct process: a traced process. Add now to the account of its present state, the largest byte of word."""
+"""struct process: a traced process. Add the time so far to the ledger of its state, the largest byte of word."""
 
 FUNCTION = np.dtype(
     [
@@ -269,7 +269,7 @@ FUNCTION = np.dtype(
         ("spare", "u1", (2,)),
     ]
 )
-"""struct function: how the arguments of a CUDA function are read."""
+"""struct function: how to read the arguments of a CUDA function."""
 
 N_BUCKETS = 32
 FIRST_BUCKET_BITS = 7
@@ -297,7 +297,7 @@ BALANCE = np.dtype(
 LIVE_KEY = np.dtype([("address", "<u8"), ("tgid", "<u4"), ("is_handle", "<u4")])
 
 LIVE = np.dtype([("n_bytes", "<u8"), ("device", "<i2"), ("memory", "<u2"), ("n_retained", "<u4")])
-"""struct live: an allocation that was not freed."""
+"""struct live: an allocation that is not freed yet."""
 
 STRUCTS = {
     "arrival": ARRIVAL,
@@ -335,7 +335,7 @@ STRUCTS = {
 
 
 class Kind(IntEnum):
-    """enum event_kind: which struct an event is."""
+    """enum event_kind: the struct of an event."""
 
     NONE = 0
     CALL = 1
@@ -357,11 +357,11 @@ class Kind(IntEnum):
 
 
 FIRST_RAW = Kind.ENTER
-"""Kinds from here on come only while everything is recorded."""
+"""Kinds from here on occur only while everything is recorded."""
 
 
 class Counter(IntEnum):
-    """enum counter: what was lost, missed or torn."""
+    """enum counter: lost, missed or torn records."""
 
     LOST_ARRIVAL = 0
     LOST_CALL = 1
@@ -387,7 +387,7 @@ class Counter(IntEnum):
 
 
 class Action(IntEnum):
-    """enum action: what a hook does."""
+    """enum action: the action of a probe."""
 
     CALL = 0
     COLLECTIVE = 1
@@ -410,7 +410,7 @@ class Action(IntEnum):
 
 
 class Shape(IntEnum):
-    """enum shape: how the arguments of a CUDA function are read."""
+    """enum shape: how to read the arguments of a CUDA function."""
 
     PLAIN = 0
     COPY = 1
@@ -432,7 +432,7 @@ class Shape(IntEnum):
 
 
 class HookGroup(IntEnum):
-    """enum hook_group: when hooks are on."""
+    """enum hook_group: when probes are on."""
 
     ALWAYS = 0
     COPIES = 1

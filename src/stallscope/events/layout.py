@@ -1,7 +1,7 @@
-"""The record types, field by field. From here follow the SQL tables and the wire form.
+"""The record types, field by field. The SQL tables and the wire format are derived from them.
 
-Times are int64 ns on the node's CLOCK_MONOTONIC; -1 is "unknown" for times, ranks and counts that can be
-unknown, and becomes NULL in SQL. bpf/events.h has the same fields for what the kernel emits; the loader
+Times are int64 ns on the node's CLOCK_MONOTONIC; -1 means unknown for times, ranks and counts that can be
+unknown, and becomes NULL in SQL. bpf/events.h has the same fields for the kernel's records; the loader
 compares both through BTF before the first record is read.
 """
 
@@ -20,7 +20,7 @@ UNKNOWN = -1
 
 
 class Field(NamedTuple):
-    """One column: its name carries the unit, `meaning` is what the documentation says."""
+    """One column: its name contains the unit, `meaning` is its documentation."""
 
     name: str
     format: str
@@ -37,7 +37,7 @@ class Table(NamedTuple):
 
 
 _WHO = (
-    Field("node", "u4", "number of the node the event is from; its name is in `nodes`"),
+    Field("node", "u4", "number of the event's node; its name is in `nodes`"),
     Field("pid", "u4", "process (the kernel's tgid)"),
 )
 _LEDGER = Field(
@@ -50,7 +50,7 @@ COLLECTIVES = Table(
     "collectives",
     "A rank enters a collective: one row per arrival.",
     (
-        Field("ts_ns", "i8", "arrival on the host (grouped calls: that of ncclGroupEnd)"),
+        Field("ts_ns", "i8", "arrival on the host (grouped calls: arrival at ncclGroupEnd)"),
         *_WHO,
         Field("tid", "u4", "thread that made the call"),
         Field(
@@ -59,7 +59,9 @@ COLLECTIVES = Table(
             "communicator: hash of its 128-byte unique id; of parent, split, colour for a split",
         ),
         Field(
-            "comm_handle", "u8", "its address in the process: all that is known of one older than the capture"
+            "comm_handle",
+            "u8",
+            "its address in the process: the only known identity if it is older than the capture",
         ),
         Field("comm_rank", "i4", "rank in the communicator", True),
         Field("nranks", "i4", "ranks in the communicator", True),
@@ -76,17 +78,17 @@ COLLECTIVES = Table(
         Field(
             "peer_rank",
             "i4",
-            "the other side of send, recv; the root of broadcast, reduce, gather, scatter",
+            "the peer of send, recv; the root of broadcast, reduce, gather, scatter",
             True,
         ),
         Field("device", "i4", "CUDA device", True),
         Field("count", "i8", "elements", True),
         Field("count_bytes", "i8", "elements x size of the datatype", True),
         Field("stream", "u8", "CUDA stream handle; 0 default or unknown"),
-        Field("gpu_start_ns", "i8", "its kernel starts on the GPU (gpu_arrival), on the GPU's clock", True),
-        Field("gpu_end_ns", "i8", "its kernel ends on the GPU, on the GPU's clock", True),
+        Field("gpu_start_ns", "i8", "start of its kernel on the GPU (gpu_arrival), on the GPU's clock", True),
+        Field("gpu_end_ns", "i8", "end of its kernel on the GPU, on the GPU's clock", True),
         Field("wait_enter_ns", "i8", "begin of the process's last finished wait before this arrival", True),
-        Field("wait_leave_ns", "i8", "end of it: the moment the rank was released", True),
+        Field("wait_leave_ns", "i8", "end of that wait: the moment the rank was released", True),
         Field("n_syncs", "u4", "synchronise calls of the process so far"),
         Field("n_allocs", "u4", "allocation and free calls so far"),
         Field("n_copies", "u4", "copies so far"),
@@ -97,7 +99,7 @@ COLLECTIVES = Table(
 
 CALLS = Table(
     "calls",
-    "A CUDA or NCCL call worth keeping: slow, or still open.",
+    "A CUDA or NCCL call that is slow, failed or still open.",
     (
         Field("ts_ns", "i8", "entry"),
         Field("duration_ns", "i8", "time until it returned; unknown while it is open", True),
@@ -115,9 +117,9 @@ CALLS = Table(
 
 OFFCPU = Table(
     "offcpu",
-    "A GPU thread was off the CPU for long enough to matter.",
+    "An interval of a GPU thread off the CPU, if it is long.",
     (
-        Field("ts_ns", "i8", "it left the CPU"),
+        Field("ts_ns", "i8", "the thread left the CPU"),
         Field("duration_ns", "i8", "until it ran again; unknown while it has not", True),
         *_WHO,
         Field("tid", "u4", "the thread"),
@@ -140,12 +142,12 @@ SNAPSHOTS = Table(
         Field("ts_ns", "i8", "when"),
         *_WHO,
         Field("alive", "u1", "1 while the process runs; 0 once it has ended"),
-        Field("category", "u1", "what its most active GPU thread is doing now, names.Category"),
+        Field("category", "u1", "present state of its most active GPU thread, names.Category"),
         Field("syscall_nr", "i4", "system call that thread is blocked in", True),
         Field("n_collectives", "i8", "collectives enqueued so far", True),
         Field("n_completed", "i8", "collectives completed so far", True),
         Field("in_call", "u2", "operation the thread is inside, names.Op"),
-        Field("in_call_since_ns", "i8", "since when", True),
+        Field("in_call_since_ns", "i8", "begin of that operation", True),
         _LEDGER,
     ),
 )
@@ -162,7 +164,12 @@ COMMUNICATORS = Table(
         Field("nranks", "i4", "its size", True),
         Field("parent_hash", "u8", "the communicator it was split from; 0 none"),
         Field("last_entered", "i8", "seq of the last collective it entered, where the source counts", True),
-        Field("last_completed", "i8", "seq of the last one it saw complete, where the source counts", True),
+        Field(
+            "last_completed",
+            "i8",
+            "seq of the last collective it saw complete, where the source counts",
+            True,
+        ),
     ),
 )
 
@@ -183,81 +190,81 @@ PROCESSES = Table(
 
 SPANS = Table(
     "spans",
-    "Device or host work of a known kind and length, told by the source (profiler, importer).",
+    "Device or host work of a known kind and length, reported by the source (profiler, importer).",
     (
         Field("ts_ns", "i8", "begin"),
         Field("duration_ns", "i8", "length"),
         *_WHO,
         Field("op", "u2", "names.Op"),
         Field("step", "i8", "training step", True),
-        Field("label", "S32", "the source's own word for it"),
+        Field("label", "S32", "the source's name for it"),
     ),
 )
 
 ANNOTATIONS = Table(
     "annotations",
-    "A label that the job gave: it holds until the next of its kind from the same process.",
+    "A label that the job set: it is valid until the next label of its kind from the same process.",
     (
-        Field("ts_ns", "i8", "from when on"),
+        Field("ts_ns", "i8", "begin of its validity"),
         *_WHO,
-        Field("label", "S32", "what kind: step, epoch, phase, container, or a word of the job's own"),
-        Field("value", "S128", "which one"),
+        Field("label", "S32", "its kind: step, epoch, phase, container, or a word chosen by the job"),
+        Field("value", "S128", "its value"),
     ),
 )
-"""Beside TABLES: not captured, and not sent."""
+"""An addition to TABLES: not captured, and not sent."""
 
 OPERATIONS = Table(
     "operations",
-    "How often a function was called, how long that took: one row per process, function and second.",
+    "Number and duration of the calls of a function: one row per process, function and second.",
     (
-        Field("ts_ns", "i8", "end of the interval that the row tells of"),
+        Field("ts_ns", "i8", "end of the interval of the row"),
         Field(
             "interval_ns",
             "i8",
-            "its length: a second, or longer where the hooks are on for a part of the time",
+            "its length: a second, or longer if the probes are on for a part of the time",
         ),
         *_WHO,
         Field("op", "u2", "class of the call, names.Op"),
         Field("symbol", "u2", "exported function; its name is in `symbols`"),
         Field("direction", "u1", "of a copy, names.Direction"),
         Field("host_memory", "u1", "of a copy from or to the host, names.HostMemory"),
-        Field("n", "i8", "calls in the interval; scaled up where is_estimate"),
-        Field("n_seen", "i8", "calls that were counted one by one"),
-        Field("n_failed", "i8", "of n_seen: that returned an error"),
-        Field("total_ns", "i8", "time inside them; scaled up where is_estimate"),
-        Field("max_ns", "i8", "the longest so far in this process, its first call left out"),
-        Field("first_ns", "i8", "how long the process's first call took, in the row that holds it", True),
-        Field("count_bytes", "i8", "bytes copied, set or asked for; scaled up where is_estimate"),
-        Field("is_estimate", "u1", "1: the hooks were on for a part of the interval only"),
+        Field("n", "i8", "calls in the interval; scaled up if is_estimate is 1"),
+        Field("n_seen", "i8", "calls that were counted individually"),
+        Field("n_failed", "i8", "of n_seen: calls that returned an error"),
+        Field("total_ns", "i8", "time inside them; scaled up if is_estimate is 1"),
+        Field("max_ns", "i8", "the longest so far in this process, without its first call"),
+        Field("first_ns", "i8", "duration of the process's first call, in the row that holds it", True),
+        Field("count_bytes", "i8", "bytes copied, set or requested; scaled up if is_estimate is 1"),
+        Field("is_estimate", "u1", "1: the probes were on for a part of the interval only"),
         Field(
             "histogram",
             "S640",
-            'n_seen by duration: {"upper edge in ns": calls}, each edge twice the one before',
+            'n_seen by duration: {"upper edge in ns": calls}, each edge twice the previous edge',
         ),
     ),
 )
 
 MEMORY = Table(
     "memory",
-    "What a process holds: one row per process, device and kind of memory, each second in which it changed.",
+    "Memory held by a process: one row per process, device and kind of memory, for each second with a change.",
     (
         Field("ts_ns", "i8", "when"),
         *_WHO,
-        Field("device", "i4", "CUDA device that was current when it was allocated", True),
+        Field("device", "i4", "CUDA device that was current at the allocation", True),
         Field("kind", "u1", "names.MemoryKind"),
-        Field("live_bytes", "i8", "allocated and not freed, as far as the capture saw it"),
-        Field("n_live", "i8", "how many such allocations"),
-        Field("peak_bytes", "i8", "the most of live_bytes so far"),
+        Field("live_bytes", "i8", "bytes allocated during the capture and not freed"),
+        Field("n_live", "i8", "number of these allocations"),
+        Field("peak_bytes", "i8", "maximum of live_bytes so far"),
         Field("n_allocs", "i8", "allocations so far"),
         Field("allocated_bytes", "i8", "their bytes"),
-        Field("n_frees", "i8", "frees of what the capture saw being allocated"),
-        Field("n_unknown_frees", "i8", "frees of what it did not see: allocated before it began"),
+        Field("n_frees", "i8", "frees of memory that was allocated during the capture"),
+        Field("n_unknown_frees", "i8", "frees of memory that was allocated before the capture"),
     ),
 )
 
 CALL_ARGUMENTS = Table(
     "call_arguments",
-    "What a call of `calls` was given, beyond what stands there: same ts_ns, pid and tid.",
+    "Further arguments of a call in `calls`: same ts_ns, pid and tid.",
     (
         Field("ts_ns", "i8", "entry of the call"),
         *_WHO,
@@ -277,31 +284,32 @@ CALL_ARGUMENTS = Table(
 
 HOST_EVENTS = Table(
     "host_events",
-    "What a machine did to a traced process or one that descends from it: disks, memory, signals, quotas, ends.",
+    "An event of the machine that affected a traced process or its descendant: disks, memory, signals, quotas, ends.",
     (
         Field("ts_ns", "i8", "begin"),
-        Field(
-            "duration_ns", "i8", "how long it took; what is summed up over a second: all of it together", True
-        ),
+        Field("duration_ns", "i8", "duration; for kinds summed over a second, the total", True),
         *_WHO,
         Field("tid", "u4", "thread; 0 the whole process"),
         Field("kind", "u1", "names.HostKind"),
         Field("comm", "S16", "name of the process"),
         Field(
-            "by_pid", "i4", "process that did it: sender of the signal, issuer of the request, parent", True
+            "by_pid",
+            "i4",
+            "process that caused it: sender of the signal, issuer of the request, parent",
+            True,
         ),
         Field("by_comm", "S16", "its name"),
-        Field("value", "i8", "bytes, signal, exit code, times: as the kind says", True),
+        Field("value", "i8", "bytes, signal, exit code or count, depending on the kind", True),
         Field("device", "S32", "disk or source of the file system; network interface"),
         Field("file", "S128", "file; other end of a connection; control group"),
-        Field("detail", "S64", "what else there is to say, in words"),
+        Field("detail", "S64", "further details in words"),
         Field("cgroup", "u8", "number of its control group (v2)"),
     ),
 )
 
 POSITIONS = Table(
     "positions",
-    "Where in the code a thread was, looked at from outside while its process made no collective for long.",
+    "Code location of a thread, sampled from outside while its process made no collective for a long time.",
     (
         Field("ts_ns", "i8", "when"),
         *_WHO,
@@ -312,9 +320,9 @@ POSITIONS = Table(
 
 GPUS = Table(
     "gpus",
-    "The state of a GPU as its driver tells it: a row when something changed by more than noise, and now and then.",
+    "State of a GPU as reported by its driver: a row for a change above noise, and at long intervals.",
     (
-        Field("ts_ns", "i8", "when it was asked"),
+        Field("ts_ns", "i8", "time of the driver query"),
         _WHO[0],
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
@@ -322,20 +330,20 @@ GPUS = Table(
         Field("name", "S48", "its model"),
         Field("utilization_percent", "i2", "share of the driver's last sample in which a kernel ran", True),
         Field("memory_used_bytes", "i8", "GPU memory in use", True),
-        Field("memory_total_bytes", "i8", "GPU memory there is", True),
+        Field("memory_total_bytes", "i8", "total GPU memory", True),
         Field("sm_mhz", "i4", "clock of the multiprocessors", True),
-        Field("sm_max_mhz", "i4", "the highest clock they can have", True),
+        Field("sm_max_mhz", "i4", "its maximum", True),
         Field("memory_mhz", "i4", "clock of the memory", True),
-        Field("clock_reasons", "i8", "why the clock is what it is: bits, see names.CLOCK_REASONS", True),
+        Field("clock_reasons", "i8", "reasons for the present clock: bits, see names.CLOCK_REASONS", True),
         Field("power_mw", "i4", "power drawn", True),
         Field("power_limit_mw", "i4", "power allowed", True),
         Field("temperature_celsius", "i2", "temperature of the chip", True),
         Field("n_ecc_corrected", "i8", "memory errors corrected since the driver was loaded", True),
         Field("n_ecc_uncorrected", "i8", "memory errors that could not be corrected since then", True),
         Field("pcie_generation", "i2", "generation of the PCIe link now: low while the GPU idles", True),
-        Field("pcie_width", "i2", "lanes of it", True),
-        Field("pcie_max_generation", "i2", "generation that GPU and board can do", True),
-        Field("pcie_max_width", "i2", "lanes that they can do", True),
+        Field("pcie_width", "i2", "lanes of the link", True),
+        Field("pcie_max_generation", "i2", "maximum generation of GPU and board", True),
+        Field("pcie_max_width", "i2", "maximum number of lanes", True),
         Field("n_nvlinks_up", "i2", "NVLinks that are up", True),
         Field("n_nvlink_errors", "i8", "replays, recoveries and checksum errors on the NVLinks so far", True),
         Field("n_processes", "i2", "processes that use it", True),
@@ -345,32 +353,32 @@ GPUS = Table(
 
 GPU_PROCESSES = Table(
     "gpu_processes",
-    "A process uses a GPU: a row when it is first seen, when its memory changes much, and when it has gone.",
+    "A process uses a GPU: a row at its first appearance, at each large change of its memory, and at its end.",
     (
-        Field("ts_ns", "i8", "when it was seen"),
+        Field("ts_ns", "i8", "time of observation"),
         *_WHO,
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
-        Field("alive", "u1", "1 while it uses the GPU; 0 once it has gone"),
-        Field("memory_used_bytes", "i8", "GPU memory it holds", True),
+        Field("alive", "u1", "1 while it uses the GPU; 0 once it has ended"),
+        Field("memory_used_bytes", "i8", "GPU memory that it uses", True),
         Field("comm", "S16", "its name"),
     ),
 )
 
 SAMPLES = Table(
     "samples",
-    "Code locations of threads, sampled some ten times a second: one row per thread, state and stack each second.",
+    "Code locations of threads, sampled about ten times a second: one row per thread, state and stack each second.",
     (
         Field("ts_ns", "i8", "end of the second that the row counts"),
         *_WHO,
-        Field("role", "u1", "names.SampleRole: why the thread was sampled"),
+        Field("role", "u1", "names.SampleRole: the reason for sampling the thread"),
         Field("owner_pid", "u4", "process of the thread: pid, or a child process of it"),
         Field("tid", "u4", "the thread"),
         Field("owner_comm", "S16", "name of that process"),
-        Field("category", "u1", "what the thread was doing, names.Category"),
+        Field("category", "u1", "state of the thread, names.Category"),
         Field("syscall_nr", "i4", "system call it was blocked in (numbers of this architecture)", True),
         Field(
-            "object", "S160", "what that call waits for: file, pipe and its other end, lock and its holder"
+            "object", "S160", "object of that system call: file, pipe and its other end, lock and its holder"
         ),
         Field("stack", "i8", "row in `stacks`", True),
         Field("n", "i4", "samples"),
@@ -379,9 +387,9 @@ SAMPLES = Table(
 
 GPU_USE = Table(
     "gpu_use",
-    "Share of a GPU's time that its driver counts for a process: a row per process each second in which it is not 0.",
+    "Share of a GPU's time that its driver counts for a process: a row per process and second, without zeros.",
     (
-        Field("ts_ns", "i8", "when the driver was asked"),
+        Field("ts_ns", "i8", "time of the driver query"),
         *_WHO,
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field(
@@ -403,7 +411,7 @@ NODE_TABLES: tuple[Table, ...] = (
     GPU_USE,
     SAMPLES,
 )
-"""Event tables that stay in the node trace, and are not sent to a hub; most are no arrays of a Trace. A trace from
+"""Event tables that stay in the node trace and are not sent to a hub; most are not arrays of a Trace. A trace from
 before one of them was added lacks it."""
 
 EVENT_TABLES = (*TABLES, *NODE_TABLES)
@@ -414,7 +422,7 @@ CALL_COUNTS = Table(
     OPERATIONS.meaning,
     tuple(field for field in OPERATIONS.fields if field.name != "histogram"),
 )
-"""`operations` as the arrays of a Trace hold it: the histograms are nine tenths of its size."""
+"""`operations` in the arrays of a Trace, without the histograms, which are nine tenths of its size."""
 
 ARRAYS = (
     *TABLES,
@@ -427,7 +435,7 @@ ARRAYS = (
     CALL_COUNTS,
     SAMPLES,
 )
-"""The arrays of a Trace. What jobs and machines tell beside TABLES is not sent to a hub."""
+"""The arrays of a Trace. The arrays that are not in TABLES are not sent to a hub."""
 
 
 @cache
@@ -437,9 +445,9 @@ def dtype(table: Table) -> np.dtype[Any]:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """One array of all parts, which have one dtype; a single one as it is.
+    """The concatenation of all parts, which have one dtype; a single part is returned unchanged.
 
-    Put together as bytes: numpy takes long to compare fields, and copies them one at a time.
+    Concatenated as bytes, because numpy takes long to compare fields and copies them one at a time.
     """
     if len(parts) == 1:
         return parts[0]
@@ -448,7 +456,7 @@ def joined(parts: Sequence[Array]) -> Array:
 
 
 def empty(table: Table, n: int = 0) -> Array:
-    """n rows, every field that may be unknown unknown, all else zero."""
+    """n rows with unknown in every field that may be unknown, and zero in all others."""
     rows = np.zeros(n, dtype(table))
     for field in table.fields:
         if field.may_be_unknown:

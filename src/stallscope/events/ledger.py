@@ -1,7 +1,7 @@
-"""The ledger from raw events: where the GPU threads of one process spent their time.
+"""The time ledger from raw events: how long the GPU threads of one process spent in each category.
 
-The kernel side keeps the same account while it runs (bpf/sched.bpf.c); this one is made afterwards from calls
-and scheduler events, for recordings, and checks the arithmetic of the other.
+The kernel side keeps the same ledger while it runs (bpf/sched.bpf.c). This module computes it afterwards from calls
+and scheduler events, for recordings, and checks the kernel's arithmetic.
 
 Every thread is at each moment in one Category. Inside a traced call it is in the call's category, the
 outermost call counts; off the CPU it is in the reason's category; preempted and stopped come before the call.
@@ -21,12 +21,12 @@ _OVERRIDING = (Category.PREEMPTED, Category.STOPPED)
 
 @dataclass(frozen=True)
 class ThreadEvents:
-    """What is known of one GPU thread, each group sorted by time; times int64 ns on one clock.
+    """The records of one GPU thread, each group sorted by time; times int64 ns on one clock.
 
     call_enter_ns, call_leave_ns, call_category: outermost traced calls; leave is a large number while open.
     off_ns, on_ns, woken_ns, off_category: intervals off the CPU; woken_ns is when it became runnable again
     (on_ns where unknown).
-    first_ns, last_ns: the thread's life as far as it is known.
+    first_ns, last_ns: the known part of the thread's life.
     """
 
     call_enter_ns: Array
@@ -83,7 +83,7 @@ def states_of(thread: ThreadEvents) -> tuple[Array, Array]:
 
 
 def combined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """The state of a process from those of its threads: the largest at each moment. Shapes as states_of()."""
+    """The state of a process: the largest state of its threads at each moment. Shapes as in states_of()."""
     edges = np.unique(np.concatenate([edges for edges, _ in parts]))
     state = np.zeros(len(edges), np.int64)
     for own_edges, own_state in parts:

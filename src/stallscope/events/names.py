@@ -1,33 +1,35 @@
-"""The enumerations of the vocabulary. The same numbers stand in bpf/events.h; a test compares both.
+"""The enumerations of the vocabulary. bpf/events.h has the same numbers; a test compares both.
 
-Every enumeration starts with 0 = unknown or none, so that a zeroed record claims nothing.
+Every enumeration starts with 0 = unknown or none, so that a zeroed record makes no statement.
 """
 
 from enum import IntEnum, IntFlag
 
 
 class Category(IntEnum):
-    """Where the GPU threads of a process spend their time; exclusive, and together they fill the interval.
+    """The states of the GPU threads of a process; exclusive, and together they fill the interval.
 
     The outermost CUDA call comes before the off-CPU state, except preempted and stopped, which always count
     as such. The number is also the precedence when the threads of one process are combined: the process is in
-    the state of its most active GPU thread, the one with the largest number. What an idle thread is parked in
-    (futex, poll, sleep) therefore stands below a synchronise call.
+    state of its most active GPU thread, which has the largest number. The wait of an idle thread
+    (futex, poll, sleep) is therefore below a synchronise call.
     """
 
     NONE = 0  # no GPU thread yet
     LOCK = 1  # blocked in futex
-    OTHER_OFF = 2  # blocked in anything else, or unknown in what
+    OTHER_OFF = 2  # blocked in another or an unknown system call
     SLEEP = 3  # blocked in nanosleep, clock_nanosleep; poll and select without descriptors
     NET = 4  # blocked in poll, select, epoll_wait, recv*, send*
     CHILD = 5  # blocked until a child process woke it (data loader workers)
     WAIT_GPU = 6  # in a synchronise call or a copy to the host, with a collective enqueued since the last
-    DEVICE = 7  # inside a synchronise call without one: the rank's own device time, not a wait for others
+    DEVICE = (
+        7  # inside a synchronise call without a collective: the rank's own device time, not a wait for others
+    )
     STOPPED = 8  # stopped or traced (state 4, 8), or frozen by its cgroup
     PREEMPTED = 9  # off the CPU while runnable, or woken and not yet running
     FAULT = 10  # page faults, reclaim, compaction
     DRIVER = 11  # blocked in ioctl outside the calls below
-    IO = 12  # waiting for a disk: in_iowait, or blocked in read, write, fsync and the like
+    IO = 12  # waiting for a disk: in_iowait, or blocked in read, write, fsync and similar calls
     LAUNCH = 13  # inside a launch; only while launch timing is on
     COPY = 14  # inside cudaMemcpy*, driver equivalents
     ALLOC = 15  # inside cudaMalloc, cudaFree, cudaHostAlloc, driver equivalents
@@ -35,7 +37,7 @@ class Category(IntEnum):
 
 
 N_CATEGORIES = len(Category) - 1
-"""Categories that own time; column i of a ledger is Category(i + 1)."""
+"""Categories with time; column i of a ledger is Category(i + 1)."""
 
 CATEGORY_NAMES = tuple(c.name.lower() for c in Category if c)
 
@@ -59,7 +61,7 @@ class Op(IntEnum):
     COMM_INIT = 16
     COMM_SPLIT = 17
     COMM_DESTROY = 18  # finalize, revoke, abort too
-    COMM_SETUP = 19  # what a communicator is given: buffers, windows; suspended and resumed
+    COMM_SETUP = 19  # setup of a communicator: buffers, windows; suspended and resumed
     SYNC = 32
     ALLOC = 33
     FREE = 34
@@ -74,8 +76,8 @@ class Op(IntEnum):
     GRAPH = 43  # captured, instantiated, updated or destroyed
     MEMSET = 44
     CONTEXT = 45  # the driver, a device or a context set up or torn down
-    IOCTL = 46  # a call into the GPU's driver, made by whatever library
-    COMPUTE = 48  # a span of device work told by an importer
+    IOCTL = 46  # a call into the GPU's driver, by any library
+    COMPUTE = 48  # a span of device work reported by an importer
 
 
 P2P_OPS = (Op.SEND, Op.RECV)
@@ -89,7 +91,7 @@ CALL_CATEGORY = {
     Op.LAUNCH: Category.LAUNCH,
     Op.GRAPH_LAUNCH: Category.LAUNCH,
 }
-"""What a thread inside such a call is in. A synchronise call is a wait or the device's time: the context tells."""
+"""The category of a thread inside such a call. The context decides whether a synchronise call is a wait."""
 
 
 class Datatype(IntEnum):
@@ -115,21 +117,21 @@ DATATYPE_BYTES = (0, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 
 
 class CollectiveFlag(IntFlag):
-    """What a reader must know about one collective record."""
+    """Properties of one collective record that a reader must know."""
 
     TORN = 1  # the ledger changed while it was copied
     THREADS_LOST = 2  # the process has more GPU threads than the ledger follows
     NO_LEDGER = 4  # the source keeps no ledger: ledger_ns means nothing
     LATE_ATTACH = 8  # seq does not count from the communicator's creation
-    GROUPED = 16  # arrival is that of the enclosing ncclGroupEnd
-    GRAPH = 32  # replayed from a CUDA graph: arrival is that of the graph launch
-    OPEN = 64  # the source says that it was started and not finished
-    NOT_STARTED = 128  # the source says that it was enqueued and did not start on the GPU
-    NO_SYSCALLS = 256  # off-CPU time could not be told apart: lock, sleep, net, child are in other_off
+    GROUPED = 16  # arrival is the arrival at the enclosing ncclGroupEnd
+    GRAPH = 32  # replayed from a CUDA graph: arrival is the graph launch
+    OPEN = 64  # the source reports it as started and not finished
+    NOT_STARTED = 128  # the source reports it as enqueued and not started on the GPU
+    NO_SYSCALLS = 256  # off-CPU time could not be classified: lock, sleep, net, child are in other_off
 
 
 class OffCpuFlag(IntFlag):
-    """What is known of one off-CPU interval."""
+    """Properties of one off-CPU interval."""
 
     PREEMPTED = 1  # it was still runnable when it left the CPU
     IOWAIT = 2  # in_iowait was set
@@ -139,27 +141,27 @@ class OffCpuFlag(IntFlag):
 
 
 class Direction(IntEnum):
-    """From where to where a copy goes: cudaMemcpyKind + 1, so that 0 is unknown, and the copy between devices."""
+    """The direction of a copy: cudaMemcpyKind + 1, so that 0 is unknown, and the copy between devices."""
 
     NONE = 0
     HOST_TO_HOST = 1
     HOST_TO_DEVICE = 2
     DEVICE_TO_HOST = 3
     DEVICE_TO_DEVICE = 4
-    BY_ADDRESS = 5  # the driver finds out by the addresses (cudaMemcpyDefault)
+    BY_ADDRESS = 5  # the driver determines it from the addresses (cudaMemcpyDefault)
     PEER = 6  # from one device to another
 
 
 class HostMemory(IntEnum):
-    """What a copy has at the host's end. Copies from and to pageable memory are staged, and block the caller."""
+    """The host memory of a copy. Copies from and to pageable memory are staged, and block the caller."""
 
-    UNKNOWN = 0  # there is none, or it may have been pinned before the capture began
+    UNKNOWN = 0  # no host memory, or perhaps pinned before the capture began
     PAGEABLE = 1
     PINNED = 2  # by cudaHostAlloc, cudaMallocHost, cudaHostRegister or the driver's own
 
 
 class MemoryKind(IntEnum):
-    """How memory was allocated."""
+    """The kind of allocation."""
 
     NONE = 0
     DEVICE = 1
@@ -172,7 +174,7 @@ class MemoryKind(IntEnum):
 
 
 class SampleRole(IntEnum):
-    """Why a thread was sampled."""
+    """The reason for sampling a thread."""
 
     NONE = 0
     GPU = 1  # the most active GPU thread of the process: exactly one sample each time
@@ -181,28 +183,28 @@ class SampleRole(IntEnum):
 
 
 class HostKind(IntEnum):
-    """What happened to a process on its machine."""
+    """Events of the machine that affect a process."""
 
     NONE = 0
     THROTTLED = 1  # its control group had used up its CPU quota; value: periods, detail: the quota
     FILE_WAIT = 2  # a GPU thread waited for a file
     SOCKET_WAIT = 3  # a GPU thread waited on a socket; file: the other end; detail: its own port
-    BLOCK_IO = 4  # a slow request to a disk; value: bytes, detail: what
+    BLOCK_IO = 4  # a slow request to a disk; value: bytes, detail: kind of request
     MAJOR_FAULT = 5  # a GPU thread touched memory that had to be read from a disk
-    RECLAIM = 6  # it had to free memory before it got some; value: pages, or how many short ones
-    COMPACTION = 7  # it had to move pages together before it got some
-    OOM_KILL = 8  # the kernel killed it for want of memory; by: whose allocation it was
+    RECLAIM = 6  # it had to free memory for an allocation; value: pages, or the number of short reclaims
+    COMPACTION = 7  # it had to move pages together for an allocation
+    OOM_KILL = 8  # the kernel killed it for lack of memory; by: the allocating process
     EXEC = 9  # it became another program
-    FORK = 10  # it was begun, by its parent
+    FORK = 10  # its parent started it
     EXIT = 11  # it ended; value: exit code, or 128 + the signal
     SIGNAL = 12  # it was sent a signal that stops, continues or ends it; value: number
-    RETRANSMIT = 13  # its connection sent segments again; value: how many; file, detail: as of SOCKET_WAIT
-    MIGRATION = 14  # its GPU threads were moved to other CPUs; value: how often
-    DRIVER_CALL = 15  # a call into the GPU's driver took long; value: what it returned, detail: which ioctl
+    RETRANSMIT = 13  # its connection sent segments again; value: number; file, detail: as in SOCKET_WAIT
+    MIGRATION = 14  # its GPU threads were moved to other CPUs; value: number of moves
+    DRIVER_CALL = 15  # a slow call into the GPU's driver; value: its result, detail: the ioctl
 
 
 BY_SIGNAL = 128
-"""What an exit status is more than the signal that ended the process (bash(1), EXIT STATUS)."""
+"""The excess of an exit status over the number of the signal that ended the process (bash(1), EXIT STATUS)."""
 
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
 """Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""
@@ -218,11 +220,11 @@ CLOCK_REASONS = {
     0x80: "hardware power brake",
     0x100: "display clock setting",
 }
-"""Why a GPU's clock is what it is: nvmlClocksEventReason* in nvml.h, the same bits since driver 390."""
+"""Reasons for a GPU's present clock: nvmlClocksEventReason* in nvml.h, the same bits since driver 390."""
 
 
 def word(enumeration: type[IntEnum], number: int) -> str:
-    """The name of a number; the number itself where a newer version wrote it."""
+    """The name of a number, or the number itself if a newer version wrote it."""
     try:
         return enumeration(number).name.lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a thread blocked in a system call waits for (x86-64 numbers, arch/x86/entry/syscalls/syscall_64.tbl).
+"""The category of a wait by its system call (x86-64 numbers, arch/x86/entry/syscalls/syscall_64.tbl).
 
 bpf/sched.bpf.c has the same table by name, so that it holds for arm64 too.
 """
@@ -9,7 +9,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 USER_MODE = -1
-"""The system call number of a thread that came into the kernel by an exception or interrupt."""
+"""The system call number of a thread that entered the kernel by an exception or interrupt."""
 
 _BY_NUMBER = {
     Category.LOCK: (202, 449),  # futex, futex_waitv
@@ -45,9 +45,9 @@ _CATEGORY_BY_NUMBER = _table()
 
 
 def blocked_category(syscall_nr: Array, *, is_interruptible: Array) -> Array:
-    """The Category of threads that block in these system calls; OTHER_OFF where the table has no answer.
+    """The Category of threads that block in these system calls; OTHER_OFF for calls that are not in the table.
 
-    syscall_nr: int64 (n,), USER_MODE where the thread was not in a system call. is_interruptible: bool (n,).
+    syscall_nr: int64 (n,), USER_MODE for a thread outside system calls. is_interruptible: bool (n,).
     """
     known = (syscall_nr >= 0) & (syscall_nr < len(_CATEGORY_BY_NUMBER))
     category = np.where(known, _CATEGORY_BY_NUMBER[np.where(known, syscall_nr, 0)], 0)

@@ -1,4 +1,4 @@
-"""A whole trace as arrays: what importers and the store give, and the diagnosis takes."""
+"""A whole trace as arrays: the output of importers and the store, and the input of the diagnosis."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class WallClock:
-    """The kernel's account of the wall clock: is it kept by NTP or PTP, and how wrong can it be?"""
+    """The kernel's state of the wall clock: whether NTP or PTP keeps it, and its maximum error."""
 
     is_synchronised: bool
     max_error_us: int
@@ -82,15 +82,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Trace:
-    """Arrays by table (see layout) and what is known about where they come from.
+    """Arrays by table (see layout) and facts about their source.
 
-    nodes: names, by the number in the `node` column. source: one sentence, what the events are.
-    probed: readings of several nodes' clocks against one and the same wall clock, taken over the network: the
-    error is half the round trip, so that they tie the nodes' clocks together; `clocks` are each node's own.
-    stacks: frames by the number in `stack` columns, innermost first, of those that the tables name.
+    nodes: names, by the number in the `node` column. source: one sentence about the source of the events.
+    probed: readings of several nodes' clocks against a single wall clock, taken over the network: the
+    error is half the round trip, so that they align the nodes' clocks; `clocks` are each node's own readings.
+    stacks: frames by the number in `stack` columns, innermost first, for the stacks that the tables name.
     lost: records lost by kind. ends_ns: last moment the capture was running, per node; -1 unknown.
     facts: free text about the source (hardware, software). coverage: what the source can show.
-    The diagnosis takes the collectives column by column too (columns.Columns): where they are very many.
+    The diagnosis also accepts the collectives column by column (columns.Columns), for very large traces.
     """
 
     collectives: Array = field(default_factory=lambda: layout.empty(layout.COLLECTIVES))
@@ -120,7 +120,7 @@ class Trace:
     coverage: Coverage = field(default_factory=Coverage)
 
     def told_ranks(self) -> dict[tuple[int, int], int]:
-        """The rank of each process, by node and pid, whose launcher has told it."""
+        """The rank of each process, by node and pid, if its launcher reported it."""
         return {
             (node, pid): rank
             for node, pid, rank in self.processes[["node", "pid", "rank"]].tolist()

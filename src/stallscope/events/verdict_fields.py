@@ -40,13 +40,13 @@ FIELDS = (
     VerdictField("summary", "text", "one sentence"),
     VerdictField("since_ns", "time", "begin of the delay"),
     VerdictField("until_ns", "time", "end of the delay in the data examined"),
-    VerdictField("ranks", "integers", "the ranks to look at; empty where none is named"),
+    VerdictField("ranks", "integers", "the culprit ranks; empty if none is named"),
     VerdictField("nodes", "texts", "their machines"),
     VerdictField("pids", "integers", "their processes, in the order of ranks"),
     VerdictField("victims", "integers", "the ranks that waited for them"),
     VerdictField("comm_hash", "text", "communicator"),
     VerdictField("first_round", "integer", "the first late round of that communicator"),
-    VerdictField("last_round", "integer", "its last late round"),
+    VerdictField("last_round", "integer", "the last late round of that communicator"),
     VerdictField("n_late_rounds", "integer", "late rounds"),
     VerdictField("n_incidents", "integer", "groups of late steps"),
     VerdictField("period_steps", "integer", "the delay recurs after this many steps"),
@@ -61,6 +61,6 @@ FIELDS = (
     VerdictField("is_lower_bound", "boolean", "the loss is at least gpu_seconds"),
     VerdictField("usd", "number", "price of gpu_seconds; null where no price is known"),
     VerdictField("at_most_usd", "number", "price of at_most_gpu_seconds"),
-    VerdictField("advice", "texts", "what to do next"),
+    VerdictField("advice", "texts", "next steps for the user"),
 )
-"""In the order in which they are shown."""
+"""In display order."""

@@ -1,1 +1,1 @@
-"""What goes out of the house: traces for other tools' viewers, tables for other tools' readers."""
+"""Output to other tools: timeline files, tables, metrics and the rows that an agent sends to a hub."""

@@ -1,4 +1,4 @@
-"""Arrows from a culprit's late arrival to the moments at which those that waited for it were released."""
+"""Arrows from a culprit's late arrival to the moments at which the waiting ranks were released."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.exporters.trace_context import Scene
 
 _LEAST_LATE_NS = 1_000_000
-"""Below this an arrow says nothing: the ranks of a healthy job differ by as much."""
+"""Smaller delays get no arrow: the ranks of a healthy job differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,21 @@ class Waits:
     leave_ns: Array
 
     def around(self, at_ns: int) -> int:
-        """The number of the wait that a moment lies in; -1 for none."""
+        """The index of the wait that contains a moment; -1 for none."""
         i = int(np.searchsorted(self.leave_ns, at_ns, side="left"))
         return i if i < len(self.leave_ns) and self.enter_ns[i] <= at_ns else UNKNOWN
 
 
 @dataclass(frozen=True)
 class Arrows:
-    """Numbers of arrows, from 1. from_row: by row of the timeline; to_wait: by (process, number of the wait)."""
+    """Numbers of arrows, from 1. from_row: by row of the timeline; to_wait: by (process, index of the wait)."""
 
     from_row: dict[int, tuple[int, ...]] = field(default_factory=dict)
     to_wait: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
 
 def waits(scene: Scene, process: int) -> Waits:
-    """The waits that the arrivals of a process tell of."""
+    """The waits recorded with the arrivals of a process."""
     rows = scene.line.rows[scene.line.process == process]
     pairs = np.unique(rows[rows["wait_leave_ns"] > 0][["wait_enter_ns", "wait_leave_ns"]])
     node = int(scene.line.node[process])
@@ -46,7 +46,7 @@ def waits(scene: Scene, process: int) -> Waits:
 
 
 def arrows(scene: Scene, verdicts: list[Verdict]) -> Arrows:
-    """The arrows of the late rounds of the ranks that the verdicts name. A wait gets one, from whom it ended by."""
+    """The arrows of the late rounds of the ranks in the verdicts: one per wait, from the rank that ended it."""
     line, met = scene.line, scene.met
     ranks = {
         rank for verdict in verdicts if verdict.kind in ("straggler", "device") for rank in verdict.ranks

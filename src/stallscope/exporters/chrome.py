@@ -1,6 +1,6 @@
-"""A story in the Trace Event Format (JSON), which chrome://tracing, ui.perfetto.dev and speedscope open.
+"""A timeline in the Trace Event Format (JSON), which chrome://tracing, ui.perfetto.dev and speedscope open.
 
-The format knows processes and threads only: a process of the story is one, its tracks are the threads.
+The format has only processes and threads: each process of the timeline becomes a process, each of its tracks a thread.
 """
 
 import json
@@ -11,7 +11,7 @@ from stallscope.exporters.tracks import Slice, Story, Track
 
 
 def chrome_json(story: Story) -> Iterator[str]:
-    """The text of the file, an event a line; the same story gives the same text. Times are us with three decimals."""
+    """The text of the file, one event per line; equal timelines give equal text. Times are us with three decimals."""
     yield '{"displayTimeUnit": "ms",\n'
     yield f'"otherData": {json.dumps({"clock_ns": story.clock_ns, "wall_ns": story.wall_ns})},\n"traceEvents": [\n'
     separator = ""

@@ -1,4 +1,4 @@
-"""What the agent tells others about its machine while it runs: Prometheus, OTLP. Nothing where neither is asked for."""
+"""The metrics and incidents that a running agent exports: Prometheus and OTLP, each only on request."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from stallscope.exporters import machine_metrics
 from stallscope.exporters.metric_updates import Counting
 from stallscope.exporters.metric_values import Meter
 
-if TYPE_CHECKING:  # it brings HTTP and TLS, which an agent without --otlp does not need
+if TYPE_CHECKING:  # imports HTTP and TLS, which an agent without --otlp does not need
     from stallscope.exporters.otlp import Sending
 
 _MACHINE_EVERY_S = 5.0
@@ -19,18 +19,18 @@ _MACHINE_EVERY_S = 5.0
 
 @dataclass
 class Outputs:
-    """Takes what the agent keeps. All methods are quick and never wait for a network."""
+    """Receives the rows that the agent stores. All methods are quick and never wait for a network."""
 
     counting: Counting
     otlp: "Sending | None"
     _next_machine_s: float = 0.0
 
     def take(self, table: Table, rows: Array) -> None:
-        """Rows that are kept."""
+        """Stored rows."""
         self.counting.take(table, rows)
 
     def lost(self, kind: str, n: int) -> None:
-        """Records that were lost."""
+        """Lost records."""
         self.counting.lost(kind, n)
 
     def incident(self, line: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Outputs:
             )
 
     def second(self, *, n_processes: int, gpus: Array | None = None) -> None:
-        """To be called about once a second. gpus: rows of GPUS as they are now; None where they are not watched."""
+        """Update the machine metrics, about once a second. gpus: current rows of GPUS; None without GPU sampling."""
         self.counting.n_processes(n_processes)
         if time.monotonic() < self._next_machine_s:
             return
@@ -68,9 +68,9 @@ def outputs(
     node: str,
     say: Callable[[str], None],
 ) -> Iterator[Outputs | None]:
-    """The outputs that are asked for; None without any. prometheus: an address; otlp: a URL; empty: not.
+    """The requested outputs; None without any. prometheus: an address; otlp: a URL; empty: not requested.
 
-    Raises BadInput for an address or URL that cannot be, or a package that is missing.
+    Raises BadInput for an invalid address or URL, or a missing package.
     """
     if not prometheus and not otlp:
         yield None

@@ -1,4 +1,4 @@
-"""What the driver said of a node's GPUs, as counters: memory, clock, utilisation. Each value holds until the next."""
+"""Driver readings of a node's GPUs as counters: memory, clock, utilisation. Each value holds until the next."""
 
 from collections.abc import Iterator, Sequence
 

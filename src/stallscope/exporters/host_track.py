@@ -1,4 +1,4 @@
-"""What the machine did to a process, as slices of a timeline; what is only counted once a second has no place in it."""
+"""Host events of a process as slices of a timeline. Events that are only counted once a second are left out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from stallscope.exporters.tracks import Slice, Value
 
 
 def slices(rows: Array, at_ns: list[int]) -> Iterator[Slice]:
-    """rows: of HOST_EVENTS, of one process; at_ns: their begins on the timeline's clock."""
+    """rows: of HOST_EVENTS, of one process; at_ns: their start times on the timeline's clock."""
     for row, at in zip(rows, at_ns, strict=True):
         if int(row["kind"]) not in SUMMED and (row["tid"] or row["by_pid"] != UNKNOWN):
             yield Slice(at, max(int(row["duration_ns"]), 0), word(HostKind, int(row["kind"])), _told(row))

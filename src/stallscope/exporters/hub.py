@@ -1,11 +1,11 @@
-"""The agent's line to a hub: what has been captured goes out several times a second, and never waits here.
+"""The agent's output to a hub: sends captured rows several times a second and never blocks the caller.
 
     line = HubLine.open(target, spool_folder, max_spool_bytes=...)
     line.offer({"collectives": rows, ...}, clock=clock.reading(0), symbols=names)
     line.status()        # "hub has 12,345"
     line.close()
 
-Imported only by an agent that was given a hub: gRPC and nanoarrow come with it.
+Imported only by an agent with --hub, because it loads gRPC and nanoarrow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _BY_NAME = {table.name: table for table in layout.TABLES}
 
 
 class HubLine:
-    """An open line. For one thread; what takes time happens in others."""
+    """An open connection to a hub, for use by one thread. Slow work runs in other threads."""
 
     def __init__(self, sending: Sending):
         self._sending = sending
@@ -51,9 +51,9 @@ class HubLine:
         is_synchronised: bool | None = None,
         lost: Mapping[str, int] | None = None,
     ) -> None:
-        """Send rows of events tables, by name. clock: read just now; None of `tables` is kept or changed.
+        """Send rows of events tables, by name. clock: a fresh reading. The arrays are neither kept nor changed.
 
-        lost: records lost since the last call, by kind; what the line itself dropped is added.
+        lost: records lost since the last call, by kind; rows that this output dropped are added.
         """
         self._remember(tables)
         tables = {**tables, **self._with_ends(tables)}
@@ -75,27 +75,27 @@ class HubLine:
             self._sending.offer(sent)
 
     def process_ended(self, pid: int, ended_ns: int) -> None:
-        """Tell with the next offer() that a process has ended: its row once more, with the end."""
+        """Send the row of a process again with the next offer(), with its end."""
         self._tell_end("processes", self._processes.pop(pid, None), ended_ns)
         for key in [key for key in self._communicators if key[0] == pid]:
             del self._communicators[key]
 
     def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
-        """Tell with the next offer() a rank that was not known before: its process's row once more."""
+        """Send the row of a process again with the next offer(), with a rank that was not known before."""
         row = self._processes.get(pid)
         if row is not None:
             row["rank"], row["nranks"] = rank, nranks
             self._ended.setdefault("processes", []).append(row.copy())
 
     def process_located(self, pid: int, device: int) -> None:
-        """Tell with the next offer() a GPU that was not known before: its process's row once more."""
+        """Send the row of a process again with the next offer(), with a GPU that was not known before."""
         row = self._processes.get(pid)
         if row is not None:
             row["device"] = device
             self._ended.setdefault("processes", []).append(row.copy())
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
-        """Tell with the next offer() that a process has left a communicator."""
+        """Send the row of a communicator again with the next offer(), with the time at which the process left it."""
         self._tell_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)
 
     def _remember(self, tables: Mapping[str, Array]) -> None:
@@ -110,7 +110,7 @@ class HubLine:
             self._ended.setdefault(table, []).append(row)
 
     def _with_ends(self, tables: Mapping[str, Array]) -> dict[str, Array]:
-        """The tables that ends belong to, with the ends behind what is there."""
+        """The tables that get end rows, with the end rows appended."""
         ended, self._ended = self._ended, {}
         return {
             name: np.concatenate([*([tables[name]] if name in tables else []), *rows])
@@ -118,9 +118,9 @@ class HubLine:
         }
 
     def status(self) -> str:
-        """How it stands, in a few words."""
+        """The state of the connection, in a few words."""
         return self._sending.status()
 
     def close(self) -> None:
-        """Send for a few seconds what is there; the rest waits on disk for the next agent."""
+        """Send the remaining rows for a few seconds; the rest waits on disk for the next agent."""
         self._sending.close(_LAST_S)

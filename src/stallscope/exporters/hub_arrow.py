@@ -1,6 +1,6 @@
-"""The rows of a batch as the hub's Arrow lane takes them (docs/decisions/arrow-endpoint.md), written by nanoarrow.
+"""The rows of a batch in the format of the hub's Arrow endpoint (docs/decisions/arrow-endpoint.md), written by nanoarrow.
 
-Columns are the arrays as they are: numbers of enumerations, -1 for unknown, the ledger as one list.
+Columns are the arrays unchanged: numbers of enumerations, -1 for unknown, the time ledger as one list.
 """
 
 import io
@@ -16,7 +16,7 @@ from stallscope.exporters.hub_batches import TABLES
 
 METHOD = "/stallscope.v1.Ingest/Append"
 _TEXTS = frozenset({"symbol", "kind"})
-"""Texts that the hub wants as text; the others it takes as bytes of fixed length."""
+"""Columns that the hub expects as text; it takes the others as bytes of fixed length."""
 _GZIP = 31  # window bits: a gzip header around the deflate stream (zlib.h, deflateInit2)
 _FAST = 1
 
@@ -24,7 +24,7 @@ _FAST = 1
 def request(
     tables: Mapping[str, Array], *, batch_id: str, node: str, cluster: str, about: Mapping[str, str]
 ) -> bytes:
-    """One line of JSON, then an Arrow stream for each table, all of them gzipped (by ISA-L: a fifth of zlib's time)."""
+    """One line of JSON, then an Arrow stream for each table, all gzipped (ISA-L takes a fifth of zlib's time)."""
     from isal import isal_zlib
 
     streams = {name: _stream(name, rows) for name, rows in tables.items() if len(rows)}
@@ -111,7 +111,7 @@ def _text(values: Array) -> Any:
 
 
 def _truth(values: Array) -> Any:
-    """0, 1 and unknown as Arrow's booleans: a bit each, and a bit for being known."""
+    """0, 1 and unknown as Arrow's booleans: one bit for the value and one for its validity."""
     import nanoarrow
 
     known, true = (np.packbits(bits, bitorder="little") for bits in (values != UNKNOWN, values == 1))

@@ -1,6 +1,6 @@
-"""What an agent tells a hub: the node's tables, their times on the wall clock, functions by name.
+"""The rows that an agent sends to a hub: the node's tables with wall-clock times and function names.
 
-Two small tables come besides those of events/layout.py: the clock readings, and what was lost on the way.
+Two small tables come in addition to the tables of events/layout.py: clock readings, and lost records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,17 @@ CLOCKS = Table(
         Field("ts_ns", "i8", "wall time"),
         Field("monotonic_ns", "i8", "CLOCK_MONOTONIC of the same moment"),
         Field("error_ns", "i8", "half the width of the bracket"),
-        Field("is_synchronised", "i1", "1 the kernel says that the clock is kept by NTP or PTP, 0 not", True),
+        Field(
+            "is_synchronised", "i1", "1 the kernel reports a clock synchronised by NTP or PTP, 0 not", True
+        ),
     ),
 )
 LOSSES = Table(
     "losses",
     "Records lost since the last row of this kind.",
     (
-        Field("ts_ns", "i8", "when it was noticed"),
-        Field("kind", "S32", "kind of record, or where it was lost"),
+        Field("ts_ns", "i8", "time of detection"),
+        Field("kind", "S32", "kind of record, or the stage that lost it"),
         Field("n_lost", "i8", "records"),
     ),
 )
@@ -46,13 +48,13 @@ TABLES = {
     )
     for table in (*layout.TABLES, CLOCKS, LOSSES)
 }
-"""What is sent, by table: no `node` column, since a batch is of one node, which stands beside it.
+"""The tables of a batch. They have no `node` column, since a batch carries the name of its one node.
 
-A collective carries the ranks of its process: whoever asks the hub asks by rank.
+A collective carries the ranks of its process, because queries on the hub select by rank.
 """
 
 _ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
-"""Times of the node's CLOCK_MONOTONIC. Those of the GPU stay on the GPU's clock."""
+"""Times of the node's CLOCK_MONOTONIC. GPU times stay on the GPU's clock."""
 
 
 def on_wall_clock(
@@ -63,9 +65,9 @@ def on_wall_clock(
     *,
     ranks: Mapping[int, tuple[int, int]] | None = None,
 ) -> Array:
-    """Rows of an events table (n,) as they are sent. clock: a fresh reading. symbols: names by table's number.
+    """Rows of an events table (n,) in the form of a batch. clock: a fresh reading. symbols: names by table's number.
 
-    ranks: rank and local rank by process, as far as they are known.
+    ranks: known ranks and local ranks, by process.
     """
     to_wall_ns = clock.wall_ns - clock.monotonic_ns
     sent = np.zeros(len(rows), layout.dtype(TABLES[table.name]))
@@ -98,6 +100,6 @@ def clock_row(clock: Clock, *, is_synchronised: bool | None) -> Array:
 
 
 def loss_rows(wall_ns: int, lost: Mapping[str, int]) -> Array:
-    """Rows of LOSSES: records by kind; none for a kind that lost nothing."""
+    """Rows of LOSSES: records by kind, without the kinds that lost nothing."""
     rows = [(wall_ns, kind.encode(), n) for kind, n in lost.items() if n]
     return np.array(rows, layout.dtype(LOSSES))

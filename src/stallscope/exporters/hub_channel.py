@@ -1,6 +1,6 @@
-"""The connection of an agent to its hub: gRPC with TLS and a token, on the lane that the hub knows.
+"""The connection of an agent to its hub: gRPC with TLS and a token, on the Arrow or the OTLP logs endpoint.
 
-The Arrow lane is tried first; a hub, or a collector, that does not know it gets OTLP logs, and is asked again
+The Arrow endpoint is tried first. A hub or collector without it gets OTLP logs, and the Arrow endpoint is tried again
 after a while. The token file is read for each batch, so that a token can be replaced while the agent runs.
 """
 
@@ -40,9 +40,9 @@ _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSI
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where to send and as whom. address: HOST:PORT. token: asked for each batch. insecure: no TLS.
+    """A hub and the agent's credentials. address: HOST:PORT. token: called for each batch. insecure: no TLS.
 
-    client_cert, client_key: what a hub with mutual TLS wants to see.
+    client_cert, client_key: for a hub with mutual TLS.
     """
 
     address: str
@@ -57,14 +57,14 @@ class Target:
 
 
 class HubChannel:
-    """An open connection; it comes back by itself. For one sending thread."""
+    """An open connection, which reconnects by itself. For one sending thread."""
 
     def __init__(
         self, target: Target, clock_s: Callable[[], float] = time.monotonic, *, only_logs: bool = False
     ):
-        """Raises BadInput for files of certificates that cannot be read. Does not wait for the hub.
+        """Raises BadInput for unreadable certificate files. Does not wait for the hub.
 
-        only_logs: OTLP logs even where the hub knows the Arrow lane.
+        only_logs: send OTLP logs even to a hub with the Arrow endpoint.
         """
         self._target = target
         self._clock_s = clock_s
@@ -79,7 +79,7 @@ class HubChannel:
         self._lock = threading.Lock()
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
-        """Begin to send a batch; `done` is called with what became of it."""
+        """Begin to send a batch; `done` is called with the result."""
         try:
             metadata = (("authorization", f"Bearer {self._target.token()}"),)
         except (BadInput, NotFound) as error:
@@ -128,7 +128,7 @@ def _answer(call: Any) -> Answer:
 
 
 def _reason(code: grpc.StatusCode, details: str) -> str:
-    """In few words: what gRPC says of a failed connection is long."""
+    """A short reason: gRPC describes a failed connection at length."""
     if "ertificate" in details or "SSL" in details or "TLS" in details:
         return "its certificate is not trusted: --ca-cert, --hub"
     if "onnection refused" in details:

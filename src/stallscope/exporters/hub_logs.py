@@ -1,8 +1,8 @@
-"""The rows of a batch as OTLP logs: for collectors, and hubs that do not know the Arrow lane.
+"""The rows of a batch as OTLP logs: for collectors, and hubs without the Arrow endpoint.
 
-One record for each row. Its event name is `stallscope.<table>`, its attributes are the row's columns under their own
-names, with the words of events/names.py for numbers that stand for something; what is unknown is left out. The
-resource says which node, cluster and batch it is.
+One record for each row. Its event name is `stallscope.<table>`; its attributes are the row's columns under their own
+names. Numbers of an enumeration become the words of events/names.py; unknown values are left out. The resource
+names the node, the cluster and the batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 SCOPE = "stallscope.agent"
 _WORDS = {"op": Op, "in_call": Op, "category": Category, "datatype": Datatype}
 _HASHES = frozenset({"comm_hash", "parent_hash", "comm_handle", "stream"})
-"""Unsigned 64-bit numbers: OTLP has none, so they are 16 hexadecimal digits."""
+"""Unsigned 64-bit numbers, as 16 hexadecimal digits because OTLP has no such type."""
 _INFO = 9
 _WARN = 13
 
@@ -61,7 +61,7 @@ def request(
 
 
 def _attributes(name: str, rows: Array) -> Iterator[list[tuple[str, str | int]]]:
-    """Key and value of what is known, row by row."""
+    """Key and value of the known columns, row by row."""
     columns = [_column(f, rows[f.name]) for f in TABLES[name].fields if f.name in (rows.dtype.names or ())]
     for values in zip(*columns, strict=True):
         yield [pair for pairs in values for pair in pairs]
@@ -79,7 +79,7 @@ def _column(field: Field, values: Array) -> Iterator[list[tuple[str, str | int]]
 
 
 def _told(field: Field, values: Array) -> Iterator[Any]:
-    """The values as OTLP can say them; None for what is unknown."""
+    """The values as types of OTLP; None for unknown."""
     plain = values.tolist()
     if field.format.startswith("S"):
         return (value.decode("utf-8", "replace") or None for value in plain)

@@ -1,9 +1,9 @@
-"""From the spool to a hub: a thread that sends what waits, a few batches at a time, and waits when it must.
+"""Sends spooled batches to a hub: a thread with a few batches in flight at a time, and pauses after failures.
 
-It takes a batch from the spool only when the hub has acknowledged it. A hub that is away, or asks for time
-(RetryInfo), is asked again later: after what it asked for, else after a time that doubles up to half a minute
-and is shortened at random, so that a thousand agents do not come back at one moment. Only a batch that the hub
-names as bad leaves the spool without having arrived: it is set aside on disk and reported. A batch at which the
+A batch leaves the spool only when the hub has acknowledged it. After a failure the sender waits for the time that the
+hub asked for (RetryInfo), or for a time that doubles up to half a minute. A random part shortens that time, so that
+a thousand agents do not come back at the same moment. Only a batch that the hub rejects as bad leaves the spool
+without having arrived: it is set aside on disk and reported. A batch at which the
 hub fails goes behind the others, so that it holds up no other batch.
 """
 
@@ -33,18 +33,18 @@ _LOOK_EVERY_S = 0.05
 
 
 class Outcome(Enum):
-    """What became of one attempt."""
+    """The result of one attempt."""
 
     ACKNOWLEDGED = auto()
-    LATER = auto()  # the hub is away or busy
-    FAILED = auto()  # the hub, at this batch: others may pass
+    LATER = auto()  # the hub is unreachable or busy
+    FAILED = auto()  # the hub failed at this batch: others may pass
     BAD_BATCH = auto()  # the hub will never take this batch
-    SHUT_OUT = auto()  # the token or the certificate: the hub takes nothing before a person acts
+    SHUT_OUT = auto()  # token or certificate refused: the hub takes nothing until a person acts
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The end of one attempt. retry_after_s: what the hub asked for, if it did; reason: for people."""
+    """The end of one attempt. retry_after_s: the wait that the hub asked for, if any; reason: for people."""
 
     outcome: Outcome
     retry_after_s: float | None = None
@@ -52,17 +52,17 @@ class Answer:
 
 
 class Channel(Protocol):
-    """A way to a hub."""
+    """A connection to a hub."""
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
         """Begin to send; `done` is called once, in any thread."""
 
     def close(self) -> None:
-        """End the connection; what is under way is given up."""
+        """End the connection; batches in flight are given up."""
 
 
 class Sending:
-    """Takes rows at any speed, without ever waiting, and brings them to a hub."""
+    """Takes rows at any speed, never blocks, and sends them to a hub."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Sending:
         self._thread.start()
 
     def offer(self, tables: Mapping[str, Array]) -> None:
-        """Rows to be sent, by table; beyond 64 MB that the disk has not taken they are dropped and counted."""
+        """Queue rows, by table. Beyond 64 MB that are not yet on disk, rows are dropped and counted."""
         n_bytes = sum(rows.nbytes for rows in tables.values())
         with self._changed:
             if self._forming_bytes + n_bytes > _MAX_FORMING_BYTES:
@@ -107,7 +107,7 @@ class Sending:
 
     @property
     def n_dropped(self) -> int:
-        """Rows that were dropped: the spool had no room for them."""
+        """Rows that were dropped because the spool had no room for them."""
         return self._spool.n_dropped + self._n_lost_before_spool
 
     @property
@@ -116,7 +116,7 @@ class Sending:
         return self.n_dropped + self._spool.n_set_aside
 
     def status(self) -> str:
-        """How it stands, in a few words."""
+        """The state of the connection, in a few words."""
         with self._changed:
             n_waiting = sum(batch.n_rows for batch in self._spool.waiting())
             away_since_s, reason = self._away_since_s, self._reason
@@ -129,7 +129,7 @@ class Sending:
         return f"hub away for {away_s:.0f} s ({reason}), {n_waiting:,} wait on disk{dropped}"
 
     def close(self, patience_s: float) -> None:
-        """Send what is there for so long; the rest waits on disk for the next agent."""
+        """Send the remaining batches for patience_s at most; the rest waits on disk for the next agent."""
         with self._changed:
             self._is_ending = True
             self._end_s = self._clock_s() + patience_s
@@ -146,7 +146,7 @@ class Sending:
                     self._changed.wait(_LOOK_EVERY_S / 5)
 
     def _turn(self) -> bool:
-        """Take answers, put what has come on disk, begin to send. False when all is done."""
+        """Process answers, write new rows to disk, begin to send. False when all is done."""
         with self._changed:
             answers, self._answers = self._answers, []
             for batch, answer in answers:
@@ -167,7 +167,7 @@ class Sending:
             return not (self._is_ending and is_done and not self._forming)
 
     def _begin(self) -> None:
-        """Send the oldest that are not under way; only one while the hub is away."""
+        """Send the oldest batches that are not in flight; a single batch while the hub is unreachable."""
         if self._clock_s() < self._resume_s:
             return
         n_at_once = 1 if self._n_failures else MAX_IN_FLIGHT
@@ -209,7 +209,7 @@ class Sending:
         if self._away_since_s is None:
             self._away_since_s = now_s
         self._reason = answer.reason
-        if now_s < self._resume_s:  # one of several that were under way together
+        if now_s < self._resume_s:  # several batches were in flight together: count their failures once
             return
         self._n_failures += 1
         self._resume_s = now_s + self._pause_s(answer)
@@ -224,7 +224,7 @@ class Sending:
 
 
 def _pieces(tables: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """The tables in batches that no hub finds too large."""
+    """The tables, split into batches below the hub's size limit."""
     n_bytes = sum(rows.nbytes for rows in tables.values())
     n_pieces = -(-n_bytes // _MAX_BATCH_BYTES)
     if n_pieces <= 1:

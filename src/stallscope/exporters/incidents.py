@@ -1,4 +1,4 @@
-"""Incidents as they open and close, found by a process beside the agent, which stays as small as without."""
+"""Incidents as they open and close, from a separate process, so that the agent itself stays small."""
 
 import json
 import os
@@ -21,11 +21,11 @@ def found_beside(
     thresholds: Mapping[str, Any],
     usd_per_gpu_hour: float | None = None,
 ) -> Iterator[None]:
-    """Inside the with block incidents of the trace are given to `take`, from a thread; see live/incidents.py.
+    """Pass the incidents of the trace to `take` inside the with block, from a thread; see live/incidents.py.
 
     thresholds: of diagnose/thresholds.py, by name.
 
-    The agent goes on when the process ends. At the end of the block what is still open is given as closed.
+    The agent continues if the process ends. At the end of the block, open incidents are passed as closed.
     """
     task = {
         "db": str(db),

@@ -1,6 +1,6 @@
-"""What the machine itself tells: CPU, memory, disks, network from /proc, and its GPUs as the agent sees them.
+"""Metrics of the machine: CPU, memory, disks and network from /proc, and its GPUs as sampled by the agent.
 
-What a GPU does not tell (a partition, an old driver) is left out, never 0.
+Values that a GPU does not report (a partition, an old driver) are left out, never 0.
 """
 
 import os
@@ -12,10 +12,10 @@ from stallscope.exporters.metric_table import Metric
 from stallscope.exporters.metric_values import Meter, Values
 
 _CPU_MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "interrupt", "steal")
-"""Columns of /proc/stat (proc_stat(5)) as the conventions call them; irq and softirq are both interrupts."""
+"""Columns of /proc/stat (proc_stat(5)) under the names of the conventions; irq and softirq are both interrupts."""
 
 _SECTOR_BYTES = 512
-"""Of /proc/diskstats, whatever the device's own size is."""
+"""The unit of /proc/diskstats, independent of the device's sector size."""
 
 _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
@@ -27,11 +27,11 @@ THROTTLE_REASONS = {
     0x40: "hardware_thermal",
     0x80: "hardware_power_brake",
 }
-"""nvmlClocksEventReason* bits that hold a clock down; idle and application settings are no throttling."""
+"""nvmlClocksEventReason* bits that hold a clock down; idle and application settings do not count as throttling."""
 
 
 def read_machine(meter: Meter, proc: Path = Path("/proc")) -> None:
-    """Read /proc once. A file that is missing leaves its metrics out."""
+    """Read /proc once. The metrics of a missing file are left out."""
     for read in (_cpu, _memory, _disks, _network):
         try:
             read(meter, proc)
@@ -40,7 +40,7 @@ def read_machine(meter: Meter, proc: Path = Path("/proc")) -> None:
 
 
 def boot_wall_ns(proc: Path = Path("/proc")) -> int:
-    """When the machine was started; 0 where it does not say."""
+    """The boot time of the machine; 0 if /proc/stat does not report it."""
     try:
         lines = (proc / "stat").read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def _memory(meter: Meter, proc: Path) -> None:
 
 
 def _disks(meter: Meter, proc: Path) -> None:
-    """Whole disks only: what is written to a partition is written to its disk."""
+    """Whole disks only: bytes written to a partition are counted for its disk."""
     rows = [line.split() for line in (proc / "diskstats").read_text().splitlines()]
     names = {words[2] for words in rows}
     for words in rows:
@@ -90,7 +90,7 @@ def _network(meter: Meter, proc: Path) -> None:
 
 
 def tell_gpus(meter: Meter, gpus: Array) -> None:
-    """Tell the state of every GPU and partition. gpus: rows of GPUS, one for each."""
+    """Set the metrics of every GPU and partition. gpus: rows of GPUS, one for each."""
     found: dict[Metric, dict[Values, float]] = {metric: {} for metric in _GPU_METRICS}
     for row in gpus:
         who = (row["uuid"].decode(), row["name"].decode(), "NVIDIA")
@@ -115,6 +115,6 @@ _GAUGES: tuple[tuple[str, Metric, Values, float], ...] = (
     ("n_ecc_uncorrected", table_of.GPU_ERRORS, ("uncorrected_ecc",), 1.0),
     ("n_nvlink_errors", table_of.GPU_ERRORS, ("nvlink",), 1.0),
 )
-"""Column, metric, its further attributes, and what makes the metric's unit of the column's."""
+"""Column, metric, its further attributes, and the factor from the column's unit to the metric's unit."""
 
 _GPU_METRICS = (*dict.fromkeys(metric for _, metric, _, _ in _GAUGES), table_of.GPU_THROTTLED)

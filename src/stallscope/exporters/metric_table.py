@@ -1,7 +1,7 @@
 """The metrics of a node: one table, from which OTLP, Prometheus and the documentation follow.
 
-Names and units are those of OpenTelemetry's semantic conventions (hw.*, system.*, semconv 1.41) where they
-exist; gpu.cuda.*, nccl.* and stallscope.* are ours. Units are UCUM.
+Names and units follow OpenTelemetry's semantic conventions (hw.*, system.*, semconv 1.41) where they
+exist; gpu.cuda.*, nccl.* and stallscope.* are stallscope's. Units are UCUM.
 """
 
 from enum import StrEnum
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What a number means, and so its type in OTLP: monotonic sum, sum, gauge, histogram."""
+    """The meaning of a number, and its type in OTLP: monotonic sum, sum, gauge, histogram."""
 
     COUNTER = "counter"
     UP_DOWN = "up-down counter"
@@ -45,7 +45,7 @@ PROMETHEUS_UNITS = {
     "W": "watts",
     "Hz": "hertz",
 }
-"""Words for units; a unit in braces is a remark and has none."""
+"""Words for units; a unit in braces is an annotation and has no word."""
 
 SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 BYTES = tuple(float(4**n) for n in range(3, 17))
@@ -70,7 +70,7 @@ COLLECTIVE_WAIT = Metric(
     Kind.HISTOGRAM,
     "s",
     ("nccl.rank",),
-    "how long each wait for the GPU with a collective enqueued took: a rank that waits less than its peers "
+    "duration of each wait for the GPU with a collective enqueued: a rank that waits less than its peers "
     "makes them wait",
     SECONDS,
 )
@@ -79,7 +79,7 @@ COLLECTIVE_LATENESS = Metric(
     Kind.HISTOGRAM,
     "s",
     ("nccl.rank",),
-    "how long after the first rank of this node each rank entered a round",
+    "delay of each rank's entry into a round after the first rank of this node",
     SECONDS,
 )
 CUDA_CALLS = Metric(
@@ -87,14 +87,14 @@ CUDA_CALLS = Metric(
     Kind.COUNTER,
     "{call}",
     ("nccl.rank", "gpu.cuda.class"),
-    "CUDA calls by class; launches only while they are counted",
+    "CUDA calls by class; launches only while launch counting is on",
 )
 CUDA_SLOW_CALL = Metric(
     "gpu.cuda.slow_call.duration",
     Kind.HISTOGRAM,
     "s",
     ("nccl.rank", "gpu.cuda.class"),
-    "duration of the calls worth a record of their own: the slow ones",
+    "duration of the slow calls, which get individual records",
     SECONDS,
 )
 CUDA_CALL = Metric(
@@ -102,7 +102,7 @@ CUDA_CALL = Metric(
     Kind.HISTOGRAM,
     "s",
     ("nccl.rank", "gpu.cuda.class"),
-    "duration of the calls that were timed: all of them, or those that came while the hooks were on",
+    "duration of the timed calls: all calls, or the calls made while the probes were on",
     (1e-6, 3e-6, *SECONDS),
 )
 CUDA_ERRORS = Metric(
@@ -132,23 +132,23 @@ CUDA_COPIED = Metric(
     Kind.COUNTER,
     "By",
     ("nccl.rank", "gpu.cuda.direction"),
-    "bytes that copies were asked for, by direction",
+    "bytes requested by copies, by direction",
 )
 CUDA_MEMORY = Metric(
     "gpu.cuda.memory.usage",
     Kind.UP_DOWN,
     "By",
     ("nccl.rank", "gpu.cuda.device", "gpu.cuda.memory.kind"),
-    "allocated by the process and not freed, as far as the capture saw it",
+    "memory that the process allocated and did not free while it was traced",
 )
 LEDGER_TIME = Metric(
     "gpu.process.time",
     Kind.COUNTER,
     "s",
     ("nccl.rank", "stallscope.category"),
-    "where the GPU threads of the process spent their time, by category of the ledger",
+    "time that the GPU threads of the process spent in each category of the time ledger",
 )
-PROCESSES = Metric("stallscope.processes", Kind.UP_DOWN, "{process}", (), "GPU processes that are traced now")
+PROCESSES = Metric("stallscope.processes", Kind.UP_DOWN, "{process}", (), "GPU processes traced now")
 RECORDS = Metric("stallscope.records", Kind.COUNTER, "{record}", ("stallscope.table",), "records kept")
 LOST = Metric(
     "stallscope.records.lost", Kind.COUNTER, "{record}", ("stallscope.loss",), "records lost, by kind"
@@ -158,21 +158,21 @@ INCIDENTS = Metric(
     Kind.COUNTER,
     "{incident}",
     ("stallscope.verdict.kind", "stallscope.cause"),
-    "incidents that were opened",
+    "incidents opened",
 )
 INCIDENTS_OPEN = Metric(
     "stallscope.incidents.open",
     Kind.UP_DOWN,
     "{incident}",
     ("stallscope.verdict.kind", "stallscope.cause"),
-    "incidents that are open now",
+    "incidents open now",
 )
 
 CPU_TIME = Metric("system.cpu.time", Kind.COUNTER, "s", ("cpu.mode",), "CPU time of the machine, by mode")
 MEMORY_USAGE = Metric(
     "system.memory.usage", Kind.UP_DOWN, "By", ("system.memory.state",), "memory of the machine, by state"
 )
-MEMORY_LIMIT = Metric("system.memory.limit", Kind.UP_DOWN, "By", (), "memory of the machine")
+MEMORY_LIMIT = Metric("system.memory.limit", Kind.UP_DOWN, "By", (), "total memory of the machine")
 DISK_IO = Metric(
     "system.disk.io", Kind.COUNTER, "By", ("system.device", "disk.io.direction"), "bytes read and written"
 )
@@ -188,7 +188,7 @@ GPU_UTILIZATION = Metric(
     "hw.gpu.utilization", Kind.GAUGE, "1", _GPU, "share of the last second in which a kernel ran on the GPU"
 )
 GPU_MEMORY_USAGE = Metric("hw.gpu.memory.usage", Kind.UP_DOWN, "By", _GPU, "GPU memory in use")
-GPU_MEMORY_LIMIT = Metric("hw.gpu.memory.limit", Kind.UP_DOWN, "By", _GPU, "GPU memory there is")
+GPU_MEMORY_LIMIT = Metric("hw.gpu.memory.limit", Kind.UP_DOWN, "By", _GPU, "total GPU memory")
 TEMPERATURE = Metric("hw.temperature", Kind.GAUGE, "Cel", (*_GPU, "hw.type"), "temperature of the GPU")
 POWER = Metric("hw.power", Kind.GAUGE, "W", (*_GPU, "hw.type"), "power the GPU draws")
 GPU_CLOCK = Metric("gpu.clock.frequency", Kind.GAUGE, "Hz", _GPU, "clock of the streaming multiprocessors")
@@ -204,7 +204,7 @@ GPU_ERRORS = Metric(
     Kind.COUNTER,
     "{error}",
     (*_GPU, "error.type"),
-    "errors of the GPU's memory and of its NVLinks since the driver was loaded",
+    "errors of the GPU's memory and NVLinks since the driver was loaded",
 )
 
 METRICS = (

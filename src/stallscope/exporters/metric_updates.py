@@ -1,4 +1,4 @@
-"""From the rows that the agent keeps to the metrics of the node."""
+"""Updates the metrics of the node from the rows that the agent stores."""
 
 import json
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
 
 _KEPT_ROUNDS = 4096
-"""Rounds that are not complete yet; older ones are given up: a rank died, or a record was lost."""
+"""Incomplete rounds kept; older rounds are given up: a rank died, or a record was lost."""
 
 _COUNTED = {"n_syncs": "sync", "n_allocs": "alloc", "n_copies": "copy", "n_launches": "launch"}
 
 
 @dataclass
 class Counting:
-    """What must be remembered between two batches: running sums by process, open rounds."""
+    """The state between two batches: running sums by process, open rounds."""
 
     meter: Meter
     _rank: dict[int, str] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Counting:
             counts[table.name](rows)
 
     def n_processes(self, n: int) -> None:
-        """How many processes are traced now."""
+        """The number of processes traced now."""
         self.meter.set(table_of.PROCESSES, n)
 
     def lost(self, kind: str, n: int) -> None:
-        """Records that were lost."""
+        """Lost records."""
         self.meter.add(table_of.LOST, n, kind)
 
     def incident(self, *, kind: str, cause: str, was_opened: bool) -> None:
@@ -64,7 +64,7 @@ class Counting:
                 self._rank[int(row["pid"])] = str(row["rank"])
 
     def rank_of(self, pid: int) -> str:
-        """The rank as text; `unknown` where no launcher and no communicator told it."""
+        """The rank as text; `unknown` without a rank from the launcher or a communicator."""
         return self._rank.get(pid, "unknown")
 
     def _collectives(self, rows: Array) -> None:
@@ -83,14 +83,14 @@ class Counting:
         self._lateness(rows)
 
     def _rank_by_communicator(self, rows: Array) -> None:
-        """Where no launcher told the rank it is that in the first communicator seen: the job's, as a rule."""
+        """Without a launcher's rank, the rank in the first communicator, which is the job's as a rule."""
         known = rows[rows["comm_rank"] != UNKNOWN]
         pids, first = np.unique(known["pid"], return_index=True)
         for pid, row in zip(pids.tolist(), known[first], strict=True):
             self._rank.setdefault(pid, str(row["comm_rank"]))
 
     def _waits(self, pid: int, rows: Array, rank: str) -> None:
-        """Each wait once: several arrivals may follow it before the next."""
+        """Count each wait once: several arrivals may follow it before the next wait."""
         leave = rows["wait_leave_ns"]
         is_new = (leave != UNKNOWN) & (rows["wait_enter_ns"] != UNKNOWN) & (leave > self._waited.get(pid, -1))
         fresh = rows[is_new]
@@ -101,7 +101,7 @@ class Counting:
             self._waited[pid] = int(fresh["wait_leave_ns"].max())
 
     def _sums(self, pid: int, rows: Array, rank: str) -> None:
-        """Running sums of the process, kept by the kernel: their growth is what happened."""
+        """Add the growth of the running sums that the kernel keeps for the process."""
         newest = rows[int(np.argmax(rows["ts_ns"]))]
         total = np.array([int(newest[name]) for name in _COUNTED])
         grown = np.maximum(total - self._calls.get(pid, np.zeros_like(total)), 0)
@@ -111,7 +111,7 @@ class Counting:
         self._calls[pid] = np.maximum(total, self._calls.get(pid, total))
 
     def _lateness(self, rows: Array) -> None:
-        """Of rounds in which every rank of this node has arrived; the others wait for the next batch."""
+        """Observe the rounds in which every rank of this node has arrived; the others wait for the next batch."""
         rounds = rows[(rows["seq"] != UNKNOWN) & ~np.isin(rows["op"], P2P_OPS)]
         for comm, pid in set(zip(rounds["comm_hash"].tolist(), rounds["pid"].tolist(), strict=True)):
             self._members.setdefault(comm, set()).add(pid)
@@ -138,7 +138,7 @@ class Counting:
             self.meter.observe(table_of.CUDA_SLOW_CALL, took / 1e9, self.rank_of(pid), word(Op, int(op)))
 
     def _operations(self, rows: Array) -> None:
-        """A bucket's calls count as three quarters of its upper edge long, its middle."""
+        """The duration of a bucket's calls is estimated as three quarters of the bucket's upper edge, its middle."""
         for row in rows:
             told = json.loads(row["histogram"] or b"{}")
             rank = self.rank_of(int(row["pid"]))
@@ -161,14 +161,14 @@ class Counting:
                 self.meter.add(table_of.CUDA_COPIED, int(row["count_bytes"]), rank, direction)
 
     def _memory(self, rows: Array) -> None:
-        """As it is now."""
+        """The current memory in use, by device and kind."""
         for row in rows:
             device = "unknown" if row["device"] == UNKNOWN else str(row["device"])
             who = (self.rank_of(int(row["pid"])), device, MemoryKind(row["kind"]).name.lower())
             self.meter.set(table_of.CUDA_MEMORY, int(row["live_bytes"]), *who)
 
     def _states(self, rows: Array) -> None:
-        """The ledger's growth since the last snapshot of each process."""
+        """Add the growth of the time ledger since the last snapshot of each process."""
         for pid in np.unique(rows["pid"]).tolist():
             mine = rows[rows["pid"] == pid]
             ledger = mine["ledger_ns"][int(np.argmax(mine["ts_ns"]))]

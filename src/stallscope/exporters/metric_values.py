@@ -1,7 +1,7 @@
 """The current value of every metric: written by the agent's loop, read by the exporters' threads.
 
-Counters and histograms only grow from the start of the agent on, which `start_wall_ns` says; a reader sees a
-restart by it. The number of series of one metric is bounded: what comes beyond goes into one more series.
+Counters and histograms grow from `start_wall_ns`, the start of the agent; a reader detects a restart by a new
+`start_wall_ns`. The number of series of one metric is bounded: the excess is summed in one more series.
 """
 
 import math
@@ -14,30 +14,30 @@ from stallscope.events.layout import Array
 from stallscope.exporters.metric_table import Kind, Metric
 
 MAX_SERIES = 512
-"""Of one metric. Ranks of a node times operations are a fraction of it; a leak of names is not."""
+"""The bound for one metric: well above a node's ranks times operations, and low enough to stop a leak of names."""
 
 OVERFLOW = "otel.metric.overflow"
-"""The attribute of the series for what is beyond, as the OpenTelemetry SDK has it."""
+"""The attribute of the excess series, as in the OpenTelemetry SDK."""
 
 Values = tuple[str, ...]
 
 
 @dataclass
 class Histogram:
-    """Counts by bucket, one more than there are bounds, and the sum of all values."""
+    """Counts by bucket (the number of bounds plus 1), and the sum of all values."""
 
     counts: list[int]
     total: float = 0.0
 
     @property
     def n(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of numbers. values: of the metric's attributes; None: what was beyond the bound."""
+    """One series of numbers. values: of the metric's attributes; None: the excess series."""
 
     values: Values | None
     number: float = 0.0
@@ -46,9 +46,9 @@ class Series:
 
 @dataclass
 class Meter:
-    """All metrics. Numbers that are not finite are dropped: no backend agrees with another on them.
+    """All metrics. Numbers that are not finite are dropped, because backends disagree on them.
 
-    boot_wall_ns: since when the counters of the machine itself grow; 0 unknown.
+    boot_wall_ns: the time from which the machine's own counters grow; 0 unknown.
     """
 
     start_wall_ns: int
@@ -59,7 +59,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, by: float, *values: str) -> None:
-        """Let a counter grow. Raises ValueError where it would shrink."""
+        """Increase a counter. Raises ValueError for a negative step."""
         if by < 0 and metric.kind is Kind.COUNTER:
             raise ValueError(f"{metric.name} cannot shrink")
         with self._lock:
@@ -69,7 +69,7 @@ class Meter:
                 numbers[key] = numbers.get(key, 0.0) + by
 
     def set(self, metric: Metric, value: float, *values: str) -> None:
-        """The value as it is now; for a counter, its new total."""
+        """Set the current value; for a counter, its new total."""
         with self._lock:
             numbers = self._numbers.setdefault(metric.name, {})
             key = self._key(metric, values, numbers)
@@ -77,7 +77,7 @@ class Meter:
                 numbers[key] = value
 
     def replace(self, metric: Metric, numbers: dict[Values, float]) -> None:
-        """All series of a gauge: what is not named is gone."""
+        """Replace all series of a gauge; series missing from `numbers` end."""
         with self._lock:
             self._metrics[metric.name] = metric
             finite = {values: number for values, number in numbers.items() if math.isfinite(number)}
@@ -94,7 +94,7 @@ class Meter:
     def observe_counted(
         self, metric: Metric, found: Array, counts: Array, total: float, *values: str
     ) -> None:
-        """The same for values that came so often each, where they are known to a bucket only, and their sum."""
+        """Put values with their counts into the buckets, for values known only by bucket. total: their sum."""
         if len(found) and math.isfinite(total):
             self._put(metric, found, counts, total, values)
 
@@ -109,12 +109,12 @@ class Meter:
             one.total += total
 
     def since_wall_ns(self, metric: Metric) -> int:
-        """Since when a counter counts."""
+        """The time from which a counter counts."""
         is_of_machine = metric.name.startswith("system.") and self.boot_wall_ns > 0
         return self.boot_wall_ns if is_of_machine else self.start_wall_ns
 
     def read(self) -> list[tuple[Metric, list[Series]]]:
-        """Everything as it is now, by metric, in the order of first use."""
+        """All current values, by metric, in the order of first use."""
         with self._lock:
             return [(metric, self._series(name)) for name, metric in self._metrics.items()]
 

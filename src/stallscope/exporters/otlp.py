@@ -1,6 +1,6 @@
-"""Sends the metrics of a node and its incidents by OTLP, from a thread of its own.
+"""Sends the metrics of a node and its incidents by OTLP, from a separate thread.
 
-Metrics are cumulative, so that only the newest are worth sending: what could not be sent is not kept. Incidents
+Metrics are cumulative, so only the newest are sent and failed requests are not kept. Incidents
 wait, at most MAX_WAITING of them.
 """
 
@@ -48,14 +48,14 @@ class Sending:
         self._thread.start()
 
     def incident(self, **told: Any) -> None:
-        """An incident to be sent with the next metrics, by the fields of otlp_messages.Incident.
+        """Queue an incident for the next request, by the fields of otlp_messages.Incident.
 
-        Of too many the oldest are lost.
+        When the queue is full, the oldest incidents are lost.
         """
         self._waiting.append(self._messages.Incident(**told))
 
     def close(self) -> None:
-        """Send once more, and end."""
+        """Send a last time and end."""
         self._is_over.set()
         self._thread.join()
         self._wire.close()
@@ -67,7 +67,7 @@ class Sending:
         self._turn()
 
     def _turn(self) -> float:
-        """Send what there is; returns for how many seconds to wait."""
+        """Send metrics and incidents; returns the seconds to wait before the next turn."""
         request = self._messages.metrics_request(self._meter, self._who, now_ns=self._wall_ns())
         answer = self._wire.send("metrics", request.SerializeToString())
         if answer.is_taken and self._waiting:
@@ -79,11 +79,11 @@ class Sending:
                     self._waiting.popleft()
         if answer.is_taken:
             if self._n_failures:
-                self._say("the OTLP receiver is back")
+                self._say("the OTLP receiver is reachable again")
             self._n_failures = 0
             return self._every_s
         if not self._n_failures:
-            self._say(f"the OTLP receiver takes nothing: {answer.reason}; it is asked again")
+            self._say(f"the OTLP receiver accepts no data: {answer.reason}; stallscope will retry")
         self._n_failures += 1
         if answer.retry_after_s is not None:
             return answer.retry_after_s

@@ -21,7 +21,7 @@ Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
 class Incident(NamedTuple):
-    """An incident that is over, for a span. Times are wall-clock ns; attributes by name."""
+    """A closed incident, for a span. Times are wall-clock ns; attributes by name."""
 
     incident_id: str
     name: str
@@ -32,7 +32,7 @@ class Incident(NamedTuple):
 
 
 def resource(node: str, cluster: str = "") -> Resource:
-    """Who speaks: the agent of one node."""
+    """The sender: the agent of one node."""
     told: dict[str, Value] = {
         "service.name": "stallscope",
         "service.version": __version__,
@@ -45,7 +45,7 @@ def resource(node: str, cluster: str = "") -> Resource:
 
 
 def metrics_request(meter: Meter, who: Resource, *, now_ns: int) -> ExportMetricsServiceRequest:
-    """All metrics as they are now. Sums and histograms are cumulative since they began: repeating harms nothing."""
+    """All current metrics. Sums and histograms are cumulative from their start, so that repetition does no harm."""
     request = ExportMetricsServiceRequest()
     of_resource = request.resource_metrics.add(resource=who)
     scope = of_resource.scope_metrics.add(scope=_scope())
@@ -55,7 +55,7 @@ def metrics_request(meter: Meter, who: Resource, *, now_ns: int) -> ExportMetric
 
 
 def spans_request(incidents: Iterable[Incident], who: Resource) -> ExportTraceServiceRequest:
-    """Incidents as spans. The ids follow from the incident's: the same one sent twice is one."""
+    """Incidents as spans. The ids are derived from the incident's id, so that a repeated span replaces the first."""
     request = ExportTraceServiceRequest()
     of_resource = request.resource_spans.add(resource=who)
     scope = of_resource.scope_spans.add(scope=_scope())
@@ -100,7 +100,7 @@ def _metric(metric: Metric, series: list[Series], since_ns: int, *, now_ns: int)
 
 
 def _number_point(metric: Metric, one: Series, since_ns: int, *, now_ns: int) -> metrics_pb2.NumberDataPoint:
-    """Counts and bytes are whole numbers; all else is not."""
+    """Counts and bytes are integers; other units are doubles."""
     point = metrics_pb2.NumberDataPoint(
         attributes=_labels(metric, one), start_time_unix_nano=since_ns, time_unix_nano=now_ns
     )

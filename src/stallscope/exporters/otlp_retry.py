@@ -1,4 +1,4 @@
-"""What OTLP over gRPC says may be sent again, and when: opentelemetry.io/docs/specs/otlp, OTLP/gRPC failures."""
+"""Failures after which OTLP over gRPC may retry, and when: opentelemetry.io/docs/specs/otlp, OTLP/gRPC failures."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _DETAILS = "grpc-status-details-bin"
 
 
 def retry_after_s(metadata: Any) -> float | None:
-    """What the far end asked for by google.rpc.RetryInfo in its trailing metadata; None where it did not."""
+    """The wait that the receiver asks for by google.rpc.RetryInfo in its trailing metadata; None without it."""
     from google.rpc.error_details_pb2 import RetryInfo
 
     for detail in _details(metadata):
@@ -22,7 +22,7 @@ def retry_after_s(metadata: Any) -> float | None:
 
 
 def is_bad_request(metadata: Any) -> bool:
-    """Whether the far end names the request itself as bad (google.rpc.BadRequest), rather than refusing to read it."""
+    """Whether the receiver rejects the request itself as bad (google.rpc.BadRequest)."""
     from google.rpc.error_details_pb2 import BadRequest
 
     return any(detail.Is(BadRequest.DESCRIPTOR) for detail in _details(metadata))

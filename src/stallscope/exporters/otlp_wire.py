@@ -1,7 +1,7 @@
-"""Ways to an OTLP receiver: HTTP with protobuf, and gRPC; compressed with gzip.
+"""Transports to an OTLP receiver: HTTP with protobuf, and gRPC; compressed with gzip.
 
-What may be tried again, and when, is as the OTLP specification says: over HTTP 429, 502, 503 and 504 with
-Retry-After; over gRPC UNAVAILABLE and its like, and RESOURCE_EXHAUSTED with RetryInfo.
+Retries follow the OTLP specification: over HTTP after 429, 502, 503 and 504 with
+Retry-After; over gRPC after UNAVAILABLE and similar codes, and RESOURCE_EXHAUSTED with RetryInfo.
 """
 
 import gzip
@@ -25,7 +25,7 @@ _METHODS = {
 
 
 class Answer(NamedTuple):
-    """How an attempt ended. may_retry: it may be tried again; retry_after_s: not before, if it was told."""
+    """The result of an attempt. may_retry: a repetition is allowed; retry_after_s: the wait, if requested."""
 
     is_taken: bool
     may_retry: bool = False
@@ -34,17 +34,17 @@ class Answer(NamedTuple):
 
 
 class Wire(Protocol):
-    """A way to a receiver."""
+    """A transport to a receiver."""
 
     def send(self, signal: str, message: bytes) -> Answer:
-        """Send one message; signal: metrics or traces. Never raises for what a network can do."""
+        """Send one message; signal: metrics or traces. Never raises for a network failure."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
-    """The way to a URL: http, https, grpc or grpcs. Headers come from OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput."""
+    """The transport for a URL: http, https, grpc or grpcs. Headers: OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
         raise BadInput(
@@ -75,7 +75,7 @@ class _Http:
         }
 
     def send(self, signal: str, message: bytes) -> Answer:
-        """One request on a connection of its own: there is one every ten seconds."""
+        """Each request opens a new connection: there is one request every ten seconds."""
         connection = self._connection()
         try:
             connection.request("POST", self._path + _PATHS[signal], gzip.compress(message, 6), self._headers)
@@ -101,11 +101,11 @@ class _Http:
         return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to close."""
 
 
 def _seconds(text: str | None) -> float | None:
-    """Of a Retry-After in seconds; a date is not asked for by OTLP."""
+    """The seconds of a Retry-After header; OTLP does not use dates."""
     return float(text) if text and text.isdecimal() else None
 
 
@@ -125,7 +125,7 @@ class _Grpc:
         self._metadata = tuple(headers.items())
 
     def send(self, signal: str, message: bytes) -> Answer:
-        """One call; its answer is not looked into: what was taken in part is not to be sent again."""
+        """One call. The answer is not examined: a partially accepted message must not be sent again."""
         call = self._channel.unary_unary(_METHODS[signal])
         try:
             call(

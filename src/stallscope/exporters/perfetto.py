@@ -1,6 +1,6 @@
-"""A story as a Perfetto trace, which ui.perfetto.dev and trace_processor open.
+"""A timeline as a Perfetto trace, which ui.perfetto.dev and trace_processor open.
 
-Tracks lie in each other as in the story: node, process, thread. They are plain tracks and not Perfetto's processes,
+Tracks are nested as in the timeline: node, process, thread. They are plain tracks and not Perfetto's processes,
 since two nodes may use the same process number.
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 from stallscope.errors import BadInput
 from stallscope.exporters.tracks import Slice, Story, Track, Value
 
-_SEQUENCE = 1  # one writer, so that names are told once
+_SEQUENCE = 1  # a single writer, so that each name is written once
 _MONOTONIC, _REALTIME = 3, 1  # BuiltinClock in perfetto/protos/common/builtin_clock.proto
 
 
 def perfetto_bytes(story: Story) -> Iterator[bytes]:
-    """The file, packet by packet; the same story gives the same bytes. Raises BadInput without the perfetto package."""
+    """The file, packet by packet; equal timelines give equal bytes. Raises BadInput without the perfetto package."""
     protos = _protos()
     writer = _Writer(protos)
     yield writer.framed(writer.first(story))
@@ -39,18 +39,18 @@ def _protos() -> Any:
 
 @dataclass
 class _Writer:
-    """Makes packets. names, arguments: the numbers under which words have been told already."""
+    """Makes packets. names, arguments: the ids of words that earlier packets have defined."""
 
     protos: Any
     names: dict[str, int] = field(default_factory=dict)
     arguments: dict[str, int] = field(default_factory=dict)
 
     def framed(self, packet: Any) -> bytes:
-        """The packet as an entry of a Trace message: those of all packets, one after the other, are the file."""
+        """The packet as an entry of a Trace message: the concatenated entries of all packets are the file."""
         return bytes(self.protos.Trace(packet=[packet]).SerializeToString(deterministic=True))
 
     def first(self, story: Story) -> Any:
-        """What clock the times are on, and that names are told from here on."""
+        """The clock of all times, and the start of the interned names."""
         packet = self._packet()
         packet.sequence_flags = self.protos.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
         packet.first_packet_on_sequence = True
@@ -63,7 +63,7 @@ class _Writer:
         return packet
 
     def descriptor(self, track: Track, order: int) -> Any:
-        """A track: where it lies, what it is called, and at which place among its siblings it is drawn."""
+        """A track: its parent, its name, and its position among its siblings."""
         packet = self._packet()
         told = packet.track_descriptor
         told.uuid, told.name = track.number, track.name
@@ -109,7 +109,7 @@ class _Writer:
             event.debug_annotations.add(name_iid=iid, **{_FIELDS[type(value)]: value})
 
     def _number(self, known: dict[str, int], word: str, packet: Any, where: str) -> int:
-        """The number of a word; told along with the packet that is the first to use it."""
+        """The id of a word; the first packet that uses the word defines it."""
         if word not in known:
             known[word] = len(known) + 1
             getattr(packet.interned_data, where).add(iid=known[word], name=word)

@@ -1,4 +1,4 @@
-"""The metrics of a node for Prometheus: GET /metrics, in the text or the OpenMetrics format that is asked for."""
+"""The metrics of a node for Prometheus: GET /metrics, in the text or OpenMetrics format that the scraper requests."""
 
 import threading
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def serving(meter: Meter, address: str, *, node: str) -> Iterator[int]:
-    """Serves the metrics inside the with block; gives the port.
+    """Serves the metrics inside the with block; yields the port.
 
     address: HOST:PORT, [V6]:PORT, :PORT (all interfaces) or PORT (this machine only); port 0 takes a free one.
-    node: value of the label that each series has. Raises BadInput, also for a port that is taken.
+    node: value of the label that each series has. Raises BadInput, also for an occupied port.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -46,7 +46,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not colon:
         host, port = "127.0.0.1", address
     if not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"{address!r} is no address to listen on: give HOST:PORT, for example 0.0.0.0:9464")
+        raise BadInput(f"{address!r} is not a listen address: give HOST:PORT, for example 0.0.0.0:9464")
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
@@ -61,7 +61,7 @@ def _end(server: WSGIServer, thread: threading.Thread) -> None:
 
 
 class _Collector:
-    """Asked by the client library at each scrape."""
+    """Called by the client library at each scrape."""
 
     def __init__(self, meter: Meter, node: str):
         self._meter, self._node = meter, node
@@ -100,7 +100,7 @@ def _family(metric: Metric, series: list[Series], node: str) -> "Family":
 
 
 def _buckets(metric: Metric, counts: list[int]) -> list[tuple[str, float]]:
-    """Running sums by upper bound, as Prometheus has them."""
+    """Running sums by upper bound, in Prometheus' order."""
     edges = [*(repr(bound) for bound in metric.bounds), "+Inf"]
     total, out = 0, []
     for edge, n in zip(edges, counts, strict=True):

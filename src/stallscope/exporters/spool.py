@@ -1,9 +1,9 @@
-"""What waits for a hub: one file a batch, in a folder of its own, so that an agent's end loses nothing.
+"""Batches that wait for a hub: one file per batch in a folder, so that the end of an agent loses nothing.
 
-A batch keeps its id from the moment it is made until the hub has it, over retries and restarts of the agent:
-that is how a hub knows a batch that it has got already. When all files together are larger than allowed, the
-oldest go; their rows are counted. A batch that the hub can never take is kept next to the others, in `set-aside`,
-up to a tenth of the allowed size.
+A batch keeps its id until the hub has it, over retries and restarts of the agent. The hub recognises
+a repeated batch by this id. When all files together exceed the size limit, the oldest batches
+are deleted and their rows counted. A batch that the hub rejects is kept in `set-aside`,
+up to a tenth of the size limit.
 """
 
 import json
@@ -28,7 +28,7 @@ _NAME = re.compile(r"(\d{12})-([0-9a-f]{32})-(\d+)\.batch")
 
 @dataclass(frozen=True, order=True)
 class Waiting:
-    """A batch on disk. number: order of making."""
+    """A batch on disk. number: order of creation."""
 
     number: int
     batch_id: str
@@ -41,7 +41,7 @@ class Spool:
     """The batches of one folder, oldest first. For one thread, in one process."""
 
     def __init__(self, folder: Path, *, max_bytes: int):
-        """Finds what an earlier agent left. Raises StorageFailed."""
+        """Lists the batches of an earlier agent. Raises StorageFailed."""
         self.n_dropped = 0
         self.n_set_aside = 0
         self._folder = folder
@@ -52,14 +52,12 @@ class Spool:
                 torn.unlink()
             self._waiting = sorted(filter(None, map(_waiting, folder.iterdir())))
         except OSError as error:
-            raise StorageFailed(
-                f"cannot keep what waits for the hub in {folder} ({error.strerror})"
-            ) from error
+            raise StorageFailed(f"cannot store batches for the hub in {folder} ({error.strerror})") from error
         self._number = self._waiting[-1].number + 1 if self._waiting else 1
         self._keep_to_limit()
 
     def put(self, tables: Mapping[str, Array]) -> None:
-        """Keep a batch: arrays (n,) by table name. Where the disk refuses it is dropped and counted."""
+        """Store a batch: arrays (n,) by table name. A batch that the disk refuses is dropped and counted."""
         n_rows = sum(map(len, tables.values()))
         content = _packed({name: rows for name, rows in tables.items() if len(rows)})
         name = f"{self._number:012d}-{uuid.uuid4().hex}-{n_rows}.batch"
@@ -82,13 +80,13 @@ class Spool:
         return list(self._waiting)
 
     def done(self, batch: Waiting) -> None:
-        """Forget a batch: the hub has it."""
+        """Delete a batch that the hub has."""
         if batch in self._waiting:
             self._waiting.remove(batch)
         batch.path.unlink(missing_ok=True)
 
     def set_aside(self, batch: Waiting) -> None:
-        """Keep a batch that the hub can never take where it is not sent again; its rows are counted."""
+        """Move a batch that the hub rejects to `set-aside`; its rows are counted."""
         self.n_set_aside += batch.n_rows
         folder = self._folder / SET_ASIDE
         folder.mkdir(exist_ok=True, mode=0o700)
@@ -103,7 +101,7 @@ class Spool:
             oldest.path.unlink(missing_ok=True)
 
     def drop(self, batch: Waiting) -> None:
-        """Forget a batch that has no room; its rows are counted."""
+        """Delete a batch that exceeds the size limit; its rows are counted."""
         self.n_dropped += batch.n_rows
         self.done(batch)
 
@@ -115,7 +113,7 @@ class Spool:
 
 
 def read(batch: Waiting) -> dict[str, Array]:
-    """The arrays of a batch by table name, read-only. Raises ValueError when the file is damaged or gone."""
+    """The arrays of a batch by table name, read-only. Raises ValueError for a damaged or missing file."""
     try:
         return _unpacked(batch.path.read_bytes())
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -123,7 +121,7 @@ def read(batch: Waiting) -> dict[str, Array]:
 
 
 def _packed(tables: Mapping[str, Array]) -> bytes:
-    """One line of JSON (what follows, and its check sum), then the arrays' bytes."""
+    """One line of JSON (the contents and their checksum), then the arrays' bytes."""
     parts = [rows.tobytes() for rows in tables.values()]
     told = [[name, rows.dtype.descr, len(rows)] for name, rows in tables.items()]
     head = {"tables": told, "crc32": zlib.crc32(b"".join(parts))}
@@ -131,7 +129,7 @@ def _packed(tables: Mapping[str, Array]) -> bytes:
 
 
 def _unpacked(content: bytes) -> dict[str, Array]:
-    """Raises KeyError, TypeError, ValueError where it is not what _packed() made."""
+    """Raises KeyError, TypeError, ValueError for a content that _packed() did not make."""
     line, _, body = content.partition(b"\n")
     head, at, tables = json.loads(line), 0, {}
     if zlib.crc32(body) != head["crc32"]:

@@ -1,4 +1,4 @@
-"""Rows as Parquet and CSV, for whatever reads that."""
+"""Rows as Parquet and CSV files."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ _BATCH_ROWS = 50_000
 def parquet_bytes(columns: Mapping[str, Sequence[object]]) -> bytes:
     """One Parquet file (zstd) of columns of equal length; the same rows give the same bytes.
 
-    A column is of the type that fits its values; of text where they are of several. Raises BadInput when pyarrow is
+    A column has the type that fits its values, or text for values of several types. Raises BadInput when pyarrow is
     not installed.
     """
     pa = arrow()
@@ -28,7 +28,7 @@ def parquet_bytes(columns: Mapping[str, Sequence[object]]) -> bytes:
 
 
 def arrow() -> Any:
-    """pyarrow. Raises BadInput with what to do when it is not installed."""
+    """pyarrow. Raises BadInput with the remedy when pyarrow is not installed."""
     try:
         import pyarrow
     except ImportError:
@@ -50,9 +50,9 @@ def _column(pa: Any, values: Sequence[object]) -> Any:
 
 
 def write_table(path: Path, columns: Mapping[str, str], rows: Iterable[tuple[object, ...]]) -> int:
-    """Rows as a CSV or Parquet file, by the name's ending. Returns how many. Raises BadInput without pyarrow.
+    """Rows as a CSV or Parquet file, by the name's suffix. Returns the number of rows. Raises BadInput without pyarrow.
 
-    columns: SQL type by name, INTEGER or TEXT. The memory needed does not grow with the rows.
+    columns: SQL type by name, INTEGER or TEXT. Memory use does not grow with the rows.
     """
     batches = _batches(rows)
     return (_write_parquet if path.suffix == ".parquet" else _write_csv)(path, columns, batches)

@@ -1,6 +1,6 @@
-"""The story of a trace: a track for each node, in it one for each process, in that its threads, communicators, waits.
+"""Builds the timeline of a trace: a track for each node, in it each process with its threads, communicators and waits.
 
-The same trace and the same report give the same story.
+The same trace and report give the same timeline.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from stallscope.exporters.track_layout import laned
 from stallscope.exporters.tracks import Slice, Story, Track, Value
 
 _SHARES = (Category.ON_CPU, Category.WAIT_GPU, Category.IO, Category.PREEMPTED)
-"""The categories of the ledger that get a counter; the others show in the slices."""
+"""The ledger categories that get a counter; the other categories appear in the slices."""
 
 
 @dataclass
@@ -30,19 +30,19 @@ class _Drawn:
     tracks: list[Track] = field(default_factory=list)
 
     def add(self, parent: int, name: str, process: str, **content: object) -> int:
-        """Add a track and give its number."""
+        """Add a track and return its number."""
         number = len(self.tracks) + 1
         self.tracks.append(replace(Track(number, parent, name, process), **content))  # type: ignore[arg-type]
         return number
 
     def add_laned(self, parent: int, name: str, process: str, slices: Iterable[Slice]) -> None:
-        """Add slices that may overlap, on as many tracks as they need."""
+        """Add slices that may overlap, on the number of tracks that they need."""
         for i, lane in enumerate(laned(list(slices))):
             self.add(parent, name if not i else f"{name} ({i + 1})", process, slices=lane)
 
 
 def story(trace: Trace, report: Report) -> Story:
-    """What there is to draw. report: what the diagnosis says about the trace."""
+    """All tracks of a trace. report: the diagnosis of the trace."""
     seen = scene(trace)
     drawn = _Drawn()
     drawn.add_laned(0, "verdicts", "verdicts", [_verdict(seen, verdict) for verdict in report.verdicts])
@@ -109,7 +109,7 @@ def _verdict(seen: Scene, verdict: Verdict) -> Slice:
 
 
 def _collectives(seen: Scene, pointing: Arrows, process: int) -> Iterator[tuple[str, list[Slice]]]:
-    """By communicator: from each arrival until the last rank has arrived, or the process goes on to its next one."""
+    """By communicator: from each arrival to the last rank's arrival, or to the next collective of the process."""
     line, met = seen.line, seen.met
     mine = np.flatnonzero(line.process == process)
     for comm in np.unique(line.comm[mine]).tolist():
@@ -145,7 +145,7 @@ def _arrival(seen: Scene, pointing: Arrows, row: int, *, begin_ns: int, end_ns: 
 
 
 def _waits(seen: Scene, pointing: Arrows, process: int) -> Iterator[Slice]:
-    """The waits, and where an arrow ends the moment of the release."""
+    """The waits, and a moment of release for each arrow that ends at a wait."""
     found = waits(seen, process)
     for i, (enter, leave) in enumerate(zip(found.enter_ns.tolist(), found.leave_ns.tolist(), strict=True)):
         yield Slice(enter, leave - enter, "wait")
@@ -163,7 +163,7 @@ def _on_gpu(seen: Scene, process: int) -> Iterator[Slice]:
 
 
 def _labels(seen: Scene, node: int, pid: int) -> Iterator[tuple[str, list[Slice]]]:
-    """By kind what the job told, each until the next of its kind; an empty value ends one and begins none."""
+    """The job's annotations by label. Each lasts until the next of its label; an empty value only ends the last."""
     rows = seen.trace.annotations
     rows = rows[(rows["node"] == node) & (rows["pid"] == pid)]
     for label in sorted(set(rows["label"].tolist())):
@@ -218,7 +218,7 @@ def _off_cpu(seen: Scene, row: Any, at_ns: int) -> Slice:
 
 
 def _lasting(seen: Scene, row: Any, at_ns: int, *, name: str, told: dict[str, Value]) -> Slice:
-    """A slice of a record whose end may be unknown: then it goes on to the end of the trace, and says so."""
+    """A slice of a record whose end may be unknown. It then lasts to the end of the trace and is marked as open."""
     took = int(row["duration_ns"])
     if took == UNKNOWN:
         return Slice(at_ns, max(seen.end_ns - at_ns, 0), name, told | {"is_open": True})
@@ -226,7 +226,7 @@ def _lasting(seen: Scene, row: Any, at_ns: int, *, name: str, told: dict[str, Va
 
 
 def _counters(seen: Scene, process: Process) -> Iterator[tuple[str, str, Sequence[tuple[int, float]]]]:
-    """From the snapshots: collectives so far, and the share of the time in some categories of the ledger."""
+    """Counters from the snapshots: collectives so far, and the share of time in some categories of the time ledger."""
     rows, at = _of(seen, seen.trace.snapshots, process)
     if len(rows) < 2:
         return
@@ -244,7 +244,7 @@ def _counters(seen: Scene, process: Process) -> Iterator[tuple[str, str, Sequenc
 
 
 def _of(seen: Scene, table: Array, process: Process) -> tuple[Array, list[int]]:
-    """The rows of a table that are of a process, by time, and their times on the common clock."""
+    """The rows of a process in a table, by time, and their times on the common clock."""
     rows = table[(table["node"] == process.node) & (table["pid"] == process.pid)]
     at = seen.common_ns(process.node, rows["ts_ns"])
     order = np.argsort(at, kind="stable")

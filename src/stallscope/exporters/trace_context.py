@@ -1,4 +1,4 @@
-"""What all tracks of a timeline share: who there is, one clock for all nodes, and the rounds that they met in."""
+"""The shared context of all tracks of a timeline: processes, one clock for all nodes, and the rounds of the job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ class Process:
 
 @dataclass(frozen=True)
 class Scene:
-    """trace, line, met: the events and what belongs together. begin_ns, end_ns: of everything, on the common clock.
+    """trace, line, met: events, process timeline, rounds. begin_ns, end_ns: of all records, on the common clock.
 
-    shift_ns: by node, for a node whose clock the job could not tie: what wall times say.
+    shift_ns: by node, the offset by wall times, for nodes whose clock the job's rounds could not align.
     """
 
     trace: Trace
@@ -41,7 +41,7 @@ class Scene:
     end_ns: int
 
     def common_ns(self, node: int, ts_ns: Array) -> Array:
-        """Times of a node's clock on that of the first node: int64."""
+        """Times of a node's clock on the first node's clock: int64."""
         ts = ts_ns.astype(np.int64)
         offset = self.clocks.offsets.get(node)
         if offset is None:
@@ -58,12 +58,12 @@ class Scene:
 
     @property
     def first_node(self) -> int:
-        """The node whose clock is the common one."""
+        """The node whose clock is the common clock."""
         return int(self.line.node.min(initial=0)) if self.line.n_processes else 0
 
 
 def scene(trace: Trace) -> Scene:
-    """The scene of a trace."""
+    """The context of a trace."""
     line = timeline(trace)
     clocks = aligned(line, trace)
     first = int(line.node.min()) if line.n_processes else 0
@@ -76,13 +76,13 @@ def scene(trace: Trace) -> Scene:
 
 
 def _shifts(readings: tuple[Clock, ...], first: int) -> dict[int, int]:
-    """How far each node's monotonic clock is ahead of the first one's, if their wall clocks are right."""
+    """The lead of each node's monotonic clock over the first node's clock, if their wall clocks are right."""
     base = {reading.node: reading.monotonic_ns - reading.wall_ns for reading in reversed(readings)}
     return {node: value - base[first] for node, value in base.items()} if first in base else {}
 
 
 def _processes(trace: Trace, line: Timeline) -> tuple[Process, ...]:
-    """Every process that any record names, by node, rank and pid."""
+    """Every process named by any record, by node, rank and pid."""
     rows = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
     told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     named = {key for table in TABLES for key in _keys(getattr(trace, table.name))} | rows.keys() | told.keys()
@@ -104,7 +104,7 @@ def _keys(rows: Array) -> set[tuple[int, int]]:
 
 
 def _span(bare: Scene) -> tuple[int, int]:
-    """First and last moment of any record or of the capture."""
+    """First and last moment of all records and of the capture."""
     first, last = [], []
     for table in TABLES:
         rows = getattr(bare.trace, table.name)
@@ -116,7 +116,7 @@ def _span(bare: Scene) -> tuple[int, int]:
                 if "duration_ns" in (own.dtype.names or ())
                 else np.zeros(len(own), np.int64)
             )
-            if table.name != "processes":  # a process may be older than the capture by far
+            if table.name != "processes":  # a process may be far older than the capture
                 first.append(int(begin.min()))
             last.append(int((begin + np.maximum(length, 0)).max()))
     for node, end_ns in enumerate(bare.trace.ends_ns):

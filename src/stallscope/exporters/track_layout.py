@@ -1,4 +1,4 @@
-"""Slices that overlap in any way, on as few lines as show them: on one they lie inside or beside each other."""
+"""Arranges overlapping slices on as few rows as possible: slices of a row follow or contain each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from stallscope.exporters.tracks import Slice
 
 
 def laned(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """The slices on lines, each sorted by begin, the longer first. Nothing is cut and nothing left out."""
+    """The slices by row, each sorted by start, longer slices first. Slices are neither cut nor left out."""
     lines: list[_Line] = []
     for one in sorted(slices, key=_order):
         line = next((line for line in lines if line.has_room(one)), None)
@@ -21,13 +21,13 @@ def laned(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 @dataclass
 class _Line:
-    """A line as far as it is drawn. ends_ns: of the slices that are still open, the innermost last."""
+    """A row under construction. ends_ns: ends of the slices that are still open, the innermost last."""
 
     slices: list[Slice] = field(default_factory=list)
     ends_ns: list[int] = field(default_factory=list)
 
     def has_room(self, one: Slice) -> bool:
-        """Whether the slice, which begins after all that are here, lies beside or inside them."""
+        """Whether the slice follows all open slices or fits inside them. It must start after the slices of the row."""
         while self.ends_ns and self.ends_ns[-1] <= one.ts_ns:
             self.ends_ns.pop()
         return not self.ends_ns or one.ts_ns + one.duration_ns <= self.ends_ns[-1]

@@ -1,4 +1,4 @@
-"""A trace as tracks of slices and counters, which is what timelines are drawn from: Perfetto's and Chrome's."""
+"""A trace as tracks of slices and counters, the input of the Perfetto and Chrome writers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True)
 class Slice:
-    """Something that lasted; duration_ns 0 is a moment. starts, ends: numbers of the arrows from and to it."""
+    """An interval; duration_ns 0 is a moment. starts, ends: numbers of the arrows from and to it."""
 
     ts_ns: int
     duration_ns: int
@@ -20,10 +20,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Track:
-    """One line of the picture. number: from 1; parent: the number of the track it lies in, 0 for none.
+    """One row of the timeline. number: from 1; parent: the number of the enclosing track, 0 for none.
 
-    slices: sorted by begin, the longer first; two of them lie beside or inside each other. samples: (ns, value) of a
-    counter, whose unit is told. process: what a viewer that knows only processes and threads puts it under.
+    slices: sorted by start, longer slices first; two slices follow or contain each other. samples: (ns, value) of a
+    counter in `unit`. process: the group for viewers that know only processes and threads.
     """
 
     number: int
@@ -37,8 +37,8 @@ class Track:
 
 @dataclass(frozen=True)
 class Story:
-    """tracks: a parent before what lies in it. Times are ns on the clock of the first node; wall_ns is the wall time
-    of its moment clock_ns, None where nobody took it.
+    """tracks: each parent precedes its children. Times are ns on the clock of the first node; wall_ns is the wall time
+    at clock_ns, None without a wall-clock reading.
     """
 
     tracks: Sequence[Track]

@@ -20,11 +20,11 @@ class VerdictJournal:
         self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def take(self, line: dict[str, Any]) -> None:
-        """A change of an incident."""
+        """Queue a change of an incident."""
         self._lines.put(line)
 
     def write(self, insert: Insert) -> None:
-        """Store the changes that were taken since the last call: a row for each."""
+        """Store the changes queued since the last call, one row each."""
         lines = [self._lines.get() for _ in range(self._lines.qsize())]
         if not lines:
             return

@@ -1,6 +1,6 @@
-"""Readers of what others recorded: one file per source, each with one IMPORTER.
+"""Readers of recordings from other tools: one file per source, each with one IMPORTER.
 
-An importer tells by content whether a path is its kind (sniff) and gives the events as a Trace (read).
+An importer recognises its kind of file by content (accepts) and returns the events as a Trace (read).
 """
 
 from stallscope.importers.registry import Importer, importer_for

@@ -2,7 +2,7 @@
 
 The dumps (see rank_dump) state neither host nor process: the rank is used as the process id. Times are when the host
 made the calls, by the wall clocks of hosts that cannot be distinguished. A rank that the groups name and that left no
-dump becomes a process without a snapshot. A dump that was cut off, as of a process killed meanwhile, is left out and
+becomes a process without a snapshot. Incomplete dumps, for example of a process killed while writing, are left out and
 counted, and so are dumps of earlier attempts of a restarted job.
 
 Dumps of PyTorch 2.1 and 2.2 list no members of groups. There the ranks that left a dump are the members of group 0; a
@@ -54,7 +54,7 @@ def _read(source: Source) -> Trace:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether a dump has no end: a pickle ends with a point, JSON with a bracket."""
+    """Whether a dump has no end: a pickle ends with a full stop, JSON with a bracket."""
     return tail_of(file, 64).rstrip()[-1:] not in (b".", b"}", b"]")
 
 
@@ -147,7 +147,7 @@ def _known_groups(dumps: list[Dump]) -> dict[int, Group]:
 
 
 def _collectives(dumps: list[Dump], first_ns: int) -> Array:
-    knows_starts = any(dump.knows_starts for dump in dumps)  # one that has started nothing does not tell
+    knows_starts = any(dump.knows_starts for dump in dumps)  # a dump without starts does not show this
     parts = [_rows(dump, first_ns, knows_starts=knows_starts) for dump in dumps]
     rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
@@ -184,7 +184,7 @@ def _position(group: Group, rank: int) -> int:
 def _communicators(
     dumps: list[Dump], groups: dict[int, Group], with_p2p: set[int], *, first_ns: int
 ) -> Array:
-    """Memberships: those the dumps tell with their counters, and those of ranks without a dump."""
+    """Memberships: from the dumps, with their counters, and for ranks without a dump."""
     rows, told = [], set()
     for dump in dumps:
         for group in dump.groups.values():
@@ -210,7 +210,7 @@ def _communicators(
 def _progress(dump: Dump, group: Group, has_p2p: bool) -> tuple[int, int]:
     """Seq of the last collective that a rank entered in a group, and of the last one it saw complete.
 
-    In a group that also sends point to point the counters count either: there only the entries tell.
+    In a group that also sends point to point the counters count either; only the entries distinguish them.
     """
     if not has_p2p:
         return dump.counters.get(group.name, (UNKNOWN, UNKNOWN))

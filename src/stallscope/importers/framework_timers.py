@@ -1,6 +1,6 @@
 """Timers that training frameworks print: Megatron-LM (timers, straggler detector), DeepSpeed, NVRx reports.
 
-The words are those of megatron/core/timers.py and StragglerDetector in megatron/core/utils.py (core 0.8 to 0.14),
+The phrases are from megatron/core/timers.py and StragglerDetector in megatron/core/utils.py (core 0.8 to 0.14),
 deepspeed/utils/timer.py (0.14) and the straggler callback of nvidia-resiliency-ext (0.3). Timers that all ranks print
 name the slow rank; a minimum and a maximum across ranks show that ranks differ, not which. Timers of communication are
 left out: in these the rank that comes last waits least.
@@ -38,7 +38,7 @@ _DEEPSPEED = re.compile(r"\[Rank (\d+)\] time \(ms\) \| (.+)$|rank=(\d+) time \(
 _COMMUNICATES = re.compile(
     r"sync|all-?reduce|all-?gather|reduce-?scatter|\brecv\b|\bsend\b|barrier", re.IGNORECASE
 )
-_CLEAR = 1.1  # times the median that a slow rank's timer has
+_CLEAR = 1.1  # a slow rank's timer exceeds the median by this factor
 _SPREAD = 1.05
 _LEAST_ROUNDS = 1
 
@@ -54,7 +54,7 @@ def _read(source: Source) -> Trace:
 
 
 def collect(files: Iterable[Path], said: Statements) -> None:
-    """Add what the timers of some logs state."""
+    """Add the statements of the timers in some logs."""
     times: dict[str, dict[int, list[float]]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for file in files:
@@ -74,7 +74,7 @@ def collect(files: Iterable[Path], said: Statements) -> None:
             Gap(
                 "the timers show a minimum and a maximum across ranks, not which rank is slow"
                 if ranges
-                else "the timers name no rank that differs from the others",
+                else "the timers show no rank that differs from the others",
                 "Log with --timing-log-option all (Megatron-LM), or give a profile of all ranks.",
             )
         )
@@ -123,7 +123,7 @@ def _is_wide(rows: list[tuple[float, float]]) -> bool:
 
 
 def _compare(name: str, by_rank: dict[int, list[float]], said: Statements) -> None:
-    """Name the ranks whose timer is clearly longer than that of the others, if they are few."""
+    """Name the ranks with a timer clearly above the other ranks' timers, if they are few."""
     if len(by_rank) < 3 or _COMMUNICATES.search(name):
         return
     value = {rank: float(np.median(own)) for rank, own in by_rank.items()}

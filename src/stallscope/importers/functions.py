@@ -1,8 +1,8 @@
-"""What a CUDA function does, by its name: for sources that tell names only."""
+"""The class of a CUDA function, by its name: for sources that contain only names."""
 
 from stallscope.events.names import Op
 
-_OPS = (  # the first that the call's name holds, in lower case
+_OPS = (  # the first entry that the lower-case name contains
     ("mallochost", Op.ALLOC),
     ("malloc", Op.ALLOC),
     ("memalloc", Op.ALLOC),
@@ -16,6 +16,6 @@ _OPS = (  # the first that the call's name holds, in lower case
 
 
 def op_of(name: str) -> Op:
-    """The class of a CUDA runtime or driver function, by its name; NONE where it is of no known class."""
+    """The class of a CUDA runtime or driver function, by its name; NONE for an unknown class."""
     plain = name.lower()
     return next((op for word, op in _OPS if word in plain), Op.NONE)

@@ -153,7 +153,7 @@ def _round_numbers(rows: Array) -> Array:
 
 
 def _places(sequences: Sequence[Array], n_keys: int) -> Array:
-    """The place of each key in an order that all sequences share: int64 (n_keys,)."""
+    """The position of each key in an order that all sequences share: int64 (n_keys,)."""
     longest = max(sequences, key=len)
     place = np.full(n_keys, -1.0)
     place[longest] = np.arange(len(longest))
@@ -207,7 +207,7 @@ def _ends(rows: Array) -> Array:
 
 
 def _add_ledger(collectives: Array, process: Array) -> None:
-    """Inside a collective a process waits; what it does between two is not known."""
+    """Inside a collective a process waits; its state between two collectives is not known."""
     for number in np.unique(process):
         mine = np.flatnonzero(process == number)
         mine = mine[np.argsort(collectives["ts_ns"][mine], kind="stable")]
@@ -231,7 +231,7 @@ def _communicators(collectives: Array) -> Array:
 
 
 def _processes(logs: _Logs, rows: Array, hosts: list[str]) -> Array:
-    """The rank in the job is that in the largest communicator."""
+    """The rank in the job is the rank in the largest communicator."""
     out = layout.empty(layout.PROCESSES, len(logs.processes))
     size = int(rows["nranks"].max())
     widest = rows[rows["nranks"] == size]

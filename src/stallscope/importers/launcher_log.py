@@ -1,7 +1,7 @@
 """Logs of launchers: torchrun, Slurm, Ray, mpirun, kubectl; one file or one per rank, ranks interleaved.
 
 Read: time-outs of NCCL's watchdog (WorkNCCL) and the progress that it states, heartbeat monitors, Python tracebacks,
-exit codes and signals in the summaries of launchers, the out-of-memory killer, Xid errors. The words are those of
+exit codes and signals in the summaries of launchers, the out-of-memory killer, Xid errors. The phrases are from
 ProcessGroupNCCL.cpp (PyTorch 1.13 to 2.9), torch/distributed/elastic/multiprocessing/errors (2.0 to 2.9), srun and
 slurmstepd (23.11), the kernel (oom_kill.c) and the NVIDIA driver (NVRM: Xid). A restarted job: the last attempt counts.
 """
@@ -84,7 +84,7 @@ _ANY = (
     ),
     *(" from /", "Restarting"),
 )
-"""A line that holds none of these is passed over, and so are blocks of lines."""
+"""A line without any of these words is skipped, and so are blocks of lines."""
 
 _ANY_BYTES = tuple(word.encode() for word in _ANY)
 _OPS = (
@@ -101,7 +101,7 @@ _OPS = (
     ("SEND", Op.SEND),
     ("RECV", Op.RECV),
 )
-"""c10d's opTypeToString; the first that the name holds."""
+"""c10d's opTypeToString; the first entry that the name contains."""
 
 _TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
@@ -145,7 +145,7 @@ def _accepts(file: Path, head: bytes) -> bool:
 
 
 def _has_words_later(file: Path, head: bytes) -> bool:
-    """A log whose beginning is chatter: its end is looked at where its name is that of a log."""
+    """For a log with an irrelevant beginning: examine its end if its name is a log's name."""
     from stallscope.importers.texts import HEAD_BYTES, tail_of
 
     is_log = re.search(r"\.(?:log|out|err|txt)$|stderr|stdout|slurm-", file.name) is not None
@@ -160,7 +160,7 @@ def _read(source: Source) -> Trace:
 
 
 def collect(files: Iterable[Path], said: Statements) -> None:
-    """Add what some logs state."""
+    """Add the statements of some logs."""
     n_files = 0
     for file in files:
         _Reader(file, said).read()
@@ -170,14 +170,14 @@ def collect(files: Iterable[Path], said: Statements) -> None:
         said.gaps.append(
             Gap(
                 "the logs state neither a time-out nor the end of a process",
-                "Give the dumps of the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) or the stacks of all ranks, too.",
+                "Also give the dumps of the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) or the stacks of all ranks.",
             )
         )
 
 
 @dataclass
 class _Writer:
-    """What is open of one writer's lines: a traceback, the frames below a watchdog's line, a torchrun summary."""
+    """The open part of a writer's lines: a traceback, the frames below a watchdog's line, a torchrun summary."""
 
     rank: int | None = None
     group: str = "default_pg"
@@ -201,7 +201,7 @@ class _Reader:
         self.has_labels = has_task_labels(head_of(file).decode("utf-8", "replace").splitlines()[:200][:-1])
 
     def read(self) -> None:
-        """Take all lines."""
+        """Read all lines."""
         for number, raw in enumerate(lines_with(self.file, _ANY_BYTES, self._is_open)):
             for part in raw.split("\r") if "\r" in raw else (raw,):
                 if self.n_open or any(word in part for word in _ANY):
@@ -242,7 +242,7 @@ class _Reader:
         return writer
 
     def _continues(self, writer: _Writer, text: str) -> bool:
-        """Whether a line belongs to what is open: a traceback or the stack of a crash."""
+        """Whether a line continues an open traceback or the stack of a crash."""
         if writer.is_traceback or writer.is_crash:
             if found := FRAME_LINE.match(text):
                 writer.frames.append(
@@ -378,7 +378,7 @@ class _Reader:
         self._move_timeout(group, rank, line.text)
 
     def _move_timeout(self, group: str, rank: int, text: str) -> None:
-        """A time-out names no group: it is of the group whose status states the same number."""
+        """A time-out names no group: it belongs to the group whose status states the same number."""
         at = re.search(r"work sequence id: (\d+)", text)
         waiting = self.said.progress.get(("default_pg", rank))
         if group == "default_pg" or not at or waiting is None or waiting.open_seq != int(at[1]):
@@ -425,7 +425,7 @@ class _Reader:
             self._end(writer.rank, 139, words="Segmentation fault")
 
     def take_exit(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
-        """torchrun's line on a worker; its local rank is the rank where there is one node."""
+        """torchrun's line on a worker; its local rank is the rank if there is a single node."""
         pid = int(found[3])
         rank = next((r for r, known in self.said.pids.items() if known == pid), UNKNOWN)
         if rank == UNKNOWN and found[2] and not re.search(r"_\d+$|node[1-9]", self.file.stem):
@@ -464,12 +464,12 @@ class _Reader:
         self._add(Failure(rank, "machine", words, self.now_ns, (), UNKNOWN, pid))
 
     def take_barrier(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
-        """monitoredBarrier names the ranks that did not come."""
+        """monitoredBarrier names the ranks that did not arrive."""
         for rank in _numbers(found[1].replace(" ", "")):
             self._add(Failure(rank, "failure", "did not reach monitoredBarrier", self.now_ns))
 
     def take_restart(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
-        """A new attempt: what the attempt before stated is left out."""
+        """A new attempt: the statements of the attempt before are left out."""
         if self.said.failures or self.said.progress:
             self.said.omit("lines of an earlier attempt", len(self.said.failures) + len(self.said.progress))
         self.said.failures.clear()
@@ -508,7 +508,7 @@ _TAKERS: tuple[tuple[re.Pattern[str], Callable[[_Reader, _Writer, re.Match[str],
     (_RESTART, _Reader.take_restart),
     (_WORLD_SIZE, _Reader.take_world_size),
 )
-"""Patterns and what takes them, the first that fits."""
+"""Patterns and their methods; the first match applies."""
 
 IMPORTER = Importer(
     "log of a launcher (torchrun, Slurm, Ray, mpirun, kubectl, dmesg)", _accepts, _read, is_general=True

@@ -1,4 +1,4 @@
-"""Errors and ends in logs: which are a rank's own, and which follow from another rank's end."""
+"""Errors and ends in logs, and whether they follow from another rank's end."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ _FOLLOWS = re.compile(
     r"|unable to connect|failed to connect|DistStoreError|wait timeout",
     re.IGNORECASE,
 )
-"""Errors of ranks whose peer has gone. "CUDA error", exceptions of a program's own and kills are not among them."""
+"""Errors of ranks that lost a peer. "CUDA error", a program's own exceptions and kills are not among them."""
 
 _ERROR_LINE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Warning|Timeout|Aborted|Died)\b)"
@@ -41,7 +41,7 @@ def status_of(exitcode: int) -> int:
 
 
 def ends_of_others(status: int) -> bool:
-    """Whether an exit status is that of a process which its launcher ended."""
+    """Whether an exit status shows that the launcher ended the process."""
     return status in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 

@@ -1,4 +1,4 @@
-"""Lines of launchers' logs: whose they are, when they were written, and the text behind all prefixes.
+"""Lines of launchers' logs: their writer, their time, and the text after all prefixes.
 
 Prefixes of torchrun ([default0]:, [rank3]:), c10's logger ([rank3]:[E709 17:05:38.16 File.cpp:632]), Ray
 ((WorkerDict pid=17, ip=10.0.0.2)), srun --label (3: ), mpirun --tag-output ([1,3]<stderr>:), kubectl and stern
@@ -78,7 +78,7 @@ def _other_time(line: str) -> int:
 
 
 def _ns(date: str, time: str, part: str | None) -> int:
-    """Wall time as UTC; lines without a year are of the current one, or the one before where that is in the future."""
+    """Wall time as UTC. A line without a year is of the current year, or of the year before if it would lie ahead."""
     try:
         moment = datetime.fromisoformat(f"{date}T{time}").replace(tzinfo=UTC)
         if moment.year == 1:

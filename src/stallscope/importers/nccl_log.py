@@ -1,9 +1,9 @@
 """Logs of NCCL (NCCL_DEBUG=INFO or TRACE): communicators, ranks, hosts, calls by rank, transports, warnings.
 
-The words are those of src/init.cc, src/enqueue.cc, src/debug.cc and src/transport (NVIDIA/nccl, 2.12 to 2.29; commit
+The phrases are from src/init.cc, src/enqueue.cc, src/debug.cc and src/transport (NVIDIA/nccl, 2.12 to 2.29; commit
 5067397c). Calls (opCount, hexadecimal) are logged with NCCL_DEBUG_SUBSYS=COLL; they count per process and operation
 stream of a communicator and begin at 0. A log shows calls that were made, not that they completed: the last calls of
-the ranks of a communicator are compared, and ranks whose last call is earlier than that of the others are named.
+the ranks of a communicator are compared. Ranks whose last call is earlier than the other ranks' are named.
 """
 
 import re
@@ -78,7 +78,7 @@ class _Member:
 
 @dataclass
 class _Job:
-    """What the lines state. members: by process and communicator address."""
+    """The statements of the lines. members: by process and communicator address."""
 
     members: dict[tuple[Process, str], _Member] = field(default_factory=dict)
     networks: dict[Process, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def _read(source: Source) -> Trace:
 
 
 def collect(files: Iterable[Path], said: Statements) -> None:
-    """Add what some logs state."""
+    """Add the statements of some logs."""
     job = _Job()
     for file in files:
         for raw in lines_of(file):
@@ -157,13 +157,13 @@ def _state(job: _Job, said: Statements) -> None:
         said.gaps.append(
             Gap(
                 "NCCL logs show calls that were made, not that they completed",
-                "Dump the stacks of all ranks, too.",
+                "Also dump the stacks of all ranks.",
             )
         )
 
 
 def _ranks(job: _Job) -> dict[Process, int]:
-    """The rank of each process: that in the largest communicator; else by host, device and process id."""
+    """The rank of each process: its rank in the largest communicator, otherwise by host, device and process id."""
     size = max((member.size for member in job.members.values() if member.rank != UNKNOWN), default=0)
     ranks: dict[Process, int] = {}
     for (process, _), member in job.members.items():
@@ -181,7 +181,7 @@ def _ranks(job: _Job) -> dict[Process, int]:
 
 
 def _communicators(job: _Job) -> dict[str, list[tuple[Process, _Member]]]:
-    """The members of each communicator: by its id, else those of one size and one place in their processes' order."""
+    """The members of each communicator: by its id, otherwise by equal size and position in the processes' order."""
     found: dict[str, list[tuple[Process, _Member]]] = {}
     seen: dict[tuple[Process, int], int] = {}
     for (process, _), member in job.members.items():
@@ -207,14 +207,14 @@ def _add_progress(
         one.enqueued = member.n_calls - 1
         one.completed = min(calls) - 1
         one.words = member.last
-        if member.comm_id:  # else the members are a guess, and a difference between them decides nothing
+        if member.comm_id:  # otherwise the members are a guess, and a difference between them decides nothing
             one.op, one.count = member.op, member.count
         if member.n_calls == most and most > min(calls):
             one.open_seq = member.n_calls - 1
 
 
 def _add_transports(job: _Job, said: Statements, ranks: dict[Process, int]) -> None:
-    """Processes whose network differs from that of most: fallen back to sockets, or without GPUDirect."""
+    """Processes whose network differs from the network of most: fallen back to sockets, or without GPUDirect."""
     for states, words in (
         (job.networks, "uses network {0} where most ranks use {1}"),
         (

@@ -1,8 +1,8 @@
-"""Metrics of NCCL's Inspector plugin (.prom) and traces of NCCL's example profiler plugin: what they can show.
+"""Metrics of NCCL's Inspector plugin (.prom) and traces of NCCL's example profiler plugin, as statements on ranks.
 
 Metrics hold the time inside collectives per GPU, as an average over an interval: in a synchronising collective the GPU
 that enters last is inside for the shortest time. Traces of the example plugin (plugins/profiler/example) hold when a
-process enqueued its collectives. The formats are those of NVIDIA/nccl, commit 5067397c.
+process enqueued its collectives. The formats follow NVIDIA/nccl, commit 5067397c.
 """
 
 import re
@@ -35,7 +35,7 @@ def _read(source: Source) -> Trace:
 
 
 def collect(files: Iterable[Path], said: Statements) -> None:
-    """Add what some files state."""
+    """Add the statements of some files."""
     inside: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for file in files:
         head = head_of(file)
@@ -76,7 +76,7 @@ def _add(inside: dict[tuple[str, ...], dict[str, list[float]]], labels: dict[str
 
 
 def _compare(group: tuple[str, ...], by_gpu: dict[str, list[float]], said: Statements) -> None:
-    """Remark a GPU that is inside for much less time than the others: it enters last."""
+    """Report a GPU that is inside for much less time than the others: it enters last."""
     if len(by_gpu) < 3:
         return
     value = {owner: float(np.median(own)) for owner, own in by_gpu.items()}

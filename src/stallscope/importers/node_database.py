@@ -1,12 +1,12 @@
 """SQLite databases of a node agent that stores CUDA calls and scheduler events in one table `events`.
 
-Known by its tables, not by its name: `events` with source and op numbers, and `ops`, which gives each pair a name.
-Times are ns since 1970. Of a call it is the entry, of `sched_switch` the moment the thread ran again (seen in the
+Recognised by its tables: `events` with source and op numbers, and `ops`, which gives each pair a name.
+Times are ns since 1970: the entry of a call, and for `sched_switch` the moment the thread ran again (in the
 public databases: the next call of the thread begins 20 us after it). The agent stores only some of the host's events;
-per-minute sums in `event_aggregates` tell of all.
+per-minute sums in `event_aggregates` cover all events.
 
 Left out: block I/O (the databases hold the agent's own writes), TCP and sockets without the thread that waited, and
-the agent's own verdicts. Nothing in such a database tells which rounds the ranks entered.
+the agent's own verdicts. Such a database does not show which rounds the ranks entered.
 """
 
 import sqlite3
@@ -43,7 +43,7 @@ _SIZED = (Op.ALLOC, Op.COPY)
 _LAST_NS = 2**61  # the year 2043
 _MINUTE_NS = 60 * 10**9
 _SWITCHES_PER_SECOND = 20
-"""A process that leaves the CPU less often may have slept through: its sum of off-CPU time is no account."""
+"""A process that leaves the CPU less often may have slept the whole time: its off-CPU sum is then no ledger."""
 
 
 def _accepts(path: Path, head: bytes) -> bool:
@@ -52,12 +52,12 @@ def _accepts(path: Path, head: bytes) -> bool:
     try:
         with closing(_opened(path)) as found:
             return all(needed <= _columns(found, table) for table, needed in _NEEDED.items())
-    except (OSError, sqlite3.Error, UnicodeDecodeError):  # SQLite quotes what is damaged in its errors
+    except (OSError, sqlite3.Error, UnicodeDecodeError):  # SQLite quotes damaged data in its errors
         return False
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """The database, as it lies there: never written, its own functions never trusted, not for ever."""
+    """The database, opened read-only, without trusting its functions, and with a time limit."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES_OF_A_VALUE)
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -106,7 +106,7 @@ def _trace(found: sqlite3.Connection, path: Path) -> Trace:
     if len(whole) and (whole[:, [1, 6]].min() < 0 or whole[:, [1, 6]].max() >= _LAST_NS):
         raise BadTrace(f"{path}: a time or a duration in table events is negative or too large")
     if len(whole) and (whole[:, 2:4].min() < 0 or whole[:, 2:4].max() > 2**31):
-        raise BadTrace(f"{path}: a process or thread number in table events is none")
+        raise BadTrace(f"{path}: a process or thread number in table events is invalid")
     calls, symbols = _calls(whole, op_names)
     offcpu = _offcpu(whole, op_names)
     ends = [_end_ns(whole[whole[:, 0] == i]) for i in range(len(nodes))]
@@ -157,7 +157,7 @@ def _offcpu(whole: Array, op_names: dict[tuple[int, int], str]) -> Array:
     rows["node"], rows["ts_ns"], rows["pid"], rows["tid"] = picked[:, :4].T
     rows["ts_ns"] -= picked[:, 6]
     rows["duration_ns"] = picked[:, 6]
-    rows["category"] = Category.OTHER_OFF  # in what it was blocked is not told
+    rows["category"] = Category.OTHER_OFF  # the cause of the block is not recorded
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
@@ -182,7 +182,7 @@ def _processes(found: sqlite3.Connection, path: Path, whole: Array, number: dict
 def _snapshots(
     found: sqlite3.Connection, path: Path, op_names: dict[tuple[int, int], str], *, ends_ns: int
 ) -> Array:
-    """Accounts of processes that leave the CPU all the time, by minute: what was not off the CPU was on it."""
+    """Ledgers of processes that leave the CPU all the time, by minute: time that was not off the CPU was on it."""
     wanted = {"bucket", "source", "op", "pid", "count", "sum_dur"}
     if not wanted <= _columns(found, "event_aggregates"):
         return layout.empty(layout.SNAPSHOTS)
@@ -217,8 +217,8 @@ def _facts(found: sqlite3.Connection, path: Path) -> dict[str, str]:
     columns = _columns(found, "sessions")
     for name in ("gpu_model", "kernel", "cuda_ver", "python_ver"):
         if name in columns:
-            told = _rows(found, f"SELECT DISTINCT {name} FROM sessions", path, _MOST_NAMES)
-            facts[name] = ", ".join(sorted(str(value) for (value,) in told if value))[:200]
+            values = _rows(found, f"SELECT DISTINCT {name} FROM sessions", path, _MOST_NAMES)
+            facts[name] = ", ".join(sorted(str(value) for (value,) in values if value))[:200]
     if {"cpu_pct"} <= _columns(found, "system_snapshots"):
         busy = [row[0] for row in _rows(found, "SELECT cpu_pct FROM system_snapshots", path, _MOST_ROWS)]
         used = [float(value) for value in busy if isinstance(value, int | float)]

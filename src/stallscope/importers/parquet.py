@@ -1,4 +1,4 @@
-"""Reading Parquet files from outside: the wanted columns, checked, as numpy arrays."""
+"""Reads Parquet files of other tools: the wanted columns, checked, as numpy arrays."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 from stallscope.errors import BadInput, BadTrace
 
 MOST_ROWS = 50_000_000
-"""A file of a few bytes can claim any number of rows; nobody reads one this long by importing it."""
+"""The most rows: a file of a few bytes can claim any number, and no recording is this long."""
 
 MOST_BYTES = 1 << 30
-"""... or unpack to any number of bytes: so many at most in one column."""
+"""The most bytes of a column when unpacked, which a small file can exceed as well."""
 
 
 def column_names(path: Path) -> set[str]:
-    """The columns of a Parquet file, from its footer; empty when it is none, or pyarrow is not installed."""
+    """The columns of a Parquet file, from its footer; empty for other files, or without pyarrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -39,10 +39,10 @@ def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MOST_ROWS) ->
 def coded(
     path: Path, name: str, *, most_rows: int = MOST_ROWS, most_bytes: int = 256
 ) -> tuple[Any, list[str]]:
-    """A column of few different words: int64 (n,), the number of each row's word, and the words.
+    """A column of few distinct words: int64 (n,), the number of each row's word, and the words.
 
-    The words are never written out for every row, however long they are. Raises as table(), and BadTrace when a word
-    is longer than most_bytes, missing, or no text.
+    The words are not repeated for every row, however long they are. Raises as table(), and BadTrace for a word
+    that is longer than most_bytes, missing, or not text.
     """
     column = _columns(path, (name,), (name,), most_rows)[name]
     if not hasattr(column.type, "value_type"):
@@ -50,14 +50,14 @@ def coded(
     combined = column.unify_dictionaries().combine_chunks()
     words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= most_bytes else None
     if words is None or combined.null_count or not all(isinstance(word, str) for word in words):
-        raise BadTrace(f"{path}: column {name} holds something else than short words")
+        raise BadTrace(f"{path}: column {name} holds other values than short words")
     return combined.indices.to_numpy(zero_copy_only=False).astype("int64"), words
 
 
 def _columns(
     path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], most_rows: int
 ) -> dict[str, Any]:
-    """The wanted columns as pyarrow has them. It takes text as it comes: what is no UTF-8 has to be looked for."""
+    """The wanted columns in pyarrow's types. pyarrow does not check text, so invalid UTF-8 is searched for."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -71,7 +71,7 @@ def _columns(
             return {name: found.column(name) for name in wanted}
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadTrace(f"{path} is no readable Parquet file ({reason[:200]}): copy it again") from error
+        raise BadTrace(f"{path} is not a readable Parquet file ({reason[:200]}): copy it again") from error
 
 
 def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> None:
@@ -81,10 +81,10 @@ def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> No
         raise BadTrace(
             f"{path} has no column {', '.join(missing)}: is it a recording of the documented kind?"
         )
-    told = file.metadata
-    if told.num_rows > most_rows:
-        raise BadTrace(f"{path} has {told.num_rows:,} rows, at most {most_rows:,} can be read")
-    groups = [told.row_group(i) for i in range(told.num_row_groups)]
+    metadata = file.metadata
+    if metadata.num_rows > most_rows:
+        raise BadTrace(f"{path} has {metadata.num_rows:,} rows, at most {most_rows:,} can be read")
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     for name in wanted:
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == name)
@@ -95,7 +95,7 @@ def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> No
 
 
 def _longest(words: Any) -> int:
-    """Bytes of the longest word of an array; the largest int for what is no text."""
+    """Bytes of the longest word of an array; the largest int for values other than text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

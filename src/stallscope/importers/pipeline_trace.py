@@ -2,11 +2,11 @@
 
 Columns: step, rank, stage (of the pipeline), dp_rank (data-parallel replica), optype, start_ts and duration in
 seconds, seq_id (n-th operation of its type in the step), mc (model chunk). start_ts counts from the beginning of
-the step, so steps are laid one after the other on the time axis, and there is no wall clock.
+the step, so steps are placed one after the other on the time axis, and there is no wall clock.
 
 Workers that take part in an operation follow from the type's name: params-* and grads-* among the replicas of a
 stage, *-send and *-recv between neighbouring stages of a replica, embedding-* between its first and last stage.
-Of the other operations it is not told who takes part; they are spans only.
+The names of other operations do not show which workers take part; these operations become spans only.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _COLUMNS = (*_NUMBERS, "optype")
 _MOST_ROWS = 4_000_000
 _MOST_KINDS = 1000
 _MOST_SECONDS = 1e6  # of one step
-_OPS = (  # the first that the type's name holds
+_OPS = (  # the first entry that the type's name contains
     ("reduce-scatter", Op.REDUCE_SCATTER),
     ("all-gather", Op.ALL_GATHER),
     ("all-reduce", Op.ALL_REDUCE),
@@ -46,8 +46,8 @@ _OPS = (  # the first that the type's name holds
 class _Rows:
     """The operations, sorted by step, rank and begin; int64 (n,) each.
 
-    step counts from 0, told_step as the file says. begin_ns and end_ns on the axis of all steps. kind: row of
-    `kinds`, the distinct types. place: order of the rank among those of one stage and replica (tensor-parallel).
+    step counts from 0, file_step as in the file. begin_ns and end_ns on the axis of all steps. kind: row of
+    `kinds`, the distinct types. place: order of the rank in its stage and replica (tensor-parallel).
     """
 
     step: Array
@@ -123,7 +123,7 @@ def _rows(file: Path) -> _Rows:
 def _integers(column: Array, name: str, file: Path) -> Array:
     if not np.issubdtype(column.dtype, np.integer) or column.min() < -1 or column.max() >= 1 << 31:
         raise BadTrace(
-            f"{file}: column {name} holds something else than numbers from 0: is it a pipeline trace?"
+            f"{file}: column {name} holds other values than numbers from 0: is it a pipeline trace?"
         )
     return column.astype(np.int64)
 
@@ -138,7 +138,7 @@ def _seconds(column: Array, name: str, file: Path) -> Array:
 
 
 def _on_one_axis(step: Array, begin_s: Array, end_s: Array, *, n_steps: int) -> tuple[Array, Array]:
-    """Begin and end in ns, each step laid behind the end of the one before."""
+    """Begin and end in ns, each step placed after the end of the step before."""
     length = np.zeros(n_steps)
     np.maximum.at(length, step, end_s)
     base = np.concatenate([[0.0], np.cumsum(length)[:-1]])[step] - min(float(begin_s.min()), 0.0)
@@ -166,8 +166,8 @@ def _operation(kind: str) -> Op:
 
 
 def _comm_hash(name: str, *place: int) -> int:
-    told = f"pipeline trace {name} {place}"
-    return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "little")
+    identity = f"pipeline trace {name} {place}"
+    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
 
 
 def _hashes(name: str, first: Array, second: Array) -> Array:
@@ -193,7 +193,7 @@ def _collectives(rows: _Rows, n_stages: int) -> Array:
 
 
 def _of_kind(rows: _Rows, kind: str, n_stages: int) -> Array:
-    """The operations of one type as collectives; none where it is not told who takes part."""
+    """The operations of one type as collectives; none if the type does not show which workers take part."""
     op, peer = _operation(kind), np.full(len(rows.step), UNKNOWN)
     if op in (Op.SEND, Op.RECV):
         is_forward = not kind.startswith("backward")

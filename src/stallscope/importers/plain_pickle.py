@@ -1,6 +1,6 @@
-"""Pickles from outside that hold plain data: dicts, lists, tuples, strings, numbers, True, False, None.
+"""Pickles of other tools that hold plain data: dicts, lists, tuples, strings, numbers, True, False, None.
 
-Python's own unpickler calls what a file tells it to call, and lets a short file ask for much memory or for tuples
+Python's own unpickler runs any function that a file names, and lets a short file request much memory or tuples
 nested so deeply that hashing them overflows the stack. This reader knows only the operations that plain data
 needs (protocols 2 to 5), and bounds how many values a file may make.
 """
@@ -15,7 +15,7 @@ MOST_BYTES = 64 << 20
 """Larger files are refused: a dump of 20,000 calls with their stacks is some 20 MB."""
 
 MOST_VALUES = 2_000_000
-"""Values that one file may make or remember; at about 100 bytes each they stay below a quarter of a gigabyte."""
+"""The most values that one file may make or store; at about 100 bytes each, less than a quarter of a gigabyte."""
 
 _MARK = object()
 _NAMES_OF_CODE = {
@@ -76,10 +76,10 @@ class _Machine:
         if code in _NAMES_OF_CODE:
             raise BadTrace(
                 f"{self.name} asks to run code ({_NAMES_OF_CODE[code]} at byte {self.at - 1}): "
-                "it is no dump, do not open it"
+                "it is not a dump, do not open it"
             )
         raise BadTrace(
-            f"{self.name} is no pickle of plain data (operation {code!r} at byte {self.at - 1}): check the path"
+            f"{self.name} is not a pickle of plain data (operation {code!r} at byte {self.at - 1}): check the path"
         )
 
     def take(self, n: int) -> bytes:
@@ -91,13 +91,13 @@ class _Machine:
         return found
 
     def sized(self, width: int) -> bytes:
-        """Bytes that follow their own length, which is unsigned and takes so many bytes."""
+        """Bytes that follow their own length, an unsigned number of n bytes."""
         return self.take(int.from_bytes(self.take(width), "little"))
 
     def count(self) -> None:
         self.n_values += 1
         if self.n_values > MOST_VALUES:
-            raise BadTrace(f"{self.name} holds more than {MOST_VALUES:,} values: it is no dump")
+            raise BadTrace(f"{self.name} holds more than {MOST_VALUES:,} values: it is not a dump")
 
     def push(self, value: Any) -> None:
         self.count()
@@ -132,7 +132,7 @@ class _Machine:
         target = self.top(dict)
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if type(key) not in (str, int, bool, bytes, float) and key is not None:
-                raise BadTrace(f"{self.name} has a key that is a {type(key).__name__}: it is no dump")
+                raise BadTrace(f"{self.name} has a key that is a {type(key).__name__}: it is not a dump")
             target[key] = value
 
 
@@ -229,4 +229,4 @@ _STEPS: dict[bytes, _Step] = {
     b"h": lambda m: m.push(m.memo[_number(1)(m)]),
     b"j": lambda m: m.push(m.memo[_number(4)(m)]),
 }
-"""What each operation does, by its code. What is missing here is refused."""
+"""The action of each operation, by its code. Missing operations are refused."""

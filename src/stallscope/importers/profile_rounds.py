@@ -1,4 +1,4 @@
-"""Rounds across the profiles of several ranks: which kernels belong together, and how far the hosts' clocks are apart.
+"""Rounds across the profiles of several ranks: which kernels belong together, and the offsets of the hosts' clocks.
 
 A profile begins anywhere, so the n-th collective of two ranks need not be the same one. All ranks leave a synchronising
 collective together: of all shifts between two ranks, the right one is that at which the ends of their kernels differ by
@@ -112,7 +112,7 @@ def _series(number: int, profile: Profile, rows: Array) -> Series:
 
 
 def _partition(sequences: list[Series]) -> list[list[Series]] | None:
-    """The sequences whose kernels end together, in sets of one size of two or more; None where there are none such."""
+    """The sequences whose kernels end together, in sets of one size of two or more; None without such sets."""
     left, groups = list(sequences), []
     while left:
         first, *others = left
@@ -148,7 +148,7 @@ def _name(profiles: Sequence[Profile], members: list[Series], place: int, *, is_
 
 
 def match(first: Series, other: Series) -> Match | None:
-    """The shift at which two sequences are the same rounds; None where there is none."""
+    """The shift at which two sequences are the same rounds; None if no shift fits."""
     reach = min(_REACH, max(len(first.call), len(other.call)) - 1)
     found = [one for shift in range(-reach, reach + 1) if (one := _at(first, other, shift)) is not None]
     if not found:
@@ -232,7 +232,7 @@ def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
 
 
 def _clocks(units: list[str], links: dict[tuple[str, str], list[Match]]) -> dict[str, tuple[int, int]]:
-    """What to add to each unit's times, and the accuracy of that, by the links with most rounds first."""
+    """The shift of each unit's times, and its accuracy, from the links with most rounds first."""
     known = {units[0]: (0.0, 0.0)} if units else {}
     ordered = sorted(links.items(), key=lambda link: -max(one.n for one in link[1]))
     while True:

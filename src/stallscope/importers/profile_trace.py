@@ -1,4 +1,4 @@
-"""Profiles of several ranks (see rank_profile) as one trace: rounds, ledger, steps, on clocks that agree.
+"""Profiles of several ranks (see rank_profile) as one trace: rounds, ledger, steps, on aligned clocks.
 
 A collective arrives when its launch call begins and has its kernel's times on the GPU, which the profiler has put on
 the host's clock. The times of each host are shifted by the difference at which kernels of a round end together, where
@@ -65,7 +65,7 @@ def trace_of(profiles: list[Profile], source: str) -> Trace:
 
 
 def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
-    """The profiles with those of one process and of different times as one. Raises BadTrace where two overlap."""
+    """The profiles, with the parts of one process merged. Raises BadTrace for parts that overlap in time."""
     kept: dict[object, Profile] = {}
     for profile in sorted(profiles, key=lambda one: one.span_ns):
         key = profile.rank if profile.rank != UNKNOWN else profile.file
@@ -119,7 +119,7 @@ def _number(values: list[Any], value: Any) -> int:
 
 
 def _distinguish(profiles: list[Profile]) -> None:
-    """Number processes anew where several of a host have one process id (in containers), or none."""
+    """Renumber processes if several of a host have one process id (in containers), or none."""
     keys = [(profile.host, profile.pid) for profile in profiles]
     if 0 in {profile.pid for profile in profiles} or len(set(keys)) < len(keys):
         for number, profile in enumerate(profiles):
@@ -200,7 +200,7 @@ def _rows(profile: Profile, node: int, seq: Array) -> tuple[Array, Array]:
 
 
 def _describe(rows: Array, here: Array, one: Collective, rank: int) -> None:
-    """Fill in what the arguments of a collective state."""
+    """Fill in the arguments of a collective, from its kernel."""
     if not len(here) or not one.has_arguments:
         return
     rows["op"][here], rows["comm_hash"][here] = one.op, one.comm_hash
@@ -255,7 +255,7 @@ def _slow_calls(profile: Profile, node: int, symbols: Sequence[str]) -> Array:
 
 
 def _add_ledger(rows: Array, profile: Profile) -> None:
-    """The account at each arrival, the last wait before it, and the counts of calls so far."""
+    """The ledger at each arrival, the last wait before it, and the counts of calls so far."""
     calls = profile.calls[np.argsort(profile.calls["begin_ns"], kind="stable")]
     at = rows["ts_ns"]
     for column, ops in (
@@ -313,7 +313,7 @@ def _threads(profile: Profile, calls: Array, category: Array) -> list[ThreadEven
 
 
 def _outermost(begin: Array, end: Array) -> Array:
-    """Whether each interval, sorted by begin, lies in no other: bool (n,)."""
+    """Whether each interval, sorted by begin, lies outside all others: bool (n,)."""
     order = np.lexsort((-end, begin))
     furthest = np.maximum.accumulate(end[order])
     is_outer = np.ones(len(begin), bool)

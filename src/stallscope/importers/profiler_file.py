@@ -3,7 +3,7 @@
 Chrome trace JSON: an object with traceEvents and metadata before or after them, or the bare list of events. Events are
 decoded in blocks, so that memory stays low. Durations that are negative or missing and other damaged events are left
 out and counted; a file that ends in the middle is read until there.
-The names of arguments are those of torch/csrc/profiler/util.h and ParamCommsUtils.hpp (PyTorch 2.2 to 2.9).
+The names of arguments follow torch/csrc/profiler/util.h and ParamCommsUtils.hpp (PyTorch 2.2 to 2.9).
 """
 
 import gc
@@ -108,7 +108,7 @@ def profile_of(file: Path) -> Profile:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Without Python's cycle collector, which walks all kept events again and again: 1.2 instead of 1.7 times the time
+    """Without Python's cycle collector, which scans all kept events repeatedly: 1.2 instead of 1.7 times the time
     of json.loads on 450,000 events. Events hold no cycles.
     """
     was_enabled = gc.isenabled()
@@ -307,7 +307,7 @@ def collective_of(arguments: dict[str, Any]) -> Collective:
 
 
 def whole(value: object) -> int:
-    """The number where it is one that fits 32 bits, else -1 (unknown)."""
+    """The number if it fits 32 bits, otherwise -1 (unknown)."""
     return value if isinstance(value, int) and -(2**31) <= value < 2**31 else UNKNOWN
 
 

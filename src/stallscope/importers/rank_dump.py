@@ -39,7 +39,7 @@ _DATATYPES = {
     "Float8_e4m3fn": Datatype.FLOAT8_E4M3,
     "Float8_e5m2": Datatype.FLOAT8_E5M2,
 }
-_OPS = (  # the first that the name holds; longer names before those they hold
+_OPS = (  # the first entry that the name contains; longer names before their parts
     ("reduce_scatter", Op.REDUCE_SCATTER),
     ("all_reduce", Op.ALL_REDUCE),
     ("allreduce", Op.ALL_REDUCE),
@@ -47,7 +47,7 @@ _OPS = (  # the first that the name holds; longer names before those they hold
     ("allgather", Op.ALL_GATHER),
     ("all_to_all", Op.ALL_TO_ALL),
     ("alltoall", Op.ALL_TO_ALL),
-    ("barrier", Op.ALL_REDUCE),  # made of one
+    ("barrier", Op.ALL_REDUCE),  # implemented by an all-reduce
     ("broadcast", Op.BROADCAST),
     ("coalesced", Op.GROUP),
     ("scatter", Op.SCATTER),
@@ -77,7 +77,7 @@ class Group:
 
     @property
     def words(self) -> str:
-        """Its description and name, as far as known: default_pg (group 0)."""
+        """Its known description and name: default_pg (group 0)."""
         if self.description and self.description != "undefined":
             return f"{self.description[:60]} (group {self.name[:60]})"
         return f"group {self.name[:60]}"
@@ -182,11 +182,11 @@ def _groups(told: object, known: dict[tuple[str, str, str], Group]) -> dict[str,
     if told is None:
         return {}
     if not isinstance(told, dict):
-        raise _Odd("pg_config is no table")
+        raise _Odd("pg_config is not a table")
     found = {}
     for key, one in told.items():
         if not isinstance(one, dict):
-            raise _Odd("a group in pg_config is no table")
+            raise _Odd("a group in pg_config is not a table")
         name, description = _text(one.get("name", key), "a group's name"), _text(one.get("desc", ""), "desc")
         ranks = one.get("ranks")
         same = (name, description, ranks if isinstance(ranks, str) else repr(_members(ranks)))
@@ -198,26 +198,26 @@ def _groups(told: object, known: dict[tuple[str, str, str], Group]) -> dict[str,
     return found
 
 
-def _members(told: object) -> tuple[int, ...]:
-    """Ranks of a group: a list, or its text; () when not told."""
-    if isinstance(told, str):
-        if not re.fullmatch(r"\[[\d, ]{0,8000000}\]", told):
-            if told.strip():
-                raise _Odd(f"a group's ranks are {told[:40]!r}")
+def _members(value: object) -> tuple[int, ...]:
+    """Ranks of a group: a list, or its text; () if they are not stated."""
+    if isinstance(value, str):
+        if not re.fullmatch(r"\[[\d, ]{0,8000000}\]", value):
+            if value.strip():
+                raise _Odd(f"a group's ranks are {value[:40]!r}")
             return ()
-        told = [int(word) for word in re.findall(r"\d{1,9}", told)]
-    if told is None:
+        value = [int(word) for word in re.findall(r"\d{1,9}", value)]
+    if value is None:
         return ()
-    if not isinstance(told, (list, tuple)):
-        raise _Odd("a group's ranks are no list")
-    ranks = tuple(_integer(rank, "a rank", low=0, high=_MOST_RANKS) for rank in told)
+    if not isinstance(value, (list, tuple)):
+        raise _Odd("a group's ranks are not a list")
+    ranks = tuple(_integer(rank, "a rank", low=0, high=_MOST_RANKS) for rank in value)
     if len(set(ranks)) != len(ranks):
         raise _Odd("a group names a rank twice")
     return ranks
 
 
 def rank_of_dump(file: Path, groups: dict[str, Group]) -> int:
-    """The rank that a dump is from: by its file's or folder's name, or the only member that all its groups share.
+    """The rank of a dump: by its file's or folder's name, or the only member that all its groups share.
 
     A number that is not a member of every group is not the rank.
     """
@@ -242,7 +242,7 @@ def _calls(entries: list[Any], groups: dict[str, Group]) -> tuple[list[Call], di
     ids: dict[str, str] = {}
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise _Odd(f"entry {number} is no table")
+            raise _Odd(f"entry {number} is not a table")
         call = _call(entry)
         if "pg_id" in entry:
             ids[_text(entry["pg_id"], "pg_id")] = call.group
@@ -296,7 +296,7 @@ def _call(entry: dict[str, Any]) -> Call:
 
 
 def _created_ns(entry: dict[str, Any]) -> int:
-    """When the host made the call; 0 where the dump does not state it."""
+    """The time of the call on the host; 0 if the dump does not state it."""
     if entry.get("time_created_ns") is None:
         return max(_integer(entry.get("time_created_us"), "time_created_us", high=1 << 52), 0) * 1000
     return max(_integer(entry["time_created_ns"], "time_created_ns"), 0)
@@ -311,7 +311,7 @@ def _words(name: str, entry: dict[str, Any]) -> str:
 
 
 def _frame(frames: object) -> str:
-    """The innermost line of the program's own code, as "file.py:12 function"; "" where there is none."""
+    """The innermost line of the program's own code, as "file.py:12 function"; "" without such a line."""
     if not isinstance(frames, list | tuple):
         return ""
     rows = [frame for frame in frames[:256] if isinstance(frame, dict)]
@@ -325,7 +325,7 @@ def _frame(frames: object) -> str:
 
 
 def _operation(name: str) -> tuple[Op, int]:
-    """The operation that a profiling name tells, and the peer's rank in the group for send and recv."""
+    """The operation in a profiling name, and the peer's rank in the group for send and recv."""
     pair = _PEER.match(name)
     if pair:
         return (Op.SEND if pair[1] == "send" else Op.RECV), int(pair[3])
@@ -333,25 +333,25 @@ def _operation(name: str) -> tuple[Op, int]:
 
 
 def _count(sizes: object) -> int:
-    """Elements of all tensors; unknown when not told or beyond reason."""
+    """Elements of all tensors; unknown if not stated or implausible."""
     if not isinstance(sizes, (list, tuple)):
         return UNKNOWN
     total = 0
     for shape in sizes[:65536]:
         if not isinstance(shape, (list, tuple)) or len(shape) > 64:
-            raise _Odd("input_sizes is no list of shapes")
+            raise _Odd("input_sizes is not a list of shapes")
         total += prod(_integer(size, "a size", low=0, high=1 << 48) for size in shape)
     return total if total < 1 << 50 else UNKNOWN
 
 
-def _datatype(told: object) -> Datatype:
-    first = told[0] if isinstance(told, (list, tuple)) and told else None
+def _datatype(datatypes: object) -> Datatype:
+    first = datatypes[0] if isinstance(datatypes, (list, tuple)) and datatypes else None
     return _DATATYPES.get(first, Datatype.NONE) if isinstance(first, str) else Datatype.NONE
 
 
-def _knows_starts(told: dict[str, Any], calls: list[Call]) -> bool:
-    """Whether the dump tells starts on the GPU; by default PyTorch records none and every call is "scheduled"."""
-    status = told.get("pg_status")
+def _knows_starts(dump: dict[str, Any], calls: list[Call]) -> bool:
+    """Whether the dump records starts on the GPU; by default PyTorch records none and every call is "scheduled"."""
+    status = dump.get("pg_status")
     rows = [one for one in status.values() if isinstance(one, dict)] if isinstance(status, dict) else []
     counted = [one.get("last_started_collective") for one in rows]
     return any(_integer(n, "last_started_collective") > 0 for n in counted) or any(
@@ -359,17 +359,17 @@ def _knows_starts(told: dict[str, Any], calls: list[Call]) -> bool:
     )
 
 
-def _counters(told: object, groups: dict[str, Group], ids: dict[str, str]) -> dict[str, tuple[int, int]]:
+def _counters(status: object, groups: dict[str, Group], ids: dict[str, str]) -> dict[str, tuple[int, int]]:
     """Last entered and completed seq by group name.
 
-    pg_status goes by a number that each rank gives its groups as it makes them. The entries tell which name has
+    pg_status uses a number that each rank gives its groups as it makes them. The entries show which name has
     which number; for the others, numbers and names in numerical order belong together, if that agrees with all
     entries.
     """
-    if not isinstance(told, dict):
+    if not isinstance(status, dict):
         return {}
     names = dict(ids)
-    keys = [_text(key, "a group number") for key in told]
+    keys = [_text(key, "a group number") for key in status]
     if (
         len(keys) == len(groups)
         and all(key.isdecimal() for key in keys)
@@ -379,7 +379,7 @@ def _counters(told: object, groups: dict[str, Group], ids: dict[str, str]) -> di
         if all(in_order.get(number) == name for number, name in ids.items()):
             names = in_order
     found = {}
-    for key, one in told.items():
+    for key, one in status.items():
         name = names.get(str(key))
         if name is None or not isinstance(one, dict):
             continue

@@ -1,4 +1,4 @@
-"""The profile of one rank as arrays, whatever tool recorded it: its calls, its work on the CPU, its collectives."""
+"""The profile of one rank as arrays, independent of the recording tool: its calls, its CPU work, its collectives."""
 
 import hashlib
 import re
@@ -25,7 +25,7 @@ STEP = np.dtype([("begin_ns", "i8"), ("number", "i8")])
 
 @dataclass(frozen=True)
 class Collective:
-    """What a kernel's arguments state. group: "" where they state no group; ranks: () where they list none."""
+    """The arguments of a kernel. group: "" if they state no group; ranks: () if they list none."""
 
     op: Op
     group: str = ""
@@ -44,7 +44,7 @@ class Collective:
 
     @property
     def comm_hash(self) -> int:
-        """The group's identity: its name alone may stand for several groups."""
+        """The group's identity: several groups may have the same name."""
         words = f"{self.group}|{self.ranks_text}|{self.size}"
         return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=8).digest())
 

@@ -1,8 +1,8 @@
-"""What logs and stack dumps state about the ranks of a job, collected from several files and turned into one trace.
+"""The statements of logs and stack dumps on the ranks of a job, collected from several files into one trace.
 
 A rank without a known process id has its rank as process id. Statements become: memberships with the last enqueued and
 completed collective, open collectives for time-outs, positions for stacks, and annotations for failures (see
-events/failure_labels). Times are wall-clock times where lines carry them, else the order of the lines.
+events/failure_labels). Times are wall-clock times if lines carry them, otherwise the order of the lines.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Failure:
 
 @dataclass
 class Statements:
-    """All statements of some files. world_size: UNKNOWN where no line states it. heard: ranks that wrote a line."""
+    """All statements of some files. world_size: UNKNOWN if no line states it. writers: ranks that wrote a line."""
 
     world_size: int = UNKNOWN
     hosts: dict[int, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def _trace(said: Statements) -> Trace:
 
 
 def _waiting(said: Statements) -> Gap | None:
-    """The ranks that state a time-out, where nothing is known of those they wait for."""
+    """The ranks that state a time-out, if the files state nothing on the ranks they wait for."""
     waiting = {rank: one for (_, rank), one in said.progress.items() if one.open_seq != UNKNOWN}
     if not waiting:
         return None
@@ -174,7 +174,7 @@ def _collectives(said: Statements, who: Who) -> Array:
 
 
 def _last_seq(one: Progress) -> int:
-    """The round that holds a rank: that which timed out, else the first that it has not seen complete."""
+    """The round that holds a rank: the round that timed out, otherwise the first round not seen complete."""
     if one.open_seq != UNKNOWN:
         return one.open_seq
     return min(one.completed + 1, one.enqueued) if one.completed != UNKNOWN else one.enqueued
@@ -214,7 +214,7 @@ def _processes(said: Statements, who: Who) -> Array:
 
 
 def _snapshots(said: Statements, who: Who, last_ns: int) -> Array:
-    """One row for each rank whose progress a line states: a rank without one is silent."""
+    """One row for each rank whose progress a line states: a rank without a row is silent."""
     stated = sorted({rank for (_, rank), one in said.progress.items() if _last_seq(one) != UNKNOWN})
     rows = layout.empty(layout.SNAPSHOTS, len(stated))
     for row, rank in zip(rows, stated, strict=True):

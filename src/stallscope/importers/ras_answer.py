@@ -1,6 +1,6 @@
 """Answers of NCCL's RAS service, as JSON (ncclras -f json, NCCL 2.28.7 and newer) or as text (NCCL 2.24 and newer).
 
-The formats are those of src/ras/client_support.cc (NVIDIA/nccl, 2.24 to 2.29; commit 5067397c). A file may hold several
+The formats follow src/ras/client_support.cc (NVIDIA/nccl, 2.24 to 2.29; commit 5067397c). A file may hold several
 answers, and lines of the socket's protocol ("OK", "SERVER PROTOCOL 2") around them. The text lists the counts of a
 communicator only where its ranks differ, with the ranks of the smaller groups; the text states no time.
 """
@@ -79,7 +79,7 @@ def answers_of(file: Path) -> list[Answer]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a text one after the other; of a last one that is cut off nothing."""
+    """The JSON objects of a text in order; a truncated last object is left out."""
     decoder, at, n_objects = json.JSONDecoder(), 0, 0
     while (begin := text.find("{", at)) >= 0:
         try:
@@ -182,7 +182,7 @@ def _from_text(text: str) -> Answer:
             _add_rank(current, line, own, operation=operation, group=group, error=error)
     members = tuple(member for comm in comms.values() for member in _text_members(comm, dead))
     hosts = {member.host for member in members} - {""}
-    if len(hosts) == 1:  # only the host of ranks that stand out is listed
+    if len(hosts) == 1:  # the text lists only the hosts of ranks that differ
         members = tuple(replace(member, host=next(iter(hosts))) for member in members)
     return Answer(UNKNOWN, version[1][:64] if version else "", members)
 

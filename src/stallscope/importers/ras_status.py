@@ -1,8 +1,8 @@
-"""Answers of NCCL's RAS service (see ras_answer), one or more of them: which rank of a communicator is behind for good.
+"""Answers of NCCL's RAS service (see ras_answer), one or more: which rank of a communicator is behind for good.
 
 Each answer counts, for every rank of every communicator, the collectives it has entered, per operation. Ranks that are
-one apart at one moment are no hang: a job stands still only where two answers, ten seconds apart or more, state the
-same counts. Answers as text state no time; there equal counts in two answers are taken as standing still. A rank that
+one apart at one moment do not show a hang: a job is stuck only if two answers, ten seconds apart or more, state the
+same counts. Answers as text state no time; equal counts in two such answers count as a stuck job. A rank that
 RAS calls dead or unresponsive is missing in one answer already. RAS does not state whether a collective has completed,
 so equal counts that do not move leave the answer open.
 """

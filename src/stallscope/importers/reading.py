@@ -1,7 +1,7 @@
-"""Files of several kinds read together: each file by the importer that its content asks for, as few traces as possible.
+"""Reads files of several kinds together: each file by the importer for its content, into the fewest possible traces.
 
 Logs and stack dumps state facts on ranks; where another source measured the same ranks, the statements are added to
-its trace. Files that cannot be read are listed with the reason; a single such file among others is no error.
+its trace. Files that cannot be read are listed with the reason; a single unreadable file among others is not an error.
 """
 
 import os
@@ -48,7 +48,7 @@ class Reading:
 def read_files(paths: Sequence[Path]) -> Reading:
     """All files and folders, at any depth. Raises NotFound: no such path; BadTrace: not one file could be read."""
     if missing := next((path for path in paths if not path.exists()), None):
-        raise NotFound(f"there is no {missing}: check the path")
+        raise NotFound(f"{missing} does not exist: check the path")
     reading = Reading()
     by_kind, said_by = _assigned(paths, reading)
     said = Statements()
@@ -127,7 +127,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _add_statements(reading: Reading, said: Statements) -> None:
-    """Add what logs and stacks state to the first trace of the same ranks, or as a trace of its own."""
+    """Add the statements of logs and stacks to the first trace of the same ranks, or as a separate trace."""
     stated = said.trace()
     ranks = set(stated.told_ranks().values()) - {UNKNOWN}
     base = next((i for i, one in enumerate(reading.traces) if ranks & set(one.told_ranks().values())), None)
@@ -160,7 +160,7 @@ def combined(base: Trace, stated: Trace) -> Trace:
 
 
 def _moved(rows: Array, who: dict[tuple[int, int], tuple[int, int]]) -> Array:
-    """Rows with the processes of another trace; of processes that it lacks they stay unranked."""
+    """Rows with the processes of another trace; rows of processes that it lacks stay unranked."""
     out = rows.copy()
     for row in out:
         row["node"], row["pid"] = who.get((int(row["node"]), int(row["pid"])), (0, 1 << 30))

@@ -1,10 +1,10 @@
 """Recording folders: events.parquet (calls and scheduler events by eBPF), truth.json (clock and hardware),
 and optionally nccl_profiler.parquet (when kernels start on the GPU).
 
-The ledger is computed from the raw events. Recordings made without system call numbers cannot tell a sleep
+The ledger is computed from the raw events. Recordings made without system call numbers cannot distinguish a sleep
 from a lock or a socket; then a blocked thread is in other_off, unless it waited for a disk request of its own
 process.
-Whatever truth.json says about faults is never read.
+Statements on faults in truth.json are never read.
 """
 
 import json
@@ -32,8 +32,8 @@ _COLUMNS = (
 )
 _TEXT_COLUMNS = ("kind", "symbol", "comm", "event")
 _PROFILER_COLUMNS = ("pid", "id", "event", "t_start_ns", "gpu_start_ns", "gpu_stop_ns", "parent_id")
-_SHORT_COPY_NS = 100_000  # a copy to the host this short has waited for nothing
-_LONG_NS = 1_000_000  # calls and off-CPU intervals from here on are kept one by one
+_SHORT_COPY_NS = 100_000  # a copy to the host this short did not wait
+_LONG_NS = 1_000_000  # longer calls and off-CPU intervals get individual records
 
 # symbol -> operation, and which argument holds count, datatype, reduce operation, peer or root, communicator
 # (nccl.h 2.28; a6 is the 7th argument or the first stack word).
@@ -142,7 +142,7 @@ def _read(source: Source) -> Trace:
         symbols=symbols,
         clocks=(clock,) if clock else (),
         ends_ns=(int(raw.ts_ns[-1]),),
-        source=f"recorded kernel events of a real job ({facts.get('hardware', 'hardware not told')})",
+        source=f"recorded kernel events of a real job ({facts.get('hardware', 'hardware not stated')})",
         facts=facts,
     )
 
@@ -169,12 +169,12 @@ def _raw(path: Path) -> _Raw:
 
 
 def _table(path: Path, wanted: tuple[str, ...]) -> dict[str, Array]:
-    """The wanted columns of a Parquet file: numbers as they are, text as str. Raises BadTrace."""
+    """The wanted columns of a Parquet file: numbers unchanged, text as str. Raises BadTrace."""
     columns = table(path, wanted)
     wrong = [name for name in wanted if columns[name].dtype.kind not in ("OU" if _is_text(name) else "iub")]
     try:
         texts = {name: columns[name].astype(str) for name in wanted if _is_text(name) and name not in wrong}
-    except ValueError:  # lists, or bytes that are no text
+    except ValueError:  # lists, or bytes that are not text
         wrong = [name for name in wanted if _is_text(name)]
     for name in ("pid", "tid"):
         values = columns.get(name, np.zeros(1, np.int64))
@@ -192,17 +192,19 @@ def _is_text(name: str) -> bool:
 
 
 def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
-    """Facts about the machine, the clock, and ranks by process; nothing of the fault."""
+    """Facts about the machine, the clock, and ranks by process; no facts about the fault."""
     if not path.is_file():
         return {}, None, {}
     try:
-        told = json.loads(path.read_text())
-        ranks = {int(pid): rank for rank, pid in enumerate(told.get("rank_pids", []))}
-        reading = told.get("clock")
+        content = json.loads(path.read_text())
+        ranks = {int(pid): rank for rank, pid in enumerate(content.get("rank_pids", []))}
+        reading = content.get("clock")
         clock = Clock(0, int(reading["monotonic_ns"]), int(reading["realtime_ns"])) if reading else None
         if clock and max(abs(clock.monotonic_ns), abs(clock.wall_ns)) >= _OPEN_NS:
             raise ValueError("the clock is beyond 64 bits")
-        facts = {name: " ".join(str(told[name]).split()) for name in ("hardware", "software") if name in told}
+        facts = {
+        name: " ".join(str(content[name]).split()) for name in ("hardware", "software") if name in content
+        }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         raise BadTrace(f"{path} is not as documented ({reason}): restore it, or remove it") from error
@@ -326,7 +328,7 @@ def _communicator(
 
 
 def _c_int(word: int) -> int:
-    """A C int that is never negative; UNKNOWN where it is."""
+    """A C int that is never negative; UNKNOWN for a negative value."""
     value = word & 0xFFFFFFFF
     return value if value < 1 << 31 else UNKNOWN
 
@@ -371,7 +373,7 @@ def _filled(table: layout.Table, rows: list[dict[str, Any]]) -> Array:
 
 
 def _outermost_calls(own: _Raw) -> _Calls:
-    """Traced calls of one thread, without those made inside another one."""
+    """Traced calls of one thread, without calls made inside another call."""
     category, op = _classes(own.symbol)
     made = own.where(category > 0)
     category, op = category[category > 0], op[category > 0]
@@ -395,7 +397,7 @@ def _outermost(is_enter: Array, symbol: Array) -> tuple[Array, Array, Array]:
 
     A call that never returned (left by an exception, or the record is lost) ends with the next call that cannot be
     inside it: only driver calls are made inside others. The end is -1 while a call is open. A return without its
-    entry, as of a call under way when the recording began, is nothing.
+    entry, as of a call in progress when the recording began, is ignored.
     """
     calls: list[tuple[int, int, bool]] = []
     inside: list[str] = []
@@ -444,9 +446,9 @@ def _joined(calls: list[_Calls]) -> _Calls:
 
 
 def _with_waits(calls: list[_Calls], enqueued_ns: Array) -> list[_Calls]:
-    """The calls with each synchronise call told apart: a wait for others, or for the own device.
+    """The calls with each synchronise call classified: a wait for others, or for the own device.
 
-    A copy to the host waits for what was enqueued before it: with a collective among that it is a wait too.
+    A copy to the host waits for the work enqueued before it: if that includes a collective, it is a wait as well.
     """
     every = _joined(calls)
     is_sync = every.op == Op.SYNC
@@ -636,7 +638,7 @@ def _name_rank(processes: Array, communicators: Array, otherwise: int) -> None:
 
 
 def _add_gpu_times(collectives: Array, path: Path) -> None:
-    """Start and end on the GPU, from what the NCCL profiler plugin saw of the same calls."""
+    """Start and end on the GPU, from the NCCL profiler plugin's records of the same calls."""
     if not path.is_file():
         return
     seen = _table(path, _PROFILER_COLUMNS)

@@ -1,6 +1,6 @@
-"""A trace without the names of hosts, users and folders: to be shown to others.
+"""Removes the names of hosts, users and folders from a trace, so that it can be shown to others.
 
-Hosts become node0, node1 and so on; of paths only the file's name stays. Numbers, operations and errors stay.
+Hosts become node0, node1 and so on; a path keeps only the file's name. Numbers, operations and errors stay.
 """
 
 import re

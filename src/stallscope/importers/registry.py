@@ -1,4 +1,4 @@
-"""The list of importers, and which of them a path is for."""
+"""The list of importers, and the importer for a path."""
 
 import pkgutil
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def importers() -> list[Importer]:
 def importer_for(path: Path) -> Importer:
     """The importer for a path. Raises NotFound: no such path; BadTrace: of no known kind."""
     if not path.exists():
-        raise NotFound(f"there is no {path}: check the path")
+        raise NotFound(f"{path} does not exist: check the path")
     for importer in importers():
         if importer.sniff(path):
             return importer
@@ -57,7 +57,7 @@ def importer_for(path: Path) -> Importer:
 
 
 def why_unknown(path: Path) -> str:
-    """Why no importer accepts a path, with the way to a readable file where the other tool has one."""
+    """The reason why no importer accepts a path, with the way to a readable file if the other tool has one."""
     from stallscope.importers.unreadable import remedy
 
     if path.is_dir():

@@ -1,8 +1,8 @@
 """Stacks of all ranks, dumped from outside: py-spy (text, JSON), faulthandler, gdb and cuda-gdb; one file per rank.
 
-The words are those of py-spy dump (src/dump.rs, 0.3 to 0.4), faulthandler (Python/traceback.c, 3.9 to 3.14) and gdb's
-`thread apply all bt`. The rank is that in the file's name, of the process's environment or command line where the dump
-shows it, else of the order of the process ids on a host. A file may hold several processes.
+The phrases are from py-spy dump (src/dump.rs, 0.3 to 0.4), faulthandler (Python/traceback.c, 3.9 to 3.14) and gdb's
+`thread apply all bt`. The rank is the number in the file's name, in the process's environment or in its command line.
+Otherwise ranks follow the order of the process ids on a host. A file may hold several processes.
 """
 
 import json
@@ -111,7 +111,7 @@ def collect(files: Iterable[Path], said: Statements) -> None:
 
 
 def _ranks(found: list[tuple[Path, _Process]]) -> list[int]:
-    """The rank of each process: as its command line or its file states, if that tells all apart; else by order."""
+    """The rank of each process: from its command line or file if these are unique, otherwise by order."""
     by_command = [_COMMAND_RANK.search(process.command) for _, process in found]
     stated = [
         int(match[1]) if match else named_rank(file)

@@ -1,4 +1,4 @@
-"""Files from outside, plain or compressed: the files of a folder, their first bytes, their text and their lines.
+"""Files of other tools, plain or compressed: the files of a folder, their first bytes, their text and their lines.
 
 Compression is recognised by content (gzip, bzip2, xz, a zip with one member), never by the file's name.
 """
@@ -165,7 +165,7 @@ def plain_line(line: str) -> str:
 
 
 def lines_with(file: Path, words: Sequence[bytes], is_open: Callable[[], bool]) -> Iterator[str]:
-    """The lines of a text, without those of whole blocks that hold none of the words while is_open() is false.
+    """The lines of a text, without whole blocks that contain none of the words while is_open() is false.
 
     A block is about a megabyte. Raises BadTrace where the file cannot be opened.
     """

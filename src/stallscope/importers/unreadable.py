@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def remedy(file: Path, head: bytes) -> str:
-    """Why a file cannot be imported, in the middle of a sentence after its name."""
+    """The reason why a file cannot be imported, in the middle of a sentence after its name."""
     name = file.name.lower()
     if not head:
         return "is empty or cannot be read: copy it again, or check its permissions"

@@ -1,1 +1,1 @@
-"""Questions to node traces that the house does not know beforehand: a user's SQL, and several traces as one."""
+"""Ad hoc queries on node traces: a user's SQL, and several traces as one."""

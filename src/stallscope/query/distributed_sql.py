@@ -1,15 +1,15 @@
-"""One statement, asked of several nodes: what each node is asked, and what is done with their rows.
+"""Splits one statement for several nodes: the statement for each node, and the computation over the nodes' rows.
 
-The rows that FROM and WHERE give belong to one node: process numbers, symbols and times mean nothing elsewhere.
-So each node evaluates these, and every expression over one row, itself. What looks at many rows (groups, order,
-limits, distinct, windows) is computed here, over the rows of all nodes:
+The rows of FROM and WHERE belong to one node: process numbers, symbols and times have no meaning on another node.
+So each node evaluates FROM, WHERE and every expression over one row. Operations over many rows (groups, order,
+limits, distinct, windows) are computed here, over the rows of all nodes:
 
-rows      nothing looks at many rows: the nodes' answers are the answer
-sorted    ORDER BY, LIMIT: each node gives its first rows, with what they are ordered by
-groups    counts, sums, least, greatest, means: each node gives its groups' parts
-all       all else: each node gives the values of its rows
+rows      no operation over many rows: the result is the concatenation of the nodes' rows
+sorted    ORDER BY, LIMIT: each node returns its first rows with their sort keys
+groups    counts, sums, least, greatest, means: each node returns the parts of its groups
+all       any other statement: each node returns the values of its rows
 
-A statement whose inner queries look at many rows cannot be split, and is refused.
+A statement with inner queries over many rows cannot be split, and is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,24 +23,24 @@ from sqlglot.errors import SqlglotError
 from stallscope.errors import BadInput, RefusedQuery
 
 NODE = "node"
-"""The column that tells where a row is from; on several nodes it holds their names."""
+"""The column with the node of a row; on several nodes it contains their names."""
 
 PARTS = "parts"
 """Name of the table of the nodes' rows in the second statement."""
 
 _OWN_AGGREGATES = ("median", "quantile_cont")
 _OF_NODE = ("rank_of", "wall_time")
-"""Functions whose first argument is the number of a node, as the trace has it."""
+"""Functions whose first argument is the number of a node, as in the trace."""
 
 _DIALECT = "sqlite"
 
 
 @dataclass(frozen=True)
 class Split:
-    """What to do. node_sql: for each node. final_sql: over PARTS (DuckDB's), empty for `rows`.
+    """A split statement. node_sql: for each node. final_sql: over PARTS (DuckDB's), empty for `rows`.
 
-    node_columns: places, in the nodes' rows, of columns with names of nodes. n_keys: `sorted`: how many of the
-    last columns are keys, by which `order`, `limit` and `offset` then hold.
+    node_columns: indexes, in the nodes' rows, of columns with names of nodes. n_keys: for `sorted`, the number of
+    final columns that are keys, to which `order`, `limit` and `offset` apply.
     """
 
     kind: Literal["rows", "sorted", "groups", "all"]
@@ -54,7 +54,7 @@ class Split:
 
 
 def split(statement: str) -> Split:
-    """How to ask several nodes. Raises BadInput for what is no SELECT, RefusedQuery for what cannot be split."""
+    """The split of a statement. Raises BadInput unless it is a SELECT, RefusedQuery if it cannot be split."""
     select = _parsed(statement)
     _check_inner(select)
     _resolve(select)
@@ -75,13 +75,13 @@ def _parsed(statement: str) -> exp.Select:
     try:
         found = [one for one in sqlglot.parse(statement, read=_DIALECT) if one is not None]
     except SqlglotError as error:
-        told = " ".join(str(error).split("\n")[0].split())
-        raise BadInput(f"SQL: {told}") from error
+        message = " ".join(str(error).split("\n")[0].split())
+        raise BadInput(f"SQL: {message}") from error
     if len(found) != 1:
-        raise BadInput("give one SELECT" if found else "there is no statement to answer: give one SELECT")
+        raise BadInput("give one SELECT" if found else "the statement is empty: give one SELECT")
     if isinstance(found[0], exp.SetOperation):
         raise RefusedQuery(
-            "a UNION cannot be asked of several nodes: ask its parts one by one, or merge the traces first"
+            "a UNION cannot be sent to several nodes: query its parts separately, or merge the traces first"
         )
     if not isinstance(found[0], exp.Select):
         raise RefusedQuery("a query may only read: give one SELECT")
@@ -89,20 +89,20 @@ def _parsed(statement: str) -> exp.Select:
 
 
 def _check_inner(select: exp.Select) -> None:
-    """Inner queries are answered by each node alone: right only where they look at one row at a time."""
+    """Refuse inner queries over many rows, because each node would answer them separately."""
     for inner in select.find_all(exp.Select, exp.SetOperation):
         if inner is select:
             continue
         many = isinstance(inner, exp.SetOperation) or _looks_at_many(inner)
         if many:
             raise RefusedQuery(
-                "an inner query that groups, orders or limits would be answered by each node alone: ask in two "
-                "steps, or merge the traces first (stallscope merge) and ask there"
+                "each node would answer an inner query that groups, orders or limits separately: query in two "
+                "steps, or merge the traces first (stallscope merge) and query the merged trace"
             )
 
 
 def _resolve(select: exp.Select) -> None:
-    """Put the expression where GROUP BY, HAVING and ORDER BY name it by its number or alias."""
+    """Replace column numbers and aliases in GROUP BY, HAVING and ORDER BY with their expressions."""
     aliases = {p.alias: p.this for p in select.expressions if isinstance(p, exp.Alias)}
 
     def meant(node: exp.Expr) -> exp.Expr:
@@ -115,7 +115,7 @@ def _resolve(select: exp.Select) -> None:
             return node.transform(meant)
         place = int(node.this) - 1
         if not 0 <= place < len(select.expressions):
-            raise BadInput(f"SQL: there is no column {place + 1} to group or order by")
+            raise BadInput(f"SQL: GROUP BY or ORDER BY names column {place + 1}, which does not exist")
         return select.expressions[place].unalias().copy()
 
     if group := select.args.get("group"):
@@ -128,13 +128,13 @@ def _resolve(select: exp.Select) -> None:
 
 
 def _own(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
-    """Parts of these kinds that belong to the statement itself, not to an inner one."""
+    """Expressions of these kinds in the statement itself, outside inner queries."""
     yield from (one for one in select.find_all(*kinds) if one.find_ancestor(exp.Select) is select)
 
 
 def _is_aggregate(node: exp.Expr) -> bool:
     is_ours = isinstance(node, exp.Anonymous) and node.name.lower() in _OWN_AGGREGATES
-    # With several arguments SQLite's min and max look at one row.
+    # With several arguments SQLite's min and max are functions of one row.
     is_scalar = isinstance(node, exp.Min | exp.Max) and bool(node.expressions)
     return (isinstance(node, exp.AggFunc) or is_ours) and not is_scalar
 
@@ -157,7 +157,7 @@ def _sql(select: exp.Expr, dialect: str = _DIALECT) -> str:
 
 
 def _with_names(select: exp.Select) -> exp.Select:
-    """The statement with each node column as the node's name, so that WHERE node = 'a' is understood."""
+    """The statement with node names in place of node columns, so that WHERE node = 'a' works."""
 
     def named(node: exp.Expr) -> exp.Expr:
         if not isinstance(node, exp.Column) or node.name.lower() != NODE or node.is_star:
@@ -173,7 +173,7 @@ def _with_names(select: exp.Select) -> exp.Select:
 
 
 def _is_of_nodes(node: exp.Expr) -> bool:
-    """In a query over the table of nodes itself the number is what is asked for."""
+    """Keep node numbers in a query over the table of nodes, whose subject they are."""
     select = node.find_ancestor(exp.Select)
     origin = select.args.get("from_") or select.args.get("from") if select else None
     return isinstance(origin, exp.From) and isinstance(origin.this, exp.Table) and origin.this.name == "nodes"
@@ -201,7 +201,7 @@ def _ends(select: exp.Select) -> tuple[int | None, int]:
 
 
 def _direction(one: exp.Expr) -> str:
-    """DESC and NULLS of a term of ORDER BY; SQLite holds NULL for the least of all."""
+    """DESC and NULLS of a term of ORDER BY; SQLite sorts NULL as the smallest value."""
     is_down = bool(one.args.get("desc"))
     first = one.args.get("nulls_first")
     return f"{'DESC' if is_down else 'ASC'} NULLS {'FIRST' if first or (first is None and not is_down) else 'LAST'}"
@@ -231,7 +231,7 @@ def _sorted(select: exp.Select) -> Split:
 
 @dataclass
 class _Values:
-    """Expressions that the nodes evaluate, each once, by the name of their column."""
+    """Expressions that the nodes evaluate, without repetition, by the name of their column."""
 
     names: dict[str, str] = field(default_factory=dict)
     expressions: list[exp.Expr] = field(default_factory=list)
@@ -250,7 +250,7 @@ class _Values:
     def asked(
         self, select: exp.Select, *, group: list[exp.Expr] | None = None, is_distinct: bool = False
     ) -> str:
-        """The statement for a node: these values of the rows that FROM and WHERE give."""
+        """The statement for a node: these values of the rows that FROM and WHERE select."""
         asked = select.copy()
         for word in ("group", "having", "order", "limit", "offset", "distinct", "windows", "qualify"):
             asked.set(word, None)
@@ -266,7 +266,7 @@ class _Values:
 
 
 def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
-    """The second statement: every term of the first one changed, over the table of parts."""
+    """The second statement, over the table of parts, with every term of the first statement changed."""
     final = exp.Select()
     names = [f"c{i}" for i in range(len(select.expressions))]
     final.set(
@@ -291,7 +291,7 @@ def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
 
 
 def _can_be_parted(select: exp.Select) -> bool:
-    """Only sums of parts, and nothing else beside the groups."""
+    """Whether every term is a group key or an aggregate that sums of parts can compute."""
     if _windows(select) or not (_aggregates(select) or select.args.get("group")):
         return False
     for one in _aggregates(select):
@@ -311,7 +311,7 @@ def _groups(select: exp.Select) -> Split:
         return exp.Sum(this=values.column(part))
 
     def whole(node: exp.Expr) -> exp.Expr:
-        """An aggregate, from its parts."""
+        """An aggregate, computed from its parts."""
         if isinstance(node, exp.Count):
             total = exp.Coalesce(this=sums(node), expressions=[exp.Literal.number(0)])
             return exp.cast(total, "BIGINT")
@@ -336,7 +336,7 @@ def _groups(select: exp.Select) -> Split:
     ]
     if bare:
         raise RefusedQuery(
-            f"over several nodes {bare[0].name} must stand in GROUP BY or in an aggregate: "
+            f"over several nodes {bare[0].name} must be in GROUP BY or in an aggregate: "
             "its value differs from row to row"
         )
     return Split(
@@ -351,7 +351,7 @@ def _all(select: exp.Select) -> Split:
     values = _Values()
 
     def change(node: exp.Expr) -> exp.Expr:
-        """Every largest part that looks at one row becomes a column."""
+        """Replace every largest expression over one row with a column."""
         looks = _is_aggregate(node) or isinstance(node, exp.Window)
         looks = looks or any(_is_aggregate(one) or isinstance(one, exp.Window) for one in node.walk())
         if not looks:
@@ -367,7 +367,7 @@ def _all(select: exp.Select) -> Split:
         return changed
 
     def inside(node: exp.Expr) -> exp.Expr:
-        """A frame around terms (ORDER BY of a window, DISTINCT): only the terms change."""
+        """An expression around terms (ORDER BY of a window, DISTINCT): only the terms change."""
         changed = node.copy()
         for name, child in list(changed.args.items()):
             if isinstance(child, list):

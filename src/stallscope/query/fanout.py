@@ -1,6 +1,6 @@
-"""One statement over the traces of several machines, with the answer that one trace of all would give.
+"""Runs one statement over the traces of several machines, as if all rows were in one trace.
 
-What is left to compute over the rows of all nodes is done by DuckDB, set to SQLite's rules where they differ.
+DuckDB computes the second statement over the rows of all nodes, with SQLite's rules where the engines differ.
 """
 
 import tempfile
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NODE_ROWS = 1_000_000
-"""What one node may send to be computed with: more would be cut off, and the answer wrong."""
+"""The most rows that a node may send for the computation: a cut would make the answer wrong."""
 
 
 @dataclass(frozen=True)
 class FleetAnswer:
-    """The rows, who did not answer, and the clocks of those who did."""
+    """The rows, the nodes that did not answer, and the clocks of the nodes that did."""
 
     answer: Answer
     failures: list[Failure]
@@ -36,7 +36,7 @@ class FleetAnswer:
 def query(
     statement: str, nodes: Sequence[str], access: Access, *, limits: Limits, since_ns: int | None = None
 ) -> FleetAnswer:
-    """Ask all nodes one statement. Raises BadInput, RefusedQuery, OverLimits; Unreachable where no node answers."""
+    """Send one statement to all nodes. Raises BadInput, RefusedQuery, OverLimits; Unreachable if no node answers."""
     columns = _columns(statement)
     how = split(statement)
     max_rows = limits.max_rows if how.kind == "rows" else MAX_NODE_ROWS
@@ -64,7 +64,7 @@ def _asked(connection: Connection, body: dict[str, object]) -> Any:
 
 
 def _columns(statement: str) -> tuple[str, ...]:
-    """The names of the answer's columns, as one node alone gives them; a wrong statement is told here."""
+    """The names of the answer's columns, as a single node returns them; raises for a wrong statement."""
     with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
         path = Path(folder) / "empty.db"
         store.write(path, Trace())
@@ -81,7 +81,7 @@ def _check_complete(found: "Answers[Any]") -> None:
 
 
 def distinct_names(found: "Answers[Any]") -> dict[str, str]:
-    """The name of each node, by its address; where two call themselves alike the address is added."""
+    """The name of each node, by its address; equal names get the address appended."""
     often = Counter(reply.name for reply in found.replies)
     return {
         reply.address: reply.name if often[reply.name] == 1 else f"{reply.name} ({reply.address})"
@@ -105,7 +105,7 @@ class _Rows:
         told = reply.answer
         names = {int(number): str(text) for number, text in told["nodes"].items()}
         if name == reply.name and len(names) == 1:
-            name = next(iter(names.values()))  # as the rows of its trace have it
+            name = next(iter(names.values()))  # the name in the rows of its trace
         return cls(
             name,
             name not in (reply.name, *names.values()),
@@ -116,7 +116,7 @@ class _Rows:
         )
 
     def named(self, value: Any) -> Any:
-        """The name of a node in a row, from its number in the trace or its name."""
+        """The name of a row's node, from its number in the trace or its name."""
         text = self.names.get(value, value) if isinstance(value, int) else value
         return self.name if self.is_renamed and len(self.names) == 1 else text
 
@@ -137,7 +137,7 @@ def _together(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits
 
 
 def _with_node(each: _Rows, row: list[Any], place: int | None) -> tuple[Any, ...]:
-    """The row with the node's name in it, once."""
+    """The row with the node's name in it."""
     if place is None:
         return (each.name, *row)
     return (*row[:place], each.named(row[place]), *row[place + 1 :])
@@ -155,7 +155,7 @@ def _listed(rows: list[_Rows], columns: tuple[str, ...], limits: Limits) -> Answ
 
 
 def _sorted(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
-    """The order of all rows from their keys; the rows themselves stay here."""
+    """The order of all rows by their keys; the rows themselves stay in Python."""
     every = [(each, row) for each in rows for row in each.rows]
     keys = [[number, *row[len(row) - how.n_keys :]] for number, (_, row) in enumerate(every)]
     order = f"{how.order}, number" if how.order else "number"
@@ -180,12 +180,12 @@ def _computed(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limi
         try:
             return [tuple(row) for row in db.execute(sql).fetchmany(limits.max_rows + 1)]
         except duckdb.Error as error:
-            told = str(error).split("\n")[0].split(": ", 1)[-1]
-            raise BadInput(f"SQL: over several nodes: {told}") from error
+            message = str(error).split("\n")[0].split(": ", 1)[-1]
+            raise BadInput(f"SQL: over several nodes: {message}") from error
 
 
 def _table(names: list[str], rows: list[list[Any]]) -> "pa.Table":
-    """Columns of one type each: SQLite's values may differ from row to row, numbers then become floats."""
+    """Columns of one type each. SQLite's types may differ from row to row; numbers then become floats."""
     import pyarrow as pa
 
     columns = {}

@@ -1,4 +1,4 @@
-"""The traces of several machines as one, their clocks tied by probes."""
+"""The traces of several machines as one trace, with clocks aligned by probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from stallscope.query.nodes import Access, Failure, Reply, ask_all
 from stallscope.query.wire_format import together, unpacked
 
 BOOT = "boot_id"
-"""Fact of a live trace: in which boot of its machine it was made."""
+"""Fact of a live trace: the boot of the machine that made it."""
 
 
 @dataclass(frozen=True)
 class FleetTrace:
-    """The trace, who did not answer, and the clocks of those who did."""
+    """The trace, the nodes that did not answer, and the clocks of the nodes that did."""
 
     trace: Trace
     failures: list[Failure]
@@ -24,7 +24,7 @@ class FleetTrace:
 
 
 def asked_of(nodes: Sequence[str], access: Access, *, since_ns: int | None = None) -> FleetTrace:
-    """Ask all nodes for their traces. Raises Unreachable where none answers."""
+    """Request the traces of all nodes. Raises Unreachable if no node answers."""
     query = f"?since_ns={since_ns}" if since_ns is not None else ""
     found = ask_all(nodes, access, lambda connection: connection.get(f"/api/v1/node/trace{query}"))
     names = distinct_names(found)
@@ -43,10 +43,10 @@ def asked_of(nodes: Sequence[str], access: Access, *, since_ns: int | None = Non
 
 
 def tied(trace: Trace, reply: "Reply[Any]", name: str) -> Trace:
-    """The trace of one node with what the probe tells of its clocks, where it is of the clock that was probed.
+    """The trace of one node with the probe's clock offset, if the trace is from the probed boot.
 
-    name: of its machine among the others, another one than it gives itself only where two are alike. Its readings of
-    wall time are put on our clock, so that times of several nodes can be compared.
+    name: of the machine in the fleet; it differs from the machine's own name only if two names are equal. Its readings
+    of wall time are converted to the local clock, so that times of several nodes can be compared.
     """
     if len(trace.nodes) == 1 and name != reply.name:
         trace = replace(trace, nodes=(name,))

@@ -1,7 +1,7 @@
-"""Several traces as one file. Every row of every table goes in; what is numbered is numbered anew.
+"""Merges several traces into one file, with every row of every table and new numbers for nodes and symbols.
 
-Two sources that name the same node are refused: their processes could not be told apart afterwards. With
-`force_node` the later one gets a name of its own.
+Two sources that name the same node are refused, because their processes could not be distinguished afterwards. With
+`force_node` the later node gets a new name.
 """
 
 import sqlite3
@@ -21,12 +21,12 @@ from stallscope.store.node import NodeTrace, reading
 
 _ROWS_AT_ONCE = 50_000
 _BY_NODE = ("clocks", "losses", "sessions", "annotations")
-"""Tables beside those of events whose rows belong to a node and are referred to by nobody."""
+"""Tables other than events whose rows belong to a node and are not referenced by other rows."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What came from one source. nodes: their names in the new file. n_rows: by table, those with rows only."""
+    """The content of one source. nodes: their names in the new file. n_rows: by table, without empty tables."""
 
     source: Path
     nodes: tuple[str, ...]
@@ -34,9 +34,9 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], out: Path, *, force_node: bool = False) -> list[Merged]:
-    """Write the traces into a new file, which is there when all of them are in it.
+    """Write the traces into a new file, which exists only once all of them are in it.
 
-    A source is a trace, or anything that can be imported. Raises BadInput for a node that two sources name, NotFound,
+    A source is a trace, or a file that can be imported. Raises BadInput for a node that two sources name, NotFound,
     BadTrace, NewerSchema, StorageFailed.
     """
     done: list[Merged] = []
@@ -53,7 +53,7 @@ def merge(sources: Sequence[Path], out: Path, *, force_node: bool = False) -> li
 
 @contextmanager
 def _as_trace(source: Path) -> Iterator[Path]:
-    """The source as the path of a trace: itself, or a temporary one made by an importer."""
+    """The source as the path of a trace: itself, or a temporary trace made by an importer."""
     if _is_trace(source):
         yield source
         return
@@ -65,7 +65,7 @@ def _as_trace(source: Path) -> Iterator[Path]:
 
 
 def _is_trace(source: Path) -> bool:
-    """Whether it is one of our own, or claims to be: then what is wrong with it is told by reading it."""
+    """Whether the file is or claims to be a stallscope trace; a damaged trace is reported when it is read."""
     if not source.is_file():
         return not source.exists()
     with source.open("rb") as file:
@@ -76,7 +76,7 @@ def _is_trace(source: Path) -> bool:
 def _names(
     db: sqlite3.Connection, source: Path, taken: Mapping[str, Path], *, force_node: bool
 ) -> dict[int, str]:
-    """The names that the source's nodes get, by their numbers in it."""
+    """New names of the source's nodes, by their numbers in it."""
     names: dict[int, str] = {}
     for number, name in db.execute("SELECT node, name FROM nodes ORDER BY node"):
         if name in taken and not force_node:
@@ -107,7 +107,7 @@ class _Copy:
         self._stacks: dict[int, int] = {}
 
     def all(self, source: Path) -> Merged:
-        """Copy every table and count."""
+        """Copy every table and count its rows."""
         counts = {"stacks": self._copy_stacks(), "verdicts": self._copy_verdicts()}
         counts |= {name: self._copy_by_node(name) for name in _BY_NODE}
         counts |= {table.name: self._copy_events(table) for table in EVENT_TABLES}
@@ -117,7 +117,7 @@ class _Copy:
         )
 
     def _copy_events(self, table: Table) -> int:
-        """By id, so that the order of equal times stays; a column that an older source lacks is unknown, or 0."""
+        """Copy by id, so that the order of equal times stays; a column missing in an older source is unknown, or 0."""
         there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table.name})")}
         if not there and table in NODE_TABLES:
             return 0
@@ -184,7 +184,7 @@ class _Copy:
 
 
 def _defaults(table: Table) -> dict[str, str]:
-    """What stands for a column that is not there: unknown where that can be said, else 0 or nothing."""
+    """The value for a missing column: unknown where the column allows it, otherwise 0 or empty."""
     plain = empty(table, 1)
     out = {}
     for column in table.fields:
@@ -198,6 +198,6 @@ def _defaults(table: Table) -> dict[str, str]:
 
 
 def _mapped(column: Array, numbers: Mapping[int, int]) -> Array:
-    """The column with its numbers replaced. Raises KeyError for one that stands for nothing in its source."""
+    """The column with its numbers replaced. Raises KeyError for a number that the source does not define."""
     values, inverse = np.unique(column, return_inverse=True)
     return np.array([numbers[int(value)] for value in values], column.dtype)[inverse]

@@ -1,8 +1,8 @@
-"""Asks the agents of several machines at once, and measures their clocks on the way.
+"""Sends requests to the agents of several machines at once, and measures their clocks.
 
-Each machine is asked in a thread of its own; what has not come when the time is over is named as missing, and
-the rest is answered. A clock is measured by the quickest of several probes: what the machine said it was lies
-somewhere between the moment of asking and that of the answer, so that half the round trip is the error.
+Each machine gets a separate thread. After the timeout, machines without an answer are reported as missing, and
+the other answers are returned. A clock is measured by the quickest of several probes. The machine read its clock
+between the request and the answer, so that the error is half the round trip.
 """
 
 import http.client
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How nodes are reached. ca: who signed their certificates; cert, key: our own, for mutual TLS.
+    """Access to the nodes. ca: the authority of their certificates; cert, key: the client's, for mutual TLS.
 
-    is_tls: False only where the user said so.
+    is_tls: False only at the user's request.
     """
 
     token: str = ""
@@ -45,7 +45,7 @@ class Access:
 
 @dataclass(frozen=True)
 class ClockRead:
-    """A node's clocks against ours: its monotonic and wall clock when ours was wall_ns, within error_ns."""
+    """A node's clocks against the local clock: its monotonic and wall clock at local wall_ns, within error_ns."""
 
     node_monotonic_ns: int
     node_wall_ns: int
@@ -54,13 +54,13 @@ class ClockRead:
 
     @property
     def ahead_ns(self) -> int:
-        """How far the node's wall clock is ahead of ours."""
+        """The lead of the node's wall clock over the local wall clock."""
         return self.node_wall_ns - self.wall_ns
 
 
 @dataclass(frozen=True)
 class Reply(Generic[T]):
-    """What one node answered. address: as it was given; name: as the node calls itself; boot_id: since which boot
+    """The answer of one node. address: as given; name: as the node reports it; boot_id: the boot from which
     its monotonic clock counts.
     """
 
@@ -73,7 +73,7 @@ class Reply(Generic[T]):
 
 @dataclass(frozen=True)
 class Failure:
-    """A node that did not answer, and why."""
+    """A node that did not answer, and the reason."""
 
     address: str
     reason: str
@@ -81,19 +81,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """Replies in the order in which the nodes were named, and who is missing."""
+    """Replies in the order in which the nodes were given, and the missing nodes."""
 
     replies: list[Reply[T]]
     failures: list[Failure]
 
 
 def addresses(text: str) -> list[str]:
-    """The nodes of "a:8443,b,[::1]:8443"; the port may be left out. Raises BadInput."""
+    """The nodes of "a:8443,b,[::1]:8443"; the port is optional. Raises BadInput."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise BadInput("--nodes: no node was named; give for example --nodes a:8443,b:8443")
     if twice := {one for one in found if found.count(one) > 1}:
-        raise BadInput(f"--nodes: {sorted(twice)[0]} is named twice; its rows would count twice")
+        raise BadInput(f"--nodes: {sorted(twice)[0]} is given twice; its rows would count twice")
     for one in found:
         host_and_port(one)
     return found
@@ -109,12 +109,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     else:
         host, _, port = address.partition(":")
     if not host or not (port or "0").isdecimal() or int(port or 0) > 65535:
-        raise BadInput(f"--nodes: {address!r} is no node; give HOST or HOST:PORT")
+        raise BadInput(f"--nodes: {address!r} is not a node; give HOST or HOST:PORT")
     return host, int(port or DEFAULT_PORT)
 
 
 class Connection:
-    """A connection to one agent. Raises OSError, http.client.HTTPException and NodeRefused while it is used."""
+    """A connection to one agent. Its methods raise OSError, http.client.HTTPException and NodeRefused."""
 
     def __init__(self, address: str, access: Access, context: ssl.SSLContext | None):
         host, port = host_and_port(address)
@@ -144,7 +144,7 @@ class Connection:
         return max(self._end_s - time.monotonic(), 0.05)
 
     def clock(self) -> tuple[str, str, ClockRead]:
-        """The node's name and boot, and its clocks by the quickest of N_PROBES probes."""
+        """The node's name, its boot, and its clocks by the quickest of N_PROBES probes."""
         best: tuple[int, ClockRead] | None = None
         told: dict[str, Any] = {}
         for _ in range(N_PROBES):
@@ -170,14 +170,14 @@ class Connection:
         response = self._http.getresponse()
         content = response.read(_MAX_ANSWER_BYTES + 1)
         if len(content) > _MAX_ANSWER_BYTES:
-            raise NodeRefused("its answer is larger than 1 GiB: ask for less")
+            raise NodeRefused("its answer is larger than 1 GiB: narrow the query")
         if response.status != 200:
             raise NodeRefused(_told(response.status, content))
         return content
 
 
 class NodeRefused(Exception):
-    """A node answered with an error; its message is for people."""
+    """An error answer of a node; its message is for people."""
 
 
 def _told(status: int, content: bytes) -> str:
@@ -188,7 +188,7 @@ def _told(status: int, content: bytes) -> str:
 
 
 def tls_context(access: Access) -> ssl.SSLContext | None:
-    """What is trusted; None for plain HTTP. Raises BadInput."""
+    """The TLS context; None for plain HTTP. Raises BadInput."""
     if not access.is_tls:
         return None
     try:
@@ -204,7 +204,7 @@ def tls_context(access: Access) -> ssl.SSLContext | None:
 
 
 def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection], T]) -> Answers[T]:
-    """Ask every node at once; returns when all have answered or the time is over."""
+    """Send a request to every node at once; returns when all have answered or the time is over."""
     context = tls_context(access)
     done: queue.SimpleQueue[Reply[T] | Failure] = queue.SimpleQueue()
 
@@ -239,13 +239,13 @@ def _reason(error: Exception, access: Access) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {access.timeout_s:g} s (--timeout)"
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
-        return f"{error.verify_message} name it as its certificate does, or serve it with --listen ADDR:PORT"
+        return f"{error.verify_message} use the name in its certificate, or serve it with --listen ADDR:PORT"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}): name who signed it with --ca-cert"
+        return f"its certificate is not trusted ({error.verify_message}): give its authority with --ca-cert"
     if isinstance(error, ssl.SSLError):
         return f"no TLS with it ({error.reason or error}): is it served with --no-tls?"
     if isinstance(error, http.client.RemoteDisconnected):
-        return "it closed the connection: does it want TLS, or is it no stallscope agent?"
+        return "it closed the connection: does it require TLS, or is it not a stallscope agent?"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error) or type(error).__name__

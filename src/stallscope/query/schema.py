@@ -1,4 +1,4 @@
-"""The tables and columns of a node trace in words."""
+"""Descriptions of the tables and columns of a node trace."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +8,21 @@ from stallscope.events.names import CATEGORY_NAMES
 from stallscope.store.node import reading
 
 OTHERS = {
-    "schema_version": "Which layout of tables this is.",
+    "schema_version": "The version of the table layout.",
     "nodes": "The names of the machines, by number.",
     "symbols": "The names of exported functions, by number.",
     "clocks": "Readings of each node's monotonic clock against wall time, about one a second.",
     "losses": "Records that were lost, by kind and CPU.",
-    "sessions": "Who wrote into the trace, from when to when, and what the events are.",
+    "sessions": "The writers of the trace, with their start and end and the source of the events.",
     "stacks": "Call stacks, by number.",
     "verdicts": "A change of an incident, as JSON: the verdict with `incident`, `change` and `state`.",
-    "annotations": "Labels that the job gave: steps, epochs, phases.",
+    "annotations": "Labels that the job set: steps, epochs, phases.",
 }
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table; meaning is empty where its name says it all."""
+    """One column of a table; meaning is empty if its name is sufficient."""
 
     table: str
     name: str
@@ -48,7 +48,7 @@ def columns(path: Path) -> list[Column]:
 
 
 def about(table: str) -> str:
-    """What a row of the table is."""
+    """The meaning of a row of the table."""
     told = {each.name: each.meaning for each in EVENT_TABLES} | OTHERS
     return told.get(table, "")
 

@@ -1,8 +1,8 @@
-"""A user's SQL on a node trace. The engine itself keeps it to reading: the file is opened read-only, an authorizer
-refuses every action that is not reading, and time, rows and the size of a value are limited.
+"""Runs a user's SQL on a node trace, limited to reading. The file is opened read-only, an authorizer refuses
+every action that is not reading, and time, rows and the size of a value are limited.
 
-One function of the engine that runs for ever (a LIKE with many wildcards on a long text) is not stopped by the
-time limit, which counts the engine's steps: whoever answers for others runs this in a process that can be killed.
+The time limit counts the engine's steps. It does not stop a single function of the engine that runs for ever (a LIKE
+with many wildcards on a long text), so a server runs queries in a process that can be killed.
 """
 
 import difflib
@@ -32,7 +32,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """max_rows: more are cut off, and the answer says so. timeout_s: then the question is given up."""
+    """max_rows: further rows are cut off, and the answer is marked as cut. timeout_s: the query is then stopped."""
 
     max_rows: int = 1000
     timeout_s: float = 10.0
@@ -40,9 +40,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a statement, values as SQLite has them (int, float, str, bytes, None).
+    """The rows of a statement, values as SQLite returns them (int, float, str, bytes, None).
 
-    columns: no name comes twice. is_cut: there were more rows than the limit.
+    columns: unique names. is_cut: there were more rows than the limit.
     """
 
     columns: tuple[str, ...]
@@ -52,7 +52,7 @@ class Answer:
 
 @dataclass
 class _Gate:
-    """What the engine asks before it does something. refused: what it was not allowed to do."""
+    """The engine's authorizer, called before each action. refused: the refused actions."""
 
     refused: list[str] = field(default_factory=list)
 
@@ -82,10 +82,10 @@ def ask(
     since_ns: int | None = None,
     part: Part | None = None,
 ) -> Answer:
-    """The rows of one statement that only reads, over the trace in a file.
+    """The rows of one read-only statement over the trace in a file.
 
-    since_ns: only events of the last so many ns before each node's newest; part: more of that kind. Raises
-    BadInput for a statement that is wrong, RefusedQuery for one that does more than read, TookTooLong, NotFound,
+    since_ns: only events of the last since_ns before each node's newest; part: further limits of the same kind. Raises
+    BadInput for a wrong statement, RefusedQuery for a statement that does more than read, TookTooLong, NotFound,
     BadTrace, NewerSchema.
     """
     limits = limits or Limits()
@@ -94,21 +94,22 @@ def ask(
         _narrow(db, part or Part(since_ns=since_ns))
         gate = _Gate()
         _limit(db)
-        # The engine declares these tables at their first use, which looks to the gate like a change of the schema.
+        # The engine declares these tables at their first use, which the gate would take for a change of the schema.
         db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')").fetchall()
         db.set_authorizer(gate)
         db.set_progress_handler(_deadline(limits.timeout_s), _STEPS_BETWEEN_LOOKS)
         try:
             cursor = db.execute(statement)
             if cursor.description is None:
-                raise BadInput("there is no statement to answer: give one SELECT")
+                raise BadInput("the statement is empty: give one SELECT")
             rows = cursor.fetchmany(limits.max_rows + 1)
         except (sqlite3.Error, sqlite3.Warning) as error:
             if getattr(error, "sqlite_errorcode", None) in _DAMAGED:
                 raise
-            told = _told(error, gate, limits)
-            told = told if not isinstance(told, BadInput) else BadInput(f"{told}{_advice(db, str(error))}")
-            raise told from error
+            refusal = _refusal(error, gate, limits)
+            if isinstance(refusal, BadInput):
+                refusal = BadInput(f"{refusal}{_advice(db, str(error))}")
+            raise refusal from error
     columns = tuple(each[0] for each in cursor.description)
     return Answer(_unique(columns), rows[: limits.max_rows], is_cut=len(rows) > limits.max_rows)
 
@@ -143,7 +144,7 @@ def _limit(db: sqlite3.Connection) -> None:
 
 
 def _deadline(timeout_s: float) -> Callable[[], int]:
-    """Says 1 once the time is over, which makes the engine stop."""
+    """Returns 1 once the time is over, which stops the engine."""
     end_s = time.monotonic() + timeout_s
     return lambda: int(time.monotonic() > end_s)
 
@@ -153,24 +154,24 @@ def _narrow(db: sqlite3.Connection, part: Part) -> None:
         narrow(db, windows(db, part))
 
 
-def _told(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:
+def _refusal(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_INTERRUPT:
         return TookTooLong(
-            f"the query took longer than {limits.timeout_s:g} s: ask for less (WHERE, --since), or give it more "
+            f"the query took longer than {limits.timeout_s:g} s: narrow it (WHERE, --since), or give it more "
             "time (--timeout)"
         )
     if gate.refused:
-        return RefusedQuery(f"a query may only read, and this one wants {gate.refused[0]}: give one SELECT")
+        return RefusedQuery(f"a query may only read, and this query uses {gate.refused[0]}: give one SELECT")
     if code == sqlite3.SQLITE_TOOBIG:
-        return BadInput(f"the query makes a value of more than {_MAX_VALUE_BYTES:,} bytes: ask for less")
+        return BadInput(f"the query makes a value of more than {_MAX_VALUE_BYTES:,} bytes: narrow the query")
     if "one statement" in str(error):
         return BadInput("there is more than one statement: give one SELECT")
     return BadInput(f"SQL: {error}")
 
 
 def _advice(db: sqlite3.Connection, message: str) -> str:
-    """What to do about a name that does not exist: the closest one that does."""
+    """The remedy for a name that does not exist: the closest existing name."""
     missing = re.match(r"no such (table|column): (?:\w+\.)?(\w+)$", message)
     if not missing:
         return "" if "near" not in message else "; `stallscope query --schema` lists tables and columns"
@@ -185,7 +186,7 @@ def _advice(db: sqlite3.Connection, message: str) -> str:
 
 
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, with a number behind those that have come before."""
+    """The names, with a number appended to repeated names."""
     out: list[str] = []
     for name in names:
         number, new = 2, name

@@ -1,6 +1,6 @@
-"""What SQL on a node trace knows beyond SQLite: names for the numbers, wall-clock times, and real quantiles.
+"""Functions that stallscope adds to SQLite: names for numbers, wall-clock times, and exact quantiles.
 
-`median` and `quantile_cont` are called as in DuckDB, so that one statement suits both engines.
+`median` and `quantile_cont` have DuckDB's names, so that one statement suits both engines.
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ FUNCTIONS = {
     "op_name(op)": "the operation in words: all_reduce, copy, sync",
     "category_name(category)": "the category of the ledger in words: io, lock, on_cpu",
     "datatype_name(datatype)": "the datatype in words: float32",
-    "hash_text(comm_hash)": "the communicator as explain writes it: 16 hexadecimal digits",
+    "hash_text(comm_hash)": "the communicator as explain prints it: 16 hexadecimal digits",
     "node_name(node)": "the name of the machine",
     "wall_time(node, ts_ns)": "UTC as text, by the nearest reading of that node's clocks; NULL without one",
     "rank_of(node, pid)": "rank of the process in its job; NULL where it is unknown",
@@ -28,14 +28,14 @@ FUNCTIONS = {
 
 
 def add_functions(db: sqlite3.Connection) -> None:
-    """Let the connection's SQL use FUNCTIONS."""
+    """Make FUNCTIONS available in the connection's SQL."""
     for name, enumeration in (("op_name", Op), ("category_name", Category), ("datatype_name", Datatype)):
         db.create_function(name, 1, _named(enumeration), deterministic=True)
     db.create_function("hash_text", 1, _hash_text, deterministic=True)
     db.create_function("node_name", 1, _node_name(db), deterministic=True)
     db.create_function("wall_time", 2, _wall_time(db), deterministic=True)
     db.create_function("rank_of", 2, _rank_of(db), deterministic=True)
-    # The type stubs want classes with exact signatures; the engine wants step() and finalize().
+    # The type stubs require classes with exact signatures; the engine requires step() and finalize().
     db.create_aggregate("median", 1, Median)  # type: ignore[arg-type]
     db.create_aggregate("quantile_cont", 2, Quantile)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A trace as bytes for the wire, and several traces as one."""
+"""A trace as bytes for transfer, and several traces as one."""
 
 import io
 import json
@@ -18,7 +18,7 @@ _ABOUT = "about"
 
 
 def packed(trace: Trace) -> bytes:
-    """The trace in numpy's npz format, compressed: an array a table, and what else is known as JSON."""
+    """The trace in numpy's npz format, compressed: an array per table, and all other data as JSON."""
     about = {
         "nodes": trace.nodes,
         "symbols": trace.symbols,
@@ -38,7 +38,7 @@ def packed(trace: Trace) -> bytes:
 
 
 def unpacked(content: bytes) -> Trace:
-    """The trace in such bytes. Raises BadTrace."""
+    """The trace in bytes made by packed(). Raises BadTrace."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             about = json.loads(arrays[_ABOUT].tobytes())
@@ -60,12 +60,12 @@ def unpacked(content: bytes) -> Trace:
         )
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise BadTrace(
-            f"what the node sent is no trace ({error}): update stallscope there or here"
+            f"the node's answer is not a trace ({error}): update stallscope on the node or here"
         ) from error
 
 
 def together(traces: Sequence[Trace]) -> Trace:
-    """One trace of several, each of other machines: nodes and symbols are numbered anew, nothing else changes."""
+    """One trace of several, each of other machines. Nodes and symbols get new numbers; other data does not change."""
     nodes: list[str] = []
     symbols: list[str] = [""]
     parts: dict[str, list[layout.Array]] = {table.name: [] for table in ARRAYS}

@@ -1,4 +1,4 @@
-"""From the record types to SQL columns and back: one row of an array is one row of a table.
+"""Converts between record types and SQL columns: one row of an array is one row of a table.
 
 Unknown (-1) is NULL. SQLite has no unsigned 64-bit integers: such columns hold the same 64 bits, signed.
 """
@@ -12,10 +12,10 @@ from stallscope.events.layout import UNKNOWN, Array, Field, Table, dtype
 from stallscope.events.names import CATEGORY_NAMES
 
 _MANY = 100
-"""Rows from which on a statement of their own is worth its compilation, about 0.1 ms."""
+"""The number of rows above which a separate statement is worth its compilation, about 0.1 ms."""
 
 _VERY_MANY, _TOGETHER = 400, 4
-"""Rows from which on so many in one statement are, too."""
+"""The number of rows in a statement that inserts many rows."""
 
 
 def column_names(table: Table) -> list[str]:
@@ -31,15 +31,15 @@ def create_statement(table: Table) -> str:
 
 @cache
 def insert_statement(table: Table) -> str:
-    """INSERT of one row; what is unknown becomes NULL."""
+    """INSERT of one row; unknown values become NULL."""
     return f"{_insert_into(table)} ({', '.join(_places(table))})"
 
 
 def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[object, ...]]]]:
     """Statements and their values, to add rows to a table.
 
-    Of many rows, numbers that are the same in all of them stand in the statement: half of a collective's do, and
-    to hand each value over costs more than to store it. Some rows go into one statement, for each run of one has a
+    Numbers that are equal in many rows become literals of the statement. Half of a collective's numbers are equal, and
+    passing a value costs more than storing it. Some rows share a statement, for each execution has a
     price.
     """
     flat = np.ascontiguousarray(rows).view(_flat(table))
@@ -69,7 +69,7 @@ def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[obje
 
 
 def select_list(table: Table) -> str:
-    """The columns as `rows()` wants them."""
+    """The columns as rows() expects them."""
     return ", ".join(_readable(field, name) for field in table.fields for name in _names(field))
 
 
@@ -88,7 +88,7 @@ def _text(value: object) -> object:
 
 
 def rows(table: Table, found: Iterable[tuple[object, ...]]) -> Array:
-    """The array that the tuples of a query over select_list() make."""
+    """The array from the tuples of a query over select_list()."""
     return np.fromiter(found, _flat(table)).view(dtype(table))
 
 
@@ -122,7 +122,7 @@ def _readable(field: Field, name: str) -> str:
 
 @cache
 def _flat(table: Table) -> np.dtype[np.void]:
-    """The dtype with the ledger's columns side by side and signed 64-bit integers: same bytes."""
+    """The dtype with the ledger as separate columns and signed 64-bit integers: same bytes."""
     return np.dtype(
         [
             (name, "i8" if field.format in ("u8",) or field.format.startswith("(") else field.format)

@@ -1,4 +1,4 @@
-"""Files whose owner matters: private ones, and those that root makes for a hub that runs as another user."""
+"""Owner and mode of files: private files, and files that root makes for a hub that runs as another user."""
 
 import os
 import threading
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def give_to_owner_of_folder(path: Path) -> None:
-    """Owner and group of the file become those of its folder, where we are root; else nothing changes."""
+    """Root gives the file the owner and group of its folder; no effect for other users."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put a new file in the place of the old one, as its folder's owner's: whoever reads sees one or the other, whole.
+    """Replace a file atomically, with the owner of its folder: readers see the old or the new file, whole.
 
-    It has this mode from its first byte on, whatever the old one had. Raises OSError.
+    It has this mode from its first byte on, independent of the old file. Raises OSError.
     """
     part = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
     part.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The node trace: one SQLite file in WAL mode, written by one process and read by many.
 
-Writing: NodeTrace. Reading: read(), which never changes the file, works beside a live writer and on a
+NodeTrace writes. read() reads and never changes the file; it works during live writes and on a
 read-only copy at rest.
 """
 
@@ -26,9 +26,9 @@ APPLICATION_ID = 0x57A11
 """Marks a SQLite file as a node trace (PRAGMA application_id)."""
 
 _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
-"""What values give that a column cannot hold, text that is not UTF-8, and numbers that stand for nothing."""
+"""Errors for values that a column cannot hold, text that is not UTF-8, and numbers without a meaning."""
 _STATEMENTS = 40
-"""That are kept compiled; those for many rows at once are used once, and take 20 to 80 KB."""
+"""The number of compiled statements kept; statements for many rows are used once, and take 20 to 80 KB."""
 
 COVERAGE = "coverage"
 """The fact of a session that holds its trace's Coverage, as text."""
@@ -40,7 +40,7 @@ _PRUNED = (
     ("annotations", "ts_ns"),
     ("clocks", "monotonic_ns"),
 )
-"""What prune() deletes from; processes and communicators are few, and needed to name ranks."""
+"""The tables that prune() deletes from; processes and communicators are few, and needed to name ranks."""
 
 LATER_TABLES = frozenset(table.name for table in NODE_TABLES)
 """Tables that a trace of an earlier version may lack."""
@@ -82,7 +82,7 @@ class NodeTrace:
         db.execute("BEGIN")
 
     def session(self, node: int, source: str, *, started_ns: int, facts: dict[str, str] | None = None) -> int:
-        """Begin a session: who writes from now on, and what the events are. Returns its id."""
+        """Begin a session, with the writer and the source of the events. Returns its id."""
         with _storage(self.path):
             done = self._connection.execute(
                 "INSERT INTO sessions (node, started_ns, source, version, facts) VALUES (?, ?, ?, ?, ?)",
@@ -91,18 +91,18 @@ class NodeTrace:
         return int(done.lastrowid or 0)
 
     def end_session(self, session: int, ended_ns: int) -> None:
-        """Note until when the session captured; call it once a second, so that a crash loses little."""
+        """Record the session's end so far; call it once a second, so that a crash loses little."""
         with _storage(self.path):
             self._connection.execute("UPDATE sessions SET ended_ns=? WHERE id=?", (ended_ns, session))
 
     def node(self, name: str) -> int:
-        """The number of a node, given on first use."""
+        """The number of a node, assigned on first use."""
         with _storage(self.path):
             self._connection.execute("INSERT OR IGNORE INTO nodes (name) VALUES (?)", (name,))
             return int(self._connection.execute("SELECT node FROM nodes WHERE name=?", (name,)).fetchone()[0])
 
     def symbol(self, name: str) -> int:
-        """The number of an exported function, given on first use."""
+        """The number of an exported function, assigned on first use."""
         if name not in self._symbols:
             with _storage(self.path):
                 done = self._connection.execute("INSERT INTO symbols (name) VALUES (?)", (name,))
@@ -125,19 +125,19 @@ class NodeTrace:
                 self._connection.executemany(statement, values)
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Add rows to one of the tables that hold no events. names: the columns that the rows have."""
+        """Add rows to a table without events. names: the columns of the rows."""
         places = ", ".join("?" * len(names))
         with _storage(self.path):
             self._connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places})", rows)
 
     def next_number(self, table: str, column: str) -> int:
-        """The smallest number that no row of the table has, nor a larger one."""
+        """The smallest number above all numbers in the column."""
         with _storage(self.path):
             found = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
         return int(found[0])
 
     def clock(self, reading: Clock, *, kept: WallClock | None = None) -> None:
-        """Keep one reading of the monotonic against the wall clock, and how well the latter is kept."""
+        """Store one reading of the monotonic against the wall clock, and the state of the wall clock."""
         row = (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns)
         said = (
             (kept.is_synchronised, kept.max_error_us, kept.estimated_error_us, kept.frequency_ppm)
@@ -152,7 +152,7 @@ class NodeTrace:
             )
 
     def lost(self, node: int, ts_ns: int, losses: Iterable[tuple[str, int | None, int]]) -> None:
-        """Keep losses since the last call: (kind, cpu or None, records)."""
+        """Store losses since the last call: (kind, cpu or None, records)."""
         with _storage(self.path):
             self._connection.executemany(
                 "INSERT INTO losses VALUES (?, ?, ?, ?, ?)",
@@ -160,7 +160,7 @@ class NodeTrace:
             )
 
     def process_ended(self, node: int, pid: int, ended_ns: int) -> None:
-        """Note the end of a traced process."""
+        """Record the end of a traced process."""
         with _storage(self.path):
             self._connection.execute(
                 "UPDATE processes SET ended_ns=? WHERE node=? AND pid=? AND ended_ns IS NULL",
@@ -168,7 +168,7 @@ class NodeTrace:
             )
 
     def process_placed(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
-        """Note the rank of a running process that was not known when it was first seen."""
+        """Record the rank of a running process that was not known at its first record."""
         with _storage(self.path):
             self._connection.execute(
                 "UPDATE processes SET rank=?, nranks=? WHERE node=? AND pid=? AND ended_ns IS NULL",
@@ -176,7 +176,7 @@ class NodeTrace:
             )
 
     def process_located(self, node: int, pid: int, device: int) -> None:
-        """Note the GPU of a running process that was not known when it was first seen."""
+        """Record the GPU of a running process that was not known at its first record."""
         with _storage(self.path):
             self._connection.execute(
                 "UPDATE processes SET device=? WHERE node=? AND pid=? AND ended_ns IS NULL",
@@ -184,7 +184,7 @@ class NodeTrace:
             )
 
     def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
-        """Note that a process left a communicator."""
+        """Record that a process left a communicator."""
         signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash
         with _storage(self.path):
             self._connection.execute(
@@ -194,7 +194,7 @@ class NodeTrace:
             )
 
     def commit(self) -> None:
-        """Make what was appended visible. Raises StorageFailed; then nothing of the batch is stored."""
+        """Make the appended rows visible. Raises StorageFailed; no row of the batch is then stored."""
         with _storage(self.path):
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
@@ -231,17 +231,17 @@ class NodeTrace:
         return int((pages - free) * size)
 
     def close(self) -> None:
-        """Commit and close; the WAL goes back into the file."""
+        """Commit and close; the WAL is merged into the file."""
         with _storage(self.path):
             try:
-                if self._connection.in_transaction:  # a full disk ends it
+                if self._connection.in_transaction:  # a full disk ends the transaction
                     self._connection.execute("COMMIT")
             finally:
                 self._connection.close()
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a whole trace as a new file: complete, or not there at all. Raises StorageFailed.
+    """Write a whole trace as a new file: complete, or not at all. Raises StorageFailed.
 
     An existing file is never touched.
     """
@@ -251,7 +251,7 @@ def write(path: Path, trace: Trace) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[NodeTrace]:
-    """A new trace to fill, which is at `path` once the with block is left, and nowhere if that fails.
+    """A new trace to fill, which exists at `path` once the with block is left without an error.
 
     An existing file is never touched. Raises StorageFailed.
     """
@@ -265,15 +265,15 @@ def new_file(path: Path) -> Iterator[NodeTrace]:
         finally:
             store.close()
         with _storage(path):
-            os.link(part, path)  # fails if somebody made it meanwhile, where rename would replace it
+            os.link(part, path)  # fails if the path exists by now, where rename would replace it
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            with suppress(OSError):  # what went wrong before is what counts
+            with suppress(OSError):  # the first error is the relevant one
                 part.with_name(part.name + suffix).unlink(missing_ok=True)
 
 
 def add(store: NodeTrace, trace: Trace) -> None:
-    """Append a whole trace to an open store, its nodes and symbols renumbered, and commit."""
+    """Append a whole trace to an open store, with new numbers for its nodes and symbols, and commit."""
     nodes = [store.node(name) for name in trace.nodes]
     symbols = [0, *(store.symbol(name) for name in trace.symbols[1:])]
     coverage = {COVERAGE: text} if (text := trace.coverage.to_text()) else {}
@@ -298,7 +298,7 @@ def add(store: NodeTrace, trace: Trace) -> None:
 
 
 def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -> Trace:
-    """The trace in a file. since_ns: only events of the last so many ns before the newest; part: more of that kind.
+    """The trace in a file. since_ns: only events of the last since_ns before the newest; part: further limits.
 
     Never changes the file. Raises NotFound, BadTrace, NewerSchema.
     """
@@ -309,7 +309,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
             chosen = windows(db, part)
             narrow(db, chosen)
             last_ns = {node: each[-1][1] for node, each in chosen.items() if each}
-        db.execute("BEGIN")  # all tables as of one moment: an agent may be writing
+        db.execute("BEGIN")  # one snapshot of all tables: an agent may be writing
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
         tables = {table.name: _read_table(db, table) for table in ARRAYS}
@@ -344,7 +344,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
 
 
 def _forget_ends(processes: Array, last_ns: Mapping[int, int]) -> None:
-    """What has ended after the part of a trace that is read had not ended yet."""
+    """Processes that ended after the part of a trace that is read count as running."""
     for node, ns in last_ns.items():
         processes["ended_ns"][(processes["node"] == node) & (processes["ended_ns"] >= ns)] = UNKNOWN
 
@@ -354,7 +354,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that cannot change the file. Raises NotFound, BadTrace, NewerSchema."""
     if not path.exists():
         raise NotFound(
-            f"there is no trace at {path}: start one with `stallscope trace --db {path}`, or check the path"
+            f"no trace at {path}: start one with `stallscope trace --db {path}`, or check the path"
         )
     if path.is_dir():
         raise BadTrace(
@@ -369,20 +369,22 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         _check_schema(db, path)
         yield db
     except (sqlite3.Error, *_DAMAGED) as error:
-        raise BadTrace(f"cannot read {path}: {error}; it is no stallscope trace, or it is damaged") from error
+        raise BadTrace(
+            f"cannot read {path}: {error}; it is not a stallscope trace, or it is damaged"
+        ) from error
     finally:
         db.close()
 
 
 def has_table(db: sqlite3.Connection, name: str) -> bool:
-    """Whether a trace has a table: one of an earlier version may lack it."""
+    """Whether a trace has a table: a trace of an earlier version may lack it."""
     return bool(
         db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
     )
 
 
 def question(name: str) -> str:
-    """The SQL of a named question."""
+    """The SQL of a named query."""
     return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
 
 
@@ -394,7 +396,7 @@ def _read_table(db: sqlite3.Connection, table: Table) -> Array:
 
 
 def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tuple[str, ...]]:
-    """The stacks that rows of these tables name; what is no list of frames is left out."""
+    """The stacks that rows of these tables name; entries that are not lists of frames are left out."""
     named = (rows["stack"] for rows in tables if "stack" in (rows.dtype.names or ()))
     wanted = {number for column in named for number in column.tolist()} - {UNKNOWN}
     if not wanted:
@@ -407,10 +409,10 @@ def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tup
 
 def _frames(text: str) -> tuple[str, ...]:
     try:
-        told = json.loads(text)
+        frames = json.loads(text)
     except (ValueError, TypeError):
         return ()
-    return tuple(frame for frame in told if isinstance(frame, str)) if isinstance(told, list) else ()
+    return tuple(frame for frame in frames if isinstance(frame, str)) if isinstance(frames, list) else ()
 
 
 def _renumbered(column: Array, numbers: Sequence[int] | dict[int, int]) -> Array:
@@ -443,17 +445,17 @@ _CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "f
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Give a trace the tables that it lacks: it may be from an earlier version."""
+    """Add the missing tables to a trace, which may be from an earlier version."""
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     (found,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
     missing = [table for table in NODE_TABLES if table.name not in there]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
-    untold = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
-    if not missing and not untold and found == SCHEMA_VERSION:
+    lacking = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
+    if not missing and not lacking and found == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     _create(db, missing)
-    for name in untold:
+    for name in lacking:
         db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
     if found < SCHEMA_VERSION:
         db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
@@ -465,13 +467,13 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
         found = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise BadTrace(
-            f"{path} is no stallscope trace ({error}): check the path, or import it first"
+            f"{path} is not a stallscope trace ({error}): check the path, or import it first"
         ) from error
     if found is None:
         raise BadTrace(f"{path} has no schema version: it is damaged")
     if found > SCHEMA_VERSION:
         raise NewerSchema(
-            f"{path} was written by a newer stallscope (schema {found}, this one knows {SCHEMA_VERSION}): "
+            f"{path} was written by a newer stallscope (schema {found}, this version supports {SCHEMA_VERSION}): "
             "upgrade stallscope"
         )
 
@@ -482,11 +484,11 @@ def _storage(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         raise StorageFailed(
-            f"cannot write {path}: {error}; what was stored before is unharmed: "
+            f"cannot write {path}: {error}; the data stored before is unharmed: "
             "check free space and permissions"
         ) from error
     except (
         sqlite3.DatabaseError,
         UnicodeDecodeError,
-    ) as error:  # SQLite quotes what is damaged in its errors
-        raise BadTrace(f"{path} is no stallscope trace ({error}): choose another --db") from error
+    ) as error:  # SQLite quotes damaged data in its errors
+        raise BadTrace(f"{path} is not a stallscope trace ({error}): choose another --db") from error

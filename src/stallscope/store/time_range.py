@@ -1,7 +1,7 @@
-"""A part of a trace: the last seconds, a stretch of wall time, the steps or the phase that the job has told.
+"""A part of a trace: the last seconds, an interval of wall time, or the steps or phase that the job annotated.
 
-A part is windows of each node's clock. Where it is in force, the tables of events mean their rows inside them; what
-a job is made of (processes, communicators) stays whole.
+A part is a set of windows on each node's clock. On a narrowed connection, the tables of events contain only the rows
+inside them; the tables of processes and communicators stay whole.
 """
 
 import sqlite3
@@ -15,17 +15,17 @@ from stallscope.events.layout import NODE_TABLES, TABLES
 
 Window = tuple[int, int]
 Windows = Mapping[int, Sequence[Window]]
-"""By node: begin and end (not included) in ns on its clock, sorted, apart from each other."""
+"""By node: begin and end (exclusive) in ns on its clock, sorted, without overlap."""
 
 _EVER = (-(1 << 62), 1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is asked for; what is None is not. All that is given must hold.
+    """The limits of a part; None: no limit. All limits apply together.
 
-    since_ns: the last so many ns before each node's newest event. from_wall_ns, to_wall_ns: wall time. steps: the
-    first and last step, as the job has told them. phase: the phase that it has told. last_rounds: of the communicator
+    since_ns: the last since_ns before each node's newest event. from_wall_ns, to_wall_ns: wall time. steps: the
+    first and last step, as annotated by the job. phase: the annotated phase. last_rounds: of the communicator
     with most rounds.
     """
 
@@ -38,14 +38,14 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all limits are None."""
         return self == Part()
 
 
 def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
     """The windows of a part, for every node of the trace.
 
-    Raises NotFound for steps or a phase that nobody has told.
+    Raises NotFound for steps or a phase without annotations.
     """
     nodes = [node for (node,) in db.execute("SELECT node FROM nodes")]
     found: dict[int, list[Window]] = {node: [_EVER] for node in nodes}
@@ -61,16 +61,18 @@ def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
         )
     if part.steps is not None:
         low, high = part.steps
-        told = _told(db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high)
-        found = _both(found, _present(told, f"no step {low} to {high}: the job has told none of them"))
+        marked = _marked(db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high)
+        found = _both(
+            found, _present(marked, f"no step {low} to {high}: the job annotated none of these steps")
+        )
     if part.phase is not None:
-        told = _told(db, "phase", clocks, lambda value: value == part.phase)
-        found = _both(found, _present(told, f"no phase {part.phase!r}: {_phases(db)}"))
+        marked = _marked(db, "phase", clocks, lambda value: value == part.phase)
+        found = _both(found, _present(marked, f"no phase {part.phase!r}: {_phases(db)}"))
     return found
 
 
 def narrow(db: sqlite3.Connection, found: Windows) -> None:
-    """Let the tables of events mean their rows in the windows, on this connection only. The file is not changed."""
+    """Limit the tables of events to the windows, on this connection only. The file is not changed."""
     db.execute("CREATE TEMP TABLE part_windows (node INTEGER, begin_ns INTEGER, end_ns INTEGER)")
     rows = [(node, *window) for node, each in found.items() for window in each]
     db.executemany("INSERT INTO part_windows VALUES (?, ?, ?)", rows)
@@ -98,7 +100,7 @@ class _Wall:
         self._readings = db.execute(wanted, (node,)).fetchall()
 
     def window(self, begin_ns: int | None, end_ns: int | None) -> Window:
-        """A stretch of wall time; all of it where no clock was read."""
+        """An interval of wall time; unlimited without a clock reading."""
         return (
             _EVER[0] if begin_ns is None else self.at(begin_ns, _EVER[0]),
             _EVER[1] if end_ns is None else self.at(end_ns, _EVER[1]),
@@ -120,12 +122,12 @@ class _Wall:
         return int(at_ns - near[1] + near[0])
 
 
-def _told(
+def _marked(
     db: sqlite3.Connection, label: str, clocks: Mapping[int, _Wall], wanted: Callable[[str], bool]
 ) -> dict[int, list[Window]]:
-    """Between each label that is wanted and the next of its kind from the same process.
+    """The windows from each wanted label to the next of its kind from the same process.
 
-    A node whose processes have told nothing takes the windows of another one, by wall time.
+    A node whose processes annotated nothing gets the windows of another node, by wall time.
     """
     rows = db.execute(
         "SELECT node, pid, ts_ns, value FROM annotations WHERE label = ? ORDER BY node, pid, ts_ns, id",
@@ -137,12 +139,13 @@ def _told(
         end_ns = following[2] if following and following[:2] == (node, pid) else _EVER[1]
         if value is not None and wanted(value):
             found.setdefault(node, []).append((ts_ns, end_ns))
-    told = {node: _joined(each) for node, each in found.items()}
-    if not told:
+    joined = {node: _joined(each) for node, each in found.items()}
+    if not joined:
         return {}
-    model = next(iter(told))
+    model = next(iter(joined))
     return {
-        node: told.get(node) or _moved(told[model], clocks[model], clock) for node, clock in clocks.items()
+        node: joined.get(node) or _moved(joined[model], clocks[model], clock)
+        for node, clock in clocks.items()
     }
 
 
@@ -170,10 +173,10 @@ def _last_rounds(db: sqlite3.Connection, nodes: list[int], n: int) -> dict[int, 
     return {node: [(first.get(node, _EVER[0]), _EVER[1])] for node in nodes}
 
 
-def _present(told: dict[int, list[Window]], otherwise: str) -> dict[int, list[Window]]:
-    if not told:
-        raise NotFound(f"{otherwise} (stallscope annotate, or stallscope.annotate in Python, tells)")
-    return told
+def _present(marked: dict[int, list[Window]], otherwise: str) -> dict[int, list[Window]]:
+    if not marked:
+        raise NotFound(f"{otherwise} (annotate with `stallscope annotate`, or stallscope.annotate in Python)")
+    return marked
 
 
 def _phases(db: sqlite3.Connection) -> str:
@@ -181,20 +184,20 @@ def _phases(db: sqlite3.Connection) -> str:
         value
         for (value,) in db.execute("SELECT DISTINCT value FROM annotations WHERE label = 'phase' LIMIT 9")
     ]
-    return f"the job has told {', '.join(map(str, found))}" if found else "the job has told none"
+    return f"the job annotated {', '.join(map(str, found))}" if found else "the job annotated no phases"
 
 
 def _both(a: Mapping[int, list[Window]], b: Mapping[int, list[Window]]) -> dict[int, list[Window]]:
-    """What lies in both, by node."""
+    """The intersections, by node."""
     out: dict[int, list[Window]] = {}
-    for node, mine in a.items():
-        pairs = [(max(m[0], o[0]), min(m[1], o[1])) for m in mine for o in b.get(node, [])]
+    for node, first in a.items():
+        pairs = [(max(m[0], o[0]), min(m[1], o[1])) for m in first for o in b.get(node, [])]
         out[node] = _joined([pair for pair in pairs if pair[0] < pair[1]])
     return out
 
 
 def _joined(each: Sequence[Window]) -> list[Window]:
-    """The windows in order, those that touch or overlap made one."""
+    """The windows in order, with adjacent and overlapping windows merged."""
     out: list[Window] = []
     for begin, end in sorted(each):
         if out and begin <= out[-1][1]:

@@ -1,4 +1,4 @@
-"""Before a trace is written: nobody else writes it, and its times are of this boot."""
+"""Prepares the writing of a trace: a lock for its only writer, and a new file after each boot."""
 
 import fcntl
 import json
@@ -17,11 +17,11 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 @contextmanager
 def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
-    """Inside the with block this process is the only one that writes the trace at `path`.
+    """Inside the with block this process is the only writer of the trace at `path`.
 
-    group: number of the group that may read a trace that is made here; its owner may in any case.
-    The lock is the kernel's (flock) and goes with the process, however that ends. Raises StorageFailed when
-    another one has it, or the file cannot be written. To be left after the trace is closed.
+    group: number of the group that may read a new trace; its owner may in any case.
+    The lock is the kernel's (flock) and ends with the process. Raises StorageFailed when
+    another process has it, or the file cannot be written. Leave the block after closing the trace.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
 
 
 def _opened(path: Path, group: int | None) -> int:
-    """The file, made if missing. SQLite gives the files beside it the same owner, group and mode."""
+    """The file, made if missing. SQLite gives its additional files the same owner, group and mode."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     except FileExistsError:
@@ -51,9 +51,9 @@ def _opened(path: Path, group: int | None) -> int:
 
 
 def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path | None:
-    """Move a trace of another boot out of the way, since monotonic clocks begin anew. Returns where it is now.
+    """Rename a trace of another boot, because monotonic clocks restart at each boot. Returns its new path.
 
-    The new name carries the day and time of the move. Nothing happens to a file that is no trace.
+    The new name contains the day and time of the move. A file that is not a trace is left alone.
     """
     if not path.exists() or _boot_of(path) in ("", boot_id):
         return None
@@ -66,7 +66,7 @@ def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path
 
 
 def _boot_of(path: Path) -> str:
-    """The boot in which the trace was last written; empty where it does not say."""
+    """The boot in which the trace was last written; empty if it is not recorded."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as db:
             row = db.execute("SELECT facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()

@@ -1,14 +1,14 @@
 """A simulated training job with known faults, as a trace: for tests, benchmarks and detection curves.
 
-Written apart from the diagnosis, of which it knows nothing. What it models and how its parameters were fitted
-stands in docs/decisions/simulator.md.
+The simulator is independent of the diagnosis. docs/decisions/simulator.md describes its model and the fit of its
+parameters.
 
-job        the shape of a job and its durations      groups    who talks to whom
+job        the shape of a job and its durations      groups    the communicators of the ranks
 program    a step as instructions                    plan      the costs of one step, with scatter
-schedule   when a fault strikes                      faults    what holds a host up, and the right answer
-slow       what makes the work itself slower         hangs     after what a job never goes on
+schedule   the steps of a fault                      faults    causes of host delays, and the right answer
+slow       causes of slower work                     hangs     faults after which a job never continues
 hosts      host and device timelines                 machine   advances all ranks through a step
-clocks     node and GPU clocks                       observed  what a capture would have written
+clocks     node and GPU clocks                       observed  the records of a capture
 truth      the right answer and its cost             simulate  from a job and faults to a trace
 scenarios  a catalogue of shapes and faults
 """

@@ -1,4 +1,4 @@
-"""The clocks of the simulated machines: true time to what a node, or a GPU, would read."""
+"""The clocks of the simulated machines: from true time to the readings of a node or a GPU."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ _BRACKET_NS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class ClockSpread:
-    """How far clocks are apart. Monotonic clocks count from boot: uptime_ns is the largest uptime.
+    """The spread of the clocks. Monotonic clocks count from boot: uptime_ns is the largest uptime.
 
-    drift_ppm: standard deviation, of nodes and of GPUs. wall_error_ns: the same for what NTP leaves of
-    error in a node's wall clock.
+    drift_ppm: standard deviation, of nodes and of GPUs. wall_error_ns: standard deviation of the error
+    of a node's wall clock under NTP.
     """
 
     uptime_ns: int = 40 * 86_400 * 1_000_000_000
@@ -36,7 +36,7 @@ class NodeClocks:
     wall_error_ns: Array
 
     def reading(self, node: Array, true_ns: Array) -> Array:
-        """What the monotonic clock of each node reads at true_ns (same shape)."""
+        """The readings of each node's monotonic clock at true_ns (same shape)."""
         read: Array = self.offset_ns[node] + self.length(node, true_ns)
         return read
 
@@ -46,7 +46,7 @@ class NodeClocks:
         return measured
 
     def rows(self, node: int, true_ns: Array) -> tuple[Clock, ...]:
-        """Readings of a node's monotonic against its wall clock, at some true times."""
+        """Readings of a node's monotonic clock against its wall clock, at some true times."""
         monotonic = self.reading(np.full(len(true_ns), node), true_ns)
         wall = EPOCH_NS + true_ns + self.wall_error_ns[node]
         return tuple(Clock(node, int(a), int(b), _BRACKET_NS) for a, b in zip(monotonic, wall, strict=True))
@@ -69,7 +69,7 @@ class GpuClocks:
     drift: Array
 
     def reading(self, rank: Array, true_ns: Array) -> Array:
-        """What the GPU's clock reads at true_ns."""
+        """The readings of the GPU's clock at true_ns."""
         drifted = np.floor(true_ns * self.drift[rank]).astype(np.int64)
         read: Array = EPOCH_NS + self.offset_ns[rank] + true_ns + drifted
         return read

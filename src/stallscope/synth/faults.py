@@ -1,7 +1,7 @@
-"""Faults to inject: each changes the plan of a step and knows what the right answer is.
+"""Faults to inject: each changes the plan of a step and knows the right answer.
 
-A fault is anything with `apply`; what all have in common is the protocol, not a parent. `HostStall` covers
-every cause that holds one rank's host up; its ledger categories are in HOST_CAUSES.
+A fault is any class with `apply`: faults share a protocol, not a parent. `HostStall` covers
+every cause that delays one rank's host; its ledger categories are in HOST_CAUSES.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ from stallscope.synth.schedule import Schedule
 
 @dataclass(frozen=True)
 class Answer:
-    """What a right diagnosis says of one fault; delay_ns is the mean injected delay of one incident.
+    """The right diagnosis of one fault; delay_ns is the mean injected delay of one incident.
 
-    is_on_device: the hosts cannot tell whose it is. is_in_launches: without their timing it is time
-    on the CPU. is_from_start: there is no time before it to compare with.
+    is_on_device: the hosts cannot show which rank it is. is_in_launches: without launch timing it appears as time
+    on the CPU. is_from_start: the trace has no earlier time for comparison.
     """
 
     kind: str
@@ -39,18 +39,18 @@ class Answer:
 
 
 class Fault(Protocol):
-    """Something that goes wrong."""
+    """A fault to inject."""
 
     def apply(self, plan: Plan, rng: np.random.Generator) -> int:
-        """Change the plan of a step; returns how many incidents that adds."""
+        """Change the plan of a step; returns the number of added incidents."""
 
     def answer(self) -> Answer:
-        """What a right diagnosis says."""
+        """The right diagnosis."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a cause looks in the ledger: shares of the delay, and the calls made meanwhile."""
+    """The ledger signature of a cause: shares of the delay, and the calls made during it."""
 
     shares: dict[Category, float]
     n_syncs: int = 0
@@ -77,12 +77,12 @@ HOST_CAUSES = {
         {Category.DEVICE: 0.6, Category.ON_CPU: 0.4}, n_syncs=400, n_copies=400, drains=True
     ),
 }
-"""Causes that hold one rank's host up, by name; the shares follow the recordings of such faults."""
+"""Causes that delay one rank's host, by name; the shares follow the recordings of such faults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostStall:
-    """Ranks' hosts are held up for delay_ns, scattered by lognormal(spread)."""
+    """Ranks' hosts are delayed by delay_ns, scattered by lognormal(spread)."""
 
     cause: str
     ranks: tuple[int, ...]
@@ -92,12 +92,12 @@ class HostStall:
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        """Raises BadInput for a cause that has no look."""
+        """Raises BadInput for a cause without a ledger signature."""
         if self.cause not in HOST_CAUSES:
             raise BadInput(f"simulated cause {self.cause!r}: choose one of {', '.join(HOST_CAUSES)}")
 
     def apply(self, plan: Plan, rng: np.random.Generator) -> int:
-        """Stall each rank in its own place of the step."""
+        """Stall each rank at its own instruction of the step."""
         if not self.schedule.is_active(plan.step, rng):
             return 0
         look = HOST_CAUSES[self.cause]
@@ -114,7 +114,7 @@ class HostStall:
         return [int(place) for place in rng.choice(places, look.chunks)]
 
     def answer(self) -> Answer:
-        """The stalled ranks, for this cause; nobody, where all are stalled alike."""
+        """The stalled ranks, for this cause; no ranks if all are stalled equally."""
         ranks = () if self.kind == "all_slow" else self.ranks
         return Answer(
             self.kind, ranks, self.cause, self.schedule.period_steps, self.delay_ns, self.schedule.first

@@ -1,4 +1,4 @@
-"""Who talks to whom: the groups of a job as axes of reshaped rank arrays, and their communicators."""
+"""The groups of a job as axes of reshaped rank arrays, and their communicators."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from stallscope.synth.job import Family, Job
 class Groups:
     """One family of communicators: comm_hash and comm_rank by rank of the job, and the size of a group.
 
-    shape, axis: how a stage's ranks are laid out and along which axis a group lies.
+    shape, axis: the layout of a stage's ranks and the axis along which a group lies.
     """
 
     family: Family
@@ -77,7 +77,7 @@ def _spans_nodes(group_of: Array, node_of: Array) -> bool:
 
 
 def communicators(found: dict[Family, Groups], node_of: Array, pid: Array) -> Array:
-    """The `communicators` rows (times still to be filled in), family after family, ranks in order."""
+    """The `communicators` rows (times are filled in later), family after family, ranks in order."""
     rows = layout.empty(layout.COMMUNICATORS, len(found) * len(pid))
     for i, part in enumerate(found.values()):
         mine = rows[i * len(pid) : (i + 1) * len(pid)]

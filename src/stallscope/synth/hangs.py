@@ -1,4 +1,4 @@
-"""Faults after which a job never goes on: missing ranks, mismatched calls, crossed order."""
+"""Faults after which a job never continues: missing ranks, mismatched calls, crossed order."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ class MissingRank:
     where: Phase = Phase.BEGIN
 
     def apply(self, plan: Plan, rng: np.random.Generator) -> int:
-        """Take the ranks away, all in the same place of the step."""
+        """Take the ranks away, all at the same instruction of the step."""
         if plan.step != self.step:
             return 0
         at = Schedule(where=self.where).position(plan, self.ranks[0], rng)
@@ -40,7 +40,7 @@ class MissingRank:
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchedCall:
-    """Ranks enter a round with another op, count or datatype than their peers: `differs` says which."""
+    """Ranks enter a round with an op, count or datatype other than their peers': `differs` names the field."""
 
     ranks: tuple[int, ...]
     step: int
@@ -73,9 +73,9 @@ class MismatchedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossedOrder:
-    """Ranks enter two collectives on two communicators in the other order than their peers.
+    """Ranks enter two collectives on two communicators in the reverse order of their peers.
 
-    That hangs for certain only where the second group contains the first: peers that wait in the first
+    The job hangs for certain only if the second group contains the first: peers that wait in the first
     never reach the second. Needs a job with experts or with grad_norm.
     """
 

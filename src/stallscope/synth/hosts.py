@@ -1,9 +1,9 @@
-"""The state of all ranks: host clocks, device streams, the account of where host time went.
+"""The state of all ranks: host clocks, device streams, and the time ledger of each host.
 
-Two timelines a rank. The host enqueues and goes on; the device has a stream for kernels, one for collectives
+Each rank has two timelines. The host enqueues and goes on; the device has a stream for kernels, one for collectives
 and one for sends in each direction, and each works in order. Times are true time in ns from the job's start;
-a rank that never goes on is at NEVER. Time on the CPU is not kept: it is what the other categories leave.
-n_completed is what a capture can know: what was enqueued before the last synchronise call that returned.
+a rank that never continues is at NEVER. Time on the CPU is not stored: it is the remainder of the other categories.
+n_completed counts the work that a capture can know: enqueued before the last synchronise call that returned.
 """
 
 from collections import deque
@@ -22,13 +22,13 @@ Ranks = slice | Array
 
 class Hosts:
     """Arrays by rank. may_hang: some rank can reach NEVER (checked only then, for speed). times_launches: the
-    capture counts launches and knows how long they take; else that is time on the CPU.
+    capture counts and times launches; otherwise launch time is time on the CPU.
     """
 
     def __init__(
         self, job: Job, timing: Timing, start_ns: Array, *, may_hang: bool, times_launches: bool = False
     ) -> None:
-        """start_ns: (ranks,) when each process is first seen."""
+        """start_ns: (ranks,) the time of each process's first record."""
         n = job.nranks
         self.may_hang, self.times_launches = may_hang, times_launches
         self.start_ns = start_ns
@@ -62,7 +62,7 @@ class Hosts:
         self.ledger[category - 1, ranks] += ns
 
     def stall(self, stall: Stall) -> None:
-        """Hold some hosts up."""
+        """Delay some hosts."""
         if stall.drains:
             self.synchronise(stall.ranks, np.zeros(len(stall.ranks), np.int64))
         for category, share in stall.shares.items():
@@ -87,9 +87,9 @@ class Hosts:
         self.compute[ranks] = np.maximum(begin + device, last)
 
     def wait_for_queue(self, ranks: slice) -> None:
-        """A host runs ahead of its device by a bounded number of launches; then launches block it.
+        """A host runs ahead of its device by a bounded number of launches; further launches block it.
 
-        Where launches are not timed, that is time on the CPU: the driver polls.
+        If launches are not timed, this is time on the CPU: the driver polls.
         """
         if not self._is_bounded:
             return
@@ -106,7 +106,7 @@ class Hosts:
         self.queued_ns[ranks] += behind
 
     def synchronise(self, ranks: Ranks, cost: Array) -> None:
-        """Wait for all that the ranks have enqueued: for others if a collective is among it."""
+        """Wait for all work that the ranks have enqueued: for other ranks if a collective is part of it."""
         begin = self.now[ranks].copy()
         done = np.maximum(self.compute[ranks], self.comm[ranks])
         for sent in self.sends.values():
@@ -132,7 +132,7 @@ class Hosts:
         self.has_enqueued[ranks] = False
 
     def block(self, ranks: Array, category: int | Array, call: Op) -> None:
-        """The hosts never go on from here; those that already stand are left as they are."""
+        """The hosts never continue from here; hosts that are already at NEVER do not change."""
         fresh = self.now[ranks] < NEVER
         at = ranks[fresh]
         self.blocked_since[at] = self.now[at]

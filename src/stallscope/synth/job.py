@@ -1,4 +1,4 @@
-"""What is simulated: the shape of a training job, how it is written, and how long its parts take.
+"""The simulated job: its shape, its program, and the durations of its parts.
 
 Ranks are laid out tensor-parallel first, then data, then pipeline: rank = (stage * dp + d) * tp + t, so
 that a stage is a contiguous slice of ranks and a group is one axis of a reshaped array.
@@ -49,7 +49,7 @@ class Job:
     checkpoint_ns: int = 400_000_000
 
     def __post_init__(self) -> None:
-        """Raises BadInput for a shape that no job can have."""
+        """Raises BadInput for an impossible shape."""
         counts = (self.dp, self.tp, self.pp, self.ep, self.ranks_per_node, self.steps, self.layers)
         if min(counts) < 1 or self.buckets < 1 or self.microbatches < 1 or self.sync_every < 1:
             raise BadInput(f"simulated job {self}: every size is at least 1")
@@ -94,13 +94,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long things take: base durations, and how they scatter. docs/decisions/simulator.md has the fit.
+    """Base durations, and their scatter. docs/decisions/simulator.md has the fit.
 
-    A host cost is base x speed of the rank x its wander in this step x lognormal(jitter), plus now and then
-    a spike; for the device speed and jitter only, far narrower. Wander: a rank's host is slower for some
+    A host cost is base x speed of the rank x its wander in this step x lognormal(jitter), plus an occasional
+    spike; a device cost has only speed and jitter, with far less scatter. Wander: a rank's host is slower for some
     steps, then faster (correlation from step to step: wander_memory). Spikes: lognormal around spike_ns with
-    spike_sigma, per instruction. sharded_ns: what a sharded layer costs the host beyond the call.
-    Bandwidths are those of the bus, in bytes per ns.
+    spike_sigma, per instruction. sharded_ns: the host cost of a sharded layer in addition to the call.
+    Bandwidths are bus bandwidths, in bytes per ns.
     """
 
     launch_ns: int = 25_000
@@ -132,7 +132,7 @@ class Timing:
     warmup_factors: tuple[float, ...] = (40.0, 8.0, 1.5)
 
     def scaled(self, jitter: float) -> "Timing":
-        """The same job with all scatter multiplied: 0 is a clockwork, 1 as fitted."""
+        """The same job with all scatter multiplied: 0 is deterministic, 1 is the fit."""
         return Timing(
             **{
                 **self.__dict__,

@@ -1,4 +1,4 @@
-"""Advances all ranks through a planned step, one instruction after the other, and notes every arrival.
+"""Advances all ranks through a planned step, one instruction after the other, and records every arrival.
 
 A synchronising collective starts when the last member's stream has reached it and ends for all together. A
 broadcast lets its root go on, a reduction its leaves; a receive waits for its send, and a send's kernel for
@@ -46,7 +46,7 @@ Note = Callable[[Arrivals], None]
 
 
 class Machine:
-    """All hosts and devices of a job, and how often each communicator was used."""
+    """All hosts and devices of a job, and the number of uses of each communicator."""
 
     def __init__(self, job: Job, groups: dict[Family, Groups], hosts: Hosts) -> None:
         """hosts: their state, which is advanced in place."""
@@ -58,7 +58,7 @@ class Machine:
         self._sent: dict[tuple[int, int], deque[tuple[Array, Array]]] = {}
 
     def run(self, plan: Plan, note: Note) -> None:
-        """Advance every rank through one step; `note` gets the arrivals in program order."""
+        """Advance every rank through one step; `note` is called with the arrivals in program order."""
         for at in range(len(plan.program)):
             for stall in plan.stalls.get(at, ()):
                 self.hosts.stall(stall)
@@ -105,7 +105,7 @@ class Machine:
         note(_without(arrived, plan.early(at), mismatch))
 
     def _arrive(self, made: Instruction, step: int, seq: Array, cost: Array) -> Arrivals:
-        """Enter a call, after what of its cost comes before: note the accounts, count it, spend the cost."""
+        """Enter a call after its preceding cost: record the time ledger, count the call, add the cost."""
         hosts, ranks = self.hosts, made.ranks
         ts_ns = hosts.now[ranks] + (cost * made.before).astype(np.int64)
         hosts.now[ranks] += cost
@@ -129,7 +129,7 @@ class Machine:
         return arrived
 
     def _end(self, made: Instruction, ready: Array, device: Array) -> Array:
-        """When the collective ends, by member."""
+        """The end of the collective, by member."""
         groups = self.groups[made.family or Family.WORLD]
         last = groups.over_members(ready, np.maximum)
         if made.op in (Op.BROADCAST, Op.REDUCE):
@@ -147,7 +147,7 @@ class Machine:
         return shares
 
     def _enter_early(self, at: int, plan: Plan, note: Note) -> None:
-        """Some ranks enter a later collective first: their peers wait here, they wait there."""
+        """Some ranks enter a later collective first. Their peers wait in this one; they wait in the later one."""
         crossing = plan.crossings[at]
         made = plan.program[crossing.partner]
         family, hosts = made.family or Family.WORLD, self.hosts
@@ -156,7 +156,7 @@ class Machine:
         held = hosts.now[others].copy(), hosts.n_enqueued[others].copy(), hosts.calls[:, others].copy()
         arrived = self._arrive(made, plan.step, self.seq[family], plan.host[crossing.partner, made.ranks])
         hosts.now[others], hosts.n_enqueued[others], hosts.calls[:, others] = held
-        hosts.n_enqueued[crossing.ranks] -= 1  # counted when its turn comes
+        hosts.n_enqueued[crossing.ranks] -= 1  # counted at its own turn
         self.seq[family][:] = seq
         hosts.comm[crossing.ranks] = NEVER
         note(_without(arrived, others, None))
@@ -172,7 +172,7 @@ class Machine:
         note(arrived)
 
     def _receive(self, made: Instruction, arrived: Arrivals, device: Array) -> None:
-        """Fills in when the receive and its send end; the receiver's kernels wait for it."""
+        """Fills in the end times of the receive and its send; the receiver's kernels wait for it."""
         ranks = made.ranks
         shift = made.towards * (ranks.stop - ranks.start)
         source = slice(ranks.start + shift, ranks.stop + shift)
@@ -185,7 +185,7 @@ class Machine:
 
 
 def _without(arrived: Arrivals, ranks: Array | None, mismatch: Mismatch | None) -> Arrivals:
-    """The arrivals less those of some ranks."""
+    """The arrivals without some ranks."""
     fields = arrived.__dict__ | {"mismatch": mismatch}
     if ranks is not None:
         keep = ~np.isin(arrived.ranks, ranks)

@@ -1,6 +1,6 @@
-"""From what happened to what a capture on each node would have written: rows on node clocks.
+"""Converts simulated events to the records of a capture on each node: rows on node clocks.
 
-What is lost, and what came before an agent attached, is left out here and counted.
+Lost records, and records before an agent attached, are left out here and counted.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from stallscope.synth.program import Instruction, Phase
 FIRST_PID = 4100
 _PID_STRIDE = 64
 _AUTOGRAD_TID = 40
-_FIRST_STEPS_NS, _SHORT_STEP_NS = 2_300_000_000, 4_000_000  # bursts lie where a short job has its steps
+_FIRST_STEPS_NS, _SHORT_STEP_NS = 2_300_000_000, 4_000_000  # bursts fall into the steps of a short job
 _REDUCING = (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """How good the capture is.
+    """The quality of the capture.
 
     lost: share of the records lost at random; n_bursts of burst_ns each, per node, in which all are lost.
     late_nodes: agents there attach late_ns after the job's start, and count seq from then on.
-    has_gpu_times: the GPU's own clock tells when a collective's kernel starts and ends.
+    has_gpu_times: the GPU's own clock provides the start and end of a collective's kernel.
     times_launches: launches are counted and timed (off by default in the agent: it costs).
-    snapshot_ns: how often the state of a process is noted; watched_ns: for how long a hung job is watched.
+    snapshot_ns: the interval of process snapshots; watched_ns: how long a hung job is observed.
     """
 
     lost: float = 0.0
@@ -48,7 +48,7 @@ class Capture:
 
 
 class Agents:
-    """The agents of all nodes: they turn arrivals into rows, and count what they lose."""
+    """The agents of all nodes: they turn arrivals into rows, and count lost records."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Agents:
         start_ns: Array,
         rng: np.random.Generator,
     ) -> None:
-        """start_ns: (ranks,) true time each process is first seen, were the agent there."""
+        """start_ns: (ranks,) true time of each process's first record, with an agent present."""
         self.job, self.capture, self.groups, self.clocks, self.gpus = job, capture, groups, clocks, gpus
         self.node, self.rng = job.node_of, rng
         self.local = np.arange(job.nranks) % job.ranks_per_node
@@ -75,7 +75,7 @@ class Agents:
         self._bursts = rng.random((job.n_nodes, capture.n_bursts))
 
     def rows(self, arrivals: Sequence[Arrivals]) -> Array:
-        """The `collectives` rows of these arrivals, in the order given; per rank that of time."""
+        """The `collectives` rows of these arrivals, in the given order; each rank's rows in time order."""
         kept = [part for part in map(self._attached, arrivals) if len(part.ranks)]
         if not kept:
             return layout.empty(layout.COLLECTIVES)
@@ -87,7 +87,7 @@ class Agents:
         return self._delivered(rows)
 
     def _attached(self, part: Arrivals) -> Arrivals:
-        """The arrivals that happen, and that an agent is there to see; seq as that agent counts it."""
+        """The arrivals that happen while an agent is attached; seq as counted by that agent."""
         happens = part.ts_ns < NEVER
         late = self.is_late[part.ranks]
         if not late.any():
@@ -110,7 +110,7 @@ class Agents:
         return Arrivals(**(part.__dict__ | {"seq": seq}))
 
     def _fill_times(self, rows: Array, kept: Sequence[Arrivals]) -> None:
-        """Everything that stands on a clock, and the accounts."""
+        """Every column on a clock, and the time ledger."""
         rank = np.concatenate([part.ranks for part in kept])
         ts = np.concatenate([part.ts_ns for part in kept])
         node = self.node[rank]
@@ -129,11 +129,11 @@ class Agents:
             self._fill_gpu_times(rows, rank, kept)
 
     def first_seen_ns(self) -> Array:
-        """True time each process is first seen; one that makes no call after a late attach: at the attach."""
+        """True time of each process's first record; the attach time for a process without calls after a late attach."""
         return np.where(self.seen_ns < NEVER, self.seen_ns, self.capture.late_ns)
 
     def account(self, rank: Array, ledger: Array, ts_ns: Array) -> Array:
-        """(n, categories) on the node's clock; the CPU has the rest, so that the sums fill time exactly."""
+        """(n, categories) on the node's clock; the CPU has the remainder, so that the sums fill time exactly."""
         node = self.node[rank]
         measured = self.clocks.length(node, ledger)
         on_cpu = ts_ns - self.clocks.reading(node, self.seen_ns[rank])
@@ -147,7 +147,7 @@ class Agents:
             rows[name] = np.where(when < NEVER, self.gpus.reading(rank, when), UNKNOWN)
 
     def _call(self, part: Arrivals) -> Array:
-        """Rows that say what was called, by whom; the same in every step, so made once."""
+        """The constant columns of the rows: call and process; equal in every step, so computed once."""
         known = self._calls.get(id(part.made))
         if known is None or known[0] is not part.made:
             known = self._calls[id(part.made)] = part.made, self._called(part.made)
@@ -179,7 +179,7 @@ class Agents:
         return rows
 
     def _delivered(self, rows: Array) -> Array:
-        """What is left after losses."""
+        """The records that remain after losses."""
         if not self.capture.lost and not self.capture.n_bursts:
             return rows
         kept = self.rng.random(len(rows)) >= self.capture.lost
@@ -192,7 +192,7 @@ class Agents:
         return rows[kept]
 
     def snapshots(self, hosts: Hosts, at_ns: Array, ranks: Array) -> Array:
-        """`snapshots` rows of some ranks at true times at_ns, which lie not before their hosts' own times."""
+        """`snapshots` rows of some ranks at true times at_ns, which must not precede their hosts' own times."""
         ranks, at_ns = _seen(ranks, at_ns, self.seen_ns)
         rows = layout.empty(layout.SNAPSHOTS, len(ranks))
         standing = hosts.blocked_since[ranks] < NEVER
@@ -213,7 +213,7 @@ class Agents:
 
 
 _SYSCALLS = {Category.SLEEP: 230, Category.LOCK: 202, Category.NET: 232, Category.IO: 0, Category.DRIVER: 16}
-"""x86-64 numbers of what a thread that stands in a category is blocked in."""
+"""x86-64 numbers of the system call that blocks a thread in each category."""
 
 
 def _syscalls(category: Array, standing: Array) -> Array:

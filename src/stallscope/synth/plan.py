@@ -1,7 +1,7 @@
-"""The costs of one step, rank by rank: base durations, scatter, warm-up; and what faults add to them.
+"""The costs of one step, rank by rank: base durations, scatter, warm-up; and the costs added by faults.
 
-A plan is made from one random stream, whatever faults there are, so that a run and its twin without the
-fault scatter alike. Faults then change the plan; they draw from a stream of their own.
+A plan uses one random stream that faults do not touch, so that a run and its twin without the
+fault have the same scatter. Faults then change the plan, with random numbers of a separate stream.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ from stallscope.synth.program import Instruction, Kind, Phase
 class Stall:
     """Host time that some ranks spend before an instruction.
 
-    ns: (ranks,); shares: of ns by category, together 1. n_syncs, n_allocs, n_copies: calls made meanwhile.
-    drains: the host first waits for its own device, as a blocking copy does.
+    ns: (ranks,); shares: of ns by category, together 1. n_syncs, n_allocs, n_copies: calls made during it.
+    drains: the host first waits for its own device, like a blocking copy.
     """
 
     ranks: Array
@@ -33,7 +33,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Vanish:
-    """Ranks stop before an instruction and never go on; a dead process has ended."""
+    """Ranks stop before an instruction and never continue; a dead process has ended."""
 
     ranks: Array
     category: Category
@@ -42,7 +42,7 @@ class Vanish:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Ranks enter a collective as another one; None: like their peers. The collective never ends."""
+    """Ranks enter a collective with other arguments; None: the same as their peers. The collective never ends."""
 
     ranks: Array
     op: Op | None = None
@@ -50,7 +50,7 @@ class Mismatch:
     datatype: Datatype | None = None
 
     def fill(self, rows: Array, theirs: Array) -> None:
-        """Put what differs into the culprits' rows."""
+        """Write the different values into the culprits' rows."""
         if self.op is not None:
             rows["op"][theirs] = self.op
         if self.datatype is not None:
@@ -63,7 +63,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Ranks enter the collective `partner` (a later instruction) first, then this one. Neither ends."""
+    """Ranks enter the collective `partner` (a later instruction) before this one. Neither ends."""
 
     ranks: Array
     partner: int
@@ -88,7 +88,7 @@ class Plan:
         self.stalls.setdefault(at, []).append(stall)
 
     def launches_by_rank(self, ranks: slice) -> Array:
-        """How many times the usual launches each rank makes; more_launches: of the ranks that make more."""
+        """The factor on the launch count of each rank; more_launches: of the ranks that launch more."""
         times = np.ones(ranks.stop - ranks.start, np.int64)
         for rank, factor in self.more_launches.items():
             if ranks.start <= rank < ranks.stop:
@@ -113,7 +113,7 @@ class Plan:
 
 @dataclass
 class Speeds:
-    """Factors on a rank's host and device costs: its own for the whole job, and its host's wander (a log)."""
+    """Factors on a rank's host and device costs: constant for the job, and the wander of its host (a log)."""
 
     host: Array
     device: Array
@@ -143,7 +143,7 @@ _SPIKES = (
     ({Category.LOCK: 1.0}, 0.06),
     ({Category.OTHER_OFF: 1.0}, 0.04),
 )
-"""What an ordinary spike of the host looks like in the ledger, with its frequency."""
+"""The ledger category of an ordinary host spike, with its frequency."""
 
 
 def plan(
@@ -155,7 +155,7 @@ def plan(
     used: set[Family],
     rng: np.random.Generator,
 ) -> Plan:
-    """The healthy costs of a step; `used` holds the families used so far, and grows."""
+    """The healthy costs of a step; families that the step uses are added to `used`."""
     shape = (len(program), len(speed.host))
     host_base = np.array([made.host_ns for made in program], np.float32)[:, None]
     device_base = np.array([made.device_ns for made in program], np.float32)[:, None]
@@ -179,7 +179,7 @@ def _scatter(shape: tuple[int, int], sigma: float, rng: np.random.Generator) -> 
 
 
 def _add_spikes(made: Plan, timing: Timing, rng: np.random.Generator) -> None:
-    """A few ranks lose a fraction of a millisecond somewhere, for one of the usual reasons."""
+    """A few ranks lose a fraction of a millisecond at some instruction, for an ordinary reason."""
     n_instructions, n_ranks = made.host.shape
     n = rng.poisson(timing.spike_probability * n_instructions * n_ranks)
     at, rank = rng.integers(0, n_instructions, n), rng.integers(0, n_ranks, n)

@@ -13,18 +13,18 @@ from stallscope.synth.job import Family, Job, Timing
 
 
 class Kind(IntEnum):
-    """What an instruction does."""
+    """The action of an instruction."""
 
     WORK = 1  # host only
     COMPUTE = 2  # kernels on the compute stream
     COLLECTIVE = 3  # enqueued on the communication stream
     SEND = 4
     RECV = 5
-    SYNC = 6  # the host waits until its device has done everything
+    SYNC = 6  # the host waits until its device has done all enqueued work
 
 
 class Phase(IntEnum):
-    """Where in the step an instruction lies; faults choose by it."""
+    """The position of an instruction in the step, by which faults select instructions."""
 
     BEGIN = 1
     FORWARD = 2
@@ -37,7 +37,7 @@ class Instruction:
     """One instruction; host_ns and device_ns are base costs.
 
     after_comm: the compute stream waits for the communication stream first. holds: the compute stream waits
-    for this collective. before: share of its host time that lies before the call (hooks, views of tensors).
+    for this collective. before: share of its host time that precedes the call (hooks, views of tensors).
     towards: +1 or -1, the neighbouring stage of a send or receive.
     """
 
@@ -67,7 +67,7 @@ class Writer:
     """Makes instructions of a job with the durations of a timing."""
 
     def __init__(self, job: Job, timing: Timing, crossing: frozenset[Family]) -> None:
-        """crossing: families whose groups span nodes, so that the fabric bounds them."""
+        """crossing: families with groups across nodes, whose bandwidth is the fabric's."""
         self.job, self.timing, self.crossing = job, timing, crossing
 
     def work(self, ranks: slice, phase: Phase, ns: int, category: Category) -> Instruction:
@@ -75,7 +75,7 @@ class Writer:
         return Instruction(Kind.WORK, ranks, phase, ns, category=category)
 
     def compute(self, ranks: slice, phase: Phase, device_ns: int, *, after_comm: bool = False) -> Instruction:
-        """A layer's worth of kernels."""
+        """The kernels of a layer."""
         launches = self.timing.layer_launches
         host_ns = launches * self.timing.launch_ns
         return Instruction(
@@ -111,7 +111,7 @@ class Writer:
 
 
 def start(write: Writer) -> tuple[Instruction, ...]:
-    """What the job does before its first step: set up, and one collective over the world."""
+    """The job's work before its first step: set up, and one collective over the world."""
     everyone = slice(0, write.job.nranks)
     return (
         write.work(everyone, Phase.BEGIN, 1_000_000_000, Category.ON_CPU),
@@ -188,7 +188,7 @@ def _buckets(write: Writer, ranks: slice, layer: int) -> Iterator[Instruction]:
 
 
 def _exchanges(write: Writer, ranks: slice, phase: Phase) -> Iterator[Instruction]:
-    """What a layer exchanges before the next can start: tensor-parallel sums, tokens for the experts."""
+    """The exchanges of a layer before the next layer: tensor-parallel sums, tokens for the experts."""
     n_bytes = write.timing.activation_bytes
     if write.job.ep > 1:
         for _ in ("out", "back"):
@@ -220,7 +220,7 @@ def _pipeline(write: Writer) -> Iterator[Instruction]:
 
 
 def _turns(stage: int, n_stages: int, n_batches: int) -> list[tuple[str, int]]:
-    """What a stage does, in its order: (forward or backward, microbatch)."""
+    """The turns of a stage, in order: (forward or backward, microbatch)."""
     ahead = min(n_stages - stage - 1, n_batches)
     made = [("forward", k) for k in range(ahead)]
     for k in range(n_batches):
@@ -231,7 +231,7 @@ def _turns(stage: int, n_stages: int, n_batches: int) -> list[tuple[str, int]]:
 
 
 def _is_fed(turn: tuple[str, int], stage: int, n_stages: int, done: set[tuple[str, int, int]]) -> bool:
-    """Whether the neighbour has sent what the turn needs."""
+    """Whether the neighbour has sent the input of the turn."""
     what, k = turn
     if what == "forward":
         return stage == 0 or ("forward", stage - 1, k) in done

@@ -1,6 +1,6 @@
-"""A catalogue: shapes of jobs, what goes wrong in them, and healthy jobs of every kind.
+"""A catalogue: shapes of jobs, faults in them, and healthy jobs of every kind.
 
-A scenario is a shape's name, a fault's name and a seed; who is guilty and when is drawn from the seed.
+A scenario is a shape's name, a fault's name and a seed; the seed determines the culprit and the time.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ _DELAY_NS = 150_000_000
 
 
 class Scenario(NamedTuple):
-    """One case: a job and what goes wrong in it."""
+    """One case: a job and its faults."""
 
     job: Job
     faults: tuple[Fault, ...]
@@ -156,25 +156,25 @@ FAULTS: dict[str, Maker] = {
         CrossedOrder(ranks=(_rank(job, rng),), step=int(rng.integers(12, job.steps - 2))),
     ),
 }
-"""What can go wrong, by name."""
+"""The faults of the catalogue, by name."""
 
 
 def fits(shape: str, fault: str) -> bool:
-    """Whether a fault can happen in a shape, and costs anything there."""
+    """Whether a fault can happen in a shape, and has a cost there."""
     job = SHAPES[shape]
     if fault == "slow_stage":
         return job.pp > 1
     if fault == "slow_node":
         return job.n_nodes > 2
     if fault in ("gpu_slow", "gpu_shared"):
-        return not job.sharded  # bound by their hosts: nobody waits for a device
+        return not job.sharded  # bound by their hosts: no rank waits for a device
     if fault == "crossed_order":
         return job.ep > 1 or job.grad_norm
     return True
 
 
 def names() -> list[tuple[str, str]]:
-    """Every (shape, fault) that fits."""
+    """Every possible (shape, fault)."""
     return [(shape, fault) for shape in SHAPES for fault in FAULTS if fits(shape, fault)]
 
 
@@ -189,11 +189,11 @@ def scenario(shape: str, fault: str, seed: int) -> Scenario:
 
 
 ON_DEVICE = ("gpu_slow", "gpu_shared", "slow_stage", "moving_imbalance_on_device")
-"""Faults that only the GPUs' own times can pin on a rank."""
+"""Faults that only the GPUs' own times can attribute to a rank."""
 
 
 IN_LAUNCHES = ("launch_bound",)
-"""Faults whose cause only the timing of launches can tell."""
+"""Faults whose cause only launch timing can show."""
 
 
 def scene(
@@ -207,7 +207,7 @@ def scene(
 def healthy(seed: int) -> tuple[Trace, Truth]:
     """A healthy job of 4 to 64 ranks, drawn at random: its shape, scatter, clocks and capture.
 
-    Some checkpoint, some run ahead, some are bound by their launches, some lose records or are seen late.
+    Some checkpoint, some run ahead, some are bound by their launches, some lose records or are attached late.
     """
     rng = np.random.default_rng([seed, 2])
     dp, tp, pp = (int(rng.choice(sizes)) for sizes in ((4, 8, 16), (1, 1, 2), (1, 1, 1, 2)))

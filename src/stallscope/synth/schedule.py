@@ -1,4 +1,4 @@
-"""When a fault strikes and for how long."""
+"""The steps in which a fault occurs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from stallscope.synth.program import Kind, Phase
 class Schedule:
     """Every `every` steps from step `first` on, before step `until`; each time with `probability`.
 
-    where: the phase it strikes in; None: anywhere in the step.
+    where: the phase in which it occurs; None: anywhere in the step.
     """
 
     first: int = 10
@@ -22,7 +22,7 @@ class Schedule:
     where: Phase | None = Phase.BEGIN
 
     def is_active(self, number: int, rng: np.random.Generator) -> bool:
-        """Whether it strikes in step `number`."""
+        """Whether the fault occurs in step `number`."""
         if number < self.first or (self.until is not None and number >= self.until):
             return False
         if (number - self.first) % self.every:
@@ -31,11 +31,11 @@ class Schedule:
 
     @property
     def period_steps(self) -> int | None:
-        """Its period, where it has one above a single step."""
+        """The period, if above a single step."""
         return self.every if self.every > 1 and self.probability >= 1.0 else None
 
     def position(self, plan: Plan, rank: int, rng: np.random.Generator) -> int:
-        """The instruction before which it strikes: the phase's first, or any that the host works in."""
+        """The instruction before which it occurs: the phase's first, or any instruction with host work."""
         if self.where is Phase.BEGIN:
             return plan.positions(rank, (Kind.WORK,), Phase.BEGIN)[0]
         kinds = (Kind.COMPUTE, Kind.COLLECTIVE)

@@ -1,4 +1,4 @@
-"""From a job and its faults to a trace with the truth."""
+"""Simulates a job with faults: the trace and the truth."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _CLOCK_READING_NS = 10_000_000_000
 
 @dataclass
 class _Run:
-    """One run of a job: its state, what the faults did, and how it is observed."""
+    """One run of a job: its state, the effects of the faults, and its capture."""
 
     job: Job
     timing: Timing
@@ -54,7 +54,7 @@ def simulate(
 ) -> tuple[Trace, Truth]:
     """Run a job and observe it. The same arguments give the same trace.
 
-    collectives are sorted by node and time. has_twin: run the job again without faults, to know the cost.
+    collectives are sorted by node and time. has_twin: run the job again without faults, to measure the cost.
     """
     run = _run(job, faults, seed, timing, clocks, capture)
     parts: list[Array] = []
@@ -80,7 +80,7 @@ def batches(
 ) -> Iterator[Array]:
     """The `collectives` rows of a job, some steps at a time, so that a large one needs little memory.
 
-    Rows of one rank are in order. n_rounds: stop after the step in which every rank has entered so many.
+    Rows of one rank are in order. n_rounds: stop after the step in which every rank has entered n_rounds collectives.
     """
     run = _run(job, faults, seed, timing, clocks, capture)
     for arrivals in _grouped(_steps(run, [])):
@@ -106,7 +106,7 @@ def _run(
 
 
 def _steps(run: _Run, snapshots: list[Array]) -> Iterator[list[Arrivals]]:
-    """The arrivals of the start and of each step, until the job is over or nobody goes on."""
+    """The arrivals of the start and of each step, until the job is over or all ranks hang."""
     job, timing = run.job, run.timing
     write = program.Writer(
         job, timing, frozenset(family for family, part in run.groups.items() if part.spans_nodes)
@@ -152,7 +152,7 @@ def _grouped(steps: Iterator[list[Arrivals]]) -> Iterator[list[Arrivals]]:
 
 
 def _watch(run: _Run, snapshots: list[Array]) -> int:
-    """When the capture ends, true time; adds the last snapshots, and those of a hung job."""
+    """The end of the capture, true time; adds the last snapshots, and the snapshots of a hung job."""
     hosts, everyone = run.hosts, np.arange(run.job.nranks)
     stands = hosts.now >= NEVER
     last = np.where(stands, hosts.blocked_since, hosts.now)
@@ -239,7 +239,7 @@ def _truth(run: _Run, twin: _Run | None, end_ns: int) -> Truth:
 
 
 def _waited_ns(run: _Run, end_ns: int) -> Array:
-    """How long each rank waited for others: in synchronise calls, on a full queue, and for ever."""
+    """The time that each rank waited for others: in synchronise calls, on a full queue, and for ever."""
     hosts = run.hosts
     standing = (hosts.blocked_since < NEVER) & (hosts.blocked_call > 0)
     stood = np.where(standing, end_ns - hosts.blocked_since, 0)

@@ -13,9 +13,9 @@ from stallscope.synth.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLaunches:
-    """Ranks launch `factor` times as many kernels, tiny ones, and take so many times as long to enqueue them.
+    """Ranks launch `factor` times as many tiny kernels, and take `factor` times as long to enqueue them.
 
-    No ranks: all are alike, which is a slow job and nobody's fault.
+    No ranks: all are equally slow, which is a slow job without a culprit.
     """
 
     ranks: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class SlowLaunches:
         return 1
 
     def answer(self) -> Answer:
-        """The slow ranks; nobody, where all are."""
+        """The slow ranks; no ranks if all are slow."""
         kind = "straggler" if self.ranks else "all_slow"
         return Answer(kind, self.ranks, "launch_bound", first_step=self.schedule.first, is_in_launches=True)
 
@@ -117,7 +117,7 @@ class MovingImbalance:
     schedule: Schedule = field(default_factory=Schedule)
 
     def apply(self, plan: Plan, rng: np.random.Generator) -> int:
-        """Give one rank more to do, in one place."""
+        """Give one rank more work at one instruction."""
         if not self.schedule.is_active(plan.step, rng):
             return 0
         rank = int(rng.integers(plan.host.shape[1]))
@@ -130,7 +130,7 @@ class MovingImbalance:
         return 1
 
     def answer(self) -> Answer:
-        """Nobody in particular."""
+        """No ranks: the culprit changes from step to step."""
         return Answer(
             "imbalance",
             (),

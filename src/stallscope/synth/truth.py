@@ -1,4 +1,4 @@
-"""The right answer for a simulated job, and what the fault cost."""
+"""The right answer for a simulated job, and the cost of the fault."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,12 @@ from stallscope.synth.faults import Answer
 
 @dataclass(frozen=True)
 class Truth:
-    """What a diagnosis should say; no answers: a healthy job.
+    """The right diagnosis; no answers: a healthy job.
 
-    n_incidents: by answer. lost_gpu_seconds: what all ranks but the culprits waited longer than in the twin,
-    the same job with the same scatter and no fault; -1 when no twin was run. slowdown_ns: how much later the
-    job ended; -1 likewise, and for a hang. clock_offset_ns, clock_drift: by node, against true time.
-    has_gpu_times: the records hold the GPUs' own times. times_launches: and the time in launches.
+    n_incidents: by answer. lost_gpu_seconds: additional waiting time of all ranks but the culprits against the twin,
+    the same job with the same scatter and no fault; -1 without a twin. slowdown_ns: delay of the job's
+    end; -1 without a twin, and for a hang. clock_offset_ns, clock_drift: by node, against true time.
+    has_gpu_times: the records hold the GPUs' own times. times_launches: the records hold the time in launches.
     """
 
     answers: tuple[Answer, ...]
@@ -27,8 +27,8 @@ class Truth:
 
     @property
     def knowable(self) -> tuple[Answer, ...]:
-        """The answers that the records can give: whose device is slow only the GPUs' own times can tell, and that
-        a host is busy with launches only the timing of launches.
+        """The answers that the records allow: only the GPUs' own times can show which rank's device is slow, and only
+        launch timing that a host is busy with launches.
         """
         return tuple(map(self._knowable, self.answers))
 
