@@ -56,7 +56,7 @@ def test_a_file_of_another_kind(tmp_path):
 def test_truncated_parquet(folder, share):
     path = folder / "events.parquet"
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    refused(folder, "events.parquet", "no readable Parquet file")
+    refused(folder, "events.parquet", "not a readable Parquet file")
 
 
 def test_bits_that_changed(folder):

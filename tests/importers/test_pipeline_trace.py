@@ -336,7 +336,7 @@ def test_words_that_are_no_text_are_an_error(tmp_path: Path):
     )
     changed = found.set_column(found.column_names.index("optype"), "optype", words)
     pq.write_table(changed, tmp_path / "trace.parquet")
-    with pytest.raises(BadTrace, match=r"no readable Parquet file .*Invalid UTF8"):
+    with pytest.raises(BadTrace, match=r"not a readable Parquet file .*Invalid UTF8"):
         IMPORTER.read(tmp_path / "trace.parquet")
 
 

@@ -94,7 +94,7 @@ def test_a_truncated_trace_is_refused(tmp_path, whole, size):
 def test_a_file_that_is_no_trace_is_refused_and_left_alone(tmp_path, text):
     path = tmp_path / "other"
     path.write_text(text)
-    with pytest.raises(BadTrace, match=r"no stallscope trace|damaged|cannot"):
+    with pytest.raises(BadTrace, match=r"not a stallscope trace|damaged|cannot"):
         node.read(path)
     assert path.read_text() == text
 
@@ -136,7 +136,7 @@ def test_a_full_disk_keeps_what_was_committed(small_disk):
     store = NodeTrace(path)
     store.node("here")
     n_kept = 0
-    with pytest.raises(StorageFailed, match="what was stored before is unharmed"):
+    with pytest.raises(StorageFailed, match="the data stored before is unharmed"):
         for i in range(10_000):
             store.append(COLLECTIVES, rows(100, first=100 * i))
             store.commit()

@@ -203,7 +203,7 @@ def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
         if clock and max(abs(clock.monotonic_ns), abs(clock.wall_ns)) >= _OPEN_NS:
             raise ValueError("the clock is beyond 64 bits")
         facts = {
-        name: " ".join(str(content[name]).split()) for name in ("hardware", "software") if name in content
+            name: " ".join(str(content[name]).split()) for name in ("hardware", "software") if name in content
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
