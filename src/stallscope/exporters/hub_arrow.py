@@ -1,4 +1,4 @@
-"""The rows of a batch in the format of the hub's Arrow endpoint (docs/decisions/arrow-endpoint.md), written by nanoarrow.
+"""The rows of a batch in the hub's Arrow format (docs/decisions/arrow-endpoint.md), written by nanoarrow.
 
 Columns are the arrays unchanged: numbers of enumerations, -1 for unknown, the time ledger as one list.
 """
