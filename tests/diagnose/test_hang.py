@@ -165,10 +165,10 @@ def test_the_advice_fits_how_a_process_ended(status, advice):
 @pytest.mark.parametrize(
     ("doing", "said", "advice"),
     [
-        (Category.PREEMPTED, "state on cpu", "a loop without an end"),
+        (Category.PREEMPTED, "state on cpu", "an endless loop"),
         (Category.STOPPED, "state stopped", "kill -CONT"),
-        (Category.OTHER_OFF, "state blocked", "what it waits for there"),
-        (Category.NET, "waiting for a socket or pipe", "what it waits for there"),
+        (Category.OTHER_OFF, "state blocked", "instead of in the collective"),
+        (Category.NET, "waiting for a socket or pipe", "instead of in the collective"),
     ],
 )
 def test_the_advice_fits_what_a_missing_rank_does(doing, said, advice):

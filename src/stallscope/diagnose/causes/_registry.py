@@ -1,4 +1,4 @@
-"""The list of causes, and what each explains of an excess."""
+"""The list of causes, and the part of an excess that each of them explains."""
 
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from stallscope.events.names import N_CATEGORIES, Category, HostKind, Op
 
 @dataclass(frozen=True)
 class Excess:
-    """What a late rank did more than its peers, summed over its late steps.
+    """The additional time and calls of a late rank relative to its peers, summed over its late steps.
 
     total_ns: its self time beyond theirs. ledger_ns: the same by category (N_CATEGORIES,), may be negative.
     n_syncs, n_allocs, n_copies, n_launches: calls beyond theirs. n_steps: late steps.
     calls, offcpu, host: the rank's own rows of these tables (host_events) within the late intervals.
-    knows_syscalls: off-CPU time is told apart by system call. knows_blocking: time off the CPU is told apart from time
-    that the source does not record. symbols: names by number, for calls. samples: of the rank's GPU threads, in
+    knows_syscalls: the source distinguishes off-CPU time by system call. knows_blocking: it distinguishes time off the
+    CPU from time that it does not record. symbols: names by number, for calls. samples: of the rank's GPU threads, in
     the seconds of the late intervals. stacks: frames by the number in `stack` columns.
     """
 
@@ -49,7 +49,7 @@ class Excess:
         return self.offcpu[self.offcpu["category"] == category]
 
     def on_host(self, *kinds: HostKind) -> Array:
-        """What the machine did to the rank meanwhile, of these kinds."""
+        """The host events of these kinds on the rank within the late intervals."""
         return self.host[np.isin(self.host["kind"], kinds)]
 
     def made(self, *ops: Op) -> Array:
@@ -62,10 +62,12 @@ Evidence = dict[str, object]
 
 @dataclass(frozen=True)
 class Cause:
-    """name: as in the report. title: in words, after "because it". categories: ledger categories it claims.
+    """A reason for lateness.
+
+    name: as in the report. title: in words, after "because it". categories: ledger categories it claims.
     state: the same as a clause for a headline, "30 ms late, asleep in nanosleep". noun: the same for a list of causes.
     because: the state with the evidence's detail; empty where the evidence adds none.
-    claims_ns: the part of an excess it explains, when that is not just its categories' time.
+    claims_ns: the part of an excess it explains; None: the whole time of its categories.
     evidence: facts for the report, short. advice: one or two next steps that fit the evidence.
     """
 
@@ -107,7 +109,7 @@ class Explained:
 
 
 _LEAST_SHARE = 0.05
-_OWN_SHARE = 0.35
+_SEPARATE_SHARE = 0.35
 
 
 def causes() -> list[Cause]:
@@ -120,27 +122,27 @@ def causes() -> list[Cause]:
 
 def cause(name: str) -> Cause:
     """One cause by name. Raises KeyError."""
-    return {one.name: one for one in causes()}[name]
+    return {cause.name: cause for cause in causes()}[name]
 
 
 def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
     """The causes of an excess, largest first; those under 5 % are left out.
 
-    A cause with a claim of its own comes before those that claim categories only, and takes its part from them.
-    What no cause explains is the cause "unknown", when the causes explain no more than cause_share of the whole.
+    A cause with claims_ns takes its part of the categories before the causes that claim whole categories. The
+    unexplained part is the cause "unknown" if the causes explain at most cause_share of the whole.
     """
-    left = np.maximum(excess.ledger_ns[:N_CATEGORIES], 0.0)
-    left[Category.WAIT_GPU - 1] = 0.0
-    whole = max(excess.total_ns, float(left.sum()), 1.0)
+    remaining = np.maximum(excess.ledger_ns[:N_CATEGORIES], 0.0)
+    remaining[Category.WAIT_GPU - 1] = 0.0
+    whole = max(excess.total_ns, float(remaining.sum()), 1.0)
     parts = []
-    for one in sorted(causes(), key=lambda each: each.claims_ns is None):
-        available = float(sum(left[category - 1] for category in one.categories))
-        wanted = available if one.claims_ns is None else min(one.claims_ns(excess), available)
-        if wanted <= 0:
+    for candidate in sorted(causes(), key=lambda each: each.claims_ns is None):
+        available = float(sum(remaining[category - 1] for category in candidate.categories))
+        claimed = available if candidate.claims_ns is None else min(candidate.claims_ns(excess), available)
+        if claimed <= 0:
             continue
-        for category in one.categories:
-            left[category - 1] *= 1 - wanted / available
-        parts.append(Explained(one, wanted / whole, wanted, one.evidence(excess)))
+        for category in candidate.categories:
+            remaining[category - 1] *= 1 - claimed / available
+        parts.append(Explained(candidate, claimed / whole, claimed, candidate.evidence(excess)))
     missing = 1.0 - sum(part.share for part in parts)
     if missing >= 1 - cause_share:
         unknown = cause("unknown")
@@ -150,12 +152,14 @@ def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
 
 
 def leading(parts: list[Explained]) -> list[Explained]:
-    """The largest part, and those beside it that are too much to be left unsaid: two causes of their own, likely."""
-    return parts[:1] + [one for one in parts[1:] if one.share >= _OWN_SHARE and one.cause.name != "unknown"]
+    """The largest part, and further parts that are large enough to be separate causes."""
+    return parts[:1] + [
+        part for part in parts[1:] if part.share >= _SEPARATE_SHARE and part.cause.name != "unknown"
+    ]
 
 
 def intervals(rows: Array) -> Evidence:
-    """How many off-CPU intervals, and the longest."""
+    """The number of off-CPU intervals, and the longest."""
     if not len(rows):
         return {}
     return {"n_intervals": len(rows), "longest_ms": round(float(rows["duration_ns"].max()) / 1e6, 3)}
@@ -169,7 +173,7 @@ def most_of(rows: Array, column: str) -> Array:
 
 
 def slow_calls(rows: Array, excess: Excess) -> Evidence:
-    """How many slow calls, the longest, and the functions."""
+    """The number of slow calls, the longest, and the functions."""
     if not len(rows):
         return {}
     names = [excess.symbols[int(i)] for i in most_of(rows, "symbol")[:3] if int(i) < len(excess.symbols)]

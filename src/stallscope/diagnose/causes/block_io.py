@@ -19,8 +19,8 @@ def _because(evidence: Evidence) -> str:
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "Move that read or write off the step: prefetch, stage on local NVMe, or checkpoint asynchronously.",
-        "Compare the disk's latency on this host with another (iostat -x 1).",
+        "Move that read or write out of the step: prefetch, stage on local NVMe, or checkpoint asynchronously.",
+        "Compare the disk's latency with another host (iostat -x 1).",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The rank was off the CPU, and the recording does not tell in what it was blocked."""
+"""The rank was blocked off the CPU, and the recording does not show the system call."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals, most_of
 from stallscope.events.names import Category
@@ -6,17 +6,17 @@ from stallscope.events.names import Category
 
 def _evidence(excess: Excess) -> Evidence:
     rows = excess.off(Category.OTHER_OFF)
-    told = intervals(rows)
+    evidence = intervals(rows)
     if excess.knows_syscalls and len(rows):
-        told["system_calls"] = [int(nr) for nr in most_of(rows, "syscall_nr")[:3]]
-    return told
+        evidence["system_calls"] = [int(nr) for nr in most_of(rows, "syscall_nr")[:3]]
+    return evidence
 
 
 def _advice(evidence: Evidence) -> list[str]:
     if evidence.get("system_calls"):
-        return ["It was blocked in the system calls named in the evidence: see what that rank does there."]
+        return ["The evidence lists the system calls that blocked the rank: find the code that makes them."]
     return [
-        "Trace the job live (stallscope trace): the system call tells a sleep, a lock and a socket apart."
+        "Trace the job live (stallscope trace): the system call distinguishes a sleep, a lock and a socket."
     ]
 
 

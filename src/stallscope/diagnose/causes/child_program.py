@@ -13,6 +13,6 @@ CAUSE = Cause(
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [
-        "Take the program off the step: start it in the background, or do its work in the process."
+        "Move the program out of the step: start it in the background, or do its work in the process."
     ],
 )

@@ -1,4 +1,4 @@
-"""The rank wanted to run and did not get a CPU."""
+"""The rank was ready to run and did not get a CPU."""
 
 from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals, most_of
@@ -25,12 +25,12 @@ def _advice(evidence: Evidence) -> list[str]:
         return [
             "Raise the quota (cpu.max; Kubernetes: the CPU limit; Docker: --cpus), or remove it: a rank with its "
             "loaders and OpenMP threads uses several CPUs at a time.",
-            "Or give it fewer threads: OMP_NUM_THREADS, num_workers.",
+            "Or give the rank fewer threads: OMP_NUM_THREADS, num_workers.",
         ]
-    who = evidence.get("by")
-    found = f"{', '.join(map(str, who))} ran instead: " if isinstance(who, list) and who else ""
+    tasks = evidence.get("by")
+    moved = ", ".join(map(str, tasks)) if isinstance(tasks, list) and tasks else "the other tasks"
     return [
-        f"{found}move it to other CPUs, or give the rank CPUs of its own (taskset, cpuset, --cpus-per-task).",
+        f"Move {moved} to other CPUs, or give the rank dedicated CPUs (taskset, cpuset, --cpus-per-task).",
         "Check the rank's CPU affinity and the number of OpenMP and data loader threads on that host.",
     ]
 

@@ -5,14 +5,15 @@ from stallscope.events.names import Category, Op
 
 
 def _evidence(excess: Excess) -> Evidence:
-    told = slow_calls(excess.made(Op.ALLOC, Op.FREE), excess)
+    evidence = slow_calls(excess.made(Op.ALLOC, Op.FREE), excess)
     extra = round(excess.n_allocs)
-    return told | ({"n_extra_calls": extra} if extra > 0 else {})
+    return evidence | ({"n_extra_calls": extra} if extra > 0 else {})
 
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "Keep the allocator's cache: no empty_cache() in the loop; near-full memory causes retries.",
+        "Do not call empty_cache() in the loop: the allocator then asks the driver again. Nearly full memory causes "
+        "retries.",
         "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch on that rank.",
     ]
 

@@ -1,4 +1,4 @@
-"""The rank's own kernel failed: an assert, an illegal address or instruction. Later calls only repeat it."""
+"""A kernel of the rank failed: an assert, an illegal address or instruction. Later calls return the same error."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
@@ -10,7 +10,7 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     return [
         "Run that rank again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
-        "An illegal address can also come from a broken GPU: if it stays with the host, test that GPU.",
+        "A faulty GPU can also cause an illegal address: if the error recurs on the same host, test that GPU.",
     ]
 
 

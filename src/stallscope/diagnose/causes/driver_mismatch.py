@@ -10,13 +10,13 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     return [
         "Install a driver new enough for the CUDA in the job's image, or its forward-compatibility package.",
-        "Compare nvidia-smi and the image with a healthy host; with NVSwitch look at nvidia-fabricmanager.",
+        "Compare nvidia-smi and the image with a healthy host; with NVSwitch check nvidia-fabricmanager.",
     ]
 
 
 CAUSE = Cause(
     name="driver_mismatch",
-    title="found a driver that does not fit its CUDA",
+    title="has a driver that does not fit its CUDA version",
     categories=(),
     evidence=_evidence,
     advice=_advice,

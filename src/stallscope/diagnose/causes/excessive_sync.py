@@ -4,7 +4,7 @@ from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import Category
 
 _MANY_PER_STEP = 20
-_AT_MOST_NS = 1_000_000  # a call that waits longer than this waits for work, it is not one too many
+_AT_MOST_NS = 1_000_000  # a call that waits longer than this waits for GPU work and is not superfluous
 
 
 def _claims_ns(excess: Excess) -> float:
@@ -24,7 +24,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "Look for .item(), .cpu(), print(tensor), torch.cuda.synchronize() in its path; keep values on the GPU.",
+        "Look for .item(), .cpu(), print(tensor), torch.cuda.synchronize() in the step; keep values on the GPU.",
     ]
 
 

@@ -7,7 +7,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 _FILE_LOCKS = (73, 72, 32, 25)
-"""flock, fcntl on x86-64, then on arm64; there the same numbers are calls that do not block in OTHER_OFF."""
+"""flock, fcntl on x86-64, then on arm64. On the other architecture these calls do not block in OTHER_OFF."""
 
 
 def _waits(excess: Excess) -> Array:
@@ -45,7 +45,7 @@ CAUSE = Cause(
     noun="file lock",
     categories=(Category.OTHER_OFF,),
     evidence=_evidence,
-    advice=lambda _: ["Let each process use a file of its own, or hold the lock for a shorter time."],
+    advice=lambda _: ["Give each process its own file, or hold the lock for a shorter time."],
     claims_ns=_claims_ns,
     because=_because,
 )

@@ -1,4 +1,4 @@
-"""The process writes to a pipe that is full, since its reader is slow.
+"""The process writes to a pipe that is full because its reader is slow.
 
 Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
 """
@@ -13,6 +13,6 @@ CAUSE = Cause(
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [
-        "Write less, or let a thread of its own write; see why the reader of the pipe is slow."
+        "Write less, or write from a separate thread; check why the reader of the pipe is slow."
     ],
 )

@@ -1,4 +1,4 @@
-"""The rank's GPU, its memory or one of its links is broken: the CUDA calls say so."""
+"""The rank's GPU, its memory or one of its links is broken, as CUDA calls report."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
@@ -10,13 +10,13 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     return [
         "Look for Xid errors on that host (dmesg, nvidia-smi -q -d ECC); drain it and test the GPU (dcgmi diag -r 3).",
-        "Its peers only wait for it: do not replace theirs.",
+        "Do not replace the GPUs of its peers: they only wait for this rank.",
     ]
 
 
 CAUSE = Cause(
     name="gpu_fault",
-    title="its GPU or a link of it failed",
+    title="has a faulty GPU or GPU link",
     categories=(),
     evidence=_evidence,
     advice=_advice,

@@ -1,4 +1,4 @@
-"""Another process uses the rank's GPU: it works in turns, by varying amounts."""
+"""The rank's GPU slows down irregularly, as if another process shared it."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
@@ -9,16 +9,16 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "List the processes on that GPU (nvidia-smi, or fuser /dev/nvidiaN) and end the foreign one.",
-        "If it is alone there, look at throttle reasons: nvidia-smi -q -d PERFORMANCE.",
+        "List the processes on that GPU (nvidia-smi, or fuser /dev/nvidiaN) and end the processes of other jobs.",
+        "If the rank has the GPU to itself, check the throttle reasons: nvidia-smi -q -d PERFORMANCE.",
     ]
 
 
 CAUSE = Cause(
     name="gpu_shared",
-    title="has a GPU that works by turns, as when another process shares it",
-    state="with a GPU that works by turns, as when another process shares it",
-    noun="GPU that works by turns",
+    title="has a GPU of irregular speed, as if another process shared it",
+    state="irregularly, as if another process shared the GPU",
+    noun="GPU of irregular speed",
     categories=(),
     evidence=_evidence,
     advice=_advice,

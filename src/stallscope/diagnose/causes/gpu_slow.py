@@ -1,4 +1,4 @@
-"""The rank waits for its own GPU longer than its peers for theirs, on the same work."""
+"""The rank waits for its own GPU longer than its peers wait for their GPUs, with the same work."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op

@@ -13,6 +13,6 @@ CAUSE = Cause(
     categories=(),
     evidence=lambda _: {},
     advice=lambda _: [
-        "Check the power limit, the cooling and the supply of this GPU (nvidia-smi -q -d PERFORMANCE)."
+        "Check the power limit, the cooling and the power supply of this GPU (nvidia-smi -q -d PERFORMANCE)."
     ],
 )

@@ -1,4 +1,4 @@
-"""The rank synchronises for additional work on its GPU, as an evaluation: a slow GPU makes no additional call."""
+"""The rank waits for additional work on its GPU, such as an evaluation. A slow GPU makes no additional calls."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op

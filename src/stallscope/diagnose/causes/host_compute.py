@@ -12,11 +12,11 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     if evidence.get("n_launches"):
         return [
-            "It makes more launches than its peers: compare the shapes and code paths of this rank with another one."
+            "This rank makes more launches than its peers: compare its shapes and code paths with another rank."
         ]
     return [
         "Profile that rank's host code: garbage collection, data preparation, logging or a compiler on one rank only.",
-        "If it is the garbage collector: gc.freeze() after start-up, or collect on all ranks in the same step.",
+        "If it is the garbage collector: call gc.freeze() after start-up, or collect on all ranks in the same step.",
     ]
 
 

@@ -1,13 +1,13 @@
-"""The rank copies between host and GPU, and waits for it."""
+"""The rank waits for copies between host and GPU."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
 from stallscope.events.names import Category, Op
 
 
 def _evidence(excess: Excess) -> Evidence:
-    told = slow_calls(excess.made(Op.COPY), excess)
+    evidence = slow_calls(excess.made(Op.COPY), excess)
     extra = round(excess.n_copies)
-    return told | ({"n_extra_calls": extra} if extra > 0 else {})
+    return evidence | ({"n_extra_calls": extra} if extra > 0 else {})
 
 
 def _advice(evidence: Evidence) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rank sleeps: nanosleep and the like."""
+"""The rank sleeps: nanosleep and similar calls."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
 from stallscope.events.names import Category
@@ -10,9 +10,9 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     if isinstance(at := evidence.get("at"), str):
-        return [f"Look at {at}: there it sleeps (time.sleep, a retry or back-off loop, a rate limit)."]
+        return [f"Look at {at}: the rank sleeps there (time.sleep, a retry or back-off loop, a rate limit)."]
     return [
-        "Look for time.sleep, retry or back-off loops and rate limits in that rank's own code path.",
+        "Look for time.sleep, retry or back-off loops and rate limits in the code path of that rank.",
         "`py-spy dump --pid PID` during a delay shows the line.",
     ]
 

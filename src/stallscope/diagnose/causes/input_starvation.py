@@ -1,4 +1,4 @@
-"""The rank waits for a child process, mostly a data loader worker; else for the end of a program that it started."""
+"""The rank waits for a child process: typically a data loader worker, or a program that it started."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, interv
 from stallscope.events.names import Category
 
 _WAITS_FOR_AN_END = (61, 247, 260, 95)
-"""wait4, waitid on x86-64, then on arm64; there the same numbers are calls that do not block for a child."""
+"""wait4, waitid on x86-64, then on arm64. On the other architecture these calls do not wait for a child."""
 
 
 def _evidence(excess: Excess) -> Evidence:
     rows = excess.off(Category.CHILD)
     is_for_end = np.isin(rows["syscall_nr"], _WAITS_FOR_AN_END)
-    told = intervals(rows)
+    evidence = intervals(rows)
     if 2 * rows["duration_ns"][is_for_end].sum() > rows["duration_ns"].sum():
-        told["until_it_ended"] = True
-    return told
+        evidence["until_it_ended"] = True
+    return evidence
 
 
 def _because(evidence: Evidence) -> str:
@@ -25,11 +25,11 @@ def _because(evidence: Evidence) -> str:
 def _advice(evidence: Evidence) -> list[str]:
     if evidence.get("until_it_ended"):
         return [
-            "See what it starts in the loop (subprocess, a shell, nvidia-smi, git): take that off the step."
+            "Find the program that the loop starts (subprocess, a shell, nvidia-smi, git), and move it out of the step."
         ]
     return [
-        "Raise num_workers and prefetch_factor, or make the input cheaper; keep workers alive between epochs.",
-        "Check that the workers have CPUs: their threads and the rank's share one cpuset.",
+        "Raise num_workers and prefetch_factor, or simplify the preprocessing; keep workers alive between epochs.",
+        "Check that the workers have enough CPUs: they share the rank's cpuset.",
     ]
 
 

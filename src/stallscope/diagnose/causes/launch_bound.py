@@ -11,7 +11,7 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "Fewer, larger kernels: CUDA graphs, fused optimisers, torch.compile.",
+        "Launch fewer, larger kernels: CUDA graphs, fused optimisers, torch.compile.",
     ]
 
 

@@ -10,11 +10,11 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     advice = [
-        "See what its other threads do: a logger, an upload or a data thread that holds the interpreter lock."
+        "Check the other threads of the rank: a logger, an upload or a data thread may hold the interpreter lock."
     ]
     if isinstance(at := evidence.get("at"), str):
-        return [f"Look at {at}: there it waits for the lock.", *advice]
-    return [*advice, "`py-spy dump --pid PID` during a delay shows who holds it."]
+        return [f"Look at {at}: the rank waits for the lock there.", *advice]
+    return [*advice, "`py-spy dump --pid PID` during a delay shows the thread that holds the lock."]
 
 
 CAUSE = Cause(

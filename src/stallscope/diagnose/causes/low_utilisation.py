@@ -1,4 +1,4 @@
-"""The GPU is idle for a part of the time, with nothing wrong on the host: its work is too small.
+"""The GPU is idle for a part of the time and the host has no fault: the GPU has too little work.
 
 Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
 """

@@ -1,4 +1,4 @@
-"""The rank waits in poll, recv or send: for somebody on the network, or at the other end of a pipe."""
+"""The rank waits in poll, recv or send, for the other end of a socket or a pipe."""
 
 from stallscope.diagnose.causes import on_host
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
@@ -22,8 +22,9 @@ def _advice(evidence: Evidence) -> list[str]:
             "Look for errors and drops of that interface (ip -s link, ethtool -S) and of the switch port behind it."
         ]
     return [
-        "Find whom it asks: a key-value store, a remote file system, a logger; set a timeout and take it off the step.",
-        "`ss -tnpi` on that host shows the peer and retransmits.",
+        "Find the service at the other end: a key-value store, a remote file system, a logger. Move the call out of "
+        "the step, and set a timeout.",
+        "`ss -tnpi` on that host shows the peer and the retransmits.",
     ]
 
 

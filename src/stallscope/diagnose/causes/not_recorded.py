@@ -1,4 +1,4 @@
-"""The rank spent time of which the source records nothing: no CPU work, no call, no switch off the CPU."""
+"""The rank spent time that the source does not record: no CPU work, no call, no switch off the CPU."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 from stallscope.events.names import Category

@@ -1,4 +1,4 @@
-"""What the machine's own events say about a cause: the file, the disk, the quota, the sender of a signal."""
+"""Evidence for causes from host events: the file, the disk, the quota, the sender of a signal."""
 
 import signal
 
@@ -13,7 +13,7 @@ STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def quota(excess: Excess, off: Array) -> Evidence:
-    """The CPU quota that was used up, when that took most of the time in which the rank was kept off the CPU.
+    """The exhausted CPU quota, if it caused most of the rank's preempted time; empty otherwise.
 
     off: rows of OFFCPU.
     """
@@ -23,29 +23,29 @@ def quota(excess: Excess, off: Array) -> Evidence:
     rows = excess.on_host(HostKind.THROTTLED)
     limits = texts(most_of(rows, "detail"))[:1]
     groups = texts(most_of(rows, "file"))[:1]
-    told: Evidence = {"quota": limits[0] if limits else "its CPU quota"}
-    return told | ({"control_group": groups[0]} if groups else {})
+    evidence: Evidence = {"quota": limits[0] if limits else "its CPU quota"}
+    return evidence | ({"control_group": groups[0]} if groups else {})
 
 
 def disks(excess: Excess) -> Evidence:
-    """The files and disks that the rank's threads waited for longest; how slow the disks were at most."""
+    """The files and disks that the rank's threads waited for longest."""
     waits = excess.on_host(HostKind.FILE_WAIT, HostKind.MAJOR_FAULT)
     requests = excess.on_host(HostKind.BLOCK_IO)
-    told: Evidence = {}
+    evidence: Evidence = {}
     if files := texts(most_of(waits, "file")):
-        told["files"] = _without_short(files)[:_MOST_NAMED]
+        evidence["files"] = _without_short(files)[:_MOST_NAMED]
     if devices := texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED]:
-        told["devices"] = devices
+        evidence["devices"] = devices
     by_kernel = requests[(requests["by_pid"] != UNKNOWN) & (requests["by_pid"] != requests["pid"])]
     if writers := texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED]:
-        told["written_by"] = writers
+        evidence["written_by"] = writers
     if n := int((waits["kind"] == HostKind.MAJOR_FAULT).sum()):
-        told["n_major_faults"] = n
-    return told
+        evidence["n_major_faults"] = n
+    return evidence
 
 
 def stopped_by(excess: Excess) -> Evidence:
-    """Who sent the signals that stopped the rank."""
+    """The senders of the signals that stopped the rank."""
     rows = excess.on_host(HostKind.SIGNAL)
     rows = rows[np.isin(rows["value"], STOPS)]
     if not len(rows):
@@ -55,36 +55,36 @@ def stopped_by(excess: Excess) -> Evidence:
 
 
 def memory(excess: Excess) -> Evidence:
-    """What the rank had to do before it got memory."""
-    told: Evidence = {}
+    """The time that the rank spent in reclaim and compaction before it got memory."""
+    evidence: Evidence = {}
     for name, kind in (("reclaim", HostKind.RECLAIM), ("compaction", HostKind.COMPACTION)):
         rows = excess.on_host(kind)
         if ns := int(np.maximum(rows["duration_ns"], 0).sum()):
-            told[f"{name}_ms"] = round(ns / 1e6, 3)
-    return told
+            evidence[f"{name}_ms"] = round(ns / 1e6, 3)
+    return evidence
 
 
 def driver(excess: Excess) -> Evidence:
-    """Which calls into the GPU driver took longest; known where they were traced (trace --gpu-ioctls)."""
+    """The longest calls into the GPU driver; known where they were traced (trace --gpu-ioctls)."""
     names = texts(most_of(excess.on_host(HostKind.DRIVER_CALL), "detail"))[:_MOST_NAMED]
     return {"ioctls": [name.removeprefix("ioctl:") for name in names]} if names else {}
 
 
 def connections(excess: Excess) -> Evidence:
-    """Whom the rank waited for on a socket, and what had to be sent again."""
-    told: Evidence = {}
+    """The peers that the rank waited for on a socket, and its retransmits."""
+    evidence: Evidence = {}
     if peers := texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED]:
-        told["peers"] = peers
+        evidence["peers"] = peers
     rows = excess.on_host(HostKind.RETRANSMIT)
     if len(rows):
-        told["n_retransmits"] = int(rows["value"].sum())
-        told["to"] = texts(most_of(rows, "file"))[:_MOST_NAMED]
-        told["interfaces"] = texts(most_of(rows, "device"))[:_MOST_NAMED]
-    return told
+        evidence["n_retransmits"] = int(rows["value"].sum())
+        evidence["to"] = texts(most_of(rows, "file"))[:_MOST_NAMED]
+        evidence["interfaces"] = texts(most_of(rows, "device"))[:_MOST_NAMED]
+    return evidence
 
 
 def sender(row: Array) -> str:
-    """Who sent a signal, as a row of HOST_EVENTS tells it."""
+    """The sender of a signal, from a row of HOST_EVENTS."""
     if row["by_pid"] == UNKNOWN:
         return "the kernel"
     name = row["by_comm"].item().decode("utf-8", "replace")
@@ -92,11 +92,11 @@ def sender(row: Array) -> str:
 
 
 def _without_short(files: list[str]) -> list[str]:
-    """Without names whose path is there too: a file that was closed is known by its name only, perhaps cut."""
+    """The files without bare names whose path is listed as well. A closed file has only a name, perhaps truncated."""
     ends = [path.rpartition("/")[2] for path in files if "/" in path]
-    return [one for one in files if "/" in one or not any(end.startswith(one) for end in ends)]
+    return [file for file in files if "/" in file or not any(end.startswith(file) for end in ends)]
 
 
 def texts(values: Array) -> list[str]:
-    """As text; what is empty is left out."""
-    return [one.decode("utf-8", "replace") for one in values.tolist() if one]
+    """The values that are not empty, as text."""
+    return [value.decode("utf-8", "replace") for value in values.tolist() if value]

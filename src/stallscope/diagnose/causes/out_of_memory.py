@@ -1,4 +1,4 @@
-"""The rank's GPU has no memory left for what it asks for."""
+"""The rank's GPU has too little free memory for an allocation."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
@@ -10,7 +10,7 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     return [
         "Compare its peak with the other ranks' (torch.cuda.memory_summary); lower the batch or shard more.",
-        "If much is reserved but not allocated, it is fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        "Much reserved but unallocated memory means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     ]
 
 

@@ -12,7 +12,7 @@ def _evidence(excess: Excess) -> Evidence:
 def _advice(evidence: Evidence) -> list[str]:
     return [
         "Check the memory pressure of the host and of the rank's cgroup (memory.pressure), and swap.",
-        "Touch or lock buffers before the loop; look at transparent huge page compaction.",
+        "Touch or lock buffers before the loop; check transparent huge page compaction.",
     ]
 
 

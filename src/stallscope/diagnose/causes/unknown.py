@@ -1,4 +1,4 @@
-"""Nothing in the ledger explains it."""
+"""The time ledger does not explain the delay."""
 
 from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
 
@@ -9,13 +9,13 @@ def _evidence(excess: Excess) -> Evidence:
 
 def _advice(evidence: Evidence) -> list[str]:
     return [
-        "Trace the rank live with stacks, and look at the host around these times.",
+        "Trace the rank live with stacks, and check the host's logs at these times.",
     ]
 
 
 CAUSE = Cause(
     name="unknown",
-    title="was late for a reason the ledger does not show",
+    title="was late for a reason that the time ledger does not show",
     state="for a reason that the time ledger does not show",
     noun="not shown by the time ledger",
     categories=(),
