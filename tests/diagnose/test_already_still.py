@@ -66,7 +66,7 @@ def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
     assert verdict.cost is not None
     assert verdict.cost.gpu_seconds == pytest.approx(30)
     said = text.report(report)
-    assert "Captured after the stall began: all 4 ranks stand still, for 10.0 s at least" in said
+    assert "Attached after the stall began: all 4 ranks have made no progress for at least 10.0 s" in said
     assert "likely wait for rank 2; it is at data.py:20 fetch instead (state sleep)" in said
 
 

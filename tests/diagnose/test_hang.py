@@ -152,7 +152,7 @@ def test_the_call_that_failed_before_a_rank_went_missing_is_told(is_alive):
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [(1, "its log"), (137, "who kills"), (139, "core file"), (134, "core file")]
+    ("status", "advice"), [(1, "the rank's log"), (137, "the SIGKILL"), (139, "core file"), (134, "core file")]
 )
 def test_the_advice_fits_how_a_process_ended(status, advice):
     trace = hung(Gone(2, 30, 1, Category.NONE), quiet_ns=LIMITS.dead_after_ns + 10 * MS)
@@ -330,8 +330,8 @@ def killed_within_a_round(status: int | None, *, quiet_ns: int = LIMITS.dead_aft
 def test_a_rank_that_died_within_a_round_is_named():
     verdict = only(report_of(killed_within_a_round(137)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
-    assert "has not got through round" in verdict.summary and "SIGKILL" in verdict.summary
-    assert verdict.advice and "who kills" in verdict.advice[0]
+    assert "has not completed round" in verdict.summary and "SIGKILL" in verdict.summary
+    assert verdict.advice and "the SIGKILL" in verdict.advice[0]
 
 
 @pytest.mark.parametrize("status", [0, None])

@@ -214,13 +214,13 @@ INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_
         (
             [KILL | {"by_pid": 66, "by_comm": b"slurmstepd"}, EXIT_9],
             "ended by SIGKILL from slurmstepd (pid 66) (exit status 137)",
-            "who kills",
+            "the SIGKILL",
         ),
-        ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "its log"),
+        ([{"kind": HostKind.EXIT, "value": 1}], "its process has ended (exit status 1)", "the rank's log"),
         (
             [INTERRUPT, {"kind": HostKind.EXIT, "value": 0}],
             "its process has ended after SIGINT from bash (pid 66) (exit status 0)",
-            "its log",
+            "the rank's log",
         ),
         ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "core file"),
         ([EXIT_9 | {"pid": 4242}, KILL | {"pid": 4242, "by_pid": 3}], "its process has ended.", "exit code"),

@@ -50,7 +50,7 @@ def test_nodes_late_together_are_named_as_a_group(n_nodes, per_node, late_nodes,
     assert verdict.causes[0].cause.name == cause
     assert verdict.period_steps == period
     assert len(verdict.nodes) == len(late_nodes)
-    assert "not the same" not in verdict.summary
+    assert "late rank changes" not in verdict.summary
 
 
 def test_most_ranks_of_a_node_late_together_are_named_as_a_group():

@@ -37,7 +37,7 @@ def test_a_rank_that_is_off_from_then_on_is_told_once_with_what_the_standstill_c
     verdict = only(report_of(stands))
     assert (verdict.ranks, verdict.first_round, verdict.last_round) == ([2], 50, 51)
     assert verdict.cost.gpu_seconds == pytest.approx(3 * 20)
-    assert "stood still for 20.0 s" in verdict.summary
+    assert "no progress for 20.0 s" in verdict.summary
     assert only(report_of(trace)).cost is None  # it went on
 
 

@@ -171,7 +171,7 @@ def test_a_rank_that_does_not_see_complete_what_its_peers_do_is_named(tmp_path: 
     job = Job(host_stops={5: 16}, reports_until={5: 11})
     report = explained(write(tmp_path / "dumps", dumps(job)))
     assert named(report) == {5}
-    assert "not got through" in report.verdicts[0].summary
+    assert "not completed" in report.verdicts[0].summary
 
 
 def test_a_rank_that_reports_less_but_is_not_behind_its_peers_calls_is_named_beside_the_one_that_is(

@@ -100,7 +100,7 @@ def test_a_job_that_hung_before_the_trace_began_is_told_as_that(agent, job, only
     (verdict,) = explained(tracer.db)["verdicts"]
     assert (verdict["kind"], verdict["ranks"], verdict["victims"]) == ("hang", [1], [0])
     assert verdict["confidence"] < 0.7
-    assert verdict["summary"].startswith("Captured after the stall began: all 2 ranks stand still")
+    assert verdict["summary"].startswith("Attached after the stall began: all 2 ranks have made no progress")
     (doing,) = verdict["evidence"]["doing"]
     assert "disturb" in doing["at"]
     assert (doing["state"], doing["syscall_nr"]) == ("sleep", 230)

@@ -43,7 +43,7 @@ class Budget:
     """Shares of the time of all processes together, the largest first, by name of the ledger's category.
 
     is_recorded: the source has a ledger. n_processes, seconds: the processes, and their time together.
-    knows_blocking: blocked time is told apart from time that the source does not record.
+    knows_blocking: the source distinguishes blocked time from time that it does not record.
     dominant: category other than useful work in which every process spends a large share, None where there is none.
     """
 

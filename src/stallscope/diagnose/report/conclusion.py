@@ -35,7 +35,7 @@ def _shared_loss(whole: Budget) -> list[dict[str, object]]:
     return [
         {
             "what": f"all {whole.n_processes} ranks spend {share:.0%} of the time in {label}: no rank is to blame, "
-            "and every rank is slower for it",
+            "but this slows down every rank",
             "category": whole.dominant,
             "share": share,
         }

@@ -97,14 +97,14 @@ def n_records(trace: Trace) -> int:
 
 
 def n_without_data(trace: Trace) -> int:
-    """Processes that the source names and that left no call, no span and no state of their own."""
+    """Processes that the source names without a call, a span or a state."""
     tables = (trace.collectives, trace.calls, trace.spans, trace.snapshots)
-    known = {who for table in tables for who in _processes(table)}
+    known = {process for table in tables for process in _processes(table)}
     return len(set(_processes(trace.processes)) - known)
 
 
 def _n_not_listed(trace: Trace, n_listed: int) -> int:
-    """Ranks of the largest communicator beyond those that the source names."""
+    """Ranks of the largest communicator that the source does not name."""
     sizes = np.concatenate([trace.communicators["nranks"], trace.processes["nranks"]])
     return max(int(sizes.max(initial=0)) - n_listed, 0)
 

@@ -1,4 +1,4 @@
-"""A report in words, for people. Everything here is made from the data; nothing is read back from it."""
+"""A report as plain text, for people. No other part parses this text."""
 
 from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.processes.summary import lines as summary_lines
@@ -6,17 +6,17 @@ from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, wall_text
 from stallscope.events.counted import counted
 
-_MOST_PLACES = 4
+_MOST_STACKS = 4
 _MOST_RANKS = 12
 _STATES = {"preempted": "on_cpu", "other_off": "blocked", "net": "waiting for a socket or pipe"}
-"""States in words, where the name of the ledger's category says less of one moment."""
+"""States in words, where the name of the ledger's category does not describe a single moment."""
 
 _MOST_FRAMES = 6
 
 
 def summary(verdict: Verdict) -> str:
-    """One or two sentences: who, how late, how often, why."""
-    say = {
+    """One or two sentences: the rank, its lateness, how often, and the cause."""
+    sentences = {
         "straggler": _straggler,
         "device": _device,
         "process": _process,
@@ -26,7 +26,7 @@ def summary(verdict: Verdict) -> str:
         "imbalance": _imbalance,
         "inconclusive": _inconclusive,
     }
-    return say[verdict.kind](verdict)
+    return sentences[verdict.kind](verdict)
 
 
 def report(found: Report) -> str:
@@ -70,7 +70,7 @@ def _answer(found: Report) -> list[str]:
 
 
 def _evidence(evidence: Evidence) -> list[tuple[str, str]]:
-    """What the answer rests on, and what the source cannot show."""
+    """Rows on the examined data, and on the faults that the source cannot show."""
     parts = []
     if evidence.n_rounds:
         parts.append(
@@ -102,15 +102,15 @@ def _n_unseen(found: Report) -> int:
 
 
 def _examined(found: Report) -> str:
-    seen = found.examined
-    lost = seen["n_lost_records"]
-    apart = f" of {counted(seen['n_jobs'], 'job')}" if "n_jobs" in seen else ""
-    of_all = f" of {seen['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
-    tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less sure"
+    counts = found.examined
+    lost = counts["n_lost_records"]
+    of_jobs = f" of {counted(counts['n_jobs'], 'job')}" if "n_jobs" in counts else ""
+    of_all = f" of {counts['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
+    tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less reliable"
     return (
-        f"Examined {counted(seen['n_ranks'], 'rank')}{of_all}{apart} on {counted(seen['n_nodes'], 'node')}, "
-        f"{counted(seen['n_communicators'], 'communicator')}, {counted(seen['n_rounds'], 'round')} in "
-        f"{counted(seen['n_steps'], 'step')}, {seen['seconds']:.1f} s; {tail}."
+        f"Examined {counted(counts['n_ranks'], 'rank')}{of_all}{of_jobs} on {counted(counts['n_nodes'], 'node')}, "
+        f"{counted(counts['n_communicators'], 'communicator')}, {counted(counts['n_rounds'], 'round')} in "
+        f"{counted(counts['n_steps'], 'step')}, {counts['seconds']:.1f} s; {tail}."
     )
 
 
@@ -125,7 +125,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
         rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
-    rows += [("code", line) for line in _places(verdict)]
+    rows += [("code", line) for line in _code(verdict)]
     if verdict.victims:
         rows.append(("victims", _victims(verdict)))
     if verdict.cost:
@@ -144,10 +144,10 @@ def _since(verdict: Verdict) -> str:
     since, until = wall_text(verdict.since_ns) or "", wall_text(verdict.until_ns)
     is_one_day = until is None or until[:10] == since[:10]
     step = f", step {verdict.first_step}" if verdict.first_step is not None else ""
-    said = f"{_clock(since, is_one_day)} UTC{step}"
+    onset = f"{_clock(since, is_one_day)} UTC{step}"
     if verdict.kind not in ("straggler", "device", "process") or until is None:
-        return said + (f", until {_clock(until, is_one_day)}" if until else "")
-    return f"{said}; {counted(verdict.n_incidents, 'incident')}, latest {_clock(until, is_one_day)}"
+        return onset + (f", until {_clock(until, is_one_day)}" if until else "")
+    return f"{onset}; {counted(verdict.n_incidents, 'incident')}, latest {_clock(until, is_one_day)}"
 
 
 def _clock(moment: str, is_one_day: bool) -> str:
@@ -237,50 +237,50 @@ def _device(verdict: Verdict) -> str:
 
 
 def _process(verdict: Verdict) -> str:
-    said = verdict.evidence
+    facts = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
-    if isinstance(gain := said.get("gain_at_most"), float) and verdict.causes:
-        at = _short(str(said.get("line", "")))
+    if isinstance(gain := facts.get("gain_at_most"), float) and verdict.causes:
+        at = _short(str(facts.get("line", "")))
         line = f", at {at}" if at.strip() and at not in verdict.causes[0].title else ""
         return (
-            f"Process {said.get('pid')} ({said.get('command')}){where} {verdict.causes[0].title}{line}: "
-            f"{said.get('share'):.0%} of its time; at most {gain:.1f} times faster without it."
+            f"Process {facts.get('pid')} ({facts.get('command')}){where} {verdict.causes[0].title}{line}: "
+            f"{facts.get('share'):.0%} of its time; at most {gain:.1f} times faster without it."
         )
     return (
-        f"Process {said.get('pid')} ({said.get('command')}){where} keeps its GPU waiting: "
-        f"{said.get('n_late_steps')} of {said.get('n_steps')} steps take {_ms_of(said.get('step_ms_late'))} "
-        f"where {_ms_of(said.get('step_ms_usual'))} is usual{_because(verdict)}."
+        f"Process {facts.get('pid')} ({facts.get('command')}){where} keeps its GPU waiting: "
+        f"{facts.get('n_late_steps')} of {facts.get('n_steps')} steps take {_ms_of(facts.get('step_ms_late'))} "
+        f"instead of {_ms_of(facts.get('step_ms_usual'))}{_because(verdict)}."
     )
 
 
 def _failure(verdict: Verdict) -> str:
-    said = verdict.evidence
-    who = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {said.get('pid')}"
-    where = _identity(verdict)
-    if "stated" in said:
-        return _stated_failure(said, f"{who if verdict.ranks or 'pid' in said else 'A process'}{where}")
-    if "exit_status" in said:
-        how = f"{_in_vain(said)}; its process {_ended(said)}"
-        return f"{who}{where} ended before the others and took the job with it{how}."
-    first = " first" if verdict.victims or said.get("also_failed_later") else ""
-    what = verdict.causes[0].title if verdict.causes else "made a call that failed"
+    facts = verdict.evidence
+    subject = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {facts.get('pid')}"
+    host = _identity(verdict)
+    if "stated" in facts:
+        return _stated_failure(facts, f"{subject if verdict.ranks or 'pid' in facts else 'A process'}{host}")
+    if "exit_status" in facts:
+        end = f"{_failed_call(facts)}; its process {_ended(facts)}"
+        return f"{subject}{host} ended before the others and brought down the job{end}."
+    first = " first" if verdict.victims or facts.get("also_failed_later") else ""
+    title = verdict.causes[0].title if verdict.causes else "made a call that failed"
     return (
-        f"{who}{where} failed{first}: it {what} "
-        f"(error {said.get('error')}, {said.get('said')}, in {said.get('function') or 'a CUDA call'})."
+        f"{subject}{host} failed{first}: it {title} "
+        f"(error {facts.get('error')}, {facts.get('said')}, in {facts.get('function') or 'a CUDA call'})."
     )
 
 
-def _stated_failure(said: dict[str, object], who: str) -> str:
-    """A failure that a log states, with the line of code where it holds one."""
-    first = " first" if said.get("also_failed_later") else ""
-    at = f", at {_short(str(said['at']))}" if "at" in said else ""
-    status = said.get("exit_status")
+def _stated_failure(facts: dict[str, object], subject: str) -> str:
+    """A failure that a log states, with the line of code where the log has it."""
+    first = " first" if facts.get("also_failed_later") else ""
+    at = f", at {_short(str(facts['at']))}" if "at" in facts else ""
+    status = facts.get("exit_status")
     end = (
         f" (exit status {status})"
-        if status is not None and f"status {status}" not in str(said["stated"])
+        if status is not None and f"status {status}" not in str(facts["stated"])
         else ""
     )
-    return f"{who} failed{first}: {str(said['stated']).rstrip('.')}{end}{at}."
+    return f"{subject} failed{first}: {str(facts['stated']).rstrip('.')}{end}{at}."
 
 
 def _ms_of(value: object) -> str:
@@ -291,28 +291,28 @@ def _hang(verdict: Verdict) -> str:
     waited = verdict.evidence.get("waited_s")
     time = f" for {waited} s" if waited is not None else ""
     if verdict.evidence.get("captured_late"):
-        return _captured_late(verdict)
+        return _attached_late(verdict)
     if verdict.evidence.get("by_stacks"):
         return _by_stacks(verdict)
     if verdict.evidence.get("is_circle"):
         return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
-    what = _round(verdict) if verdict.first_round is not None else "what others wait for"
+    what = _round(verdict) if verdict.first_round is not None else "a call"
     if verdict.abstained_because:
         return f"The job hangs{time}, and no rank can be named: {verdict.abstained_because}."
     if verdict.evidence.get("crossed_order"):
         return (
             f"The job hangs for {waited} s: {_ranks(verdict.ranks)} entered the rounds of two communicators in "
-            "another order than the others."
+            "a different order than the other ranks."
         )
     doing = verdict.evidence.get("doing")
-    said = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
+    activity = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"
     silent = verdict.evidence.get("left_no_dump")
-    more = f" What {_ranks(silent)} did is not known: no dump was left." if isinstance(silent, list) else ""
+    more = f" The state of {_ranks(silent)} is unknown: no dump was left." if isinstance(silent, list) else ""
     more += _called_at(verdict)
-    if _lack(doing) == {"no_dump"}:
+    if _states(doing) == {"no_dump"}:
         return f"The job hangs in {what}{time}: {_ranks(verdict.ranks)} left no dump, and the others wait there.{more}"
-    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_lacking(doing)} {what}{time}{said}.{more}"
+    return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_missing_part(doing)} {what}{time}{activity}.{more}"
 
 
 def _round(verdict: Verdict) -> str:
@@ -323,7 +323,7 @@ def _round(verdict: Verdict) -> str:
 
 
 def _called_at(verdict: Verdict) -> str:
-    """Where the others made the call that they wait in, and the last call of the only rank that is named."""
+    """The line of code in which the others wait, and the last call of a single named rank."""
     line, doing = verdict.evidence.get("line"), verdict.evidence.get("doing")
     last = doing[0].get("last_call") if isinstance(doing, list) and len(doing) == 1 else None
     others = f" The others made that call at {line}." if line else ""
@@ -331,104 +331,106 @@ def _called_at(verdict: Verdict) -> str:
 
 
 def _by_stacks(verdict: Verdict) -> str:
-    """Ranks that stand elsewhere than the rest, by stacks dumped once."""
-    said = verdict.evidence
-    doing = said.get("doing")
-    at = _short(str(doing[0]["at"])) if isinstance(doing, list) and doing else "another place"
+    """Ranks at a different line of code than the other ranks, from one dump of the stacks."""
+    facts = verdict.evidence
+    doing = facts.get("doing")
+    at = _short(str(doing[0]["at"])) if isinstance(doing, list) and doing else "a different line"
     verb = "is" if len(verdict.ranks) == 1 else "are"
     return (
         f"The stacks differ: {_ranks(verdict.ranks)} {verb} at {at}, while {_ranks(verdict.victims)} wait at "
-        f"{_short(str(said.get('others_at')))}. If the job hangs, it waits for {_ranks(verdict.ranks)}."
+        f"{_short(str(facts.get('others_at')))}. If the job hangs, it waits for {_ranks(verdict.ranks)}."
     )
 
 
-def _captured_late(verdict: Verdict) -> str:
-    said = verdict.evidence
+def _attached_late(verdict: Verdict) -> str:
+    """A standstill that began before the capture."""
+    facts = verdict.evidence
     head = (
-        f"Captured after the stall began: all {said.get('n_ranks')} ranks stand still, for {said.get('waited_s')} s "
-        "at least"
+        f"Attached after the stall began: all {facts.get('n_ranks')} ranks have made no progress for at least "
+        f"{facts.get('waited_s')} s"
     )
-    doing = said.get("doing")
+    doing = facts.get("doing")
     if verdict.ranks and isinstance(doing, list):
         return f"{head}. The others likely wait for {_ranks(verdict.ranks)}{_doing(doing[0])}."
     return f"{head}, and no rank can be named: {verdict.abstained_because}."
 
 
-def _lacking(doing: object) -> str:
-    """What those held responsible have not done: enter the round, or get through it."""
-    has = _lack(doing)
-    if has == {"not_completed"}:
-        return "got through"
-    return "entered or not got through" if "not_completed" in has else "entered"
+def _missing_part(doing: object) -> str:
+    """The part of the round that the responsible ranks have not done: enter it, or complete it."""
+    states = _states(doing)
+    if states == {"not_completed"}:
+        return "completed"
+    return "entered or not completed" if "not_completed" in states else "entered"
 
 
-def _lack(doing: object) -> set[object]:
-    return {told.get("has") for told in doing if isinstance(told, dict)} if isinstance(doing, list) else set()
+def _states(doing: object) -> set[object]:
+    return {each.get("has") for each in doing if isinstance(each, dict)} if isinstance(doing, list) else set()
 
 
-def _doing(told: dict[str, object]) -> str:
-    has_hung = bool(told.get("has_hung"))
-    if told.get("is_alive") is False and not has_hung:
-        return f"{_in_vain(told)}; its process {_ended(told)}"
-    state, stopped_by = _STATES.get(str(told.get("state")), told.get("state")), told.get("stopped_by")
+def _doing(facts: dict[str, object]) -> str:
+    """The state of a missing rank, as a clause that begins with a semicolon."""
+    has_hung = bool(facts.get("has_hung"))
+    if facts.get("is_alive") is False and not has_hung:
+        return f"{_failed_call(facts)}; its process {_ended(facts)}"
+    state, stopped_by = _STATES.get(str(facts.get("state")), facts.get("state")), facts.get("stopped_by")
     by = f" ({stopped_by})" if stopped_by else ""
-    verb, later = ("was", f", until its process {_ended(told)}") if has_hung else ("is", "")
-    if told.get("at"):
+    verb, later = ("was", f", until its process {_ended(facts)}") if has_hung else ("is", "")
+    if facts.get("at"):
         known = f" (state {_words(str(state))})" if state else ""
-        return f"{_in_vain(told)}; it {verb} at {_short(str(told['at']))} instead{known}{by}{later}"
+        return f"{_failed_call(facts)}; it {verb} at {_short(str(facts['at']))} instead{known}{by}{later}"
     doing = f"; it {verb} in state {_words(str(state))} instead{by}" if state else ""
-    return f"{_in_vain(told)}{doing}{later}"
+    return f"{_failed_call(facts)}{doing}{later}"
 
 
-def _in_vain(told: dict[str, object]) -> str:
-    """The call after which the rank did something else."""
-    return f"; its {told['failed_call']} failed with error {told['error']}" if "failed_call" in told else ""
+def _failed_call(facts: dict[str, object]) -> str:
+    """The failed call after which the rank left the step."""
+    return f"; its {facts['failed_call']} failed with error {facts['error']}" if "failed_call" in facts else ""
 
 
-def _ended(told: dict[str, object]) -> str:
-    status, by = told.get("exit_status"), told.get("ended_by")
-    how = f" (exit status {status})" if status is not None else ""
-    asked = f" after {told['asked_by']}" if "asked_by" in told else ""
-    return f"was ended by {by}{how}" if by else f"has ended{asked}{how}"
+def _ended(facts: dict[str, object]) -> str:
+    status, by = facts.get("exit_status"), facts.get("ended_by")
+    code = f" (exit status {status})" if status is not None else ""
+    signal = f" after {facts['asked_by']}" if "asked_by" in facts else ""
+    return f"was ended by {by}{code}" if by else f"has ended{signal}{code}"
 
 
 def _short(frame: str) -> str:
     """A frame without the folders of its file."""
-    place, _, function = frame.rpartition(" ")
-    return f"{place.rpartition('/')[2]} {function}"
+    line, _, function = frame.rpartition(" ")
+    return f"{line.rpartition('/')[2]} {function}"
 
 
-def _places(verdict: Verdict) -> list[str]:
-    """Where in the code those named are or were held: a line each."""
-    own = verdict.evidence.get("stack")
-    if isinstance(own, list):
-        return [stack(own)]
+def _code(verdict: Verdict) -> list[str]:
+    """The stacks in which the named ranks are or were held, one line for each."""
+    frames = verdict.evidence.get("stack")
+    if isinstance(frames, list):
+        return [stack(frames)]
     doing = verdict.evidence.get("doing")
-    told = [one for one in doing if isinstance(one, dict)] if isinstance(doing, list) else []
+    ranks = [each for each in doing if isinstance(each, dict)] if isinstance(doing, list) else []
     return [
-        (f"rank {one['rank']}: " if len(told) > 1 else "") + stack(one["stack"])
-        for one in told[:_MOST_PLACES]
-        if isinstance(one.get("stack"), list)
+        (f"rank {each['rank']}: " if len(ranks) > 1 else "") + stack(each["stack"])
+        for each in ranks[:_MOST_STACKS]
+        if isinstance(each.get("stack"), list)
     ]
 
 
 def stack(frames: list[str]) -> str:
-    """A stack in one line, innermost first, without the interpreter's own frames."""
-    own = [frame for frame in frames if not frame.startswith("<frozen ")] or frames
-    more = f" <- {len(own) - _MOST_FRAMES} more" if len(own) > _MOST_FRAMES else ""
-    return " <- ".join(_short(frame) for frame in own[:_MOST_FRAMES]) + more
+    """A stack in one line, innermost frame first, without the interpreter's own frames."""
+    shown = [frame for frame in frames if not frame.startswith("<frozen ")] or frames
+    more = f" <- {len(shown) - _MOST_FRAMES} more" if len(shown) > _MOST_FRAMES else ""
+    return " <- ".join(_short(frame) for frame in shown[:_MOST_FRAMES]) + more
 
 
 def _mismatch(verdict: Verdict) -> str:
     return (
         f"{_ranks(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
-        f"{verdict.comm_hash} with another operation, size or type than the others{_since_then(verdict)}."
+        f"{verdict.comm_hash} with a different operation, size or type than the other ranks{_since_then(verdict)}."
     )
 
 
 def _since_then(verdict: Verdict) -> str:
     waited = verdict.evidence.get("waited_s")
-    return f"; the job has stood still for {waited} s since" if waited is not None else ""
+    return f"; since then the job has made no progress for {waited} s" if waited is not None else ""
 
 
 def _imbalance(verdict: Verdict) -> str:
@@ -436,26 +438,26 @@ def _imbalance(verdict: Verdict) -> str:
     if isinstance(stage, list):
         extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
         return (
-            f"Uneven work, no bad machine: the stage of {_ranks(stage)} works {extra} longer per step, "
+            f"Uneven work, no faulty machine: the stage of {_ranks(stage)} works {extra} longer per step, "
             "and the others wait for it."
         )
     more = verdict.evidence.get("more_work")
     if isinstance(more, list):
         extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
         return (
-            f"Uneven work, no bad machine: {_ranks(more)} work {extra} longer {_how_often(verdict)}, "
-            "and the others wait for them."
+            f"Uneven work, no faulty machine: {_ranks(more)} {'works' if len(more) == 1 else 'work'} {extra} longer "
+            f"{_how_often(verdict)}, and the others wait."
         )
     return (
-        f"Uneven work, no bad machine: in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} "
-        "steps some rank is late, but not the same one."
+        f"Uneven work, no faulty machine: in {verdict.evidence.get('n_late_steps')} of "
+        f"{verdict.evidence.get('n_steps')} steps a rank is late, and the late rank changes."
     )
 
 
 def _inconclusive(verdict: Verdict) -> str:
     if "largest_item" in verdict.evidence:
         pid = verdict.evidence.get("pid")
-        return f"Process {pid}: no fault found, not shown to be healthy: {verdict.abstained_because}."
+        return f"Process {pid} has no known fault, but is not shown to be healthy: {verdict.abstained_because}."
     if "step_ms_after" in verdict.evidence:
         return _slower(verdict)
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
@@ -466,10 +468,10 @@ def _slower(verdict: Verdict) -> str:
     before, after = (float(str(verdict.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
     grew = verdict.evidence.get("grew_ms")
     parts = [f"{_words(name)} +{_ms(ms)}" for name, ms in grew.items()] if isinstance(grew, dict) else []
-    told = f"; of each step, {', '.join(parts)}" if parts else ""
+    growth = f" ({', '.join(parts)} per step)" if parts else ""
     return (
         f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.get('from_step')}: steps "
-        f"take {_ms(after)} where they took {_ms(before)}{told}. No rank is to blame: {verdict.abstained_because}."
+        f"take {_ms(after)} instead of {_ms(before)}{growth}. No rank is to blame: {verdict.abstained_because}."
     )
 
 
@@ -496,7 +498,7 @@ def _gpu_seconds(cost: VerdictCost) -> str:
 
 
 def _range(low: float, high: float, *, least: float, digits: int) -> str:
-    """Two numbers; the first is left out where it is below least."""
+    """A range of two numbers, or its upper end where the lower end is below least."""
     return f"{low:.{digits}f} to {high:.{digits}f}" if low >= least else f"at most {high:.{digits}f}"
 
 
@@ -526,5 +528,5 @@ def _words(name: str) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(str(one) for one in value)
+        return ", ".join(map(str, value))
     return str(value)

@@ -13,11 +13,11 @@ from stallscope.events.trace import Gap
 
 @dataclass(frozen=True)
 class VerdictCost:
-    """What a verdict cost. usd and usd_per_hour (of the time looked at) only where a price is known.
+    """The cost of a verdict's fault. usd and usd_per_hour (of the examined time) only where a price is known.
 
     gpu_hours_per_day: the cost at the rate of the examined time.
-    is_lower_bound: it cost at least so much; at_most_gpu_seconds: and at most so much, at_most_usd its price; None
-    where that is not known.
+    is_lower_bound: the cost is at least this much. at_most_gpu_seconds: upper bound, at_most_usd its price; None where
+    the bound is unknown.
     """
 
     gpu_seconds: float
@@ -37,7 +37,7 @@ class VerdictCost:
         is_lower_bound: bool,
         observed_ns: float,
     ) -> "VerdictCost":
-        """GPU seconds with their price, and that by the hour of the time observed."""
+        """The cost of GPU seconds with their price, in total and per hour of the observed time."""
         price, hours = usd_per_gpu_hour, observed_ns / 3.6e12
         usd = None if price is None else gpu_seconds / 3600 * price
         return cls(
@@ -49,24 +49,24 @@ class VerdictCost:
         )
 
     def times(self, share: float) -> "VerdictCost":
-        """A share of a cost, as of those ranks that are not named."""
+        """A share of the cost, such as the share of the ranks that are not named."""
         values = (self.gpu_seconds, self.usd, self.usd_per_hour, self.at_most_gpu_seconds, self.at_most_usd)
         seconds, usd, by_hour, most, most_usd = (None if each is None else each * share for each in values)
         return VerdictCost(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, most_usd)
 
     @property
     def may_be_gpu_seconds(self) -> float:
-        """The largest cost that is told."""
+        """The upper end of the cost, or the cost itself without a range."""
         return self.gpu_seconds if self.at_most_gpu_seconds is None else self.at_most_gpu_seconds
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing that is wrong, or looks wrong and cannot be told.
+    """A fault, or a symptom whose fault cannot be named.
 
-    kind: straggler, hang, mismatch, imbalance, device, process (alone: it has no peers),
+    kind: straggler, hang, mismatch, imbalance, device, process (a process without peers),
     failure (of a CUDA call, of a process), inconclusive.
-    ranks: the ranks to look at, none for imbalance.
+    ranks: the ranks with the fault, none for imbalance.
     pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
     """
@@ -159,7 +159,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
-    """One verdict as it stands in a report."""
+    """A verdict as in the JSON of a report."""
     out = {
         name: getattr(verdict, name)
         for name in Verdict.__dataclass_fields__
