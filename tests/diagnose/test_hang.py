@@ -152,7 +152,8 @@ def test_the_call_that_failed_before_a_rank_went_missing_is_told(is_alive):
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [(1, "the rank's log"), (137, "the SIGKILL"), (139, "core file"), (134, "core file")]
+    ("status", "advice"),
+    [(1, "the rank's log"), (137, "the SIGKILL"), (139, "core file"), (134, "core file")],
 )
 def test_the_advice_fits_how_a_process_ended(status, advice):
     trace = hung(Gone(2, 30, 1, Category.NONE), quiet_ns=LIMITS.dead_after_ns + 10 * MS)

@@ -106,7 +106,7 @@ def test_slow_allocations_are_named():
 def test_a_process_that_waits_for_its_clients_is_idle_not_slow(category):
     report = report_of(lone(dict.fromkeys(range(5, 30, 4), 900 * MS), category))
     assert report.healthy
-    assert any("left its GPU alone" in str(remark["what"]) for remark in report.benign)
+    assert any("left its GPU idle" in str(remark["what"]) for remark in report.benign)
 
 
 def test_a_wait_while_the_loaders_work_is_for_the_input():

@@ -1,8 +1,8 @@
 """From events to verdicts: pure functions on arrays.
 
-engine.diagnose() runs the steps on a whole trace, Stream runs them on events that keep arriving. The packages in the
-order of the data: timeline, lateness and cost, hangs, gpu, processes and spans find; findings collects; verdicts turns
-findings into verdicts, report holds them as data and text.
+engine.diagnose() runs the steps on a whole trace, Stream runs them on arriving events. The packages in the order of
+the data: timeline, lateness, cost, hangs, gpu, processes and spans detect faults; findings collects the faults;
+verdicts turns them into verdicts; report holds verdicts as data and text.
 """
 
 from stallscope.diagnose.engine import diagnose

@@ -1,4 +1,4 @@
-"""What a case shows, before it is put in words."""
+"""The findings on a case: faults as data, before they become verdicts."""
 
 from dataclasses import dataclass, field
 
@@ -15,12 +15,12 @@ from stallscope.diagnose.timeline.case import Case
 
 @dataclass(frozen=True)
 class Findings:
-    """What a case shows, before it is put in words.
+    """The faults of a case, before they become verdicts.
 
-    mismatches: rounds entered differently. late: all late steps. named: those of each rank to name. device: slow
-    GPUs by process. stage: a stage with more work. uneven: late steps that no rank owns; is_on_device: of the GPUs.
-    gpu_work: GPUs that do additional work in some steps.
-    absorption: late steps that recur and cost nothing, or perhaps nothing; their ranks are not named.
+    mismatches: rounds that ranks entered with different calls. late: all late steps. named: the late steps of each
+    named process. device: slow GPUs by process. stage: a stage with more work. uneven: late steps of changing ranks;
+    is_on_device: these are delays of the GPUs. gpu_work: GPUs that do additional work in some steps.
+    absorption: recurring late steps that cost nothing, or perhaps nothing; their ranks are not named.
     """
 
     case: Case
@@ -36,23 +36,25 @@ class Findings:
 
 
 def findings(case: Case) -> Findings:
-    """What a case with ledgers shows."""
+    """The findings on a case with time ledgers."""
     line, table, limits = case.line, case.judged, case.limits
-    found, odd_rounds = both(
+    all_late, odd_rounds = both(
         lambda: late_steps(line, case.met, table, program=case.plan.program, usual=case.pace, limits=limits),
         lambda: mismatch_findings(case),
         n=len(line.rows),
     )
-    named = recurring(found, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
+    named = recurring(all_late, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
     absorbed = absorption(case, named)
     named = {process: late for process, late in named.items() if not absorbed.has(process)}
-    gpus = with_costly_gpus(case, on_device(case, found))
-    unexplained = [late for late in found if late.process not in gpus.slow and not absorbed.has(late.process)]
+    gpus = with_costly_gpus(case, on_device(case, all_late))
+    unexplained = [
+        late for late in all_late if late.process not in gpus.slow and not absorbed.has(late.process)
+    ]
     uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
         mismatches=odd_rounds,
-        late=found,
+        late=all_late,
         named=named,
         device=gpus.slow,
         stage=slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits) or gpus.stage,
@@ -64,5 +66,5 @@ def findings(case: Case) -> Findings:
 
 
 def mismatch_findings(case: Case) -> list[Mismatch]:
-    """The rounds that ranks entered differently."""
+    """The rounds that ranks entered with different calls."""
     return mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)

@@ -48,9 +48,7 @@ def _advice(evidence: Evidence) -> list[str]:
 
 def _after_end(exit_status: int) -> str:
     if exit_status == BY_SIGNAL + signal.SIGKILL:
-        return (
-            "Find the sender of the SIGKILL in the logs and dmesg: the launcher, the scheduler, a memory or time limit."
-        )
+        return "Find the sender of the SIGKILL (logs, dmesg): the launcher, the scheduler, a memory or time limit."
     if exit_status - BY_SIGNAL in _CRASHES:
         return "The process crashed: open its core file, or set PYTHONFAULTHANDLER=1 and read the end of its log."
     return "Read the last lines of the rank's log: the process exited by itself or on request."

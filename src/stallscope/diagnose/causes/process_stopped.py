@@ -16,7 +16,9 @@ def _because(evidence: Evidence) -> str:
 
 def _advice(evidence: Evidence) -> list[str]:
     if evidence.get("stopped_by"):
-        return ["Find out why that process stops the rank: a scheduler that suspends jobs, a script, a terminal."]
+        return [
+            "Find out why that process stops the rank: a scheduler that suspends jobs, a script, a terminal."
+        ]
     return [
         "Find out what stops the rank: an attached debugger or profiler, a job scheduler, a frozen cgroup.",
     ]

@@ -384,7 +384,9 @@ def _doing(facts: dict[str, object]) -> str:
 
 def _failed_call(facts: dict[str, object]) -> str:
     """The failed call after which the rank left the step."""
-    return f"; its {facts['failed_call']} failed with error {facts['error']}" if "failed_call" in facts else ""
+    return (
+        f"; its {facts['failed_call']} failed with error {facts['error']}" if "failed_call" in facts else ""
+    )
 
 
 def _ended(facts: dict[str, object]) -> str:
@@ -457,7 +459,9 @@ def _imbalance(verdict: Verdict) -> str:
 def _inconclusive(verdict: Verdict) -> str:
     if "largest_item" in verdict.evidence:
         pid = verdict.evidence.get("pid")
-        return f"Process {pid} has no known fault, but is not shown to be healthy: {verdict.abstained_because}."
+        return (
+            f"Process {pid} has no known fault, but is not shown to be healthy: {verdict.abstained_because}."
+        )
     if "step_ms_after" in verdict.evidence:
         return _slower(verdict)
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."

@@ -24,9 +24,11 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None =
     if len(ranks) < 2:
         return None
     if claims := _claims(ranks):
-        found = claimed_rank.verdict(trace, claims, min(one.since_ns for one in ranks))
-        return Report(trace.source, _examined(trace, ranks, 0), [replace(found, summary=text.summary(found))])
-    still_ns = min(one.until_ns for one in ranks) - max(one.since_ns for one in ranks)
+        verdict = claimed_rank.verdict(trace, claims, min(rank.since_ns for rank in ranks))
+        return Report(
+            trace.source, _examined(trace, ranks, 0), [replace(verdict, summary=text.summary(verdict))]
+        )
+    still_ns = min(rank.until_ns for rank in ranks) - max(rank.since_ns for rank in ranks)
     if still_ns < limits.hang_after_ns:
         return None
     verdict = _verdict(trace, ranks, still_ns, usd_per_gpu_hour)
@@ -39,12 +41,12 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None =
 
 def _claims(ranks: list[StillRank]) -> list[tuple[int, int, int]]:
     """Rank, node and pid of the processes that share a rank."""
-    numbers = [one.rank for one in ranks]
-    return [(one.rank, one.node, one.pid) for one in ranks if numbers.count(one.rank) > 1]
+    numbers = [rank.rank for rank in ranks]
+    return [(rank.rank, rank.node, rank.pid) for rank in ranks if numbers.count(rank.rank) > 1]
 
 
 def without_standstill(trace: Trace) -> Report:
-    """The report on a trace in which ranks were looked at and do not all stand still."""
+    """The report on a trace in which at least one rank makes progress."""
     return Report(source=trace.source, examined=_examined(trace, still_ranks(trace), 0), verdicts=[])
 
 
@@ -52,7 +54,7 @@ def _examined(trace: Trace, ranks: list[StillRank], still_ns: int) -> dict[str, 
     counts = dict.fromkeys(("n_communicators", "n_rounds", "n_steps"), 0)
     return {
         "n_ranks": len(ranks),
-        "n_nodes": len({one.node for one in ranks}),
+        "n_nodes": len({rank.node for rank in ranks}),
         **counts,
         "n_lost_records": sum(trace.lost.values()),
         "seconds": round(still_ns / 1e9, 3),
@@ -60,64 +62,68 @@ def _examined(trace: Trace, ranks: list[StillRank], still_ns: int) -> dict[str, 
 
 
 def _verdict(trace: Trace, ranks: list[StillRank], still_ns: int, usd_per_gpu_hour: float | None) -> Verdict:
-    apart = [one for one in ranks if one.state is RankState.ELSEWHERE]
-    waiting = [one for one in ranks if one.state is RankState.WAITS]
+    apart = [rank for rank in ranks if rank.state is RankState.ELSEWHERE]
+    waiting = [rank for rank in ranks if rank.state is RankState.WAITS]
     is_clear = len(apart) == 1 and len(waiting) == len(ranks) - 1
     gpu_seconds = len(waiting) * still_ns / 1e9
     usd = None if usd_per_gpu_hour is None else round(gpu_seconds / 3600 * usd_per_gpu_hour, 2)
-    told = apart if is_clear else ranks
+    described = apart if is_clear else ranks
     return Verdict(
         kind="hang",
         summary="",
         ranks=[apart[0].rank] if is_clear else [],
-        nodes=sorted({trace.nodes[one.node] for one in told}) if is_clear else [],
-        since_ns=wall_ns(trace, ranks[0].node, max(one.since_ns for one in ranks)),
+        nodes=sorted({trace.nodes[rank.node] for rank in described}) if is_clear else [],
+        since_ns=wall_ns(trace, ranks[0].node, max(rank.since_ns for rank in ranks)),
         n_incidents=1,
         confidence=(_CONFIDENCE if len(ranks) >= _FEW else _CONFIDENCE_OF_FEW) if is_clear else 0.3,
-        victims=[one.rank for one in waiting],
+        victims=[rank.rank for rank in waiting],
         cost=VerdictCost(round(gpu_seconds, 3), usd, None, is_lower_bound=True),
         advice=[
             f"Look at {user_frame.in_own_code(apart[0].frames)} first."
             if is_clear
-            else "Compare where the ranks stand; start the agent before the job, to see which round they hang in."
+            else "Compare the stacks of the ranks. Start the agent before the job to see the round in which they hang."
         ],
-        abstained_because=_why_likely(apart[0]) if is_clear else _why_nobody(ranks, apart, waiting),
+        abstained_because=_why_likely(apart[0]) if is_clear else _why_no_rank(ranks, apart, waiting),
         evidence={
             "captured_late": True,
             "waited_s": round(still_ns / 1e9, 1),
             "n_ranks": len(ranks),
-            "doing": [_doing(trace, one) for one in told],
+            "doing": [_doing(trace, rank) for rank in described],
         },
     )
 
 
 def _why_likely(apart: StillRank) -> str:
-    return (
-        f"rank {apart.rank} alone stands outside NCCL and CUDA; whether the others wait for it was not seen"
-    )
+    return f"only rank {apart.rank} is outside NCCL and CUDA; the data do not show whether the others wait for it"
 
 
-def _why_nobody(ranks: list[StillRank], apart: list[StillRank], waiting: list[StillRank]) -> str:
+def _why_no_rank(ranks: list[StillRank], apart: list[StillRank], waiting: list[StillRank]) -> str:
     if len(waiting) == len(ranks):
-        return "all wait for the GPU or NCCL"
+        return "all ranks wait for the GPU or NCCL"
     unknown = len(ranks) - len(apart) - len(waiting)
     parts = [
-        (len(waiting), "wait for the GPU or NCCL"),
-        (len(apart), "elsewhere"),
-        (unknown, "not to be told"),
+        (len(waiting), "waiting for the GPU or NCCL"),
+        (len(apart), "in other code"),
+        (unknown, "unknown"),
     ]
-    return "of " + counted(len(ranks), "rank") + ": " + ", ".join(f"{n} {what}" for n, what in parts if n)
+    return "of " + counted(len(ranks), "rank") + ": " + ", ".join(f"{n} {state}" for n, state in parts if n)
 
 
-def _doing(trace: Trace, one: StillRank) -> dict[str, object]:
-    told: dict[str, object] = {"rank": one.rank, "is_alive": True, "pid": one.pid, "stands": one.state.value}
-    mine = trace.snapshots[(trace.snapshots["node"] == one.node) & (trace.snapshots["pid"] == one.pid)]
-    if len(mine):
-        state = mine[mine["ts_ns"].argmax()]
+def _doing(trace: Trace, rank: StillRank) -> dict[str, object]:
+    """The state of a rank, as an entry of the evidence."""
+    entry: dict[str, object] = {
+        "rank": rank.rank,
+        "is_alive": True,
+        "pid": rank.pid,
+        "stands": rank.state.value,
+    }
+    rows = trace.snapshots[(trace.snapshots["node"] == rank.node) & (trace.snapshots["pid"] == rank.pid)]
+    if len(rows):
+        state = rows[rows["ts_ns"].argmax()]
         if state["category"]:
-            told["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
+            entry["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
         if state["syscall_nr"] != UNKNOWN:
-            told["syscall_nr"] = int(state["syscall_nr"])
-    if one.frames:
-        told["at"], told["stack"] = user_frame.in_own_code(one.frames), list(one.frames)
-    return told
+            entry["syscall_nr"] = int(state["syscall_nr"])
+    if rank.frames:
+        entry["at"], entry["stack"] = user_frame.in_own_code(rank.frames), list(rank.frames)
+    return entry

@@ -27,45 +27,45 @@ def together(reports: list[Report]) -> Report:
     if len(reports) == 1:
         return reports[0]
     examined: dict[str, float] = dict.fromkeys(_COUNTS, 0)
-    for one in reports:
+    for report in reports:
         for name in examined:
-            more = one.examined.get(name, 0)
+            more = report.examined.get(name, 0)
             examined[name] = max(examined[name], more) if name == "seconds" else examined[name] + more
     return Report(
-        source=next((one.source for one in reports if one.source), ""),
+        source=next((report.source for report in reports if report.source), ""),
         examined={"n_jobs": len(reports), **examined},
-        verdicts=[verdict for one in reports for verdict in one.verdicts],
-        benign=[remark for one in reports for remark in one.benign],
-        evidence=joined([one.evidence for one in reports if one.evidence]),
-        gaps=tuple(dict.fromkeys(gap for one in reports for gap in one.gaps)),
-        budget=combined([one.budget for one in reports if one.budget]),
+        verdicts=[verdict for report in reports for verdict in report.verdicts],
+        benign=[remark for report in reports for remark in report.benign],
+        evidence=joined([report.evidence for report in reports if report.evidence]),
+        gaps=tuple(dict.fromkeys(gap for report in reports for gap in report.gaps)),
+        budget=combined([report.budget for report in reports if report.budget]),
     )
 
 
 def numbered(reports: list[Report], traces: list[Trace]) -> Report:
-    """One report on the parts of a trace, whose verdicts say of which job they are."""
-    found = together(
+    """One report on the jobs of a trace; each verdict states the number of its job."""
+    joint = together(
         [
             replace(
-                one,
-                verdicts=[_of_job(verdict, part, number, len(traces)) for verdict in one.verdicts],
-                benign=[remark | {"job": number} for remark in one.benign],
+                report,
+                verdicts=[_of_job(verdict, part, number, len(traces)) for verdict in report.verdicts],
+                benign=[remark | {"job": number} for remark in report.benign],
             )
-            for number, (one, part) in enumerate(zip(reports, traces, strict=True), 1)
+            for number, (report, part) in enumerate(zip(reports, traces, strict=True), 1)
         ]
     )
     times = [at_ns for part in traces for at_ns in call_times(part)]
-    seen: dict[str, object] = {
+    counts: dict[str, object] = {
         "n_nodes": len({node for part in traces for node in np.unique(part.collectives["node"]).tolist()}),
         "n_lost_records": sum(traces[0].lost.values()),
     }
     if times:
-        seen["seconds"] = round((max(times) - min(times)) / 1e9, 3)
-    return replace(found, examined=found.examined | seen)
+        counts["seconds"] = round((max(times) - min(times)) / 1e9, 3)
+    return replace(joint, examined=joint.examined | counts)
 
 
 def number_of(verdict: Verdict) -> int | None:
-    """Of which job a verdict is, where there are several."""
+    """The number of a verdict's job, None where the trace has only one job."""
     job = verdict.evidence.get("job")
     return int(job["number"]) if isinstance(job, dict) else None
 

@@ -21,9 +21,9 @@ def verdicts(case: Case) -> list[Verdict]:
     line = case.line
     ranks, counts = np.unique(line.rank, return_counts=True)
     claims = {
-        rank: found
+        rank: sharing
         for rank in ranks[counts > 1].tolist()
-        if _overlap(case, found := np.flatnonzero(line.rank == rank).tolist())
+        if _overlap(case, sharing := np.flatnonzero(line.rank == rank).tolist())
     }
     if not claims:
         return []
@@ -37,7 +37,10 @@ def verdicts(case: Case) -> list[Verdict]:
 
 
 def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> Verdict:
-    """claims: rank, node and pid of each process that shares its rank. since_ns: on the first process's clock."""
+    """The verdict on processes that share a rank.
+
+    claims: rank, node and pid of each process. since_ns: on the first process's clock.
+    """
     ranks = sorted({rank for rank, _, _ in claims})
     processes = [{"rank": rank, "node": trace.nodes[node], "pid": pid} for rank, node, pid in sorted(claims)]
     return Verdict(
@@ -50,26 +53,26 @@ def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> 
         abstained_because="; ".join(_claim(processes, rank) for rank in ranks[:_MOST_NAMED])
         + (f"; and {len(ranks) - _MOST_NAMED} more ranks" if len(ranks) > _MOST_NAMED else ""),
         advice=[
-            "Give each process of a job its own rank (RANK), or trace one of the two jobs only (trace --pid).",
+            "Give each process of a job its own rank (RANK), or trace only one of the two jobs (trace --pid).",
         ],
         evidence={"claimed_ranks": ranks, "processes": processes},
     )
 
 
 def _claim(processes: list[dict[str, object]], rank: int) -> str:
-    who = [
-        f"{one['pid']}" + (f" on {one['node']}" if one["node"] else "")
-        for one in processes
-        if one["rank"] == rank
+    claimants = [
+        f"{process['pid']}" + (f" on {process['node']}" if process["node"] else "")
+        for process in processes
+        if process["rank"] == rank
     ]
-    return f"processes {' and '.join(who[:_MOST_NAMED])} claim rank {rank}"
+    return f"processes {' and '.join(claimants[:_MOST_NAMED])} claim rank {rank}"
 
 
 def _overlap(case: Case, processes: list[int]) -> bool:
     """Whether two of these processes made calls at the same time; one after the other is a restart."""
     first = case.line.first
     times = sorted(
-        (float(own.min()), float(own.max()))
-        for own in (case.arrival_ns[first[process] : first[process + 1]] for process in processes)
+        (float(times_ns.min()), float(times_ns.max()))
+        for times_ns in (case.arrival_ns[first[process] : first[process + 1]] for process in processes)
     )
     return any(later[0] <= before[1] for before, later in pairwise(times))

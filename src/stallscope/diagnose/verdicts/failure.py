@@ -20,11 +20,15 @@ from stallscope.events.trace import Trace
 
 
 def with_failures(trace: Trace, report: Report) -> Report:
-    """The report with a verdict on calls that failed before the others: they come before what follows from them."""
-    found = failures(trace)
-    ended = [one for one in found if int(one.row["result"]) != OUT_OF_MEMORY or not continues(trace, one)]
-    retried = [one for one in found if one not in ended]
-    benign = [*report.benign, *(_remark(one) for one in retried)]
+    """The report with a verdict on failed calls. It precedes the other verdicts, which may be consequences."""
+    failed = failures(trace)
+    ended = [
+        failure
+        for failure in failed
+        if int(failure.row["result"]) != OUT_OF_MEMORY or not continues(trace, failure)
+    ]
+    retried = [failure for failure in failed if failure not in ended]
+    benign = [*report.benign, *(_remark(failure) for failure in retried)]
     if not ended:
         return replace(report, benign=benign) if retried else report
     return replace(report, verdicts=[_verdict(trace, ended), *report.verdicts], benign=benign)
@@ -46,11 +50,11 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
     if later:
         evidence["also_failed_later"] = [
             {
-                "rank": one.rank,
-                "error": int(one.row["result"]),
-                "after_ms": (returned_ns(trace, one) - returned_ns(trace, first)) / 1e6,
+                "rank": failure.rank,
+                "error": int(failure.row["result"]),
+                "after_ms": (returned_ns(trace, failure) - returned_ns(trace, first)) / 1e6,
             }
-            for one in later[:16]
+            for failure in later[:16]
         ]
     verdict = Verdict(
         kind="failure",
@@ -61,13 +65,13 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
         n_incidents=1,
         causes=[Explained(cause(name), 1.0, 0.0, {"error": words, "function": function})],
         confidence=0.95 if not later else 0.85,
-        victims=sorted({one.rank for one in later if one.rank not in (UNKNOWN, first.rank)}),
+        victims=sorted({failure.rank for failure in later if failure.rank not in (UNKNOWN, first.rank)}),
         advice=cause(name).advice({}),
         evidence=evidence,
     )
     return replace(verdict, summary=text.summary(verdict))
 
 
-def _remark(one: Failure) -> dict[str, object]:
-    who = f"Rank {one.rank}" if one.rank != UNKNOWN else f"Process {one.pid}"
-    return {"what": f"{who} was refused GPU memory, retried and went on", "n_refusals": one.n}
+def _remark(failure: Failure) -> dict[str, object]:
+    subject = f"Rank {failure.rank}" if failure.rank != UNKNOWN else f"Process {failure.pid}"
+    return {"what": f"{subject} got no GPU memory at first, retried and continued", "n_refusals": failure.n}

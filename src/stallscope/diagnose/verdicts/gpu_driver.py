@@ -11,25 +11,25 @@ from stallscope.events.trace import Trace
 
 _BROKEN = ("gpu_fault", "device_error")
 _OF_GPU = ("gpu_slow", *_BROKEN)
-"""Causes that are the GPU's."""
+"""Causes that lie in the GPU."""
 
 
 def with_gpu_states(trace: Trace, report: Report) -> Report:
-    """The report with what the drivers say of the GPUs that its verdicts are about."""
-    if not len(trace.gpus) or not any(_is_of_all(one) or _is_of_one(one) for one in report.verdicts):
+    """The report with the state that the drivers report for the GPUs of its verdicts."""
+    if not len(trace.gpus) or not any(_is_of_all(v) or _is_of_one(v) for v in report.verdicts):
         return report
     gpus = gpu_by_rank(trace)
     return replace(report, verdicts=[_with_state(trace, gpus, verdict) for verdict in report.verdicts])
 
 
 def _is_of_all(verdict: Verdict) -> bool:
-    """Whether it says that all ranks are slow alike, on their devices."""
+    """Whether the verdict is a slowdown of all ranks, on their GPUs."""
     share = verdict.evidence.get("host_share")
     return verdict.kind == "inconclusive" and isinstance(share, float) and share < 0.5
 
 
 def _is_of_one(verdict: Verdict) -> bool:
-    """Whether it names one rank, with a cause that the state of its GPU may explain better."""
+    """Whether the verdict names one rank, with a cause that the state of its GPU may explain better."""
     if len(verdict.ranks) != 1 or not verdict.causes:
         return False
     return verdict.kind in ("device", "hang") or verdict.causes[0].cause.name in _OF_GPU
@@ -40,30 +40,30 @@ def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict
         return _named(trace, gpus, verdict)
     if not _is_of_one(verdict):
         return verdict
-    told = driver_reason(trace, gpus, verdict.ranks[0], verdict)
-    if told is None:
+    reason = driver_reason(trace, gpus, verdict.ranks[0], verdict)
+    if reason is None:
         return verdict
     first = verdict.causes[0]
-    if told.name != "gpu_fault" and (verdict.kind == "hang" or first.cause.name in _BROKEN):
+    if reason.name != "gpu_fault" and (verdict.kind == "hang" or first.cause.name in _BROKEN):
         return verdict
-    why = cause(told.name)
+    why = cause(reason.name)
     parts = [
-        Explained(why, first.share, first.excess_ns, first.evidence | told.evidence),
+        Explained(why, first.share, first.excess_ns, first.evidence | reason.evidence),
         *verdict.causes[1:],
     ]
-    named = replace(verdict, causes=parts, advice=why.advice(told.evidence))
+    named = replace(verdict, causes=parts, advice=why.advice(reason.evidence))
     return replace(named, summary=text.summary(named))
 
 
 def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    """All ranks slow alike: one GPU with a reason is the one that the others wait for."""
-    found = [(rank, told) for rank in gpus if (told := driver_reason(trace, gpus, rank, verdict))]
-    if len(found) != 1:
+    """The verdict on a slowdown of all ranks: if exactly one GPU has a reason, the others wait for that GPU."""
+    slow = [(rank, reason) for rank in gpus if (reason := driver_reason(trace, gpus, rank, verdict))]
+    if len(slow) != 1:
         return verdict
-    rank, told = found[0]
+    rank, reason = slow[0]
     before, after = (float(str(verdict.evidence[name])) for name in ("step_ms_before", "step_ms_after"))
     n_steps = verdict.evidence["n_steps"]
-    why = cause(told.name)
+    why = cause(reason.name)
     named = replace(
         verdict,
         kind="device",
@@ -72,10 +72,10 @@ def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> 
         victims=sorted(set(gpus) - {rank}),
         cost=verdict.cost.times(1 - 1 / len(gpus)) if verdict.cost else None,
         late_ms={"median": round(after - before, 3), "max": round(after - before, 3)},
-        causes=[Explained(why, 1.0, (after - before) * 1e6, told.evidence)],
+        causes=[Explained(why, 1.0, (after - before) * 1e6, reason.evidence)],
         confidence=0.8,
         abstained_because=None,
-        advice=why.advice(told.evidence),
+        advice=why.advice(reason.evidence),
         evidence=verdict.evidence | {"n_late_steps": n_steps},
     )
     return replace(named, summary=text.summary(named))

@@ -82,57 +82,57 @@ def _ran_ahead(verdict: Verdict) -> Verdict:
     )
 
 
-def _wedged(case: Case, found: Wedged) -> Verdict:
+def _wedged(case: Case, state: Wedged) -> Verdict:
     line = case.line
-    ranks = sorted(int(line.rank[process]) for process in found.odd)
-    row = line.rows[found.row]
-    because = None if ranks else _why_no_rank(found)
-    evidence: dict[str, object] = {"waited_s": round(found.for_ns / 1e9, 1)}
+    ranks = sorted(int(line.rank[process]) for process in state.odd)
+    row = line.rows[state.row]
+    because = None if ranks else _why_no_rank(state)
+    evidence: dict[str, object] = {"waited_s": round(state.for_ns / 1e9, 1)}
     if ranks:
         evidence["crossed_order"] = True
     return Verdict(
         kind="hang",
         summary="",
         ranks=ranks,
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in found.odd}),
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in state.odd}),
         comm_hash=f"{int(row['comm_hash']):016x}",
         first_round=int(row["seq"]),
         last_round=int(row["seq"]),
         n_rounds=case.met.n_rounds,
-        since_ns=wall_ns(case.trace, case.first_node, found.since_ns),
+        since_ns=wall_ns(case.trace, case.first_node, state.since_ns),
         n_incidents=1,
         confidence=0.85 if ranks else 0.6,
-        victims=sorted(int(line.rank[process]) for process in found.waiting),
-        cost=still_cost(case, found.for_ns, len(found.waiting)),
-        advice=[_against_wedge(found, ranks)],
+        victims=sorted(int(line.rank[process]) for process in state.waiting),
+        cost=still_cost(case, state.for_ns, len(state.waiting)),
+        advice=[_against_wedge(state, ranks)],
         abstained_because=because,
         evidence=evidence,
     )
 
 
-def _against_wedge(found: Wedged, ranks: list[int]) -> str:
+def _against_wedge(wedge: Wedged, ranks: list[int]) -> str:
     if ranks:
         return (
             "Make this rank issue the collectives of both communicators in the same order as the other ranks."
         )
-    if found.is_crossed:
+    if wedge.is_crossed:
         return "Issue the collectives of both communicators in the same order on all ranks."
-    if any(state != Category.WAIT_GPU for state in found.states):
+    if any(category != Category.WAIT_GPU for category in wedge.states):
         return "Dump the stacks of all ranks (py-spy dump) before a restart: they show where each rank is blocked."
     return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
 
 
-def _why_no_rank(found: Wedged) -> str:
-    if found.is_crossed:
+def _why_no_rank(wedge: Wedged) -> str:
+    if wedge.is_crossed:
         return "the ranks entered the rounds of two communicators in different orders, and neither order has a majority"
-    blocked = {state for state in found.states if state != Category.WAIT_GPU}
+    blocked = {state for state in wedge.states if state != Category.WAIT_GPU}
     if blocked:
         states = " or ".join(sorted(CATEGORY_NAMES[state - 1] for state in blocked if state))
         return f"every rank has entered every round, and no rank makes progress (state {states})"
-    if not found.n_unseen:
+    if not wedge.n_unseen:
         return "every rank has entered every round: a GPU or the fabric makes no progress"
     return (
-        f"the ranks in this trace have entered every round; {found.n_unseen} more ranks of the communicator are not "
+        f"the ranks in this trace have entered every round; {wedge.n_unseen} more ranks of the communicator are not "
         "in this trace"
     )
 

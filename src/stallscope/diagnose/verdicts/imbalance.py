@@ -91,16 +91,16 @@ def moving(found: Findings, uneven: Moving, examined: Examined) -> Verdict:
 
 def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on a GPU that does additional work every few steps, such as an evaluation."""
-    late = device.verdict(case, process, slow, delays, examined=examined)
+    device_verdict = device.verdict(case, process, slow, delays, examined=examined)
     return replace(
-        late,
+        device_verdict,
         kind="imbalance",
         ranks=[],
         nodes=[],
         causes=[],
         period_steps=period_steps(delays.steps, delays.sizes_ns),
         advice=["Divide the additional work of this rank (evaluation, logging, sampling) among all ranks."],
-        evidence=late.evidence | {"more_work": late.ranks},
+        evidence=device_verdict.evidence | {"more_work": device_verdict.ranks},
     )
 
 

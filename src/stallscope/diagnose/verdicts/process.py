@@ -40,20 +40,20 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     verdicts: list[Verdict] = []
     benign: list[dict[str, object]] = []
     calls = outermost(trace.calls)
-    known = {(one.node, one.pid): one for one in activities(trace)}
+    known = {(each.node, each.pid): each for each in activities(trace)}
     all_steps = [*steps_of_rounds(trace)]
     has_rounds = {(steps.node, steps.pid) for steps in all_steps}
-    all_steps += [one for one in steps_of(trace, calls) if (one.node, one.pid) not in has_rounds]
+    all_steps += [each for each in steps_of(trace, calls) if (each.node, each.pid) not in has_rounds]
     for activity in known.values():
-        mine = [steps for steps in all_steps if (steps.node, steps.pid) == (activity.node, activity.pid)]
-        verdicts += _of_budget(trace, activity, mine, limits, usd_per_gpu_hour)
+        own_steps = [steps for steps in all_steps if (steps.node, steps.pid) == (activity.node, activity.pid)]
+        verdicts += _of_budget(trace, activity, own_steps, limits, usd_per_gpu_hour)
     for steps in all_steps:
         if any(
             verdict.evidence.get("pid") == steps.pid and verdict.kind == "process" for verdict in verdicts
         ):
             continue
-        found, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
-        verdicts = [one for one in verdicts if not (found and one.evidence.get("pid") == steps.pid)] + found
+        late, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
+        verdicts = [each for each in verdicts if not (late and each.evidence.get("pid") == steps.pid)] + late
         benign += remarks
     counts = _examined(trace, all_steps)
     evidence = from_counts(counts, trace.coverage)
@@ -69,14 +69,14 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
 def _of_budget(
     trace: Trace, activity: Activity, steps: list[Steps], limits: Thresholds, usd_per_gpu_hour: float | None
 ) -> list[Verdict]:
-    """The verdict by the time budget: faults, or that the process is not shown to be healthy; none where it is."""
+    """The verdict by the time budget: faults, or an inconclusive answer. Empty where the process is healthy."""
     busy = activity.gpu_busy
     found = faults(trace, activity, limits)
     if busy is not None and busy >= limits.healthy_gpu_share:
         found = [fault for fault in found if fault.is_of_gpu]
     if found:
         return [_fault_verdict(trace, activity, found, limits, usd_per_gpu_hour)]
-    n_steps = max((len(one.length_ns) for one in steps), default=0)
+    n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
     if is_shown or n_steps >= limits.steady_steps:
         return []
@@ -95,7 +95,7 @@ def _of_budget(
                 f"it has no peers and no known steps, and no fault reaches {limits.fault_share:.0%} of its time; "
                 f"the largest avoidable item of its time budget is {word(item)} ({share:.0%})"
             ),
-            advice=["Annotate the steps (stallscope.annotate), so that slow steps can be told from others."],
+            advice=["Annotate the steps (stallscope.annotate): slow steps then differ from the others."],
             evidence={
                 "pid": activity.pid,
                 "command": activity.command,
@@ -141,24 +141,24 @@ def _fault_verdict(
 
 
 def _explained(fault: Fault, activity: Activity) -> Explained:
-    own = replace(
+    named = replace(
         cause(fault.cause), title=fault.title, because=None, advice=lambda _evidence: list(fault.advice)
     )
     evidence: dict[str, object] = {"line": fault.line} if fault.line else {}
     evidence |= {"gain_at_most": round(fault.gain(activity), 2), **fault.evidence}
-    return Explained(own, round(min(fault.share, 1.0), 4), fault.share * activity.seconds * 1e9, evidence)
+    return Explained(named, round(min(fault.share, 1.0), 4), fault.share * activity.seconds * 1e9, evidence)
 
 
 def _idle_remarks(known: list[Activity]) -> list[dict[str, object]]:
     return [
         {
             "what": (
-                f"Process {one.pid} made no GPU call for {one.idle_seconds:.1f} s and waited; "
-                "its shares leave that time out"
+                f"Process {activity.pid} made no GPU call for {activity.idle_seconds:.1f} s and waited; "
+                "its time shares exclude that time"
             )
         }
-        for one in known
-        if one.idle_seconds >= 1
+        for activity in known
+        if activity.idle_seconds >= 1
     ]
 
 
@@ -205,8 +205,8 @@ def _judged(
         "in_gpu_calls_share": round(in_calls, 4),
     }
     if not causes or causes[0].cause.name in _NO_ALARM:
-        because = f", it {causes[0].title}" if causes else ""
-        return [], [{"what": f"Process {steps.pid} left its GPU alone at times{because}", **evidence}]
+        because = f": it {causes[0].title}" if causes else ""
+        return [], [{"what": f"Process {steps.pid} left its GPU idle in some steps{because}", **evidence}]
     since = int(steps.begin_ns[first])
     lost_s = excess.total_ns / 1e9
     usd = None if usd_per_gpu_hour is None else lost_s / 3600 * usd_per_gpu_hour
@@ -239,20 +239,20 @@ def _judged(
 
 
 def _first_calls(trace: Trace, calls: Array) -> list[dict[str, object]]:
-    """First calls that took far longer than the later ones: libraries load and compile then."""
-    said: list[dict[str, object]] = []
+    """Remarks on first calls that took far longer than the later calls: libraries load and compile in them."""
+    remarks: list[dict[str, object]] = []
     for key in np.unique(calls[["node", "pid", "symbol"]]):
-        mine = calls[calls[["node", "pid", "symbol"]] == key]
-        later = np.median(mine["duration_ns"][1:]) if len(mine) > 3 else np.inf
-        if mine["duration_ns"][0] > max(10 * later, 10e6) and mine["op"][0] in (Op.LAUNCH, Op.GRAPH_LAUNCH):
-            said.append(
+        same = calls[calls[["node", "pid", "symbol"]] == key]
+        later = np.median(same["duration_ns"][1:]) if len(same) > 3 else np.inf
+        if same["duration_ns"][0] > max(10 * later, 10e6) and same["op"][0] in (Op.LAUNCH, Op.GRAPH_LAUNCH):
+            remarks.append(
                 {
                     "what": f"The first {trace.symbols[int(key['symbol'])]} of process {key['pid']} loaded its kernels",
-                    "ms": round(float(mine["duration_ns"][0]) / 1e6, 1),
+                    "ms": round(float(same["duration_ns"][0]) / 1e6, 1),
                     "later_ms": round(float(later) / 1e6, 3),
                 }
             )
-    return said
+    return remarks
 
 
 def _examined(trace: Trace, all_steps: list[Steps]) -> dict[str, object]:

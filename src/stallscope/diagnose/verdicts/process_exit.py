@@ -1,4 +1,4 @@
-"""The verdict on the rank whose process broke first."""
+"""The verdict on the rank whose process failed first."""
 
 from dataclasses import replace
 
@@ -10,33 +10,33 @@ from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.events.names import HostKind
 from stallscope.events.trace import Trace
 
-_TELL_OF_ENDS = ("failure", "hang")
+_COVER_ENDS = ("failure", "hang")
 
 
 def with_deaths(trace: Trace, report: Report) -> Report:
-    """The report with a verdict on the rank whose process broke first, unless another verdict tells of it."""
-    broke = (trace.host_events["kind"] == HostKind.EXIT) & (trace.host_events["value"] != 0)
-    found = first_failed(trace) if broke.any() else None
-    if found is None or any(found.rank in one.ranks for one in report.verdicts if one.kind in _TELL_OF_ENDS):
+    """The report with a verdict on the rank whose process failed first, unless another verdict names that rank."""
+    has_failed = (trace.host_events["kind"] == HostKind.EXIT) & (trace.host_events["value"] != 0)
+    end = first_failed(trace) if has_failed.any() else None
+    if end is None or any(end.rank in v.ranks for v in report.verdicts if v.kind in _COVER_ENDS):
         return report
-    return replace(report, verdicts=[_verdict(trace, found), *report.verdicts])
+    return replace(report, verdicts=[_verdict(trace, end), *report.verdicts])
 
 
-def _verdict(trace: Trace, found: ProcessEnd) -> Verdict:
-    told = exit_reason.end(trace.host_events, found.node, found.pid)
-    told |= exit_reason.failed_call(trace, found.node, found.pid, after_ns=last_arrival_ns(trace, found))
+def _verdict(trace: Trace, end: ProcessEnd) -> Verdict:
+    evidence = exit_reason.end(trace.host_events, end.node, end.pid)
+    evidence |= exit_reason.failed_call(trace, end.node, end.pid, after_ns=last_arrival_ns(trace, end))
     verdict = Verdict(
         kind="failure",
         summary="",
-        ranks=[found.rank],
-        nodes=[node] if (node := trace.nodes[found.node]) else [],
-        since_ns=found.at_ns if any(clock.node == found.node for clock in trace.clocks) else None,
+        ranks=[end.rank],
+        nodes=[node] if (node := trace.nodes[end.node]) else [],
+        since_ns=end.at_ns if any(clock.node == end.node for clock in trace.clocks) else None,
         n_incidents=1,
         confidence=0.9,
-        victims=sorted(set(arrived_ranks(trace).values()) - {found.rank}),
+        victims=sorted(set(arrived_ranks(trace).values()) - {end.rank}),
         advice=cause("missing_rank").advice(
-            told | {"is_alive": False, "is_out_of_memory": bool(told.get("oom_killed"))}
+            evidence | {"is_alive": False, "is_out_of_memory": bool(evidence.get("oom_killed"))}
         ),
-        evidence={"pid": found.pid, **told},
+        evidence={"pid": end.pid, **evidence},
     )
     return replace(verdict, summary=text.summary(verdict))

@@ -1,4 +1,4 @@
-"""Verdicts from spans of work (see work): a slow worker, a heavy stage, work that is uneven by turns."""
+"""Verdicts from spans of work: a slow worker, a stage with more work, uneven work of a changing rank."""
 
 import numpy as np
 
@@ -24,25 +24,25 @@ from stallscope.events.layout import Array
 from stallscope.events.trace import Trace
 
 _COLLECTOR = ("gc",)  # kinds of work that are the garbage collector's
-_SURE_OF_SPANS = 0.9  # one source tells the work, and no ledger says why
+_SPAN_CONFIDENCE = 0.9  # spans have no time ledger that confirms the cause
 
 
 def slow_work(
     trace: Trace, done: Work, *, limits: Thresholds, usd_per_gpu_hour: float | None
 ) -> list[Verdict]:
     """The verdicts on the work of a trace; the costliest worker first."""
-    found = slow_steps(done, limits)
-    named = recurring(found, len(done.peers), least_ns=least_slow_ns(done, limits), limits=limits)
+    late = slow_steps(done, limits)
+    named = recurring(late, len(done.peers), least_ns=least_slow_ns(done, limits), limits=limits)
     replicas = _whole_pipelines(done, set(named))
     losses = losses_ns(done, named)
     verdicts = [
         _worker(trace, done, late=named[p], loss=losses[p], usd_per_gpu_hour=usd_per_gpu_hour)
-        for p in sorted(named, key=lambda p: -sum(one.late_ns for one in named[p]))
+        for p in sorted(named, key=lambda p: -sum(each.late_ns for each in named[p]))
         if int(done.pipeline[p]) not in replicas
     ]
     verdicts += [_replica(done, replica) for replica in replicas]
     stage = heavy_stage(done, set(named), limits)
-    uneven = None if stage else spread(done, found, set(named), limits)
+    uneven = None if stage else spread(done, late, set(named), limits)
     if stage:
         verdicts.append(_stage(trace, done, stage, usd_per_gpu_hour=usd_per_gpu_hour))
     if uneven:
@@ -51,7 +51,7 @@ def slow_work(
 
 
 def _whole_pipelines(done: Work, named: set[int]) -> list[int]:
-    """Pipelines of several stages all of whose ranks are named: more data or a slow machine look alike there."""
+    """Pipelines of several stages whose ranks are all named: more data and a slow machine look the same there."""
     numbers, sizes = np.unique(done.pipeline, return_counts=True)
     n_named = np.array([sum(int(done.pipeline[p]) == number for p in named) for number in numbers.tolist()])
     return [int(number) for number in numbers[(sizes > 1) & (n_named == sizes)]]
@@ -61,11 +61,11 @@ def _worker(
     trace: Trace, done: Work, *, late: list[LateStep], loss: Array, usd_per_gpu_hour: float | None
 ) -> Verdict:
     process = late[0].process
-    steps = [one.step for one in late]
+    steps = [each.step for each in late]
     others = np.flatnonzero(np.arange(len(done.peers)) != process)
-    values = np.array([one.late_ns for one in late]) / 1e6
+    values = np.array([each.late_ns for each in late]) / 1e6
     parts = _causes(trace, done, process, steps)
-    agreement = float(np.median([min(one.excess_ns / max(one.late_ns, 1.0), 1.0) for one in late]))
+    agreement = float(np.median([min(each.excess_ns / max(each.late_ns, 1.0), 1.0) for each in late]))
     return Verdict(
         kind="straggler",
         summary="",
@@ -78,29 +78,31 @@ def _worker(
         until_ns=wall_ns(trace, int(done.node[process]), float(done.began_ns[steps[-1]])),
         n_incidents=int((np.diff(np.unique(steps)) > 2).sum()) + 1,
         causes=parts,
-        confidence=round(min((1 - 0.5 ** len(late)) * (0.5 + 0.5 * agreement), 0.99) * _SURE_OF_SPANS, 3),
+        confidence=round(min((1 - 0.5 ** len(late)) * (0.5 + 0.5 * agreement), 0.99) * _SPAN_CONFIDENCE, 3),
         victims=sorted(int(done.rank[p]) for p in others),
         cost=_cost(done, float(loss.sum()) * len(others), usd_per_gpu_hour),
         advice=parts[0].cause.advice(parts[0].evidence) if parts else [],
-        evidence=_steps_said(done, len(late), loss)
+        evidence=_steps(done, len(late), loss)
         | {"first_step": int(done.step[steps[0]]), "last_step": int(done.step[steps[-1]])},
     )
 
 
 def _causes(trace: Trace, done: Work, process: int, steps: list[int]) -> list[Explained]:
-    """What the excess is made of. Spans do not tell whether host or GPU was slow; only the collector is the host's."""
+    """The causes of the excess. Spans do not distinguish host and GPU; garbage collection is always host time."""
     kinds = longer_kinds(trace, done, process, steps)
     longer = {name: excess for name, (excess, _) in kinds.items() if excess > 0}
     total = sum(longer.values())
     if total <= 0:
         return []
-    said = [f"{name} {kinds[name][1]:.2f} x as long" for name in longer if longer[name] >= 0.05 * total]
+    factors = [f"{name} {kinds[name][1]:.2f} x as long" for name in longer if longer[name] >= 0.05 * total]
     collected = sum(excess for name, excess in longer.items() if name in _COLLECTOR)
     parts = [
         Explained(
             cause("host_compute"), collected / total, collected * len(steps), {"work": "garbage collection"}
         ),
-        Explained(cause("unknown"), 1 - collected / total, (total - collected) * len(steps), {"work": said}),
+        Explained(
+            cause("unknown"), 1 - collected / total, (total - collected) * len(steps), {"work": factors}
+        ),
     ]
     return sorted((part for part in parts if part.share >= 0.05), key=lambda part: -part.share)
 
@@ -115,10 +117,12 @@ def _replica(done: Work, pipeline: int) -> Verdict:
         confidence=0.5,
         evidence={"suspects": ranks},
         abstained_because=(
-            f"all stages of one replica (ranks {', '.join(map(str, ranks[:12]))}) work longer than the other "
-            "replicas': it has more data, or its machine is slow"
+            f"all stages of one replica (ranks {', '.join(map(str, ranks[:12]))}) work longer than the stages of the "
+            "other replicas: it has more data, or its machine is slow"
         ),
-        advice=["Compare the amount of data (tokens, sequence lengths) of this replica with the others'."],
+        advice=[
+            "Compare the amount of data (tokens, sequence lengths) of this replica with the other replicas."
+        ],
     )
 
 
@@ -128,9 +132,9 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
     cost = _cost(done, float(stage.loss_ns.sum()) * len(others), usd_per_gpu_hour)
     excess_ms = round(stage.excess_ns / 1e6, 3)
     sizes = np.unique(done.peers, return_counts=True)[1]
-    told = _steps_said(done, int((stage.loss_ns > 0).sum()), stage.loss_ns) | {"slow_stage": ranks}
+    evidence = _steps(done, int((stage.loss_ns > 0).sum()), stage.loss_ns) | {"slow_stage": ranks}
     alone = bool((sizes == 1).all())
-    why = "each stage has one worker only: more work and a slow machine look alike"
+    why = "each stage has only one worker, so more work and a slow machine look the same"
     return Verdict(
         kind="inconclusive" if alone else "imbalance",
         summary="",
@@ -143,8 +147,8 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
         victims=others,
         cost=cost,
         abstained_because=why if alone else None,
-        advice=["Move work between the stages: no machine is bad, the slow stage has more to do."],
-        evidence=told,
+        advice=["Move work between the stages: no machine is faulty, the slow stage has more work."],
+        evidence=evidence,
     )
 
 
@@ -162,9 +166,9 @@ def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: flo
         confidence=0.8,
         cost=_cost(done, float(uneven.spread_ns.sum()), usd_per_gpu_hour),
         advice=[
-            "No machine is bad: the slow rank changes. Even out the work per step (sequence lengths, experts)."
+            "No machine is faulty: the slow rank changes. Balance the work per step (sequence lengths, experts)."
         ],
-        evidence=_steps_said(done, int(uneven.is_late.sum()), uneven.spread_ns)
+        evidence=_steps(done, int(uneven.is_late.sum()), uneven.spread_ns)
         | {
             "moves": True,
             "late_steps_by_rank": dict(zip(map(str, turns.tolist()), counts.tolist(), strict=True)),
@@ -172,8 +176,11 @@ def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: flo
     )
 
 
-def _steps_said(done: Work, n_late: int, loss: Array) -> dict[str, object]:
-    """How often, and the slowdown: the time the steps took over what they would have taken at most without it."""
+def _steps(done: Work, n_late: int, loss: Array) -> dict[str, object]:
+    """The evidence on the steps: late and examined steps, and the slowdown.
+
+    slowdown: time of the steps divided by the longest possible time without the loss.
+    """
     slowdown = float(done.length_ns.sum() / max(float((done.length_ns - loss).sum()), 1.0))
     return {
         "n_late_steps": n_late,
@@ -184,6 +191,6 @@ def _steps_said(done: Work, n_late: int, loss: Array) -> dict[str, object]:
 
 
 def _cost(done: Work, lost_ns: float, usd_per_gpu_hour: float | None) -> VerdictCost:
-    """A lower bound: only the ranks that the source tells of are counted."""
+    """The cost as a lower bound: ranks that are missing in the source do not count."""
     observed_ns = float(done.length_ns.sum())
     return VerdictCost.of(lost_ns / 1e9, usd_per_gpu_hour, is_lower_bound=True, observed_ns=observed_ns)

@@ -1,6 +1,6 @@
-"""Verdicts on what logs and stack dumps state: the first failure, and ranks that stand elsewhere than the others.
+"""Verdicts on statements of logs and stack dumps: the first failure, and ranks with a different stack.
 
-Measured verdicts (hangs by counters) come from elsewhere; here they get the operation, the group and the lines of code.
+This module also adds the operation, the group and the lines of code to measured verdicts, such as hangs by counters.
 """
 
 import re
@@ -27,7 +27,7 @@ _WALL_NS = 10**17  # smaller times are the order of lines
 
 @dataclass(frozen=True)
 class _Failure:
-    """One rank's failure, of all lines on it. rank: UNKNOWN where no line names it."""
+    """The failure of a rank, from all lines about it. rank: UNKNOWN where no line names it."""
 
     rank: int
     ts_ns: int
@@ -85,7 +85,7 @@ def with_statements(trace: Trace, report: Report) -> Report:
 
 
 def _slow_verdicts(trace: Trace) -> list[Verdict]:
-    """One verdict per rank that timers or metrics call slow; without a rank the statement stays open."""
+    """A verdict for each rank that timers or metrics call slow; inconclusive where they name no rank."""
     ranks = trace.told_ranks()
     by_rank: dict[int, list[str]] = {}
     for row in trace.annotations[trace.annotations["label"] == FAILURE_LABELS["slow"]]:
@@ -93,7 +93,7 @@ def _slow_verdicts(trace: Trace) -> list[Verdict]:
         words = by_rank.setdefault(rank, [])
         stated = failure_words(bytes(row["value"])).words
         words += [stated] if stated not in words else []
-    heard = {rank for rank in ranks.values() if rank != UNKNOWN}
+    known = {rank for rank in ranks.values() if rank != UNKNOWN}
     verdicts = [
         Verdict(
             kind="straggler",
@@ -101,7 +101,7 @@ def _slow_verdicts(trace: Trace) -> list[Verdict]:
             ranks=[rank],
             n_incidents=1,
             confidence=0.6,
-            victims=sorted(heard - set(by_rank)),
+            victims=sorted(known - set(by_rank)),
             advice=[
                 "Trace that rank live (stallscope trace), or profile it next to a rank that is not slow."
             ],
@@ -117,7 +117,7 @@ def _slow_verdicts(trace: Trace) -> list[Verdict]:
 
 
 def _undecided(trace: Trace) -> Verdict:
-    """Statements that decide nothing never make a job healthy."""
+    """The verdict where no statement decides: statements alone never show a healthy job."""
     gap = next(iter(trace.coverage.gaps), None)
     return Verdict(
         kind="inconclusive",
@@ -129,12 +129,12 @@ def _undecided(trace: Trace) -> Verdict:
 
 
 def _doubted(verdict: Verdict) -> Verdict:
-    """A hang whose only suspects are several ranks without a line: a log that was cut off looks the same."""
+    """A hang as inconclusive, if its suspects are several ranks without a line: a truncated log looks the same."""
     doing = _list(verdict.evidence.get("doing"))
-    is_silent = all(isinstance(one, dict) and one.get("has") == "no_dump" for one in doing)
+    is_silent = all(isinstance(entry, dict) and entry.get("has") == "no_dump" for entry in doing)
     if verdict.kind != "hang" or not doing or not is_silent or len(verdict.ranks) < 2:
         return verdict
-    who = f"ranks {', '.join(map(str, verdict.ranks[:_MOST]))}"
+    suspects = f"ranks {', '.join(map(str, verdict.ranks[:_MOST]))}"
     doubted = replace(
         verdict,
         kind="inconclusive",
@@ -142,25 +142,25 @@ def _doubted(verdict: Verdict) -> Verdict:
         nodes=[],
         causes=[],
         confidence=0.4,
-        abstained_because=f"the others wait for some of {who}, and nothing is known of any of these ranks",
+        abstained_because=f"the others wait for some of {suspects}, and nothing is known of any of these ranks",
         evidence={"suspects": verdict.ranks} | {k: v for k, v in verdict.evidence.items() if k != "doing"},
     )
     return replace(doubted, summary=text.summary(doubted))
 
 
 def _remarks(trace: Trace) -> list[dict[str, object]]:
-    """Statements that are no end of a rank: a transport that fell back, warnings of NCCL."""
+    """Statements that do not end a rank: a transport that fell back, warnings of NCCL."""
     ranks = trace.told_ranks()
     rows = trace.annotations[trace.annotations["label"] == FAILURE_LABELS["remark"]]
-    found: dict[str, list[int]] = {}
+    by_words: dict[str, list[int]] = {}
     for row in rows:
         words = failure_words(bytes(row["value"])).words
-        found.setdefault(words, []).append(ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN))
+        by_words.setdefault(words, []).append(ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN))
     remarks: list[dict[str, object]] = []
-    for words, own in list(found.items())[:_MOST]:
-        known = sorted({rank for rank in own if rank != UNKNOWN})
-        who = f"rank{'s' * (len(known) > 1)} {', '.join(map(str, known[:_MOST]))}: " if known else ""
-        remarks.append({"what": f"{who}{words}"})
+    for words, ranks_stated in list(by_words.items())[:_MOST]:
+        known = sorted({rank for rank in ranks_stated if rank != UNKNOWN})
+        subject = f"rank{'s' * (len(known) > 1)} {', '.join(map(str, known[:_MOST]))}: " if known else ""
+        remarks.append({"what": f"{subject}{words}"})
     return remarks
 
 
@@ -169,10 +169,10 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
     if not failures:
         return None
     first = failures[0]
-    ranks = sorted({one.rank for one in failures if one.rank != UNKNOWN})
-    same = [one for one in failures if _normal(one.words) == _normal(first.words)]
-    heard = {rank for rank in trace.told_ranks().values() if rank != UNKNOWN}
-    if len(same) > 1 and 2 * len(same) > len(heard):
+    ranks = sorted({failure.rank for failure in failures if failure.rank != UNKNOWN})
+    same = [failure for failure in failures if _normal(failure.words) == _normal(first.words)]
+    known = {rank for rank in trace.told_ranks().values() if rank != UNKNOWN}
+    if len(same) > 1 and 2 * len(same) > len(known):
         return _all_failed(trace, same)
     evidence: dict[str, object] = {"stated": first.words, "n_failures": len(failures)}
     if first.status != UNKNOWN:
@@ -181,10 +181,12 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
         evidence["pid"] = first.pid
     if first.stack:
         evidence["at"], evidence["stack"] = user_frame.in_own_code(first.stack), list(first.stack)
-    others = [one for one in failures[1:] if one.rank != first.rank]
+    others = [failure for failure in failures[1:] if failure.rank != first.rank]
     if others:
-        evidence["also_failed_later"] = [{"rank": one.rank, "stated": one.words} for one in others[:_MOST]]
-    is_close = any(one.ts_ns - first.ts_ns < _AT_ONCE_NS for one in others)
+        evidence["also_failed_later"] = [
+            {"rank": failure.rank, "stated": failure.words} for failure in others[:_MOST]
+        ]
+    is_close = any(failure.ts_ns - first.ts_ns < _AT_ONCE_NS for failure in others)
     return Verdict(
         kind="failure",
         summary="",
@@ -193,17 +195,17 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
         since_ns=first.ts_ns if first.ts_ns > _WALL_NS else None,
         n_incidents=1,
         confidence=0.6 if is_close or first.rank == UNKNOWN else 0.85,
-        victims=sorted(heard - {first.rank}),
+        victims=sorted(known - {first.rank}),
         advice=_advice(first),
         evidence=evidence | ({"failed_ranks": ranks[:_MOST]} if len(ranks) > 1 else {}),
     )
 
 
 def _failures(trace: Trace) -> list[_Failure]:
-    """One per rank, in order of time; what the machine states of a rank explains that rank's end."""
+    """The failures by time, one per rank; a statement of the machine on a rank explains the end of that rank."""
     ranks = trace.told_ranks()
     kinds = {FAILURE_LABELS["failure"]: False, FAILURE_LABELS["machine"]: True}
-    found: dict[tuple[int, int], _Failure] = {}
+    by_key: dict[tuple[int, int], _Failure] = {}
     for row in np.sort(trace.annotations, order="ts_ns", kind="stable"):
         is_machine = kinds.get(bytes(row["label"]))
         if is_machine is None:
@@ -211,7 +213,7 @@ def _failures(trace: Trace) -> list[_Failure]:
         words = failure_words(bytes(row["value"]))
         node, pid, ts_ns = int(row["node"]), int(row["pid"]), int(row["ts_ns"])
         rank = ranks.get((node, pid), UNKNOWN)
-        own = _Failure(
+        failure = _Failure(
             rank,
             ts_ns,
             words.words,
@@ -222,14 +224,14 @@ def _failures(trace: Trace) -> list[_Failure]:
             _stack(trace, node, pid, ts_ns),
             is_machine,
         )
-        key = (rank, 0) if rank != UNKNOWN else (UNKNOWN, len(found))
-        found[key] = own if key not in found else _joined(found[key], own)
-    return sorted(_explained(list(found.values())), key=lambda one: one.ts_ns)
+        key = (rank, 0) if rank != UNKNOWN else (UNKNOWN, len(by_key))
+        by_key[key] = failure if key not in by_key else _joined(by_key[key], failure)
+    return sorted(_explained(list(by_key.values())), key=lambda failure: failure.ts_ns)
 
 
 def _joined(first: _Failure, second: _Failure) -> _Failure:
-    """Two lines on one rank: the words of the error, the status of the end."""
-    error = next((one for one in (first, second) if one.is_machine or one.stack), first)
+    """The failure from two lines on one rank: the words of the error, the status of the end."""
+    error = next((failure for failure in (first, second) if failure.is_machine or failure.stack), first)
     return replace(
         error,
         ts_ns=min(first.ts_ns, second.ts_ns),
@@ -241,19 +243,24 @@ def _joined(first: _Failure, second: _Failure) -> _Failure:
 
 
 def _explained(failures: list[_Failure]) -> list[_Failure]:
-    """A kill by the machine or an error without a rank belongs to the only rank that it can be of."""
-    for one in [one for one in failures if one.rank == UNKNOWN]:
-        same_pid = [other for other in failures if other.rank != UNKNOWN and other.pid == one.pid != UNKNOWN]
+    """The failures, with kills and errors without a rank joined to the only rank that they can belong to."""
+    for unassigned in [unassigned for unassigned in failures if unassigned.rank == UNKNOWN]:
+        same_pid = [
+            other for other in failures if other.rank != UNKNOWN and other.pid == unassigned.pid != UNKNOWN
+        ]
         same_end = [
             other
             for other in failures
             if other.rank != UNKNOWN
-            and (other.status == one.status != UNKNOWN or (not one.is_machine and not other.stack))
+            and (
+                other.status == unassigned.status != UNKNOWN
+                or (not unassigned.is_machine and not other.stack)
+            )
         ]
         owners = same_pid or same_end
         if len(owners) == 1:
-            failures = [other for other in failures if other is not one and other is not owners[0]]
-            joined = _joined(replace(one, rank=owners[0].rank, node=owners[0].node), owners[0])
+            failures = [other for other in failures if other is not unassigned and other is not owners[0]]
+            joined = _joined(replace(unassigned, rank=owners[0].rank, node=owners[0].node), owners[0])
             failures.append(replace(joined, rank=owners[0].rank, node=owners[0].node))
     return failures
 
@@ -265,13 +272,13 @@ def _stack(trace: Trace, node: int, pid: int, ts_ns: int) -> tuple[str, ...]:
 
 
 def _normal(words: str) -> str:
-    """An error without its numbers and with its beginning only: the same error of two ranks is the same text."""
+    """The beginning of an error without its numbers, which is equal for the same error of two ranks."""
     return _NUMBERS.sub("", words)[:48]
 
 
 def _all_failed(trace: Trace, same: Sequence[_Failure]) -> Verdict:
-    ranks = sorted({one.rank for one in same if one.rank != UNKNOWN})
-    stack = next((one.stack for one in same if one.stack), ())
+    ranks = sorted({failure.rank for failure in same if failure.rank != UNKNOWN})
+    stack = next((failure.stack for failure in same if failure.stack), ())
     evidence: dict[str, object] = {"stated": same[0].words, "failed_ranks": ranks[:_MOST]}
     if stack:
         evidence["at"], evidence["stack"] = user_frame.in_own_code(stack), list(stack)
@@ -291,11 +298,11 @@ def _all_failed(trace: Trace, same: Sequence[_Failure]) -> Verdict:
 def _advice(failure: _Failure) -> list[str]:
     words = failure.words.lower()
     if "out-of-memory" in words or "out of memory (slurm)" in words:
-        return ["Give the job more host memory, or have its data loaders use less."]
+        return ["Give the job more host memory, or reduce the memory of its data loaders."]
     if "xid" in words:
-        return ["Look the Xid up in NVIDIA's list, drain the node, and run dcgmi diag on that GPU."]
+        return ["Look up the Xid in NVIDIA's list, drain the node, and run dcgmi diag on that GPU."]
     if "cuda out of memory" in words or "outofmemoryerror" in words:
-        return ["Compare this rank's batch and its other GPU processes with its peers'."]
+        return ["Compare this rank with its peers: the batch, and other processes on the GPU."]
     if failure.stack:
         return [f"Look at {user_frame.in_own_code(failure.stack)}: the traceback ends there."]
     return ["Read the last lines of that rank's log before its end."]
@@ -303,7 +310,8 @@ def _advice(failure: _Failure) -> list[str]:
 
 def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
     groups = [
-        {"ranks": list(one.ranks[:64]), "at": one.place, "waits": one.waits} for one in odd.groups[:_MOST]
+        {"ranks": list(group.ranks[:64]), "at": group.place, "waits": group.waits}
+        for group in odd.groups[:_MOST]
     ]
     n_ranks = sum(len(group.ranks) for group in odd.groups)
     evidence: dict[str, object] = {"stack_groups": groups, "n_ranks": n_ranks}
@@ -314,7 +322,9 @@ def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
             n_incidents=1,
             confidence=0.3,
             abstained_because=odd.because,
-            advice=["Dump the stacks of all ranks twice, half a minute apart, and give both dumps."],
+            advice=[
+                "Dump the stacks of all ranks twice, half a minute apart, and explain both dumps together."
+            ],
             evidence=evidence,
         )
     frames = {rank: group.frames for group in odd.groups for rank in group.ranks}
@@ -361,8 +371,8 @@ def _with_words(trace: Trace, verdict: Verdict) -> Verdict:
             key: value for key, value in (("operation", words.operation), ("line", words.line)) if value
         }
     evidence["doing"] = [
-        _with_stack(trace, one, calls) if isinstance(one, dict) else one
-        for one in _list(evidence.get("doing"))
+        _with_stack(trace, entry, calls) if isinstance(entry, dict) else entry
+        for entry in _list(evidence.get("doing"))
     ]
     if not evidence["doing"]:
         del evidence["doing"]
@@ -375,7 +385,7 @@ def _list(value: object) -> list[object]:
 
 
 def _calls(trace: Trace) -> dict[int, list[CallWords]]:
-    """The calls that the source names, by rank, in order of time."""
+    """The calls that the source names, by rank and time."""
     ranks = trace.told_ranks()
     calls: dict[int, list[CallWords]] = {}
     rows = trace.annotations[trace.annotations["label"] == CALL_LABEL]
@@ -388,7 +398,7 @@ def _calls(trace: Trace) -> dict[int, list[CallWords]]:
 def _with_stack(
     trace: Trace, doing: dict[str, object], calls: dict[int, list[CallWords]]
 ) -> dict[str, object]:
-    """What a missing rank does, with its last call and its stack where they are known."""
+    """The state of a missing rank, with its last call and its stack where they are known."""
     rank = doing.get("rank")
     out = dict(doing)
     if isinstance(rank, int) and rank in calls and "last_call" not in out:
@@ -396,8 +406,8 @@ def _with_stack(
         out["last_call"] = " at ".join(word for word in (last.operation, last.line) if word)
     if "stack" in out or not len(trace.positions):
         return out
-    own = [key for key, value in trace.told_ranks().items() if value == rank]
-    frames = _newest_stack(trace, own[0]) if own else ()
+    processes = [key for key, value in trace.told_ranks().items() if value == rank]
+    frames = _newest_stack(trace, processes[0]) if processes else ()
     return out | ({"at": user_frame.in_own_code(frames), "stack": list(frames)} if frames else {})
 
 

@@ -1,6 +1,6 @@
-"""Reports on traces whose source keeps no ledger, but tells what has not completed, or what work took how long.
+"""Reports on traces without time ledgers, whose source records the completion of calls or the duration of work.
 
-No clock and no account of waits can be compared there; what the source tells is judged as it is.
+Clocks and waits cannot be compared in such a trace. The diagnosis takes the records of the source as they are.
 """
 
 from dataclasses import replace
