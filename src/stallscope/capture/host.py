@@ -1,10 +1,10 @@
-"""What the machine does to the traced processes, as rows of HOST_EVENTS.
+"""Events of the machine that affect the traced processes, as rows of HOST_EVENTS.
 
     host = HostEvents(node=0, entries=program.entries)
-    rows = host.rows(events, pids, now_ns)      # once a second, with what has come since
+    rows = host.rows(events, pids, now_ns)      # once a second, with the events since the last call
 
-Most comes as events. What is frequent is summed up in the kernel and read here: moves between CPUs, short stalls for
-memory, requests to disks, retransmits. Quotas are read from the control groups' own files.
+Most rows come from kernel events. Frequent events are summed up in the kernel and read here: moves between CPUs, short
+stalls for memory, requests to disks, retransmits. Quotas are read from the files of the control groups.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ Entries = Callable[[str, "np.dtype[Any]", "np.dtype[Any]"], tuple[Array, Array]]
 """Keys and values of one of the kernel's maps: Program.entries."""
 
 MIN_MOVES = 20
-"""Moves between CPUs in a second that are worth a row."""
+"""Moves between CPUs in a second from which on a row is stored."""
 
 _REQUESTS = {0: "read", 1: "write", 2: "flush", 3: "discard", 9: "write zeroes"}
 """REQ_OP_* of linux/blk_types.h."""
@@ -43,7 +43,7 @@ _CORE_DUMPED = 0x80
 class HostEvents:
     """node: its number in the trace. entries: reads the kernel's maps. proc: where /proc is mounted.
 
-    drivers: whose devices the major numbers are.
+    drivers: the GPU driver of each major number.
     """
 
     node: int
@@ -62,10 +62,7 @@ class HostEvents:
         self._groups, self._owners = ControlGroups(self.proc), Owners(self.proc)
 
     def rows(self, events: Array, pids: Iterable[int], now_ns: int) -> Array:
-        """Rows of HOST_EVENTS for all that has happened since the last call.
-
-        events: kernel.EVENT (n,), of any kinds. pids: the traced processes.
-        """
+        """Rows of HOST_EVENTS for the time since the last call."""
         traced = list(pids)
         told = records.of_kind(events, Kind.HOST)
         away = records.of_kind(events, Kind.OFF_CPU)
@@ -91,7 +88,7 @@ class HostEvents:
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
     def _follow(self, told: Array) -> None:
-        """Who descends from the traced processes, and what everyone is called."""
+        """Update the descendants of the traced processes, and the names of all processes."""
         named = told[np.isin(told["op"], (HostKind.FORK, HostKind.EXEC))]
         self._descendants |= set(told[told["op"] == HostKind.FORK]["pid"].tolist())
         self._names |= dict(zip(named["pid"].tolist(), named["name"].tolist(), strict=True))
@@ -125,7 +122,7 @@ class HostEvents:
         return rows
 
     def _for_others(self, told: Array, waits: Array) -> Array:
-        """Slow requests by threads of the kernel, for the process that waited for that disk meanwhile."""
+        """Slow requests by kernel threads, assigned to the process that waited for the same disk at the same time."""
         rows = self._told(told)
         begin, end = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
         waits = waits[(waits["kind"] == HostKind.FILE_WAIT) | (waits["kind"] == HostKind.MAJOR_FAULT)]
@@ -138,7 +135,7 @@ class HostEvents:
         return rows[keep]
 
     def _waits(self, away: Array) -> Array:
-        """What GPU threads were blocked on, where it was a file, a socket, or memory that is on a disk."""
+        """Waits of GPU threads for a file, a socket, or memory that has to be read from a disk."""
         is_file = (away["category"] == Category.IO) & (away["device"] != 0)
         is_socket = (away["category"] == Category.NET) & (away["inode"] != 0) & (away["device"] == 0)
         is_fault = (away["flags"] & OffCpuFlag.IOWAIT > 0) & (away["syscall_nr"] == UNKNOWN)
@@ -162,14 +159,14 @@ class HostEvents:
         return rows
 
     def _path(self, one: Any) -> str:
-        """The path of a descriptor, if it still means that file; else the name that the kernel told."""
+        """The path of a descriptor if it still refers to that file; otherwise the name that the kernel reported."""
         name: str = one["file"].decode("utf-8", "replace")
         try:
             link = self.proc / str(one["pid"]) / "fd" / str(one["fd"])
             if link.stat().st_ino == one["inode"]:
                 return str(link.readlink()).removesuffix(" (deleted)")
         except OSError:
-            pass  # it is closed, or its process has gone: the name remains
+            pass  # it is closed, or its process has ended: the name remains
         return name
 
     def _moves_and_short_stalls(self, now_ns: int) -> Array:
@@ -223,7 +220,7 @@ class HostEvents:
         return _joined(found)
 
     def _summed(self, kind: HostKind, pid: int, value: int, now_ns: int) -> Any:
-        """A row for what has been summed up since the last look."""
+        """A row for the sum since the last reading."""
         row = layout.empty(layout.HOST_EVENTS, 1)[0]
         row["ts_ns"] = self._last_ns or now_ns
         row["duration_ns"] = now_ns - row["ts_ns"]
@@ -231,7 +228,7 @@ class HostEvents:
         return row
 
     def _grown(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
-        """What has been added to the sums of a map since the last look: (key, sums), where there is any."""
+        """The growth of the sums of a map since the last reading: (key, sums) of the entries that have grown."""
         keys, values = self.entries(name, key, value)
         if not len(keys):
             self._sums.pop(name, None)
@@ -243,19 +240,19 @@ class HostEvents:
         at = np.array([places.get(mark, -1) for mark in marks])
         before, new = np.zeros_like(now), now.copy()
         before[at >= 0] = last[at[at >= 0]]
-        before[(now < before)[:, sums].any(axis=1)] = 0  # the entry was made anew
+        before[(now < before)[:, sums].any(axis=1)] = 0  # the entry was deleted and created again
         new[:, sums] -= before[:, sums]
         rows = np.ndarray(len(keys), value, buffer=new)
         return [(keys[i], rows[i]) for i in np.flatnonzero(new[:, sums].any(axis=1)).tolist()]
 
 
 def exit_status(code: int) -> int:
-    """What a shell says of an exit: the code, or 128 + the signal that was its end."""
+    """The exit status as a shell reports it: the code, or 128 + the number of the signal that ended the process."""
     return BY_SIGNAL + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
 
 
 def _sums_of(value: "np.dtype[Any]") -> list[int]:
-    """Which 64-bit words of a struct only grow: the unsigned ones."""
+    """Indices of the 64-bit words of a struct that only grow: the unsigned words."""
     words: list[int] = []
     for name in value.names or ():
         field, at = value.fields[name][:2] if value.fields else (value, 0)
@@ -270,13 +267,13 @@ def _words(values: Array) -> Array:
 
 
 def _both_ends(ends: Array) -> tuple[bytes, bytes]:
-    """The other end of a connection, and which port is its own: as `file` and `detail` of a row."""
+    """The other end of a connection and the socket's own port: as `file` and `detail` of a row."""
     other = other_end(ends)
     return other.encode(), b"from port %d" % ends["own_port"] if ":" in other else b""
 
 
 def _ends(one: Any) -> Array:
-    """kernel.ENDS in place of a file's name."""
+    """kernel.ENDS, stored in the field for a file's name."""
     return np.frombuffer(one["file"].ljust(24, b"\0"), kernel.ENDS)[0]
 
 

@@ -1,7 +1,7 @@
 """The present stacks of the processes of this machine that have a GPU library mapped, without probes.
 
 Python frames of the main thread and of the other threads that Python knows; the main thread comes first. A process that
-is not Python has no frames here: native frames need the probes, see `stallscope trace`.
+does not run Python has no frames here: native frames need the probes, see `stallscope trace`.
 """
 
 import time

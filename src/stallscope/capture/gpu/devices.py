@@ -1,7 +1,6 @@
-"""Names of disks and file systems, by the numbers that the kernel gives devices.
+"""Names of disks and file systems, by kernel device number.
 
-What is no disk (a network file system, an overlay) has a number of its own: then its source says more, as the table
-of mounts tells it.
+A network file system or an overlay has a device number of its own. The table of mounts gives its type and source.
 """
 
 import re
@@ -24,7 +23,7 @@ class Devices:
     _names: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def name(self, device: int, pid: int) -> str:
-        """The disk, or type and source of what is mounted for the process; else its two numbers."""
+        """The disk name, or the type and source of the mount in the process's view; otherwise MAJOR:MINOR."""
         number = f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
         key = device, 0 if device >> _MINOR_BITS else pid
         if key not in self._names:

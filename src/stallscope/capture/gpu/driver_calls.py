@@ -1,11 +1,12 @@
-"""Calls into the GPU driver, where they are counted: which devices are its own now, and who calls beside the job.
+"""Calls into the GPU driver: registers the driver's devices with the kernel side and names processes outside the job.
 
     calls = DriverCalls(tell=program.know_drivers, caller=program.caller)
     calls.look()                                     # once a second: UVM gets its number when it is first loaded
-    labels = calls.named(pids, traced, now_ns)       # what processes are called that are no traced ones
+    labels = calls.named(pids, traced, now_ns)       # labels with the names of untraced processes
 
-Whoever calls into the driver is counted: a monitor that asks it every second is worth to be seen. It may be a new
-process each time, that has gone before its call is told; so the kernel side keeps the names.
+Every process that calls into the driver is counted, including a monitor that queries the GPU once a second. Such a
+monitor may be a new process each time and may have ended before its call is reported; so the kernel side keeps the
+names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,8 +20,8 @@ _NONE_YET = "no NVIDIA driver in /proc/devices: calls into it are counted once i
 
 @dataclass
 class DriverCalls:
-    """tell: takes drivers by the major number of their devices. caller: what a process is called that has called; empty
-    if not known. majors: finds drivers. known: those told last.
+    """tell: registers drivers by the major number of their devices. caller: name of a process that has called into the
+    driver; empty if not known. majors: finds drivers. known: the drivers registered last.
     """
 
     tell: Callable[[Mapping[int, int]], None]
@@ -30,7 +31,7 @@ class DriverCalls:
     _named: set[int] = field(default_factory=set)
 
     def look(self) -> str:
-        """Tell what has changed. Returns a remark for the user; empty where there is a driver."""
+        """Register changes of the driver list. Returns a note for the user; empty where a driver is loaded."""
         now = self.majors()
         if now != self.known:
             self.tell(dict.fromkeys(self.known, Driver.NONE) | dict(now))
@@ -38,12 +39,12 @@ class DriverCalls:
         return "" if now else _NONE_YET
 
     def named(self, pids: Iterable[int], traced: Collection[int], now_ns: int) -> list[Label]:
-        """The programs of those processes that are not traced, each told once, as labels."""
+        """Labels with the program names of the processes that are not traced, each process once."""
         new = [pid for pid in dict.fromkeys(pids) if pid not in self._named and pid not in traced]
         self._named.update(new)
         self._named.difference_update(traced)
         return [Label(now_ns, pid, "program", name) for pid in new if (name := self.caller(pid))]
 
     def forget(self, pids: Iterable[int]) -> None:
-        """These have ended; their numbers may be given again."""
+        """These processes have ended; their numbers may be reused."""
         self._named.difference_update(pids)

@@ -1,11 +1,12 @@
 """The GPU driver's devices and its ioctls: majors by the kernel's list, names by the driver's own headers.
 
 Facts: NVIDIA/open-gpu-kernel-modules, 515 to 580. kernel-open/common/inc/nv-chardev-numbers.h: one major (195) for
-GPUs, control device and modeset, by the minor; its name in /proc/devices has changed over the versions. Numbers:
-nv-ioctl-numbers.h, nv-ioctl-numa.h, nv_escape.h, of magic 'F'; nvidia-uvm/uvm_ioctl.h, uvm_linux_ioctl.h, plain.
+GPUs, control device and modeset, which differ by the minor; the name in /proc/devices has changed between versions.
+Numbers: nv-ioctl-numbers.h, nv-ioctl-numa.h, nv_escape.h, with magic 'F'; nvidia-uvm/uvm_ioctl.h, uvm_linux_ioctl.h,
+plain.
 
-An ioctl is a symbol (`ioctl:NV_ESC_RM_CONTROL`), IOCTL_NUMBERS for each driver; the kernel side puts a number that the
-driver is not known to have at the last one.
+An ioctl is a symbol (`ioctl:NV_ESC_RM_CONTROL`). Each driver has IOCTL_NUMBERS symbols; the kernel side maps an unknown
+ioctl number to the last symbol of the driver.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ _CONTROL, _MODESET, _UVM_TOOLS = 255, 254, 1
 
 
 class Driver(IntEnum):
-    """enum driver: whose device it is."""
+    """enum driver: the driver that owns a device."""
 
     NONE = 0
     NVIDIA = 1
@@ -190,7 +191,7 @@ SYMBOLS = tuple(_symbol(driver, number) for driver in Driver if driver for numbe
 
 
 def device_name(device: int, known: Mapping[int, Driver]) -> str:
-    """The device file's usual name, by the kernel's number of it. known: majors()."""
+    """The customary name of the device file, by its kernel device number. known: majors()."""
     major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
     driver = known.get(major)
     if driver is Driver.NVIDIA:

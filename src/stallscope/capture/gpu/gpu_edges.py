@@ -1,4 +1,4 @@
-"""Which states of the GPUs are worth a row: those that differ from the last one kept by more than noise."""
+"""Selects the GPU states to store: states that differ from the last stored state by more than noise."""
 
 from dataclasses import dataclass, field
 
@@ -17,18 +17,18 @@ _NOISE = {
     "power_mw": 50_000,
     "temperature_celsius": 4,
 }
-"""What these may differ by without a word: clocks move in steps of 15 MHz. All else is kept when it changes."""
+"""Changes up to these sizes are not stored: clocks move in steps of 15 MHz. Any change of another field is stored."""
 
 
 @dataclass
 class GpuEdges:
-    """Remembers the last row kept of each GPU and partition, and of each process on one."""
+    """Remembers the last stored row of each GPU and partition, and of each process on a GPU."""
 
     _gpus: dict[tuple[int, int], Array] = field(default_factory=dict)
     _processes: dict[tuple[int, int, int], Array] = field(default_factory=dict)
 
     def gpus(self, rows: Array) -> Array:
-        """The rows of GPUS to keep: what changed, what told an error, and every 30 s."""
+        """The rows of GPUS to store: changed rows, rows with an error, and one row every 30 s."""
         kept = np.zeros(len(rows), bool)
         for i, row in enumerate(rows):
             key = int(row["gpu"]), int(row["mig"])
@@ -39,9 +39,9 @@ class GpuEdges:
         return rows[kept]
 
     def processes(self, rows: Array, now_ns: int) -> Array:
-        """The rows of GPU_PROCESSES to keep: who came, who holds much more or less memory, and who has gone.
+        """The rows of GPU_PROCESSES to store: new processes, large changes of memory, and processes that have ended.
 
-        rows: all that there are at now_ns.
+        rows: all processes at now_ns.
         """
         here = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
         kept = []

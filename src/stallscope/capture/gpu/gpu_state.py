@@ -1,7 +1,8 @@
-"""What each GPU and each partition (MIG) tells of itself at a moment, as rows of GPUS and GPU_PROCESSES.
+"""The state of each GPU and each partition (MIG) at a moment, as rows of GPUS and GPU_PROCESSES.
 
-Clocks, power, temperature and links belong to the whole GPU; memory and processes of a partitioned one to its
-partitions. What changes seldom or costs much to ask (links, error counters, processes) is asked less often.
+Clocks, power, temperature and links belong to the whole GPU; memory and processes of a partitioned GPU belong to its
+partitions. Values that change seldom or are expensive to query (links, error counters, processes) are queried less
+often.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from stallscope.events.layout import UNKNOWN, Array
 
 _PROCESSES_EVERY = 2
 _SELDOM_EVERY = 10
-"""Every n-th look: at the processes, at links and error counters."""
+"""Processes, links and error counters are queried in every n-th reading."""
 
 _MOST_NVLINKS = 36
 _NVLINK_ERRORS = (
@@ -27,14 +28,14 @@ _NVLINK_ERRORS = (
     "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
     "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
 )
-"""Fields of nvmlDeviceGetFieldValues (nvml.h); Hopper and later tell a part of them."""
+"""Fields of nvmlDeviceGetFieldValues (nvml.h); Hopper and later report some of them."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at all GPUs. gpus: rows of GPUS, one for each. processes: of GPU_PROCESSES; None where not asked.
+    """One reading of all GPUs. gpus: rows of GPUS, one for each. processes: rows of GPU_PROCESSES; None if not queried.
 
-    use: rows of GPU_USE; none where the driver does not count by process.
+    use: rows of GPU_USE; empty where the driver does not count by process.
     """
 
     gpus: Array
@@ -44,7 +45,7 @@ class Look:
 
 @dataclass
 class _Device:
-    """A GPU or, with its number, a partition of it. seldom: what was last told of that which is asked seldom."""
+    """A GPU or, with its number, a partition of it. seldom: the last values of the fields that are queried seldom."""
 
     gpu: int
     mig: int
@@ -55,7 +56,7 @@ class _Device:
 
 
 class GpuStates:
-    """Asks the GPUs that are there when it is made; partitions are looked for anew now and then."""
+    """Queries the GPUs that are present at construction; partitions are listed again from time to time."""
 
     def __init__(self, nvml: Any, node: int, *, proc: Path = Path("/proc")):
         self._nvml, self._node, self._proc = nvml, node, proc
@@ -73,7 +74,7 @@ class GpuStates:
         return {one.uuid: one.gpu for one in self._whole}
 
     def gpu_numbers(self) -> GpuNumbers:
-        """By what processes know them: files and UUIDs."""
+        """The identifiers that processes use for GPUs: device files and UUIDs."""
         minors = {
             one.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, one.handle) for one in self._whole
         }
@@ -84,7 +85,7 @@ class GpuStates:
         )
 
     def look(self, now_ns: int) -> Look:
-        """Ask all of them. A GPU that has fallen off the bus tells nothing: its row is all unknown."""
+        """Query all GPUs. The row of a GPU that has fallen off the bus is all unknown."""
         if self._n_looks % _SELDOM_EVERY == 0:
             self._look_seldom()
         processes = self._processes(now_ns) if self._n_looks % _PROCESSES_EVERY == 0 else None
@@ -100,7 +101,7 @@ class GpuStates:
         return Look(rows, processes, self._use(now_ns))
 
     def _use(self, now_ns: int) -> Array:
-        """The mean share of each process since the last look, by the driver's own samples."""
+        """The mean share of each process since the last reading, by the driver's own samples."""
         nvml, found = self._nvml, []
         for one in self._whole:
             since_us = self._use_until_us.get(one.gpu, 0)
@@ -180,7 +181,9 @@ class GpuStates:
             yield "n_nvlink_errors", errors
 
     def _processes(self, now_ns: int) -> Array:
-        """The processes of all GPUs, of partitioned ones by partition; one that computes and draws is told once."""
+        """The processes of all GPUs, by partition on a partitioned GPU. A process that computes and draws is listed
+        once.
+        """
         nvml = self._nvml
         found: dict[tuple[int, int, int], int] = {}
         self._n_processes = {}
@@ -213,7 +216,7 @@ def _device(nvml: Any, number: int, handle: Any, mig: int = UNKNOWN) -> _Device:
 
 
 def _reasons(nvml: Any, handle: Any) -> int | None:
-    """By the name of today, or the one before 535, which old drivers and old bindings know."""
+    """By the present name, or by the name before 535, which old drivers and old bindings use."""
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
         if hasattr(nvml, name) and (told := asked(nvml, getattr(nvml, name), handle)) is not None:
             return int(told)

@@ -1,6 +1,6 @@
-"""Watches the GPUs in a thread of its own, since their driver may take its time to answer.
+"""Watches the GPUs in a separate thread, because the driver may be slow to answer.
 
-An error (Xid) is noticed at the next look, so its time may be up to two seconds late.
+An error (Xid) is noticed at the next reading, so its time may be up to two seconds late.
 """
 
 import threading
@@ -22,11 +22,11 @@ EVERY_S = 1.0
 _STALE_NS = 15 * 10**9
 _MOST_WAITING = 10_000
 _MOST_XIDS = 64
-"""Errors taken at one look: a broken GPU may tell the same without end."""
+"""Limit of errors per reading: a broken GPU may report the same error without end."""
 
 
 class Gpus:
-    """Looks from the start to close(). Raises CannotTrace where there is no driver, or nothing to ask it with."""
+    """Reads the GPUs from the start to close(). Raises CannotTrace without a driver or without its bindings."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class Gpus:
         return [(table, np.concatenate(parts)) for table, parts in taken.items() if parts]
 
     def latest(self) -> Array:
-        """The last look: one row of GPUS for each GPU and partition; none where it is too long ago to be true."""
+        """The last reading: one row of GPUS for each GPU and partition; empty if the reading is too old to be valid."""
         with self._lock:
             is_fresh = self._now_ns() - self._latest["ts_ns"] < _STALE_NS
             return self._latest[is_fresh]
 
     def close(self) -> None:
-        """Stop looking. A driver that does not answer is not waited for."""
+        """Stop reading. Does not wait for a driver that does not answer."""
         self._stop.set()
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
@@ -97,12 +97,12 @@ class Gpus:
                 self._put(layout.GPU_PROCESSES, processes)
 
     def _put(self, table: Table, rows: Array) -> None:
-        """Nobody may take for a long while: then the oldest goes."""
+        """If the rows are not taken for a long time, the oldest rows are dropped."""
         if len(rows):
             self._taken[table] = [*self._taken[table], rows][-_MOST_WAITING:]
 
     def _errors(self, rows: Array) -> list[Array]:
-        """For each Xid since the last look a row of its own: the GPU's present state with the number."""
+        """A separate row for each Xid since the last reading: the GPU's present state with the error number."""
         found = []
         for uuid, xid in self._xids.new():
             mine = rows[(rows["gpu"] == self._numbers.get(uuid, -1)) & (rows["mig"] == UNKNOWN)].copy()
@@ -112,7 +112,7 @@ class Gpus:
 
 
 def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
-    """The GPUs of this machine, watched from now on; None where they cannot be, which is said."""
+    """The GPUs of this machine, watched from now on; None, with a note for the user, where that is not possible."""
     try:
         return Gpus(node)
     except CannotTrace as error:
@@ -121,7 +121,7 @@ def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
 
 
 class _XidEvents:
-    """The errors that the driver tells. Without a right to them, or on an old driver, there are none."""
+    """The errors that the driver reports. Empty without permission or on an old driver."""
 
     def __init__(self, nvml: Any):
         self._nvml = nvml

@@ -1,7 +1,7 @@
-"""NVIDIA's management library, through its own bindings (nvidia-ml-py, extra `gpu`), where both are there.
+"""NVIDIA's management library through its own bindings (nvidia-ml-py, extra `gpu`), where both are installed.
 
-The library comes with the driver. What a GPU cannot tell (a partition, an old driver, a consumer card) is an error
-of the call, and unknown here.
+The library comes with the driver. A value that a GPU does not support (a partition, an old driver, a consumer card) is
+an error of the NVML call, and unknown here.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _NO_DRIVER = "no NVIDIA driver (libnvidia-ml.so.1) is here"
 
 @contextmanager
 def library() -> Iterator[Any]:
-    """The bindings, ready to be asked. Raises CannotTrace, which says in words what is missing."""
+    """The initialised bindings. Raises CannotTrace, which names the missing part."""
     try:
         import pynvml
     except ImportError:
@@ -36,7 +36,7 @@ def library() -> Iterator[Any]:
 
 
 def devices(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """Number and handle of each GPU. One that has fallen off the bus is left out."""
+    """Number and handle of each GPU. A GPU that has fallen off the bus is left out."""
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
         if handle is not None:
@@ -44,7 +44,7 @@ def devices(nvml: Any) -> Iterator[tuple[int, Any]]:
 
 
 def asked(nvml: Any, question: Callable[..., Any], *words: Any) -> Any:
-    """What a call tells; None where it cannot tell."""
+    """The result of a call; None where NVML does not provide it."""
     try:
         return question(*words)
     except nvml.NVMLError:

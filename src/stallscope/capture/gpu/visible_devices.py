@@ -1,8 +1,8 @@
-"""Which GPU of the machine a process means by a device number of its own.
+"""Maps a process's own device numbers to the GPUs of the machine.
 
-CUDA_VISIBLE_DEVICES and containers hide GPUs from a process, which counts the others from 0. What a process sets for
-itself after its start does not show. As exact as GPUs of one kind: others are ordered by their speed unless
-CUDA_DEVICE_ORDER says otherwise, which is not known here.
+CUDA_VISIBLE_DEVICES and containers hide GPUs from a process, which numbers the remaining GPUs from 0. Variables that a
+process sets after its start are not visible here. The mapping is exact if all GPUs are of one model: CUDA orders
+different models by speed unless CUDA_DEVICE_ORDER is set, and the speeds are not known here.
 """
 
 import os
@@ -14,26 +14,26 @@ from pathlib import Path
 _FILE = re.compile(r"nvidia(\d{1,4})")
 _UUID = re.compile(r"(GPU|MIG)-.+")
 _OF_THE_KERNEL = ("devtmpfs", "tmpfs")
-"""File systems of /dev that answer at once, and not as a tenant pleases."""
+"""File systems of /dev that answer immediately and that a tenant cannot make block."""
 
 
 @dataclass(frozen=True)
 class GpuNumbers:
     """Numbers of this machine's GPUs as their driver counts them, by the number of their device file and by UUID.
 
-    A partition's UUID stands for its GPU. What is not known has the number of its file.
+    The UUID of a partition maps to its GPU. A GPU without a known number has the number of its device file.
     """
 
     by_file: Mapping[int, int] = field(default_factory=dict)
     by_uuid: Mapping[str, int] = field(default_factory=dict)
 
     def of_file(self, number: int) -> int:
-        """That of /dev/nvidiaN."""
+        """The GPU number for /dev/nvidiaN."""
         return self.by_file.get(number, number)
 
 
 def visible(home: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tuple[int, ...]:
-    """Numbers of the GPUs that a process (its folder in /proc) sees, in its own order; empty where that is unknown."""
+    """Numbers of the GPUs that a process (its folder in /proc) sees, in its own order; empty if unknown."""
     files = _device_files(home)
     present = tuple(numbers.of_file(number) for number in files)
     told = variables.get("CUDA_VISIBLE_DEVICES")
@@ -49,7 +49,7 @@ def visible(home: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tu
         elif re.fullmatch(r"[0-9]{1,4}", word) and (not present or int(word) < len(present)):
             found.append(present[int(word)] if present else int(word))
         else:
-            break  # as CUDA does: what stands behind is not seen either
+            break  # as in CUDA: an invalid entry hides all entries after it
     return tuple(found)
 
 

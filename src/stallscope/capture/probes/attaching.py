@@ -1,7 +1,7 @@
-"""From a file that discovery found to hooks on its functions.
+"""Attaches probes to the functions of files that discovery found.
 
-A function that starts with endbr64 is hooked after it, where the kernel need not single-step: the stack is
-the same there. What makes hooks dear, and what could not be attached to, is said in a note for the user.
+If a function starts with endbr64, its probe is placed after that instruction, so the kernel need not single-step: the
+stack is the same there. Notes for the user list probes that are expensive, and files that could not be attached to.
 """
 
 from collections import Counter
@@ -19,44 +19,47 @@ from stallscope.events.kernel import HookGroup
 
 
 class Closable(Protocol):
-    """What an attach gives: hooks that can be taken off."""
+    """The result of an attach: probes that can be detached."""
 
     def close(self) -> None:
         """Detach."""
 
 
 class Governing(Protocol):
-    """Who sets the hooks of some groups, and takes them off: governor.Governor."""
+    """Switches the probes of some groups on and off: governor.Governor."""
 
     def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
-        """Hooks of a file, by group. Raises Refused."""
+        """Probes of a file, by group. Raises Refused."""
 
     def remove(self, key: FileKey) -> None:
         """The file is no longer used."""
 
 
 Attach = Callable[[str, Sequence[Hook]], Closable]
-"""attach(path, hooks): that of a loaded Program. Raises Refused."""
+"""attach(path, hooks): the method of a loaded Program. Raises Refused."""
 
 _ENDBR_BYTES = 4
 
 
 @dataclass
 class Attaching:
-    """Hooks what is found, and takes the hooks off files that nobody uses any more: they hold the file on disk."""
+    """Attaches probes to new files, and detaches from files that no process uses any more: a probe keeps the file on
+    disk.
+    """
 
     discovery: Discovery
     attach: Attach
     proc: Path = Path("/proc")
     launches: bool = False
-    only_few: bool = False  # hooks are slow to be taken off
+    only_few: bool = False  # probes are slow to detach
     governor: Governing | None = None
     _links: dict[FileKey, Closable] = field(default_factory=dict)
 
     def new(self, now_ns: int) -> list[str]:
-        """Attach to what was found since the last look. Returns notes for the user, one line each.
+        """Attach to the files found since the last scan. Returns notes for the user, one line each.
 
-        A file whose process has ended meanwhile will be found again with the next one that has it.
+        If the process of a file has ended before the attach, the file will be found again in the next process that maps
+        it.
         """
         notes = []
         for library in self.discovery.scan(now_ns):
@@ -70,7 +73,7 @@ class Attaching:
         return notes
 
     def drop_unused(self, now_ns: int) -> int:
-        """Detach from files that have long been unused; call it now and then. Returns how many."""
+        """Detach from files that have long been unused; to be called from time to time. Returns their number."""
         unused = self.discovery.unused(now_ns)
         for key in unused:
             if key in self._links:
@@ -108,7 +111,7 @@ class Attaching:
 
 
 def hooked_at(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
-    """Offset in the file at which to hook each function: past an endbr64, else its first instruction."""
+    """File offset of each function's probe: after an endbr64, otherwise its first instruction."""
     return {
         name: symbol.offset + _ENDBR_BYTES if entries[name] is Entry.AFTER_ENDBR else symbol.offset
         for name, symbol in found.items()

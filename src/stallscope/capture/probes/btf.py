@@ -1,7 +1,7 @@
-"""Struct layouts and variable places out of the BTF section of a built BPF object, as numpy dtypes.
+"""Struct layouts and variable locations from the BTF section of a built BPF object, as numpy dtypes.
 
-Knows what clang emits for our own headers: integers, arrays, structs, enums, pointers. The object is ours, so
-only its kind is checked, not every byte of it.
+Supports the types that clang emits for our own headers: integers, arrays, structs, enums, pointers. The object is ours,
+so only its type is checked, not every byte of it.
 """
 
 import struct
@@ -27,7 +27,7 @@ class _Type(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a variable lies in its section."""
+    """The location of a variable in its section."""
 
     offset: int
     n_bytes: int
@@ -50,7 +50,7 @@ class Btf:
             at = after
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The dtype of `struct name`. KeyError when the object has none."""
+        """The dtype of `struct name`. KeyError if the object has none."""
         for found in self._types:
             if found.kind == _STRUCT and found.name == name:
                 return self._struct(found)
@@ -102,7 +102,7 @@ class Btf:
 
 
 def section(elf: bytes, name: str) -> bytes:
-    """The bytes of one section of a little-endian ELF64 file. KeyError when there is none."""
+    """The bytes of one section of a little-endian ELF64 file. KeyError if there is none."""
     (headers,) = struct.unpack_from("<Q", elf, 40)
     entry_bytes, n, names_index = struct.unpack_from("<HHH", elf, 58)
     heads = [struct.unpack_from("<IIQQQQ", elf, headers + i * entry_bytes) for i in range(n)]

@@ -1,15 +1,15 @@
-"""What a hook costs on this machine: measured at the start, on a function of the agent's own process.
+"""The cost of a probe on this machine, measured at the start on a function of the agent's own process.
 
-Calls a function of the C library, with and without a hook that takes the same steps as one on a CUDA function. The
-function starts with an instruction that need not be single-stepped, as CUDA's do.
+Calls a function of the C library, with and without a probe that takes the same steps as a probe on a CUDA function. The
+function starts with an instruction that need not be single-stepped, as CUDA's functions do.
 
-What a hook adds to a call depends on what has gone before: 0.9 us in a loop of calls, 7 us where the caches hold
-nothing of the kernel's way into it, more on a CPU whose other half is busy. But the program's own first steps, which
-find the process and the thread, take the same part of it everywhere: a hook with its return takes 14 to 19 times as
-long (from 0.9 to 7.9 us; Xeon, Linux 6.18). So this number is measured here, and the programs tell how long these steps
-took them (SLOT.way_ns). What the job loses is more than the call takes longer: AFTERMATH.
+The cost of a probe depends on the state of the caches: 0.9 us in a loop of calls, 7 us if the caches hold nothing of
+the kernel's entry path, more on a CPU whose hyperthread is busy. But the program's own first steps, which find the
+process and the thread, are a constant share of that cost: a probe with its return takes 14 to 19 times as long (from
+0.9 to 7.9 us; Xeon, Linux 6.18). So this ratio is measured here, and the programs report the time of these steps, the
+probe entry cost (SLOT.way_ns). The job loses more than the additional time of its calls: AFTERMATH.
 
-Takes about 0.3 s; the agent's other threads don't call the function, and no other process is hooked.
+The measurement takes about 0.3 s. The agent's other threads don't call the function, and no other process is probed.
 """
 
 import ctypes
@@ -28,29 +28,31 @@ from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.program import Program
 
 AFTERMATH = 1.7
-"""What a job loses, over what its calls take longer: its own code has to come back into the caches. Of a loop of
-PyTorch that launches bound hooks on copies took 2.0 +- 0.7 % while they were on, where the calls told 1.1, those on
-launches 12.6 +- 2.9 %, where they told 4.6 (an H200's host); of a loop on the CPU 8.0 +- 1.5 % where they told 6.2.
+"""The job's loss, relative to the additional time of its calls: the job's own code has to return to the caches. In a
+launch-bound PyTorch loop, probes on copies cost 2.0 +- 0.7 % while they were on, where the calls reported 1.1,
+and probes on launches 12.6 +- 2.9 %, where the calls reported 4.6 (an H200's host). In a loop on the CPU the cost
+was 8.0 +- 1.5 % where the calls reported 6.2.
 """
 ASSUMED = 16.0 * AFTERMATH
-"""Where it cannot be measured."""
+"""The ratio where it cannot be measured."""
 
 SCHEDULER_TIMES = 3.0
-"""What a job loses where its threads leave the CPU and come back, over what the programs there tell
-(SLOT.scheduler_ns): the kernel's way to them, those at wakeups, and what comes after. A loop of PyTorch on the CPU that
-goes from one thread to the other 31 times in 5 ms was 1.1 +- 0.1 % slower where they told 0.35 (Xeon, Linux 6.18).
+"""The job's loss when its threads leave the CPU and return, relative to the time that the programs there report
+(SLOT.scheduler_ns): it includes the kernel's entry path, the programs at wakeups, and cache misses afterwards. A
+PyTorch loop on the CPU that switches between two threads 31 times in 5 ms was 1.1 +- 0.1 % slower where the
+programs reported 0.35 (Xeon, Linux 6.18).
 """
 
 _HARMLESS = ("lfind", "tfind", "a64l", "nrand48")
-"""Do nothing that matters to zeros. Which of them starts with a cheap instruction depends on the build."""
+"""Functions without side effects on zeros. The build determines which of them start with a cheap instruction."""
 
 _N_TURNS = 3
 _FILLS = ((1 << 20, 100), (2 << 20, 100), (8 << 20, 20))
-"""Bytes that are written between two calls, so that the caches hold something else, a little or all; calls."""
+"""(bytes, calls): bytes written between two calls, which replace none, some or all of the cache contents."""
 
 
 def times_way_in(program: Program) -> float:
-    """What a job loses to a hook with its return, in times of its program's way in; ASSUMED where not measured."""
+    """The job's loss by a probe with its return, in multiples of its program's entry cost; ASSUMED if not measured."""
     if program.mode == "perf":
         return ASSUMED
     try:
@@ -68,7 +70,9 @@ def times_way_in(program: Program) -> float:
 
 
 def _measured(program: Program, path: str, name: str, offset: int) -> list[float]:
-    """A hook in ways in, for each of _FILLS. One hook for all of them: to take it off waits for the kernel."""
+    """The cost of a probe in multiples of the entry cost, for each of _FILLS. All share one probe: a detach waits
+    for the kernel.
+    """
     function, nothing = getattr(ctypes.PyDLL(None), name), (ctypes.c_size_t * 8)()
 
     def call() -> None:
@@ -95,7 +99,7 @@ def _measured(program: Program, path: str, name: str, offset: int) -> list[float
 
 
 def _ns_per_call(call: Callable[[], None], n_bytes: int, n_calls: int) -> float:
-    """The median, with what the clock takes."""
+    """The median, including the time of the clock reading."""
     other, took_ns = ctypes.create_string_buffer(n_bytes), []
     for _ in range(n_calls):
         ctypes.memset(other, 1, n_bytes)
@@ -106,14 +110,16 @@ def _ns_per_call(call: Callable[[], None], n_bytes: int, n_calls: int) -> float:
 
 
 def _way_in_ns(program: Program) -> float:
-    """The mean of the calls that the program has seen, told as their bytes. Raises StopIteration: it saw none."""
+    """The mean entry cost of the calls that the program saw, passed as their bytes. Raises StopIteration without
+    calls.
+    """
     told = program.operations()
     row = next(row for key, row in zip(told.keys, told.values, strict=True) if key["tgid"] == os.getpid())
     return max(float(row["count_bytes"] / row["n"]), 1.0)
 
 
 def _libc() -> Path:
-    """The file of our own C library. Raises StopIteration where it is linked in."""
+    """The file of our own C library. Raises StopIteration if it is linked statically."""
     maps = Path("/proc/self/maps").read_text()
     return Path(
         next(iter(re.findall(r"(/\S*/(?:libc\.so\.6|libc-[0-9.]+\.so|ld-musl-\S+))$", maps, re.MULTILINE)))

@@ -1,8 +1,8 @@
-"""The monotonic clock against wall time, and what the kernel says about the wall clock's quality.
+"""The monotonic clock against wall time, and the kernel's estimate of the wall clock's quality.
 
-A reading brackets one wall time between two monotonic times and keeps the narrowest of several tries: about
-0.2 us wide on an idle machine. Measured anew every second, so that suspend and steps of the wall clock do not
-shift events. No privileges needed.
+A reading brackets one wall time between two monotonic times and keeps the narrowest of several tries: about 0.2 us wide
+on an idle machine. It is repeated every second, so that suspend and steps of the wall clock do not shift events. No
+privileges needed.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def _bracket(monotonic_ns: Callable[[], int], wall_ns: Callable[[], int]) -> tup
 
 
 def kept() -> WallClock | None:
-    """How well the wall clock is kept; None where the kernel does not tell."""
+    """The synchronisation state of the wall clock; None where the kernel does not report it."""
     try:
         return wall_clock()
     except OSError:
@@ -64,7 +64,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def wall_clock() -> WallClock:
-    """What adjtimex(2) says; raises OSError where the call is not allowed."""
+    """The result of adjtimex(2); raises OSError where the call is not allowed."""
     timex = _Timex()
     state = _libc().adjtimex(ctypes.byref(timex))
     if state < 0:

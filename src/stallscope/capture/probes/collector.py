@@ -1,8 +1,8 @@
-"""Takes records out of the kernel's rings: whenever they are asked for, and before a ring fills.
+"""Drains records from the kernel's rings: on request, and before a ring fills.
 
-For the latter there is a thread, so that attaching and writing never make a ring overflow. It sleeps until the kernel
-side says that a quarter of a ring is in use. What waits to be written is bounded: beyond that whole batches are dropped
-and their records counted.
+A thread drains filling rings, so that attaching and writing never make a ring overflow. It sleeps until the kernel side
+signals that a quarter of a ring is in use. The queue of drained batches is bounded: beyond the limit, whole batches are
+dropped and their records counted.
 """
 
 import os
@@ -13,13 +13,15 @@ from typing import Protocol
 from stallscope.events.layout import Array, joined
 
 _LOOK_EVERY_S = 1.0
-"""Without being told: where records come at one time on very many CPUs, none of them may be the one that tells."""
+"""Longest sleep without a signal: if records come at the same time on very many CPUs, it is possible that none of
+them signals.
+"""
 
 _AGAIN_S = 0.01
-"""While a record that is being written keeps those behind it in the ring."""
+"""Pause while an unfinished record blocks the records behind it in the ring."""
 
 _FULL = 1 / 16
-"""Of a ring: from here on it is worth while."""
+"""Share of a ring in use from which on it is drained."""
 
 _MAX_WAITING_BYTES = 64 << 20
 
@@ -39,7 +41,7 @@ class Source(Protocol):
 
 
 class Collector:
-    """Looks after `sources` from start() to stop(); taken() gives what has come meanwhile."""
+    """Drains `sources` from start() to stop(); taken() returns the records since the last call."""
 
     def __init__(self, *sources: Source, max_waiting_bytes: int = _MAX_WAITING_BYTES):
         self.n_dropped = 0
@@ -59,9 +61,9 @@ class Collector:
         self._thread.start()
 
     def taken(self) -> list[Array]:
-        """What has come since the last call, one array for each of the sources, oldest record first.
+        """The records since the last call, one array for each of the sources, oldest record first.
 
-        Raises what stopped the thread, if anything did.
+        Raises the error that stopped the thread, if any.
         """
         if self._failure is None and not self._is_stopped:
             self._drain()
@@ -73,7 +75,7 @@ class Collector:
         return [joined(batches or [none]) for none, batches in zip(self._none, waiting, strict=True)]
 
     def stop(self) -> None:
-        """Drain once more and end the thread; taken() gives the rest."""
+        """Drain once more and end the thread; taken() returns the remaining records."""
         self._is_stopped = True
         os.eventfd_write(self._stop_fd, 1)
         if self._thread.ident is not None:

@@ -1,9 +1,9 @@
 """The traced functions of CUDA: runtime (cuda_runtime_api.h) and driver (cuda.h), 11 to 13.
 
-Three kinds: those that the ledger charges time to (LEDGER), those that are counted only (COUNTED), and launches, which
-are counted, or charged where launch timing is asked for (LAUNCHES). A function of the runtime and the one of the
-driver below it stand beside each other. What makes or loses memory that its arguments do not tell the size of
-(arrays, imported handles) is traced, and in no balance.
+There are three kinds: functions whose time is charged in the ledger (LEDGER), functions that are only counted
+(COUNTED), and launches, which are counted, or charged if launch timing is requested (LAUNCHES). A runtime function and
+the driver function below it are adjacent. Functions that create or release memory whose size is not in their arguments
+(arrays, imported handles) are traced, but are not part of a balance.
 """
 
 from stallscope.capture.probes.operation import Operation
@@ -32,7 +32,7 @@ def _free(names: str, memory: MemoryKind, *, shape: Shape = Shape.FREE, **argume
 def _copy(
     names: str, direction: Direction = Direction.NONE, *, shape: Shape = Shape.COPY, **arguments: int
 ) -> Operation:
-    """What is asynchronous in all of its names is governed."""
+    """Functions whose names are all asynchronous are governed."""
     is_async = all("Async" in name for name in names.split())
     group = HookGroup.COPIES if is_async else HookGroup.ALWAYS
     return Operation(
@@ -58,7 +58,7 @@ def _launch(names: str, shape: Shape, **arguments: int) -> Operation:
 
 
 def _node_changes(prefix: str) -> str:
-    """What changes a node of a graph that can be launched: its first argument is that graph."""
+    """Functions that change a node of an executable graph: their first argument is that graph."""
     parameters = ("Kernel", "Memcpy", "Memset", "Host", "ChildGraph", "", "ExternalSemaphoresSignal")
     of_runtime = ("Memcpy{}1D", "Memcpy{}FromSymbol", "Memcpy{}ToSymbol") if prefix == "cuda" else ()
     return " ".join(
@@ -154,7 +154,7 @@ DRIVER_LEDGER = (
     _alloc("cuMemMap", MemoryKind.VMM, shape=Shape.PLAIN, count=2, handle=4),
     _alloc("cuMemSetAccess cuMemAddressReserve", MemoryKind.VMM, shape=Shape.PLAIN, count=2),
     _alloc("cuMemImportFromShareableHandle", MemoryKind.VMM, shape=Shape.PLAIN),
-    # What is bound to a multicast object waits until every device of it has been added (cuda.h).
+    # A bind to a multicast object waits until all its devices have been added (cuda.h).
     _alloc("cuMulticastCreate cuMulticastAddDevice", MemoryKind.VMM, shape=Shape.PLAIN),
     _alloc("cuMulticastBindMem cuMulticastBindAddr", MemoryKind.VMM, shape=Shape.PLAIN, handle=1),
     _alloc("cuArrayCreate cuArray3DCreate cuMipmappedArrayCreate", MemoryKind.ARRAY, shape=Shape.PLAIN),
@@ -236,7 +236,7 @@ RUNTIME_COUNTED = (
     _counted(_node_changes("cuda"), Op.GRAPH, _HOT, handle=1),
     _counted("cudaLibraryLoadData cudaLibraryLoadFromFile", Op.MODULE, out=1),
     _counted("cudaLibraryUnload", Op.MODULE, handle=1),
-    # The first look at a kernel loads its code (lazy loading, the default from 11.8 on).
+    # The first query of a kernel loads its code (lazy loading, the default from 11.8 on).
     _counted("cudaFuncGetAttributes", Op.MODULE, _HOT, handle=2),
     _counted("cudaFuncSetAttribute", Op.MODULE, _HOT, handle=1),
     _counted("cudaGetKernel cudaLibraryGetKernel", Op.MODULE, _HOT, out=1),
@@ -295,7 +295,7 @@ DRIVER_COUNTED = (
 )
 
 RUNTIME_LAUNCHES = (
-    # What nvcc 13 makes of <<<>>> calls the one with the underscores, with a handle in place of the function.
+    # nvcc 13 turns <<<>>> calls into the function with underscores, which takes a handle instead of the function.
     _launch(
         "cudaLaunchKernel __cudaLaunchKernel cudaLaunchCooperativeKernel", Shape.LAUNCH_RUNTIME, stream=8
     ),
@@ -330,9 +330,9 @@ cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLa
 """
 
 FEW = frozenset(_FEW.split())
-"""What most jobs wait in: all that is hooked where a hook takes 0.1 s to be taken off again."""
+"""The functions in which most jobs wait: the only probed functions where a probe takes 0.1 s to detach."""
 
 
 def only_counted(launches: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """The same launches, hot, and with nothing charged to them."""
+    """The same launches as hot functions, without time charged to them."""
     return tuple(one._replace(inside=Category.NONE, group=HookGroup.HOT) for one in launches)

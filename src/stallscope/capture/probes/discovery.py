@@ -1,12 +1,13 @@
-"""Which files hold NCCL and CUDA functions, in which processes: the running ones and those that come later.
+"""Finds the files that hold NCCL and CUDA functions and their processes, both running and started later.
 
-Looks at what processes have mapped, so virtual environments, conda, containers, deleted and renamed files are
-all found; code linked in statically is found by its symbols, in processes that use a GPU library otherwise.
-One file is reported once, however many names, mounts and containers show it. A probe on a file sees every
-process that maps it, later ones too, so only the first process with a file has a gap, from when it loads the
-library to when the hooks are on: some 20 ms where the kernel tells of mappings (mapped.py); a look at all
-processes every ten seconds is the net below. Elsewhere processes are looked at: some 50 ms after their start, up
-to a second when they are older than a minute.
+Examines the mappings of processes, so virtual environments, conda, containers, deleted and renamed files are all found.
+Statically linked code is found by its symbols, in processes that also use a GPU library.
+
+A file is reported once, whatever number of names, mounts and containers show it. A probe on a file covers every process
+that maps it, including later processes. So only the first process with a file has a gap, from its load of the library
+to the attach: about 20 ms where the kernel reports mappings (mmap_watch.py); a scan of all processes every ten seconds
+is the fallback. Elsewhere processes are scanned: about 50 ms after their start, up to a second if they are older than a
+minute.
 """
 
 import os
@@ -24,11 +25,11 @@ from stallscope.capture.process.identity import small_file
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
 _SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
-"""A file with one of these is worth an attach whatever its name; driver functions are always in libcuda."""
+"""A file with one of these functions is attached to whatever its name; driver functions are always in libcuda."""
 
 _DELETED = " (deleted)"
 _EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
-"""How often to look at a process: (up to this age, every so many ns)."""
+"""The scan intervals of a process: (up to this age in ns, interval in ns)."""
 
 _NET_EVERY_NS = 10**10
 _LIST_EVERY_NS = 20 * 10**6
@@ -43,7 +44,7 @@ class Mapping(NamedTuple):
     addresses: str  # "start-end" in hex, its name in map_files
     device: str
     inode: int
-    name: str  # as the process sees it
+    name: str  # path in the view of the process
     is_deleted: bool
 
 
@@ -59,7 +60,7 @@ class Library(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What is remembered of a process: looked at again when its size has changed."""
+    """The known state of a process: its mappings are read again when its size has changed."""
 
     since_ns: int
     next_ns: int
@@ -70,10 +71,10 @@ class _Seen:
 
 @dataclass
 class Discovery:
-    """The state of looking for libraries: processes and files known so far.
+    """The state of the search for libraries: processes and files known so far.
 
-    proc: where /proc is mounted. pids: look only at these and their descendants; empty means at all.
-    ignored: processes that are left out, the tracer itself first of all. mapped: tells what is mapped, when it is.
+    proc: where /proc is mounted. pids: only these processes and their descendants; empty means all. ignored: processes
+    that are left out, above all the tracer itself. mapped: reports mappings when they are made.
     """
 
     proc: Path = Path("/proc")
@@ -101,19 +102,19 @@ class Discovery:
         return found
 
     def unused(self, now_ns: int) -> list[FileKey]:
-        """The files that no process has had mapped for ten minutes; call it now and then."""
+        """The files that no process has had mapped for ten minutes; to be called from time to time."""
         mapped = frozenset[FileKey]().union(*(seen.keys for seen in self._seen.values()))
         self._used_ns |= dict.fromkeys(mapped & self._used_ns.keys(), now_ns)
         return [key for key, used_ns in self._used_ns.items() if now_ns - used_ns > _UNUSED_NS]
 
     def forget(self, key: FileKey) -> None:
-        """Let the file be found again: it could not be attached to, or is no longer."""
+        """Forget the file, so that it can be found again: the attach failed, or the probes were detached."""
         self._used_ns.pop(key, None)
         self._files.clear()
         self._look_at_all()
 
     def chosen(self) -> KeysView[int]:
-        """The processes that are looked at: the chosen ones and their descendants, as far as they run."""
+        """The running processes in scope: the chosen processes and their descendants."""
         return self._seen.keys()
 
     def gpu_processes(self) -> tuple[int, ...]:
@@ -121,7 +122,7 @@ class Discovery:
         return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)
 
     def _follow_events(self, mapped: Mapped, now_ns: int) -> None:
-        """Look now at those that have mapped something that may matter; at all of them where records were lost."""
+        """Scan the processes with relevant new mappings now; scan all processes if records were lost."""
         mappings, forks, n_lost = mapped.told()
         if n_lost:
             self._next_list_ns = 0
@@ -145,7 +146,7 @@ class Discovery:
             seen.size, seen.next_ns = b"", 0
 
     def _see(self, pid: int, now_ns: int) -> None:
-        """Look at the process with the next scan, whatever was seen of it before."""
+        """Scan the process next time, whatever is known of it."""
         if pid not in self._seen and not self._is_wanted(pid):
             return
         seen = self._seen.setdefault(pid, _Seen(since_ns=now_ns, next_ns=now_ns))
@@ -173,7 +174,7 @@ class Discovery:
                 self._left_out.add(pid)
 
     def _is_wanted(self, pid: int) -> bool:
-        """Is it one to look at? With chosen pids: one of them, or a descendant."""
+        """Whether the process is in scope. With chosen pids: one of them, or a descendant."""
         if pid in self.ignored or not self.pids or pid in self.pids:
             return pid not in self.ignored
         parent = _parent(self.proc, pid)
@@ -202,7 +203,7 @@ class Discovery:
         return new
 
     def _library(self, pid: int, mapping: Mapping) -> Library | None:
-        """The mapped file as a library, examined when it is first seen; None if it has nothing to trace."""
+        """The mapped file as a library, examined at its first appearance; None if it has nothing to trace."""
         file = (mapping.device, mapping.inode, mapping.name)
         if file not in self._files:
             if len(self._files) >= _MAX_FILES:
@@ -212,19 +213,19 @@ class Discovery:
 
 
 def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
-    """The functions among `names` in the file: exported ones, and local ones where they are linked in."""
+    """The functions among `names` in the file: exported functions, and local functions if linked statically."""
     names = tuple(names)
     found = elf.exported(image, names)
     return elf.local(image, names) | found if is_static else found
 
 
 def is_gpu_library(mapping: Mapping) -> bool:
-    """Is it libnccl, libcudart or libcuda by its name, as a release or as a package manager's copy?"""
+    """Whether the name is libnccl, libcudart or libcuda, as a release or as a package manager's copy."""
     return _LIBRARY.search(mapping.name) is not None
 
 
 def code_mappings(proc: Path, pid: int) -> list[Mapping]:
-    """The files a process has mapped as code, each once; none when it has gone or is a kernel thread."""
+    """The files that a process has mapped as code, each once; empty if it has ended or is a kernel thread."""
     try:
         data = (proc / str(pid) / "maps").read_bytes()
     except OSError:
@@ -262,12 +263,12 @@ def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library
 
 
 def _last_pid(proc: Path) -> bytes:
-    """The newest process id, the last field of loadavg; empty where that cannot be read."""
+    """The newest process id, the last field of loadavg; empty if it cannot be read."""
     return small_file(f"{proc}/loadavg", 100).rstrip().rpartition(b" ")[2]
 
 
 def _size(proc: Path, pid: int) -> bytes:
-    """Something that changes when a process maps a file: its address space in pages."""
+    """A value that changes when a process maps a file: its address space in pages."""
     return small_file(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
 
 

@@ -1,10 +1,11 @@
-"""Where a function starts in an ELF file: what an attach needs to know, without any dependency.
+"""Offsets of functions in an ELF file, as an attach needs them, without any dependency.
 
-Knows 64-bit little-endian ELF: exported symbols through DT_GNU_HASH (0.5 ms for a 450 MB library: only the
-pages of the answer are read), local ones through .symtab (statically linked libraries), the build id, and how
-the kernel will run the first instruction under a probe. The file belongs to somebody else and may change or
-lie: it is read with pread, never mapped (truncation would kill a process that has it mapped), and all that
-comes out of it is bounded. Broken files raise NotElf.
+Supports 64-bit little-endian ELF: exported symbols through DT_GNU_HASH (0.5 ms for a 450 MB library: only the pages
+with the result are read), local symbols through .symtab (statically linked libraries), the build id, and how the kernel
+will run the first instruction under a probe.
+
+The file is untrusted and may change during the reading. It is read with pread, never mapped (truncation would kill a
+process that has it mapped), and every value from it is bounded. Broken files raise NotElf.
 """
 
 import os
@@ -46,7 +47,7 @@ _FUNCTION = np.dtype([("value", "<u8"), ("size", "<u8"), ("position", "<u8")])
 
 
 class NotElf(ValueError):
-    """The file is no regular 64-bit ELF file, or its tables are broken."""
+    """The file is not a regular 64-bit ELF file, or its tables are broken."""
 
 
 class Symbol(NamedTuple):
@@ -57,17 +58,17 @@ class Symbol(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable: its address as the file tells it (before the loader moves it), and its size in bytes."""
+    """A variable: its address in the file (before the loader relocates it), and its size in bytes."""
 
     address: int
     size: int
 
 
 class Entry(Enum):
-    """What the kernel does at a probe on a function's first instruction."""
+    """How the kernel handles a probe on a function's first instruction."""
 
     EMULATED = "emulated"  # push or nop: cheap
-    AFTER_ENDBR = "after endbr64"  # the instruction 4 bytes on is a cheap one
+    AFTER_ENDBR = "the instruction 4 bytes on is cheap"  # the instruction 4 bytes on is a cheap one
     STEPPED = "stepped"  # single-stepped: about five times the cost
     UNKNOWN = "unknown"  # other architecture
 
@@ -81,7 +82,7 @@ class _Segment(NamedTuple):
 
 
 class FileKey(NamedTuple):
-    """The same file under any path, mount or container: overlayfs shows one inode under several devices."""
+    """Identifies a file under any path, mount or container: overlayfs shows one inode under several devices."""
 
     inode: int
     n_bytes: int
@@ -91,7 +92,7 @@ class FileKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Image:
-    """An opened ELF file. `path` leads to this very file while it is open, whatever happens to its name."""
+    """An opened ELF file. `path` leads to the same file while it is open, even if it is renamed or replaced."""
 
     fd: int
     path: str
@@ -106,7 +107,7 @@ class Image:
 def opened(path: Path | str) -> Iterator[Image]:
     """The ELF file at `path`, open inside the with block.
 
-    Raises NotElf for anything but a regular ELF file, OSError when it cannot be opened.
+    Raises NotElf unless it is a regular ELF file, OSError if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -146,7 +147,7 @@ def address_of(image: Image, offset: int) -> int:
 
 
 def contents(image: Image, address: int, n_bytes: int) -> bytes:
-    """What the file holds for an address of it: constants, and variables as they begin. Raises NotElf."""
+    """The content of the file for an address: constants, and initial values of variables. Raises NotElf."""
     offset = _offset_of(image, address)
     if offset is None:
         raise NotElf(f"no segment holds {address:#x}")
@@ -154,7 +155,7 @@ def contents(image: Image, address: int, n_bytes: int) -> bytes:
 
 
 def local(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
-    """The functions among `names` in the file's .symtab: code linked in statically. Empty when stripped."""
+    """The functions among `names` in the file's .symtab: statically linked code. Empty if stripped."""
     sections = _sections(image)
     table = next((section for section in sections if section[1] == _SHT_SYMTAB), None)
     if table is None or table[6] >= len(sections) or table[5] > _MAX_SYMTAB_BYTES:
@@ -167,9 +168,9 @@ def local(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
 
 
 def function_rows(image: Image) -> Array:
-    """Address, size and position of the name in the file of all functions, unsorted: `value`, `size`, `position`.
+    """Address, size and name position of all functions in the file, unsorted: `value`, `size`, `position`.
 
-    Out of .symtab where there is one, else out of .dynsym; empty without both, or where they are huge. Raises NotElf.
+    From .symtab if it exists, otherwise from .dynsym; empty without both, or if they are huge. Raises NotElf.
     """
     sections = _sections(image)
     for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
@@ -342,7 +343,7 @@ class _GnuHash(NamedTuple):
         return None if row is None or offset is None else Symbol(offset, row[5])
 
     def row(self, image: Image, name: str, kind: int) -> tuple[int, ...] | None:
-        """The symbol's row (name, info, other, section, address, bytes), if the file defines one of this kind."""
+        """The symbol's row (name, info, other, section, address, bytes), if the file defines a symbol of this kind."""
         wanted = name.encode() + b"\0"
         value = gnu_hash(wanted[:-1])
         if not self._may_have(image, value):
@@ -388,7 +389,7 @@ def _sections(image: Image) -> list[tuple[int, ...]]:
 
 
 def _string_positions(image: Image, start: int, n_bytes: int, names: frozenset[str]) -> dict[int, str]:
-    """Positions in a string table at which one of the names stands, also as the tail of a longer one."""
+    """Positions in a string table that hold any of the names, including the tail of a longer name."""
     longest = max(map(len, names), default=0) + 1
     heads = {name[:4].encode() for name in names}
     found: dict[int, str] = {}

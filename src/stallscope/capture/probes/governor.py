@@ -1,19 +1,19 @@
-"""Keeps what hooks on hot functions cost a thread within its budget, by switching them off for a part of the time.
+"""Keeps the overhead of probes on hot functions within a budget per thread, by switching them off part of the time.
 
-Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not
-need them. COPIES: asynchronous copies. The ledger needs those, so they are on as long as the time in them could be a
-cause and the probes cost little in comparison (docs/decisions/high-frequency-probes.md). The budget of copies excludes
-the cost of the permanent probes and the scheduler programs, and the budget of hot functions also excludes the cost of
-copies, as long as a tenth is left.
+Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not need
+them. COPIES: asynchronous copies. The ledger needs them, so they stay on while the time in them could be a cause and
+the probes cost little in comparison (docs/decisions/high-frequency-probes.md). The budget of copies excludes the cost
+of the permanent probes and the scheduler programs, and the budget of hot functions also excludes the cost of copies,
+but at least a tenth remains.
 
-A period begins when a group is switched on. What it has cost its busiest process since then is told by the programs
-themselves, which take a part of it that is always the same (calibration.py). It is that of all threads together: they
-often work by turns (in PyTorch one goes forward, another backward). Once that is the budget of a whole period, the
-group is off until the budget has paid for it. The first period is a second long, so that a busy job is found out early,
-the later ones up to ten. Hooks that cost less are always on, and what they count is exact. The switching is done by a
-thread of its own: it takes 10 to 30 ms.
+A period begins when a group is switched on. The programs report the cost to the busiest process since then: they
+measure the constant share of it that is their entry cost (calibration.py). The cost is summed over all threads, because
+threads often work in turns (in PyTorch one goes forward, another backward). Once the cost reaches the budget of a whole
+period, the group is off until the budget has paid for it. The first period takes a second, so that a busy job is
+detected early; later periods take up to ten. Cheap probes are always on, and their counts are exact. A separate thread
+does the switching, which takes 10 to 30 ms.
 
-When the ring of events fills, the thresholds of slow calls rise, then the hot hooks go.
+When the ring of events fills, the thresholds of slow calls rise; then the hot probes are switched off.
 """
 
 import os
@@ -41,21 +41,23 @@ _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
 _DEAR = 0.075
-"""... if hooks add no more than this share to them. Many short ones are copies on the device: those block nobody."""
+"""... if probes add no more than this share to them. Many short copies are copies on the device, which do not block
+a thread.
+"""
 _LEAST_SHARE = 0.1
-"""Of the budget, which a group has in any case, however much of it those before it take."""
+"""Share of the budget that a group always has, whatever the groups before it cost."""
 _COPIES_BUDGET = 0.005
-"""Where hot hooks have none."""
+"""The minimum where hot probes have no budget."""
 _QUIET = 0.5
-"""Of the budget: so little, over all threads, that none has to be looked at."""
+"""Share of the budget: at this cost, summed over all threads, no thread needs to be examined."""
 
 _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
 
 
 class Count(NamedTuple):
-    """Of one group and thread: how long the programs took on their way in (SLOT.way_ns), and the time inside.
+    """Counts of one group and thread: the entry cost of its programs (SLOT.way_ns), and the time inside.
 
-    scheduler_ns: what programs took that no hook runs; with the group that is always on.
+    scheduler_ns: the time of the programs that run without a probe; part of the group that is always on.
     """
 
     way_ns: int = 0
@@ -63,38 +65,38 @@ class Count(NamedTuple):
     scheduler_ns: int = 0
 
     def lost_ns(self, before: "Count", times_way: float) -> float:
-        """What a job has lost to them since then."""
+        """The job's loss by the probes since then."""
         hooks_ns = (self.way_ns - before.way_ns) / 2 * times_way
         return hooks_ns + (self.scheduler_ns - before.scheduler_ns) * SCHEDULER_TIMES
 
 
 Counted = Mapping[tuple[int, int], Count]
-"""By process and thread, as the kernel has counted so far."""
+"""Counts of the kernel side so far, by process and thread."""
 
 
 @dataclass
 class Group:
-    """One governed group: whether it is on, since when, and what it was seen to cost.
+    """One governed group: whether it is on, since when, and its measured cost.
 
-    is_cycling: it was switched off in its last period, so what it counts stands for more.
+    is_cycling: it was switched off in its last period, so its counts are scaled up.
     """
 
     is_on: bool = True
     is_cycling: bool = False
-    period_ns: int = 0  # when it began
+    period_ns: int = 0  # start of the period
     length_ns: int = _FIRST_PERIOD_NS
     next_on_ns: int = 0
-    spent: float = 0.0  # ns that its busiest process has lost to it in this period
-    inside_share: float = 0.0  # of this period so far, of the thread that is longest inside
-    added_share: float = 0.0  # what hooks add to its time inside
-    on_ns: int = 0  # how long it was on, up to on_since_ns
+    spent: float = 0.0  # ns that its busiest process has lost in this period
+    inside_share: float = 0.0  # in this period so far, of the thread with the longest time inside
+    added_share: float = 0.0  # ns that probes add to its time inside
+    on_ns: int = 0  # time on, up to on_since_ns
     on_since_ns: int = 0
     _before: Counted = field(default_factory=dict)
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """By thread: ns lost, ns inside."""
 
     def look(self, now: Counted, now_ns: int, *, times_way: float) -> None:
-        """Take in what has been counted since the last look."""
+        """Add the counts since the last reading."""
         for thread, count in now.items():
             before = self._before.get(thread, Count())
             if count.way_ns < before.way_ns or count.scheduler_ns < before.scheduler_ns:
@@ -113,7 +115,7 @@ class Group:
         self.added_share = added / max(inside, 1)
 
     def load(self, now_ns: int) -> float:
-        """Share of a thread's time that its busiest process has lost to it in this period, a whole second at least."""
+        """Share of a thread's time that its busiest process has lost in this period, over at least a second."""
         return self.spent / max(now_ns - self.period_ns, _FIRST_PERIOD_NS)
 
     def begins(self, now_ns: int) -> None:
@@ -123,7 +125,7 @@ class Group:
         self._spent_by.clear()
 
     def switched(self, now_ns: int, *, is_on: bool) -> None:
-        """It is on, or off, from now on."""
+        """The group is on, or off, from now on."""
         if self.is_on and not is_on:
             self.on_ns += now_ns - self.on_since_ns
         if is_on and not self.is_on:
@@ -131,27 +133,28 @@ class Group:
         self.is_on = is_on
 
     def on_so_far_ns(self, now_ns: int) -> int:
-        """How long it was on."""
+        """The time for which it was on."""
         return self.on_ns + (now_ns - self.on_since_ns if self.is_on else 0)
 
 
 def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
-    """Whether a group has spent what a whole period may cost. budget: share of a thread's time."""
+    """Whether a group has used up the budget of a whole period. budget: share of a thread's time."""
     if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING and state.added_share <= _DEAR:
         return False
     return state.spent > budget * state.length_ns
 
 
 def off_until_ns(state: Group, budget: float) -> int:
-    """When the budget has paid for what this period has cost."""
+    """The time at which the budget has paid for the cost of this period."""
     return state.period_ns + min(int(state.spent / max(budget, 1e-9)), _LONGEST_OFF_NS)
 
 
 @dataclass
 class Governor:
-    """The groups of all files. Governs from start() to stop(); covered() tells tallies when hooks were on.
+    """The groups of all files. Governs from start() to stop(); covered() reports to tallies when probes were on.
 
-    budget: share of a thread's time; 0: no hot hooks. times_way: what a hook with its return costs, in ways in.
+    budget: share of a thread's time; 0: no hot probes. times_way: cost of a probe with its return, in multiples of its
+    entry cost.
     """
 
     program: Program
@@ -170,7 +173,7 @@ class Governor:
     _failure: BaseException | None = None
     _n_raised: int = 0
     _always: Group = field(default_factory=Group)
-    _always_load: float = 0.0  # of its last second
+    _always_load: float = 0.0  # share of its last second
     _was_quiet: bool = False
     _way_ns: int = 0
     _quiet_ns: int = 0
@@ -189,11 +192,11 @@ class Governor:
 
     @property
     def has_hot_hooks(self) -> bool:
-        """Whether they are used at all: not with perf-event links, which take 0.1 s a hook to be switched off."""
+        """Whether groups are used at all: not with perf-event links, which take 0.1 s per probe to switch off."""
         return self.budget > 0 and self.program.mode != "perf"
 
     def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
-        """Govern the hooks of a file. path: opens it now. Raises Refused, OSError."""
+        """Govern the probes of a file. path: opens it now. Raises Refused, OSError."""
         with self._lock:
             self._files[key] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), hooks)
             for group, state in self.groups.items():
@@ -209,12 +212,12 @@ class Governor:
                 os.close(self._files.pop(key)[0])
 
     def start(self) -> None:
-        """Begin to govern."""
+        """Start governing."""
         self._thread = threading.Thread(target=self._run, name="governor", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Switch nothing any more, and let the files go; hooks stay until the program detaches."""
+        """Stop switching, and close the files; probes stay until the program detaches."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -224,13 +227,13 @@ class Governor:
             self._files.clear()
 
     def renew(self) -> None:
-        """Switch on what is off: a new process is seen from its start, whatever the others have cost."""
+        """Switch on all groups: a new process is traced from its start, whatever the others have cost."""
         with self._lock:
             for state in self.groups.values():
                 state.next_on_ns = 0
 
     def notes(self) -> list[str]:
-        """What a user should know, since the last call. Raises what ended the thread, if anything did."""
+        """Notes for the user since the last call. Raises the error that ended the thread, if any."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -238,7 +241,7 @@ class Governor:
         return notes
 
     def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
-        """The time since the last answer that was not None; None while a period of a group that is cycling goes on."""
+        """The time since the last result that was not None; None while a period of a cycling group continues."""
         with self._lock:
             told_ns, on_then_ns = self._told[group]
             state = self.groups.get(group)
@@ -260,10 +263,10 @@ class Governor:
             self._failure = error
 
     def _next_look_s(self) -> float:
-        """Sooner while something is on that will have to go off, or may have to; later while next to nothing is hit.
+        """The next check: sooner while a group that is on may have to be switched off; later at low hit rates.
 
-        A storm that begins between two looks costs a thread at most 0.4 s x the share that hooks take of it, some
-        60 %: what the budget pays for by 48 s without them.
+        A burst that begins between two checks costs a thread at most 0.4 s x the probes' share of its time, about 60 %:
+        the budget pays for that by 48 s without probes.
         """
         is_costly = any(
             one.is_on and (one.is_cycling or one.length_ns < _PERIOD_NS) for one in self.groups.values()
@@ -273,7 +276,7 @@ class Governor:
         return _LOOK_EVERY_S / 4 if is_costly else _LOOK_EVERY_S
 
     def govern(self) -> None:
-        """Look once, and switch what is to be switched."""
+        """Check once, and switch the groups that are due."""
         now_ns = self.clock_ns()
         self._was_quiet = self._is_quiet(now_ns)
         if self._was_quiet:
@@ -303,9 +306,9 @@ class Governor:
             self._always.begins(now_ns)
 
     def _is_quiet(self, now_ns: int) -> bool:
-        """Whether nothing can have to be switched: all is on, no period is over, and few hooks were hit.
+        """Whether no group can be due: all are on, no period is over, and few probes were hit.
 
-        So few that they would be within the budget if a single thread had hit all of them.
+        Few means within the budget even if a single thread had hit all of them.
         """
         is_steady = all(
             one.is_on and not one.is_cycling and now_ns - one.period_ns < one.length_ns
@@ -335,7 +338,7 @@ class Governor:
             self._turn(group, is_on=True)
 
     def _turn(self, group: HookGroup, *, is_on: bool) -> None:
-        """Counted as on from the last hook that is set to the first that is taken off."""
+        """Counted as on from the last probe attached to the first probe detached."""
         state = self.groups[group]
         if not is_on:
             state.switched(self.clock_ns(), is_on=False)
@@ -360,7 +363,7 @@ class Governor:
             self.program.release(link)
 
     def _relieve(self, now_ns: int) -> None:
-        """Fewer records when the ring fills: first higher thresholds, then no hot hooks for a while."""
+        """Reduce the records when the ring fills: first by higher thresholds, then without hot probes for a while."""
         fill = self.program.events.fill()
         self._n_full = self._n_full + 1 if fill > _FULL else 0
         self._n_empty = self._n_empty + 1 if fill < _EMPTY else 0
@@ -399,7 +402,7 @@ class Governor:
 
 
 def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Counted]:
-    """What the kernel has counted of each group so far, by process and thread. slots: of Program.slots()."""
+    """Counts of each group so far, by process and thread. slots: from Program.slots()."""
     tids = slots.values["tid"]
     of, which = np.nonzero(tids)
     threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))

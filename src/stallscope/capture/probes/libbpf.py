@@ -1,8 +1,4 @@
-"""libbpf through ctypes, and the bpf() system call for the two link types that old versions of it don't know.
-
-Needs libbpf 1.0 or newer: the system's libbpf.so.1 (Debian's and Ubuntu's package libbpf1), otherwise the copy in the
-wheel. The messages that libbpf prints are stored and become the error message when the kernel refuses a program.
-"""
+"""libbpf through ctypes, and the bpf() system call for the two link types that old versions of it lack."""
 
 import ctypes as c
 import errno
@@ -67,7 +63,7 @@ class _UprobeOptions(c.Structure):
 
 
 class Refused(CannotTrace):
-    """The kernel refused a program or a link; `errno` tells why, as far as it does. program: that was not attached."""
+    """The kernel refused a program or a link; `errno` has the reason if there is one. program: the failed program."""
 
     def __init__(self, message: str, errno: int = 0, program: str = ""):
         super().__init__(message)
@@ -85,7 +81,7 @@ class MultiLink(NamedTuple):
 
 
 def _loaded(name: str) -> Any:
-    """The library with the types of its functions. Raises OSError, AttributeError for a version without them."""
+    """The library with the types of its functions. Raises OSError; AttributeError for a version without them."""
     library = c.CDLL(name, use_errno=True)
     for function, (result, arguments) in _PATTERNS.items():
         entry = getattr(library, function)
@@ -94,7 +90,7 @@ def _loaded(name: str) -> Any:
 
 
 class Library:
-    """The functions of libbpf. `messages` holds what it has printed since the last Object was opened."""
+    """The functions of libbpf. `messages` holds its output since the last Object was opened."""
 
     def __init__(self, name: str = "libbpf.so.1", shipped: Path = _SHIPPED):
         """shipped: folder with a copy of libbpf and its dependencies. Raises CannotTrace."""
@@ -129,11 +125,11 @@ class Library:
         return result
 
     def blamed(self) -> list[str]:
-        """The programs that could not be loaded, by what libbpf has printed."""
+        """The programs that could not be loaded, from the output of libbpf."""
         return re.findall(r"prog '(\w+)': (?:BPF program load failed|failed to)", "".join(self.messages))
 
     def _keep(self, _level: int, form: int, arguments: int) -> int:
-        """libbpf's printf. Its messages come in pieces, so the form is expanded by C's own vsnprintf."""
+        """libbpf's printf. Its messages come in pieces, so the format is expanded by C's own vsnprintf."""
         text = c.create_string_buffer(4096)
         self._libc.vsnprintf(text, c.c_size_t(len(text)), c.c_void_p(form), c.c_void_p(arguments))
         self.messages.append(text.value.decode(errors="replace"))
@@ -193,7 +189,7 @@ class Object:
         return int(self._library.bpf_program__fd(self.programs[name]))
 
     def attach(self, program: str) -> int:
-        """Attach to the tracepoint that its section names; the link, to be given to detach(). Raises Refused."""
+        """Attach to the tracepoint that its section names. Returns the link, for detach(). Raises Refused."""
         link = self._library.bpf_program__attach(self.programs[program])
         if not link:
             error = c.get_errno()
@@ -226,7 +222,7 @@ class Object:
         is_return: bool,
         pid: int = 0,
     ) -> MultiLink:
-        """One link for many places of a file, in one process if pid is given. Raises Refused."""
+        """One link for many offsets in a file, in one process if pid is given. Raises Refused."""
         n = len(offsets)
         name = c.create_string_buffer(os.fsencode(path))
         places, values = (c.c_uint64 * n)(*offsets), (c.c_uint64 * n)(*cookies)
@@ -242,9 +238,9 @@ class Object:
             raise Refused(f"cannot attach to {path}: {error.strerror}", error.errno or 0) from None
 
     def told_of_thread(self, program: str, tid: int) -> bytes:
-        """What an iterator over threads writes of one thread; nothing when there is none. Raises Refused.
+        """The output of an iterator over threads for one thread; empty without such a thread. Raises Refused.
 
-        Before Linux 6.1 the kernel shows the program all threads, and it is for the program to choose.
+        Before Linux 6.1 the kernel passes all threads to the program, which has to choose.
         """
         which = c.create_string_buffer(struct.pack("=III", tid, 0, 0))
         attributes = struct.pack(
@@ -280,7 +276,7 @@ class Object:
         return found
 
     def _reason(self, error: int) -> str:
-        """The error in words, with the last line that the verifier or libbpf said about it."""
+        """The error in words, with the last message of the verifier or libbpf about it."""
         said = [
             line
             for text in self._library.messages

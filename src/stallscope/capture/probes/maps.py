@@ -30,9 +30,9 @@ class Entries(NamedTuple):
 
 @dataclass(eq=False)
 class Reader:
-    """Reads a map again and again, each time into the same memory. For several threads.
+    """Reads a map repeatedly into the same memory. Safe for several threads.
 
-    n_at_once: entries that one system call may give.
+    n_at_once: maximum of entries per system call.
     """
 
     library: Library
@@ -49,11 +49,11 @@ class Reader:
         self._values = np.zeros((self.n_at_once, self.value.itemsize), np.uint8)
 
     def entries(self) -> Entries:
-        """All entries. Those that are made or deleted meanwhile may be missing. Raises CannotTrace."""
+        """All entries. Entries created or deleted during the reading may be missing. Raises CannotTrace."""
         return self.timed()[0]
 
     def timed(self) -> tuple[Entries, list[tuple[int, int]]]:
-        """The same; and by system call how many it gave, and when it began, in ns. Raises CannotTrace."""
+        """All entries; and for each system call its number of entries and its start time in ns. Raises CannotTrace."""
         keys, values, calls = bytearray(), bytearray(), []
         with self._lock:
             begin_ns = time.monotonic_ns()
@@ -65,13 +65,13 @@ class Reader:
         return Entries(np.frombuffer(keys, self.key), np.frombuffer(values, self.value)), calls
 
     def total(self, of: Callable[[Array], Array]) -> Array:
-        """The sum over all entries of what `of` gives for values (n,): (n, ...). Raises CannotTrace."""
+        """The sum over all entries of `of`(values), values (n,): (n, ...). Raises CannotTrace."""
         with self._lock:
             parts = [of(values.view(self.value)[:, 0]).sum(axis=0) for _, values in self._parts()]
         return np.sum(parts, axis=0)
 
     def _parts(self) -> Iterator[tuple[Array, Array]]:
-        """Keys and values as bytes (n, size), good until the next ones are asked for."""
+        """Keys and values as bytes (n, size), valid until the next call."""
         before, after, has_begun = 0, 1, False
         while True:
             address = self._cursors.ctypes.data
@@ -84,7 +84,7 @@ class Reader:
                 self._keys,
                 self._values,
             )
-            if error == errno.ENOSPC:  # a bucket with more than fits
+            if error == errno.ENOSPC:  # a bucket with more entries than fit
                 self.n_at_once *= 2
                 self.__post_init__()
                 continue
@@ -98,7 +98,7 @@ class Reader:
 
 
 def delete(library: Library, fd: int, keys: Array) -> None:
-    """Delete the entries of these keys, as far as they are there."""
+    """Delete the entries of these keys, where they exist."""
     done = 0
     while done < len(keys):
         some = np.ascontiguousarray(keys[done:])
@@ -111,7 +111,7 @@ def delete(library: Library, fd: int, keys: Array) -> None:
 def _batch(
     library: Library, command: int, fd: int, before: int, after: int, keys: Array, values: Array | None
 ) -> tuple[int, int]:
-    """(entries that were done, error number)."""
+    """(completed entries, error number)."""
     attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
     struct.pack_into(
         "=QQQQIIQQ",

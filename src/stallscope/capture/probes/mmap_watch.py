@@ -1,10 +1,8 @@
-"""Who maps a file as code, told by the kernel when it happens: a library is seen milliseconds after it is loaded.
+"""Reports new executable mappings as they are made: a library is found milliseconds after it is loaded.
 
-From the kernel's own records of executable mappings and forks (perf_event_open, a software event that counts
-nothing, on each CPU): whatever the loader, the container or the language. They cost the machine about a microsecond
-for each library that some process maps, and nothing else. Needs CAP_PERFMON, as the probes do.
-
-Layouts: perf_event_open(2); PERF_RECORD_MMAP, _FORK and _LOST.
+From the kernel's own records of executable mappings and forks (perf_event_open, a software event that counts nothing,
+on each CPU), so they cover any loader, container or language. Each mapped library costs the machine about a
+microsecond; there is no other cost. Needs CAP_PERFMON, as the probes do.
 """
 
 import ctypes
@@ -31,7 +29,7 @@ _RECORD_AT_MOST_BYTES = 4096 + 64
 
 
 class Mapping(NamedTuple):
-    """A file mapped as code, and by whom."""
+    """A file mapped as code, and its process."""
 
     pid: int
     name: bytes
@@ -46,7 +44,7 @@ class Fork(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What happened since the last look; n_lost > 0: something found no room."""
+    """The records since the last call; n_lost > 0: some records found no room."""
 
     mappings: list[Mapping]
     forks: list[Fork]
@@ -56,13 +54,13 @@ class Told(NamedTuple):
 class Mapped:
     """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses.
 
-    waking: a descriptor that ends wait() each time that something is written to it.
+    waking: a descriptor that ends wait() at each write to it.
     """
 
     def __init__(self, waking: int | None = None) -> None:
         self._rings: dict[int, mmap.mmap] = {}
         self._ready = select.epoll()
-        self._due: set[int] = set()  # rings that something was put into: the kernel says so only once
+        self._due: set[int] = set()  # rings with new data: the kernel signals this only once
         try:
             for cpu in _online():
                 self._open(cpu)
@@ -73,7 +71,7 @@ class Mapped:
             raise
 
     def wait(self, timeout_s: float) -> bool:
-        """Until something has happened, at most so long; what happens within 5 ms is taken together."""
+        """Wait for a record, up to a timeout; records within 5 ms are returned together."""
         self._look(0 if self._due else max(timeout_s, 0))
         if not self._due:
             return False
@@ -81,7 +79,7 @@ class Mapped:
         return True
 
     def told(self) -> Told:
-        """What has happened since the last call; does not wait."""
+        """The records since the last call; does not wait."""
         told = Told([], [], 0)
         self._look(0)
         for fd in self._due:
@@ -91,7 +89,7 @@ class Mapped:
         return told
 
     def close(self) -> None:
-        """Let the kernel record no more."""
+        """Stop recording."""
         self._ready.close()
         for fd, ring in self._rings.items():
             ring.close()
@@ -125,14 +123,14 @@ class Mapped:
 
 
 def opened(waking: int | None = None) -> "Mapped | None":
-    """Records of what is mapped, None where the kernel gives none: then processes have to be looked at."""
+    """Records of new mappings, None where the kernel provides none: then processes have to be scanned."""
     with suppress(OSError, KeyError):
         return Mapped(waking)
     return None
 
 
 def _taken(ring: mmap.mmap, told: Told) -> Told:
-    """With what is in the ring, which is then free again."""
+    """The records in the ring, which is then free again."""
     head, tail = struct.unpack_from("=QQ", ring, _HEAD_AT)
     size = _PAGES * mmap.PAGESIZE
     begin, end = tail % size, head % size
@@ -145,7 +143,7 @@ def _taken(ring: mmap.mmap, told: Told) -> Told:
     struct.pack_into("=Q", ring, _HEAD_AT + 8, head)
     if (
         head - tail > size - _RECORD_AT_MOST_BYTES
-    ):  # the kernel tells only with the next record what had no room
+    ):  # the kernel reports lost records only with the next record
         told = told._replace(n_lost=told.n_lost + 1)
     return _parsed(data, told)
 
@@ -170,7 +168,7 @@ def _parsed(data: bytes, told: Told) -> Told:
 
 
 def _online() -> list[int]:
-    """The CPUs that are online, told as in "0-3,8"."""
+    """The CPUs that are online, from a text such as "0-3,8"."""
     parts = Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
     ranges = (part.partition("-") for part in parts)
     return [cpu for low, _, high in ranges for cpu in range(int(low), int(high or low) + 1)]

@@ -1,4 +1,4 @@
-"""What an entry of the table of traced functions says: see operations.py and cuda_table.py."""
+"""An entry of the table of traced functions: see operations.py and cuda_table.py."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,14 +8,15 @@ from stallscope.events.names import Category, Direction, MemoryKind, Op
 
 
 class Operation(NamedTuple):
-    """Functions that are alike.
+    """Functions with the same arguments and the same category.
 
-    names: exported names without flavour, separated by spaces. inside: what the time in them is charged to.
-    arguments: numbers of arguments, 1 is the first. Of NCCL and of graphs, in the cookie: "count" is elements, "peer"
-    a rank, "datatype", "reduce_op", "comm", "stream". Of CUDA, in struct function: "count" is bytes (times `scale`),
-    which "rows" multiplies, "kind" a cudaMemcpyKind, "target" and "source" addresses, "handle" what the call is
-    about, "out" where it writes what it makes, "stream".
-    direction, memory: where the name tells them.
+    names: exported names without flavour, separated by spaces. inside: the category to which the time in them is
+    charged.
+    arguments: numbers of arguments, 1 is the first. Of NCCL and of graphs, in the cookie: "count" is elements, "peer" a
+    rank, "datatype", "reduce_op", "comm", "stream". Of CUDA, in struct function: "count" is bytes (times `scale`),
+    which "rows" multiplies, "kind" a cudaMemcpyKind, "target" and "source" addresses, "handle" the object of the call,
+    "out" the address of its result, "stream".
+    direction, memory: if the name implies them.
     """
 
     names: str

@@ -1,12 +1,12 @@
-"""The traced functions: one table. Which names, what operation each is, and which argument is what.
+"""The traced functions in one table: their names, the operation of each, and the meaning of its arguments.
 
-From here follow the symbols to look up, the cookie that each hook carries into the kernel (bpf/events.h tells
-its bits) and the names in `calls.symbol`. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to 13.
+The symbols to look up, the cookie of each probe (bits: bpf/events.h) and the names in `calls.symbol` are derived from
+this table. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to 13.
 
-libnccl exports each function twice (ncclX, pncclX) at one address: one hook. CUDA has code of its own for each
-default stream flavour, and the driver versions of a function (_v2): all of them are hooked; a driver call inside
-a runtime call is part of it. A hook costs 0.5 to 2 us a call: those on hot functions are in groups of their own, to
-be switched on and off (governor.py). The functions of CUDA stand in cuda_table.py.
+libnccl exports each function twice (ncclX, pncclX) at one address: one probe. CUDA has separate code for each default
+stream flavour and for the driver versions of a function (_v2): all of them are probed; a driver call inside a runtime
+call is part of it. A probe costs 0.5 to 2 us per call: probes on hot functions are in separate groups, which can be
+switched on and off (governor.py). The functions of CUDA are in cuda_table.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +27,7 @@ _ARGUMENT_BITS = {"count": 40, "datatype": 44, "reduce_op": 48, "peer": 52, "com
 
 
 class Hook(NamedTuple):
-    """One place to attach to: what Program.attach() takes."""
+    """One probe to attach, as Program.attach() expects it."""
 
     offset: int  # of the function in the file
     cookie: int
@@ -90,7 +90,9 @@ NCCL = (
     _comm("ncclCommWindowRegister ncclCommWindowDeregister", Op.COMM_SETUP),
     _comm("ncclDevCommCreate ncclDevCommDestroy", Op.COMM_SETUP),
 )
-"""Left out: what only answers from memory, and ncclMemAlloc, whose driver calls are seen. A test names them all."""
+"""Left out: functions that only answer from memory, and ncclMemAlloc, whose driver calls are traced. A test lists
+all of them.
+"""
 
 _DEVICES = (Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),)
 
@@ -123,7 +125,7 @@ DRIVER_GRAPHS = (
 
 
 class Entry(NamedTuple):
-    """An exported name, what it is, and which part of the kernel side is hooked to it. A name may have two."""
+    """An exported name, its operation, and the part of the kernel side for its probe. A name may have two."""
 
     symbol: str
     part: str
@@ -148,7 +150,7 @@ ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES)
 """The groups that are on from the beginning."""
 
 GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
-"""Those that a governor switches on and off, where there is one."""
+"""The groups that a governor switches on and off, where there is one."""
 
 ENTRIES = tuple(
     Entry(name + flavour, part, operation)
@@ -162,7 +164,7 @@ ENTRIES = tuple(
 _FUNCTIONS: tuple[str, ...] = ("", *dict.fromkeys(entry.symbol for entry in ENTRIES))
 
 FIRST_IOCTL = len(_FUNCTIONS)
-"""The number of the first of drivers.SYMBOLS."""
+"""The number of the first entry of drivers.SYMBOLS."""
 
 SYMBOLS: tuple[str, ...] = (*_FUNCTIONS, *drivers.SYMBOLS)
 """Names by the number in `calls.symbol`; 0 is none. Functions, then the GPU driver's ioctls."""
@@ -181,7 +183,7 @@ for _entry in ENTRIES:
 
 
 def cookie(entry: Entry) -> int:
-    """What the hook tells the kernel side: see enum action in bpf/events.h."""
+    """The task of the probe on the kernel side: see enum action in bpf/events.h."""
     operation = entry.operation
     value = operation.op | operation.inside << 8 | _NUMBER[entry.symbol] << 16 | operation.action << 32
     for argument, number in operation.arguments.items():
@@ -206,7 +208,7 @@ def functions() -> Array:
 
 
 def _n_stack(operation: Operation) -> int:
-    """Arguments beyond the six that x86-64 passes in registers, as far as they matter."""
+    """Relevant arguments beyond the six that x86-64 passes in registers."""
     by_value = 9 if operation.shape is Shape.ALLOC_3D else 7 if operation.shape is Shape.LAUNCH_DRIVER else 0
     return max(0, by_value - 6, *(number - 6 for number in operation.arguments.values()))
 
@@ -214,11 +216,11 @@ def _n_stack(operation: Operation) -> int:
 def hooks(
     offsets: Mapping[str, int], *, launches: bool = False, groups: Collection[HookGroup] = ALWAYS
 ) -> list[Hook]:
-    """Where to attach in a file that has these functions.
+    """The probes for a file that has these functions.
 
     offsets: file offset of each function by its name; names that are not in the table are left out. launches: charge
-    the time in launches to them. Two names at one offset are one hook of each part, that of the name which stands
-    first in the table.
+    the time in launches to them. Two names at one offset share one probe of each part; the name that comes first in the
+    table counts.
     """
     found = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
     first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(found)}
@@ -228,7 +230,7 @@ def hooks(
 
 
 def few(hooks: Iterable[Hook]) -> list[Hook]:
-    """Those that a diagnosis cannot do without, for kernels on which hundreds would take minutes to be taken off."""
+    """The probes that a diagnosis needs, for kernels on which hundreds of probes would take minutes to detach."""
     return [
         hook
         for hook in hooks
@@ -243,7 +245,7 @@ def names(*, launches: bool = False, groups: Collection[HookGroup] = ALWAYS) -> 
 
 
 def _chosen(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
-    """Launches are either timed or, if hot ones are wanted, counted."""
+    """Launches are either timed or, if hot functions are wanted, counted."""
     return [
         entry
         for entry in ENTRIES

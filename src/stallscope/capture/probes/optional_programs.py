@@ -1,6 +1,8 @@
-"""Programs that a kernel may do without: what they tell is told where it can be, and else said to be missing.
+"""BPF programs that a kernel may lack: each feature is reported if the kernel supports it, and listed as missing
 
-What a kernel has is found by trying: a program that it refuses makes way for the next way of learning the same.
+otherwise.
+
+Support is found by trying: if the kernel refuses a program, the next way to provide the same feature is tried.
 """
 
 from collections.abc import Iterable
@@ -9,7 +11,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """Something that is told about the machine. ways: programs that are needed for it together, best way first."""
+    """A kind of event of the machine. ways: sets of programs that provide it, best set first."""
 
     meaning: str
     ways: tuple[tuple[str, ...], ...]
@@ -34,23 +36,28 @@ FEATURES = (
     Feature("native frames of threads that hang", (("peek",),)),
 )
 IOCTL_WAYS = {
-    "function": ("ioctl_enter", "ioctl_leave"),  # hooks the system call's own function: others pay nothing
+    "function": (
+        "ioctl_enter",
+        "ioctl_leave",
+    ),  # attaches to the system call's own function: other system calls pay nothing
     "tracepoint": ("ioctl_enter_any", "ioctl_leave_any"),
 }
 """Ways to see calls into the GPU driver, best first."""
 
 ASKED = ("peek",)
-"""Programs that run when they are asked, and are attached to nothing."""
+"""Programs that run on request and are attached to nothing."""
 
 
 def driver_calls(ways: Iterable[str]) -> Feature:
-    """Calls into the GPU driver: told only where that is asked for. ways: of IOCTL_WAYS, to be tried in order."""
+    """Calls into the GPU driver, only if requested. ways: of IOCTL_WAYS, to be tried in order."""
     return Feature("calls into the GPU driver", tuple(IOCTL_WAYS[way] for way in ways))
 
 
 @dataclass
 class Optional:
-    """Which way of each feature is tried now; all its ways gone, it is missing. features: those that are wanted."""
+    """The way that each feature uses now; a feature without a remaining way is missing. features: the wanted
+    features.
+    """
 
     features: tuple[Feature, ...] = FEATURES
     _way: dict[Feature, int] = field(init=False)
@@ -63,7 +70,7 @@ class Optional:
         return [name for feature in self.features for way in self._ways(feature)[:1] for name in way]
 
     def give_up(self, refused: Iterable[str]) -> bool:
-        """Try the next way of each feature that one of these programs is for. False: none of them is for any."""
+        """Try the next way of each feature that uses one of these programs. False: no feature uses any of them."""
         names = set(refused)
         hit = [feature for feature in self.features if names & set(*self._ways(feature)[:1])]
         for feature in hit:
@@ -71,11 +78,11 @@ class Optional:
         return bool(hit)
 
     def missing(self) -> tuple[str, ...]:
-        """What cannot be told."""
+        """The features that cannot be provided."""
         return tuple(feature.meaning for feature in self.features if not self._ways(feature))
 
     def way(self, feature: Feature) -> tuple[str, ...]:
-        """The programs that tell it; empty: it is missing, or not wanted."""
+        """The programs that provide the feature; empty: it is missing, or not wanted."""
         return next(iter(self._ways(feature)), ()) if feature in self._way else ()
 
     def _ways(self, feature: Feature) -> tuple[tuple[str, ...], ...]:

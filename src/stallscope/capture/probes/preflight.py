@@ -1,7 +1,7 @@
-"""What this machine and this user must bring before anything can be traced, asked before the first attempt.
+"""Requirements of the machine and the user for tracing, checked before the first attempt.
 
-A kernel's abilities are found by trying (see program.py); here is only what a try would answer with an error
-number that says nothing to a user.
+A kernel's features are found by trying (see program.py). The checks here are for failures that would otherwise end in
+an error number without a meaning for the user.
 """
 
 import os
@@ -14,7 +14,7 @@ from stallscope.errors import CannotTrace, NotFound
 
 
 class Capability(IntEnum):
-    """Those that matter here, with their bits (linux/capability.h)."""
+    """The relevant capabilities, with their bits (linux/capability.h)."""
 
     CAP_CHOWN = 0
     CAP_DAC_OVERRIDE = 1
@@ -35,7 +35,9 @@ PURPOSES = {
     Capability.CAP_DAC_READ_SEARCH: "read libraries in other users' folders",
     Capability.CAP_CHECKPOINT_RESTORE: "open libraries that were deleted or replaced",
 }
-"""What tracing needs, and for what. The first three are necessary; without the others some libraries are not seen."""
+"""The capabilities that tracing needs, with their purposes. The first three are required; without the others some
+libraries are not traced.
+"""
 
 _NECESSARY = (Capability.CAP_BPF, Capability.CAP_PERFMON, Capability.CAP_SYS_PTRACE)
 _INCLUDES = {
@@ -49,14 +51,14 @@ _INCLUDES = {
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 _OLDEST = (5, 15)
-"""The first Linux that has all that no way around is known for: bpf_get_attach_cookie()."""
+"""The first Linux with all features that have no fallback: bpf_get_attach_cookie()."""
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in linux/proc_ns.h, since 3.8."""
 
 
 def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = os.uname().machine) -> None:
-    """Raises CannotTrace, naming the first thing that is missing and what to do."""
+    """Raises CannotTrace with the first missing requirement and its remedy."""
     if machine not in _ARCHITECTURES:
         raise CannotTrace(f"cannot trace on {machine}: only {' and '.join(_ARCHITECTURES)} are supported")
     missing = necessary(missing_capabilities(effective(proc)))
@@ -75,9 +77,9 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
 
 
 def check_age(release: str) -> None:
-    """Raises CannotTrace for a Linux that is too old, by its release (uname -r); asked of one that refused a try.
+    """Raises CannotTrace for a Linux that is too old, by its release (uname -r); for a kernel that refused a try.
 
-    Not before the try: old releases of some distributions have what is needed.
+    It is not called before the try: old releases of some distributions have the necessary features.
     """
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _OLDEST:
         raise CannotTrace(
@@ -93,7 +95,7 @@ def check_pids(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
 
 
 def missing_capabilities(effective: int) -> list[Capability]:
-    """Which of PURPOSES are missing in a set of capabilities, given as a bit mask."""
+    """The members of PURPOSES that are missing in a set of capabilities, given as a bit mask."""
     held = {bit for bit in range(64) if effective >> bit & 1}
     for each, included in _INCLUDES.items():
         if each in held:
@@ -102,7 +104,7 @@ def missing_capabilities(effective: int) -> list[Capability]:
 
 
 def necessary(capabilities: Iterable[Capability]) -> list[Capability]:
-    """Those of them without which nothing can be traced."""
+    """The missing capabilities without which nothing can be traced."""
     return [each for each in capabilities if each in _NECESSARY]
 
 
@@ -112,12 +114,12 @@ def told(capabilities: Iterable[Capability]) -> str:
 
 
 def effective(proc: Path = Path("/proc"), name: str = "CapEff") -> int:
-    """The capabilities of this thread, as a bit mask. name: another set of it (CapInh, CapPrm, CapBnd)."""
+    """The capabilities of this thread, as a bit mask. name: another of its sets (CapInh, CapPrm, CapBnd)."""
     return int(_status(proc, name), 16)
 
 
 def has_own_pids(proc: Path = Path("/proc")) -> bool:
-    """Whether this process is in a container whose process numbers are not the machine's."""
+    """Whether this process is in a container that has its own pid namespace."""
     return _pid_namespace(proc) not in ("", _FIRST_PID_NAMESPACE)
 
 
@@ -129,7 +131,7 @@ def _pid_namespace(proc: Path) -> str:
 
 
 def remedy(proc: Path = Path("/proc"), command: str = "stallscope trace") -> str:
-    """What to do about missing capabilities."""
+    """The remedy for missing capabilities."""
     if int(_status(proc, "Uid")) == 0:
         return "you are root, but confined: give the container these capabilities, or --privileged"
     return (

@@ -1,8 +1,8 @@
-"""Which capabilities the agent keeps once its programs are loaded, and how it gives up the rest.
+"""The capabilities that the agent keeps once its programs are loaded; it gives up all others.
 
-The kernel takes capabilities from one thread, and what that thread starts (threads, processes) has no more than it:
-so this comes after the load and before the first thread. What is kept is enough to attach to libraries that come
-later. capabilities(7); linux/capability.h for the numbers and the layout, version 3 (since 2.6.26).
+The kernel drops capabilities of one thread, and threads and processes started by that thread have no more than it. So
+the drop comes after the load and before the first thread. The remaining capabilities are enough to attach to libraries
+that are mapped later. capabilities(7); linux/capability.h for the numbers and the layout, version 3 (since 2.6.26).
 """
 
 import ctypes
@@ -22,7 +22,7 @@ KEPT = frozenset(
         Capability.CAP_CHECKPOINT_RESTORE,
     }
 )
-"""Where functions are hooked by multi links (Linux 6.6 and later)."""
+"""The attach methods with multi links (Linux 6.6 and later)."""
 
 _FIRST_FREE_PORT = 1024
 _VERSION_3 = 0x20080522
@@ -32,17 +32,17 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 def kept(
     held: frozenset[int], mode: str, *, written: Iterable[Path] = (), ports: Iterable[int] = (), chowns: bool
 ) -> frozenset[int]:
-    """Those of `held` that are needed from now on.
+    """The members of `held` that are needed from now on.
 
-    mode: how functions are hooked (program.MODES); single uprobes need CAP_SYS_ADMIN. written: files and folders
-    that will be written. ports: will be listened at. chowns: files are given to a group that may not be ours.
+    mode: the attach method (program.MODES); single uprobes need CAP_SYS_ADMIN. written: files and folders to write to.
+    ports: ports to listen at. chowns: files are given to a group of which we may not be a member.
     """
     wanted: set[int] = set(KEPT)
     if mode == "perf" or not held >= (KEPT - {Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_READ_SEARCH}):
         wanted.add(Capability.CAP_SYS_ADMIN)
     if Capability.CAP_DAC_READ_SEARCH not in held:
         wanted.add(Capability.CAP_DAC_OVERRIDE)
-    if not all(map(_is_writable, written)):  # what is made there is given to its owner
+    if not all(map(_is_writable, written)):  # new files there are given to the folder's owner
         wanted |= {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
     if any(0 < port < _FIRST_FREE_PORT for port in ports):
         wanted.add(Capability.CAP_NET_BIND_SERVICE)
@@ -58,14 +58,15 @@ def held(proc: Path = Path("/proc")) -> frozenset[int]:
 
 
 def drop_all_but(capabilities: frozenset[int]) -> None:
-    """From now on this thread, and what it starts, has at most these; there is no way back.
+    """Limit this thread, and everything it starts, to these capabilities; irreversible.
 
-    A program that it starts inherits the one for low ports, if any, and as root all of these. Raises CannotTrace.
+    A program that it starts inherits the capability for low ports, if any, and as root all of these. Raises
+    CannotTrace.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if (
         Capability.CAP_SETPCAP in held()
-    ):  # else what can be got back by exec is for whoever started us to limit
+    ):  # otherwise the parent has to limit the capabilities that an exec can regain
         for bit in range(64):
             if bit not in capabilities and libc.prctl(_PR_CAPBSET_READ, bit, 0, 0, 0) == 1:
                 libc.prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)
@@ -90,7 +91,7 @@ def _inheritable() -> int:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether we may write there without a capability; a path that does not exist yet is its parent's matter."""
+    """Whether the path is writable without a capability; for a path that does not exist, the parent counts."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The kernel side, loaded: attach it to libraries, read what it tells, count what it lost and what it cost.
+"""The loaded kernel side: attaches to libraries, reads records, and counts lost records and costs.
 
     with Program.load(Options()) as program:
         link = program.attach(path, operations.hooks(offsets))   # offsets: file offset by function name
@@ -7,10 +7,10 @@
         processes = program.processes()                          # kernel.PROCESS by pid, as they are now
         losses = program.losses()
 
-Drain when a ring's `fd` becomes readable (epoll, edge-triggered), which a quarter of it in use makes it, or sooner: the
-rings hold 16,384 arrivals and 32,768 events. Everything is detached by close(), and
-by the kernel when the process dies. How functions are hooked is found by trying: a session link (Linux 6.13), two
-multi links (6.6), perf-event links (5.15; slow to detach: 0.1 s each).
+Drain a ring when its `fd` becomes readable (epoll, edge-triggered), which happens when a quarter of it is in use, or
+sooner: the rings hold 16,384 arrivals and 32,768 events. close() detaches everything, and so does the kernel when the
+process dies. The attach method is found by trying: a session link (Linux 6.13), two multi links (6.6), perf-event links
+(5.15; slow to detach: 0.1 s each).
 """
 
 import ctypes
@@ -56,19 +56,19 @@ _PARTS = ("nccl", "cuda", "counted", "graph", "gauge")
 _SWITCHES = ("on_switch", "on_switch_5_15")
 _COMM_BYTES = 16  # TASK_COMM_LEN, linux/sched.h
 _PROCESSES_AT_ONCE = 32
-"""Read by one system call, so by one clock: it takes some 10 us."""
+"""Read by one system call, so with a single time stamp: it takes about 10 us."""
 _N_READS = 4
 
 
 class Options(NamedTuple):
-    """What the kernel side is told at the load.
+    """Options of the kernel side, set at the load.
 
     record_all: also emit every call and switch (kinds from kernel.FIRST_RAW on), for checks of the ledger.
     slow_io_ns: requests to disks from this length on become events.
     slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
-    pids: trace only these processes; None: all that make a traced call. own_pid: is left out.
-    modes: the ways of hooking to try, best first.
-    ioctl_ways: of optional.IOCTL_WAYS, to see calls into the GPU driver by; empty: they are not told.
+    pids: trace only these processes; None: all processes that make a traced call. own_pid: is left out.
+    modes: the attach methods to try, best first.
+    ioctl_ways: of optional.IOCTL_WAYS, to trace calls into the GPU driver; empty: such calls are not traced.
     """
 
     record_all: bool = False
@@ -83,7 +83,7 @@ class Options(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a program has cost so far; n_runs and run_ns count only while statistics are on (see Program.measure)."""
+    """Cost of a program so far; n_runs and run_ns count only while statistics are on (see Program.measure)."""
 
     n_verified: int
     n_runs: int
@@ -100,14 +100,14 @@ class State(NamedTuple):
 
 @dataclass(eq=False)
 class Link:
-    """Hooks in one file."""
+    """Probes in one file."""
 
     _object: Object
     _multi: list[MultiLink] = field(default_factory=list)
     _single: list[int] = field(default_factory=list)
 
     def close(self) -> None:
-        """Detach: 30 ms, or 0.1 s a hook where the kernel has no multi links."""
+        """Detach: 30 ms, or 0.1 s per probe where the kernel has no multi links."""
         while self._multi:
             self._multi.pop().close()
         while self._single:
@@ -115,10 +115,10 @@ class Link:
 
 
 class Program:
-    """The loaded programs, attached to the scheduler; functions are hooked by attach().
+    """The loaded programs, attached to the scheduler; attach() adds probes on functions.
 
-    mode: "session", "multi" or "perf". missing: what this kernel cannot tell, in words. ioctl_way: how calls into the
-    GPU driver are seen, of optional.IOCTL_WAYS; empty: they are not.
+    mode: "session", "multi" or "perf". missing: events that this kernel cannot report, in words. ioctl_way: the way to
+    trace calls into the GPU driver, of optional.IOCTL_WAYS; empty: they are not traced.
     """
 
     def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
@@ -139,9 +139,9 @@ class Program:
 
     @classmethod
     def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
-        """Load the object and attach to the scheduler, in the best way that this kernel knows.
+        """Load the object and attach to the scheduler, by the best method that this kernel supports.
 
-        Raises CannotTrace when the object is missing or not what this version expects, or the kernel refuses.
+        Raises CannotTrace if the object is missing or has an unexpected version, or if the kernel refuses.
         """
         types = _checked(path)
         library = Library()
@@ -169,10 +169,10 @@ class Program:
         raise refusals[-1]
 
     def attach(self, path: str, hooks: Sequence[Hook], *, pid: int = 0) -> Link:
-        """Hook functions of a file, in all processes that map it now or later, or in one.
+        """Attach probes to functions of a file, in all processes that map it now or later, or in one process.
 
-        path: one that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself.
-        A file that is attached twice, under whatever name, is told once, but costs twice. Raises Refused.
+        path: a path that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself. If a file
+        is attached twice, under any names, its calls are reported once but cost twice. Raises Refused.
         """
         link = Link(self._object)
         try:
@@ -193,12 +193,12 @@ class Program:
             self._links.remove(link)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Trace these processes too, where Options.pids was given."""
+        """Also trace these processes, where Options.pids was given."""
         for pid in pids:
             self._put("targets", pid, np.ones(1, np.uint8))
 
     def walk_python(self, pid: int, python: Array) -> None:
-        """Tell the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
+        """Report the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
         self._put("pythons", pid, python)
 
     def know_drivers(self, majors: Mapping[int, int]) -> None:
@@ -207,14 +207,18 @@ class Program:
             self._put("driver_majors", major, np.array([driver], np.uint8))
 
     def caller(self, pid: int) -> str:
-        """What a process was called when it first called into the driver; empty if it did not, or long ago."""
+        """The name of a process at its first call into the driver; empty if there was no call, or if it was long
+        ago.
+        """
         name = ctypes.create_string_buffer(_COMM_BYTES)
         fd, key = self._object.map_fd("driver_callers"), ctypes.c_uint32(pid)
         missing = self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), name)
         return "" if missing else name.value.decode(errors="replace")
 
     def know_native(self, stack: int, shape: Array | None) -> None:
-        """Give events this stack again, by its hash, where it has this shape (kernel.NATIVE_SHAPE); None: forget it."""
+        """Attach this stack to events again, by its hash, if it has this shape (kernel.NATIVE_SHAPE); None: forget
+        it.
+        """
         fd, key = self._object.map_fd("native_shapes"), ctypes.c_uint64(stack)
         if shape is None:
             self._library.bpf_map_delete_elem(fd, ctypes.byref(key))
@@ -223,12 +227,13 @@ class Program:
 
     @property
     def peeks(self) -> bool:
-        """Whether peek() can tell anything on this kernel."""
+        """Whether this kernel supports peek()."""
         return "peek" in self._object.programs and self._object.program_fd("peek") >= 0
 
     def peek(self, tid: int, address: int, n_pieces: int) -> bytes:
-        """A thread as it stands, as bpf/peek.bpf.c tells it; nothing where there is none, or the kernel cannot.
+        """Registers and memory of a thread as bpf/peek.bpf.c writes them; empty without the thread or without kernel
 
+        support.
         A row of kernel.PEEK_THREAD, up to n_pieces pieces of kernel.PEEK_BYTES of memory, the row again.
         """
         if not self.peeks:
@@ -244,11 +249,11 @@ class Program:
         return self.entries("operations", kernel.OPERATION_KEY, kernel.OPERATION)
 
     def balances(self) -> Entries:
-        """What memory each process holds: kernel.BALANCE by process, device, kind. Raises CannotTrace."""
+        """The memory held by each process: kernel.BALANCE by process, device, kind. Raises CannotTrace."""
         return self.entries("balances", kernel.BALANCE_KEY, kernel.BALANCE)
 
     def forget(self, pids: Collection[int]) -> None:
-        """These processes have gone: nothing of them stays in the kernel."""
+        """Remove ended processes from the kernel's maps."""
         keyed = (
             ("operations", kernel.OPERATION_KEY, kernel.OPERATION),
             ("balances", kernel.BALANCE_KEY, kernel.BALANCE),
@@ -265,7 +270,9 @@ class Program:
         self._put("tuning", 0, np.array([n_times, 0], np.uint32))
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
-        """Keys and values of a map as they are now; a few are left out when they go meanwhile. Raises CannotTrace."""
+        """Keys and values of a map at present; entries deleted during the reading may be missing. Raises
+        CannotTrace.
+        """
         return self._reader(map_name, key, value).entries()
 
     def _reader(
@@ -289,9 +296,9 @@ class Program:
         return self.entries("counters", np.dtype("<u4"), per_cpu).values
 
     def processes(self) -> State:
-        """Every traced process as it is now; a few are left out when they end meanwhile.
+        """Every traced process at present; processes that end during the reading may be missing.
 
-        A process that changes while it is read is read again a few times, then mended().
+        A process that changes during the reading is read again a few times, then mended().
         """
         found, calls = self._of_processes().timed()
         now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
@@ -306,14 +313,16 @@ class Program:
         return Entries(found.keys, found.values["slots"])
 
     def ways_ns(self) -> Array:
-        """SLOT.way_ns of all threads that are followed now: (4,), by group of hooks. Raises CannotTrace."""
+        """SLOT.way_ns summed over all present threads: (4,), by group of probes. Raises CannotTrace."""
         return self._of_processes().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
 
     def _of_processes(self) -> Reader:
         return self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
 
     def _read_again(self, state: State, i: int) -> None:
-        """The i-th process, in place, once it is not being changed; a process that has ended stays as it was."""
+        """Read the i-th process again, in place, until it is consistent; the row of an ended process stays
+        unchanged.
+        """
         fd, key = self._object.map_fd("processes"), ctypes.c_uint32(int(state.pids[i]))
         row = np.zeros(1, kernel.PROCESS)
         for _ in range(_N_READS):
@@ -325,12 +334,12 @@ class Program:
                 return
 
     def measure(self) -> None:
-        """Count runs and time of the programs from now on (about 20 ns a run)."""
+        """Count runs and time of the programs from now on (about 20 ns per run)."""
         if self._statistics < 0:
             self._statistics = statistics_fd(self._library)
 
     def costs(self) -> dict[str, Cost]:
-        """What each loaded program has cost."""
+        """The cost of each loaded program."""
         costs = {}
         for name in self._object.programs:
             fd = self._object.program_fd(name)
@@ -343,7 +352,7 @@ class Program:
         return costs
 
     def detach(self) -> None:
-        """Stop tracing; what is in the rings can still be drained."""
+        """Stop tracing; the records in the rings can still be drained."""
         for link in self._links:
             link.close()
         for tracepoint in self._tracepoints:
@@ -351,7 +360,9 @@ class Program:
         self._links, self._tracepoints = [], []
 
     def close(self) -> None:
-        """Detach everything and free it; once is enough. What is in the rings is lost: drain them first."""
+        """Detach everything and free it; further calls have no effect. Drain the rings first, or their records are
+        lost.
+        """
         if not self._is_open:
             return
         self._is_open = False
@@ -373,7 +384,7 @@ class Program:
         self.close()
 
     def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
-        """Optional programs come first: what ends a process must find it still known."""
+        """Optional programs come first: the program at a process's end must find the process still known."""
         self.follow(pids or ())
         for name in optional.programs():
             if name in ASKED:
@@ -392,12 +403,12 @@ class Program:
             raise
 
     def _tell_functions(self) -> None:
-        """How the arguments of each function are read."""
+        """Write the table that describes the arguments of each function."""
         for number, row in enumerate(operations.functions().reshape(-1, 1)):
             self._put("functions", number, row)
 
     def _put(self, map_name: str, key: int, value: Array) -> None:
-        """value: one entry of the map, an array (1,) or what lies in memory like it."""
+        """value: one entry of the map, an array (1,) or anything with the same memory layout."""
         fd, data = self._object.map_fd(map_name), np.ascontiguousarray(value)
         self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(key)), data.ctypes.data, 0)
 
@@ -427,10 +438,10 @@ class Program:
 
 
 def mended(rows: Array, now_ns: Array) -> Array:
-    """Processes as they were read, in place, without what a change that was half done has put wrong.
+    """Processes as they were read, corrected in place for changes that were half done.
 
-    rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. Two accounts are off by the change's time
-    stamp; with now in its place they are off by no more than the change has been waiting.
+    rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. A half-done change leaves two accounts wrong by
+    its time stamp. With now in its place they are wrong by at most the time for which the change has been waiting.
     """
     accounts = rows["ns"].view(np.int64)
     states = rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1, initial=0)
@@ -443,7 +454,7 @@ def mended(rows: Array, now_ns: Array) -> Array:
 
 
 def _checked(path: Path) -> btf.Btf:
-    """The types of the object, which must be those that this version expects."""
+    """The types of the object, which must be the types that this version expects."""
     try:
         types = btf.Btf(path.read_bytes())
     except OSError as error:
@@ -465,7 +476,7 @@ def _loaded(
     switch: str,
     optional: Sequence[str],
 ) -> Object:
-    """The object, loaded for one way of hooking, and proved by a link."""
+    """The object, loaded for one attach method and tested by a link."""
     opened = Object(library, path)
     legs = _legs(mode)
     hooked = [f"{part}_{leg}" for part in _PARTS for leg in legs]
@@ -484,7 +495,9 @@ def _loaded(
         opened.load()
         if mode != "perf":
             _try_link(opened, hooked[0], path, is_session=mode == "session")
-        for name in set(optional) & set(IOCTL_WAYS["function"]):  # some kernels load what they cannot attach
+        for name in set(optional) & set(
+            IOCTL_WAYS["function"]
+        ):  # some kernels load programs that they cannot attach
             opened.detach(opened.attach(name))
     except Refused:
         opened.close()
@@ -493,7 +506,7 @@ def _loaded(
 
 
 def _try_link(loaded: Object, program: str, path: Path, *, is_session: bool) -> None:
-    """Link to a place that no process runs: the object's own file. Raises Refused where the kernel cannot."""
+    """Link to an offset that no process runs: the object's own file. Raises Refused where the kernel cannot."""
     loaded.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
 
 

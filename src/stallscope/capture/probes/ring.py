@@ -1,8 +1,8 @@
 """A BPF ring buffer read through its mapping as an array of records: no Python per record, no system call.
 
-All records of a ring have one size which, with the ring's header of 8 bytes, divides the ring; so none straddles
-its end, and what the kernel maps twice in a row is one array of slots. Some 5 million records a second a core are
-copied.
+All records of a ring have one size. With the ring's header of 8 bytes that size divides the ring, so no record
+straddles its end, and the double mapping by the kernel is one array of slots. A core copies about 5 million records a
+second.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _MEMBARRIER, _PRIVATE_EXPEDITED, _REGISTER = 283, 1 << 3, 1 << 4
 
 
 class Ring:
-    """The consumer of one ring. Not for two threads at a time."""
+    """The consumer of one ring. Not safe for two threads at a time."""
 
     def __init__(self, fd: int, dtype: np.dtype[Any], n_bytes: int):
         """fd: of the map. dtype: of a record without the ring's header. n_bytes: size of the ring."""
@@ -42,7 +42,7 @@ class Ring:
         self._barrier = _barrier()
 
     def drain(self, n_max: int = 1 << 20) -> Array:
-        """The records that are complete, oldest first, copied; at most n_max. Frees their place in the ring."""
+        """The complete records, oldest first, copied; at most n_max. Frees their slots in the ring."""
         start = int(self._consumed[0])
         n = min((int(self._produced[0]) - start) // self._stride, n_max)
         if n <= 0:
@@ -66,14 +66,14 @@ class Ring:
         return (int(self._produced[0]) - int(self._consumed[0])) / self._n_bytes
 
     def close(self) -> None:
-        """Give the mappings back. Arrays that drain() returned stay good."""
+        """Unmap the ring. Arrays that drain() returned stay valid."""
         del self._consumed, self._produced, self._headers, self._records
         self._consumer.close()
         self._producer.close()
 
 
 def _barrier() -> Any:
-    """A memory barrier. x86-64 orders loads with loads and stores with stores; arm64 wants to be asked."""
+    """A memory barrier. x86-64 orders loads with loads and stores with stores; arm64 needs a system call."""
     if platform.machine() != "aarch64":
         return _nothing
     libc = ctypes.CDLL(None)
@@ -82,4 +82,4 @@ def _barrier() -> Any:
 
 
 def _nothing() -> None:
-    """What x86-64 needs."""
+    """No barrier is needed on x86-64."""

@@ -1,7 +1,7 @@
-"""The socket at which jobs tell labels (step, epoch, phase), and what has been told.
+"""The socket at which jobs set labels (step, epoch, phase), and the labels received.
 
-A local stream socket: a JSON object a line, each answered with "ok" or what is wrong. It belongs to the agent's user,
-mode 0600; with a group 0660. Who is at the other end the kernel tells (SO_PEERCRED), never the message.
+A local stream socket: a JSON object per line, each answered with "ok" or the error. It belongs to the agent's user,
+mode 0600; with a group 0660. The identity of the peer comes from the kernel (SO_PEERCRED), never from the message.
 """
 
 import json
@@ -31,7 +31,7 @@ _SO_PEERGROUPS = 59  # asm-generic/socket.h, since Linux 4.13
 
 
 class Label(NamedTuple):
-    """pid: who told it, 0 for all of the machine."""
+    """pid: the process that set the label, 0 for the whole machine."""
 
     ts_ns: int
     pid: int
@@ -40,7 +40,7 @@ class Label(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, as the kernel says."""
+    """The identity of the peer, from the kernel."""
 
     pid: int
     uid: int
@@ -49,9 +49,9 @@ class Peer(NamedTuple):
 
 @dataclass
 class Labels:
-    """Listens from the start to close(). group: number of the group that may tell labels, too.
+    """Listens from the start to close(). group: number of the group whose users may also set labels.
 
-    Raises CannotTrace when the place is taken by another agent, or is not ours to use.
+    Raises CannotTrace if another agent uses the path, or if the path belongs to another user.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class Labels:
         self._thread.start()
 
     def taken(self) -> list[Label]:
-        """What has been told since the last call."""
+        """The labels received since the last call."""
         with self._lock:
             told, self._told = self._told, []
         return told
@@ -134,7 +134,7 @@ class Labels:
         if answers:
             try:
                 is_over |= line.send(answers.encode()) < len(answers)
-            except OSError:  # it does not read what it is told
+            except OSError:  # the peer does not read its answers
                 is_over = True
         if is_over:
             self._selector.unregister(line)
@@ -142,7 +142,7 @@ class Labels:
             line.close()
 
     def _answer(self, peer: Peer, line: bytes) -> str:
-        """Take one label; "ok", or what is wrong."""
+        """Accept one label. Returns "ok", or the error."""
         try:
             told = json.loads(line[:_MOST_BYTES])
             label, value = told["label"], told.get("value", "")
@@ -165,7 +165,7 @@ class Labels:
         return "ok"
 
     def _is_of(self, peer: Peer, pid: int) -> bool:
-        """Whether a peer may tell about a process: itself, one of its user; the machine's users about the machine."""
+        """Whether a peer may set labels of a process: itself, a process of its user; local users for the machine."""
         if pid in (peer.pid, 0) or peer.uid in (0, os.geteuid()):
             return pid >= 0
         try:
@@ -175,7 +175,7 @@ class Labels:
 
 
 def _bound(path: Path, group: int | None) -> socket.socket:
-    """A listening socket that has its mode and group before it has its name."""
+    """A listening socket that gets its mode and group before it gets its name."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -200,7 +200,7 @@ def _bound(path: Path, group: int | None) -> socket.socket:
 
 
 def _check_place(path: Path) -> None:
-    """Raises CannotTrace where somebody listens, or the file or folder is not ours to replace."""
+    """Raises CannotTrace if another agent listens there, or if the file or folder belongs to another user."""
     folder = path.parent.stat()
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise CannotTrace(

@@ -1,7 +1,8 @@
-"""What the cloud says of this machine: instance, type, zone. Asked only where a setting says so.
+"""The cloud metadata of this machine: instance, type, zone. Queried only if a setting enables it.
 
-From the metadata service that each cloud has at a fixed address of the machine's own network; no proxy, no name
-look-up, and answers that take longer than half a second are none. AWS IMDSv2, Google Compute Engine, Azure IMDS.
+From the metadata service that each cloud has at a fixed address of the machine's own network. No proxy and no name
+look-up is used, and an answer that takes longer than half a second is ignored. AWS IMDSv2, Google Compute Engine, Azure
+IMDS.
 """
 
 import json
@@ -16,7 +17,7 @@ _MOST_CHARACTERS = 128
 
 
 def machine(cloud: str, address: str = _ADDRESS) -> dict[str, str]:
-    """cloud, instance, type, zone and name of this machine, as aws, gcp or azure tells; empty without an answer."""
+    """cloud, instance, type, zone and name of this machine from aws, gcp or azure; empty without an answer."""
     try:
         told = _ASKED[cloud](address)
     except (OSError, ValueError, KeyError, TypeError):
@@ -71,7 +72,7 @@ _ASKED: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws, "gcp": _gc
 
 
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    """Raises OSError. A redirect would lead out of the machine, and is none."""
+    """Raises OSError. A redirect would leave the machine's network; it is not followed."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     with opener.open(request, timeout=_TIMEOUT_S) as answer:

@@ -1,9 +1,10 @@
-"""One identity for a communicator that was grown: the id that its new ranks have.
+"""Gives a grown communicator a single identity on all ranks: the id that its new ranks receive.
 
-Of the old ranks only one, the root, is given that id; the others know it as the n-th growth of the parent. The
-root knows both, and all of them make the communicator at the same time, so on a machine with the root the others
-are told by the id as well. On a machine that has only other old ranks they keep the parent's: unknown to the new ones.
-So does what comes between two looks at the ring, before the root has been seen to return.
+Among the old ranks only the root receives that id; the other old ranks know the communicator as the n-th growth of the
+parent. The root knows both identities, and all ranks create the communicator at the same time. So on the root's machine
+the other old ranks also get the id. A machine that has only other old ranks keeps the identity by parent, which the new
+ranks do not know. The same applies to calls between two readings of the ring, before the return of the root's call is
+processed.
 """
 
 from dataclasses import dataclass, field
@@ -20,12 +21,12 @@ _OF_GROWS = 2 << 32
 
 @dataclass
 class Grown:
-    """The identities told so far: by the hash of the parent's growth, that of the id."""
+    """The identities known so far: the hash of the id by the hash of the parent's growth."""
 
     _id_of: dict[int, int] = field(default_factory=dict)
 
     def born(self, rows: Array) -> Array:
-        """Communicators that were made, kernel.LIFE (n,), in place."""
+        """Replaces the hashes of new communicators, kernel.LIFE (n,), in place."""
         is_root = (rows["color"] == GROWN_COLOR) & (rows["parent_hash"] != 0)
         for row in rows[is_root]:
             old = child_hash(int(row["parent_hash"]), _OF_GROWS | int(row["n_splits"]), int(row["nranks"]))
@@ -34,7 +35,7 @@ class Grown:
         return self.told(rows)
 
     def told(self, rows: Array) -> Array:
-        """Whatever has a comm_hash, (n,), in place."""
+        """Replaces the hashes of any rows with a comm_hash, (n,), in place."""
         for old, new in self._id_of.items():
             rows["comm_hash"][rows["comm_hash"] == old] = new
         return rows

@@ -1,8 +1,8 @@
-"""Rank and size in a communicator that was split off: in no call's arguments, but in those of all ranks together.
+"""Rank and size in a communicator that was split off, from the arguments of all ranks of the parent.
 
-NCCL orders the ranks of one colour by key, then by rank in the parent. So once every rank of the parent has
-told its colour and key, which on one node it does only when the whole parent is there, ranks are known; else they
-stay unknown. A split waits for all, so its records come within moments of each other.
+NCCL orders the ranks of one colour by key, then by rank in the parent. So the ranks are known once every rank of the
+parent has passed its colour and key. On one node that requires the whole parent to be on that node; otherwise the ranks
+stay unknown. A split waits for all ranks, so its records come within moments of each other.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from stallscope.events.layout import Array
 
 @dataclass
 class Splits:
-    """What has been told of splits so far. n_patience: batches that an incomplete one is held back for."""
+    """The splits known so far. n_patience: number of batches for which an incomplete split is held back."""
 
     n_patience: int = 3
     grown: Grown = field(default_factory=Grown)
@@ -25,9 +25,9 @@ class Splits:
     _known: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def resolved(self, born: Array) -> Array:
-        """Communicators to be told now: kernel.LIFE (n,), with ranks where they are known.
+        """Communicators to be reported now: kernel.LIFE (n,), with ranks where they are known.
 
-        born: those of this batch. Those of an incomplete split come with a later batch.
+        born: communicators of this batch. Communicators of an incomplete split come with a later batch.
         """
         if not len(born) and not len(self._held):
             return born
@@ -59,7 +59,7 @@ class Splits:
         return collectives
 
     def _rank(self, rows: Array, siblings: Array) -> None:
-        """Rank what one parent was split into."""
+        """Assign ranks to the communicators that one parent was split into."""
         for comm_hash in np.unique(rows["comm_hash"][siblings]).tolist():
             members = siblings[rows["comm_hash"][siblings] == comm_hash]
             order = members[np.lexsort((rows["parent_rank"][members], rows["key"][members]))]

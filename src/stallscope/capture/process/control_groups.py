@@ -1,8 +1,8 @@
-"""CPU quotas of control groups, v1 and v2: how often and for how long the processes in one had to wait for more.
+"""CPU quotas of control groups, v1 and v2: how often and how long the processes of a group were throttled.
 
-The kernel counts for each group; a process also waits when a group above its own has used up its quota. So the
-group of each traced process and all above it are read, about once a second: two small files where there is a quota.
-What is mounted where is read again now and then.
+The kernel counts for each group; a process is also throttled when a parent group has used up its quota. So the group of
+each traced process and all its parents are read, about once a second: two small files where there is a quota. The mount
+table is read again from time to time.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _ROOTS_EVERY_NS = 30 * 10**9
 _MOST_PLACES = 4096
 
 Roots = list[tuple[str, Path, bool]]
-"""Hierarchies that may hold a CPU quota: the part of the hierarchy that is mounted, where, whether it is v2."""
+"""Hierarchies that may hold a CPU quota: the mounted part of the hierarchy, its mount point, whether it is v2."""
 
 
 class Group(NamedTuple):
@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 class Throttled(NamedTuple):
-    """A group was throttled between two looks. n: periods; ns: summed over the CPUs. quota: in the kernel's words."""
+    """A group was throttled between two readings. n: periods; ns: sum over the CPUs. quota: kernel text."""
 
     since_ns: int
     group: Group
@@ -63,7 +63,7 @@ class ControlGroups:
     _groups_of: dict[str, list[Group]] = field(default_factory=dict)
 
     def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttled]:
-        """What has been throttled since the last look; of a group that is seen first, since then."""
+        """Throttled groups since the last reading; for a new group, since its first reading."""
         if now_ns >= self._next_roots_ns:
             self._next_roots_ns = now_ns + _ROOTS_EVERY_NS
             self._roots = _roots(f"{self.proc}/self/mountinfo")

@@ -1,8 +1,8 @@
-"""Who a process is in its job: rank, local rank, world size, name, GPU.
+"""The identity of a process in its job: rank, local rank, world size, name, GPU.
 
-From the environment that the launcher gave it (torchrun, Slurm, Open MPI, MPICH and relatives) and from the
-kernel's view of it. What a process sets for itself after its start does not show; unknown is -1. The GPU is
-known where the process can use only one.
+From the environment that the launcher set (torchrun, Slurm, Open MPI, MPICH and relatives) and from the kernel's view
+of the process. Variables that a process sets after its start are not visible; unknown is -1. The GPU is known if the
+process can use only one GPU.
 """
 
 import os
@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 
 
 class _Launcher(NamedTuple):
-    """The variables in which a launcher tells rank, local rank and world size."""
+    """The variables in which a launcher passes rank, local rank and world size."""
 
     name: str
     rank: str
@@ -43,7 +43,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Identity:
-    """A process's place in its job; -1 where it cannot be known."""
+    """The position of a process in its job; -1 where it cannot be known."""
 
     pid: int
     rank: int = UNKNOWN
@@ -62,9 +62,9 @@ def identity(
     variables: Mapping[str, str] | None = None,
     gpus: GpuNumbers = GpuNumbers(),
 ) -> Identity:
-    """Who `pid` is. A process that has gone, or may not be looked at, is unknown in all but its pid.
+    """The identity of `pid`. If a process has ended or may not be read, only its pid is known.
 
-    variables: its environment; read where it is not given. gpus: what the GPUs' numbers are.
+    variables: its environment; read where it is not given. gpus: the numbers of the GPUs.
     """
     home = proc / str(pid)
     variables = environment(home) if variables is None else variables
@@ -85,7 +85,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def place(variables: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local rank, number of ranks) as the first launcher that gives a rank tells them."""
+    """(rank, local rank, number of ranks) from the first launcher that sets a rank."""
     for launcher in _LAUNCHERS:
         rank = _number(variables.get(launcher.rank))
         nranks = _number(variables.get(launcher.nranks))
@@ -100,9 +100,9 @@ def _number(text: str | None) -> int:
 
 
 def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
-    """What a file of the kernel says, up to so many bytes; nothing where it is gone.
+    """The content of a kernel file, up to a number of bytes; empty if the file is gone.
 
-    For what is read each second: pathlib and buffers cost more than the kernel's part of it.
+    For files that are read each second: pathlib and buffers cost more than the kernel's part of the read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -128,7 +128,7 @@ def _comm_and_start(home: Path) -> tuple[str, int]:
 
 
 def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
-    """The only GPU that the process has opened, else the only one that is visible to it."""
+    """The only GPU that the process has opened, otherwise the only GPU that is visible to it."""
     devices = {gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, opened(home)) if match}
     if len(devices) == 1:
         return devices.pop()
@@ -137,7 +137,7 @@ def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
 
 
 def opened(home: Path) -> list[str]:
-    """What the descriptors of a process (its folder in /proc) stand for; none where it may not be looked at."""
+    """The targets of the descriptors of a process (its folder in /proc); empty where they may not be read."""
     try:
         links = list((home / "fd").iterdir())
     except OSError:

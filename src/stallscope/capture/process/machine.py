@@ -1,4 +1,4 @@
-"""What a trace must say about the machine it was made on."""
+"""Facts about the traced machine that a trace must contain."""
 
 import os
 import platform
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def facts(mode: str, proc: Path = Path("/proc"), *, not_told: Sequence[str] = ()) -> dict[str, str]:
-    """Free text by name. mode: how functions are hooked. boot_id: monotonic clocks of two boots are strangers.
+    """Free text by name. mode: the attach method. boot_id: monotonic clocks of two boots are not comparable.
 
-    not_told: what the kernel cannot tell.
+    not_told: events that the kernel cannot report.
     """
     told = {"gpu": model} if (model := gpu_model(proc)) else {}
     if not_told:
@@ -25,7 +25,7 @@ def facts(mode: str, proc: Path = Path("/proc"), *, not_told: Sequence[str] = ()
 
 
 def gpu_model(proc: Path = Path("/proc")) -> str:
-    """The model of the first NVIDIA GPU as its driver names it; empty without one."""
+    """The model of the first NVIDIA GPU as its driver names it; empty without a GPU."""
     for path in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
         try:
             found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
@@ -37,7 +37,7 @@ def gpu_model(proc: Path = Path("/proc")) -> str:
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """The kernel's name for this boot; empty where it does not tell."""
+    """The kernel's id of this boot; empty where it is not available."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:

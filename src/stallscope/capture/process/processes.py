@@ -1,7 +1,7 @@
-"""The traced processes from the first sight of each to its end.
+"""The traced processes, from their first appearance to their end.
 
-A process is known by its number and its start time, so a number given again is another process. The end
-is noticed within one look; a process whose main thread has ended while others run is still there.
+A process is identified by its number and its start time, so a reused number is another process. The end is noticed in
+the next reading; a process whose main thread has ended while other threads run is still alive.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -18,7 +18,7 @@ from stallscope.events.layout import UNKNOWN, Array
 
 
 class Member(NamedTuple):
-    """A process's place in the largest communicator that it has made. rank: -1 where it is several of its ranks."""
+    """The position of a process in the largest communicator it has joined. rank: -1 if it holds several ranks."""
 
     nranks: int
     rank: int
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Processes:
-    """Who is being traced. proc: where /proc is mounted."""
+    """The processes that are being traced. proc: where /proc is mounted."""
 
     node: int
     proc: Path = Path("/proc")
@@ -44,9 +44,9 @@ class Processes:
         return list(self._running)
 
     def first_seen(self, first_ns: Mapping[int, int]) -> Array:
-        """Rows of PROCESSES for those that were not known yet; -1 for what cannot be told.
+        """Rows of PROCESSES for processes that were not known yet; -1 for unknown values.
 
-        first_ns: when each process was first seen, by its number.
+        first_ns: time of the first event of each process, by its number.
         """
         self._started_with = {
             pid: environment(self.proc / str(pid)) for pid in first_ns if pid not in self._running
@@ -64,11 +64,11 @@ class Processes:
         return rows
 
     def started_with(self, pid: int) -> Mapping[str, str]:
-        """The environment of a process of the last first_seen(), told once; empty for others."""
+        """The environment of a process of the last first_seen(), returned once; empty for others."""
         return self._started_with.pop(pid, {})
 
     def joined(self, communicators: Array) -> None:
-        """Remember rows of COMMUNICATORS: the largest one that a process makes anew is, as a rule, its whole job."""
+        """Remember rows of COMMUNICATORS: the largest communicator of a process is, as a rule, its whole job."""
         is_whole = (communicators["comm_rank"] >= 0) & (communicators["parent_hash"] == 0)
         for row in communicators[is_whole & (communicators["nranks"] > 1)]:
             pid, new = (
@@ -82,11 +82,11 @@ class Processes:
                 self._member[pid] = new
 
     def members(self) -> Collection[int]:
-        """Those that share a communicator with others."""
+        """The processes that share a communicator with others."""
         return self._member.keys()
 
     def placed(self) -> list[Identity]:
-        """The processes whose rank is known now from what they joined: the launcher has told none."""
+        """The processes whose rank is now known from their communicators, because the launcher set none."""
         found = []
         for pid, member in self._member.items():
             known = self._running.get(pid)
@@ -104,7 +104,7 @@ class Processes:
         return found
 
     def located(self, collectives: Array) -> list[Identity]:
-        """The processes whose only GPU is known now, by rows of COLLECTIVES: they can see several, and chose one."""
+        """The processes whose only GPU is now known from rows of COLLECTIVES: they can see several GPUs and use one."""
         lacking = [
             pid
             for pid, known in self._running.items()
@@ -126,9 +126,9 @@ class Processes:
         return member is not None and member.rank == UNKNOWN
 
     def gone(self, told: Container[int] = ()) -> list[int]:
-        """The processes that have ended since the last look; they are no longer known.
+        """The processes that have ended since the last reading; they are no longer known.
 
-        told: processes whose end the kernel has told, also one that became another program.
+        told: processes whose end the kernel has reported, including those that became another program.
         """
         ended = [
             pid for pid, known in self._running.items() if pid in told or not _is_running(self.proc, known)
@@ -141,17 +141,17 @@ class Processes:
 
 @dataclass
 class Snapshots:
-    """The last snapshot of each process, so that one can be given for its end."""
+    """The last snapshot of each process, so that its last row can mark its end."""
 
     _last: dict[int, Array] = field(default_factory=dict)
 
     def keep(self, rows: Array) -> Array:
-        """Remember the rows of SNAPSHOTS (one a process), and return them."""
+        """Remember the rows of SNAPSHOTS (one per process), and return them."""
         self._last.update((int(row["pid"]), row.copy()) for row in rows)
         return rows
 
     def at_end(self, pids: Iterable[int], now_ns: int) -> Array:
-        """What was last known of the processes, as rows that say that they have ended."""
+        """The last known rows of the processes, marked as ended."""
         found = [self._last.pop(pid) for pid in pids if pid in self._last]
         rows = np.array(found, layout.dtype(layout.SNAPSHOTS))
         rows["ts_ns"], rows["alive"] = now_ns, 0

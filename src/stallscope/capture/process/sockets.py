@@ -1,7 +1,8 @@
-"""Connections that had to send again, by who owns the socket; and the other end of a connection in words.
+"""The owners of connections that had to retransmit, and the remote end of a connection in words.
 
-The kernel side counts by the number of the socket's file. Its owner is whoever has that file open: looked up once,
-among the traced processes and those that descend from them. One that none of these has open is nobody's business.
+The kernel side counts by the number of the socket's file. The owner is the process that has that file open. It is
+looked up once, among the traced processes and their descendants. A socket that none of these processes has open is
+ignored.
 """
 
 import ipaddress
@@ -14,18 +15,20 @@ from stallscope.capture.process.identity import opened
 from stallscope.events.layout import Array
 
 _FORGET_AFTER_NS = 10 * 10**9
-"""A number may be given again, and a socket may be handed on."""
+"""A socket number may be reused, and a socket may be passed to another process."""
 
 
 @dataclass
 class Owners:
-    """Who has which socket open. proc: where /proc is mounted."""
+    """The owner of each open socket. proc: where /proc is mounted."""
 
     proc: Path = Path("/proc")
     _known: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def of(self, inodes: Iterable[int], pids: Iterable[int], now_ns: int) -> dict[int, int]:
-        """The process that has each of these open: the first of `pids` that has, as others may have inherited it."""
+        """The process that has each of these sockets open: the first such process of `pids`, as others may have
+        inherited it.
+        """
         wanted = set(inodes)
         self._known = {
             inode: (pid, at_ns)
@@ -46,7 +49,7 @@ class Owners:
 
 
 def other_end(ends: Array) -> str:
-    """Address and port of the peer, from one kernel.ENDS; empty for what is no internet connection."""
+    """Address and port of the peer, from one kernel.ENDS; empty for a socket that is not an internet connection."""
     family, port = int(ends["family"]), socket.ntohs(int(ends["peer_port"]))
     address = ends["peer"].tobytes()
     if family == socket.AF_INET:

@@ -1,4 +1,4 @@
-"""The line that tells once a second what is being traced."""
+"""The status line that lists, once a second, the traced processes, communicators and records."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,7 +16,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 @dataclass
 class Tally:
-    """What has been captured so far."""
+    """The records captured so far."""
 
     n_processes: int = 0
     n_records: int = 0
@@ -28,7 +28,7 @@ class Tally:
         self.n_records += sum(map(len, tables))
 
     def add_rounds(self, collectives: Array) -> None:
-        """Follow the first and last round of each communicator; sends and receives are no rounds."""
+        """Follow the first and last round of each communicator; sends and receives are not rounds."""
         is_round = collectives["seq"] >= 0
         for op in P2P_OPS:
             is_round &= collectives["op"] != op
@@ -61,7 +61,7 @@ def line(tally: Tally) -> str:
 class StatusLine:
     """Rewrites one line on a terminal; writes line after line anywhere else.
 
-    When nobody reads any more (a closed pipe or terminal) it falls silent: the trace goes on.
+    If the output is no longer read (a closed pipe or terminal), it stops writing and the trace continues.
     """
 
     def __init__(self, out: TextIO, *, notes_only: bool = False):
@@ -78,12 +78,12 @@ class StatusLine:
         self._is_open = self._is_terminal
 
     def note(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a line that stays."""
         self._write(f"{_CLEAR_LINE if self._is_open else ''}{text}\n")
         self._is_open = False
 
     def close(self) -> None:
-        """Leave the last status standing."""
+        """Leave the last status on the screen."""
         if self._is_open:
             self._write("\n")
             self._is_open = False

@@ -3,8 +3,8 @@
     objects = WaitObjects()
     objects.of(pid, tid)       # Blocked(nr, "pipe to 812 loader"), from /proc; None while the thread runs
 
-Nothing is read from the thread itself but /proc/PID/task/TID/syscall and, for poll and select, the list of descriptors
-in its memory. Only x86-64 system call numbers are known; elsewhere the object is empty.
+Only /proc/PID/task/TID/syscall is read and, for poll and select, the list of descriptors in the thread's memory. Only
+x86-64 system call numbers are known; on other architectures the object is empty.
 """
 
 import platform
@@ -62,7 +62,7 @@ _WRITES = frozenset((1, 18, 20, 296, 328))
 
 
 class Blocked(NamedTuple):
-    """nr: the system call, -1 for a page fault. object: in words, empty where there is none or it is not known."""
+    """nr: the system call, -1 for a page fault. object: in words, empty if there is none or if it is unknown."""
 
     nr: int
     object: str
@@ -70,7 +70,7 @@ class Blocked(NamedTuple):
 
 @dataclass
 class WaitObjects:
-    """now_ns: a monotonic clock; what a descriptor means is kept for some seconds."""
+    """now_ns: a monotonic clock; the target of a descriptor is cached for some seconds."""
 
     now_ns: Callable[[], int]
     proc: Path = Path("/proc")
@@ -133,7 +133,7 @@ class WaitObjects:
         return target.removesuffix(" (deleted)")
 
     def _child(self, pid: int, child: int) -> str:
-        """The program that a process waits for: with any child, the one that is there."""
+        """The program that a process waits for; for a wait on any child, the present child."""
         children = [child] if child else self.children(pid)
         names = [name for one in children[:2] if (name := self.program(one))]
         return f"end of {', '.join(names)}" if names else "end of a child process"
@@ -179,7 +179,7 @@ class WaitObjects:
         return "a Unix socket"
 
     def _holder(self, pid: int, descriptor: int) -> str:
-        """Who holds the lock on a file that somebody waits for, by /proc/locks."""
+        """The holder of a file lock that another process waits for, from /proc/locks."""
         try:
             inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
         except OSError:

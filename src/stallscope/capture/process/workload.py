@@ -1,7 +1,7 @@
-"""What a process belongs to: container, pod, namespace, task, job. For people to find it again.
+"""The owner of a process as its users know it: container, pod, namespace, task, job.
 
-From its control groups (v1 and v2) and the environment it was started with. What can't be told is left out.
-Paths: Docker, containerd, CRI-O, Podman, the kubelet's cgroupfs and systemd drivers, Slurm, ECS.
+From its control groups (v1 and v2) and the environment it was started with. Unknown values are left out. Paths: Docker,
+containerd, CRI-O, Podman, the kubelet's cgroupfs and systemd drivers, Slurm, ECS.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _JOBS = (
     "RAY_JOB_ID",
     "TORCHELASTIC_RUN_ID",
 )
-"""The first that is set; torchrun's own is "none" where nobody chose one."""
+"""The first variable that is set; torchrun's default run id is "none"."""
 
 _SERVICE_ACCOUNT = "run/secrets/kubernetes.io/serviceaccount/namespace"
 _OPENAT2, _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 437, 0x10, 0x02
@@ -39,7 +39,7 @@ _MOST_CHARACTERS = 128
 
 
 def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
-    """Labels of the process: container, pod, pod_uid, namespace, task, job, as far as they can be told."""
+    """The known labels of the process among container, pod, pod_uid, namespace, task and job."""
     home = proc / str(pid)
     try:
         groups = (home / "cgroup").read_text()
@@ -59,7 +59,7 @@ def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc"))
 
 
 def container_in(groups: str) -> str:
-    """The first twelve digits of the container that control groups (the text of /proc/PID/cgroup) tell; or empty."""
+    """The first twelve digits of the container id in the text of /proc/PID/cgroup; empty without a container."""
     return _found(_CONTAINER, groups)
 
 
@@ -74,12 +74,12 @@ def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _plain(value: str) -> str:
-    """A tenant's word, shown to others: printable, and short."""
+    """A text chosen by a tenant and shown to other users: printable and short."""
     return "".join(c for c in value.strip() if c.isprintable())[:_MOST_CHARACTERS]
 
 
 def _inside(home: Path, path: str) -> str:
-    """A small file in the process's own root, none of whose links lead out of it; empty if there is none."""
+    """A small file in the process's own root, without following links out of that root; empty without it."""
     try:
         root = os.open(home / "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
 """Statistics of CUDA calls and balances of memory, from the kernel's running sums to rows of tables.
 
-The sums only grow; a row tells the growth since the last row of its kind. Calls of a group of hooks that is switched
-on and off are told once a period, scaled up to it: an estimate, which is marked.
+The sums only grow; a row holds the growth since the last row of its kind. Calls whose group of probes is switched on
+and off are reported once per period and scaled up to the whole period: an estimate, which is marked.
 """
 
 from collections.abc import Callable, Collection, Container
@@ -20,32 +20,32 @@ from stallscope.events.layout import UNKNOWN, Array, Table
 _SUMS = ("n", "n_failed", "total_ns", "count_bytes")
 _EDGES = [f'"{1 << (kernel.FIRST_BUCKET_BITS + i)}"' for i in range(kernel.N_BUCKETS)]
 _ENOUGH = 0.98
-"""Of an interval: hooks that were on for so much of it have seen all of it."""
+"""If the probes were on for this share of an interval, the counts of the interval are complete."""
 
 
 class Covered(NamedTuple):
-    """An interval, and how long of it hooks were on."""
+    """An interval, and how long the probes were on in it."""
 
     interval_ns: int
     on_ns: int
 
 
 class Coverage(Protocol):
-    """Tells when hooks were on: governor.Governor."""
+    """Reports when the probes of a group were on: governor.Governor."""
 
     def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
-        """The time since the last answer that was not None; None: it is not over yet, ask again."""
+        """The interval since the last result that was not None; None while the interval is not complete."""
 
 
 @dataclass
 class AlwaysOn:
-    """The coverage of hooks that nobody switches."""
+    """The coverage of probes that are always on."""
 
     since_ns: int
     _told_ns: dict[HookGroup, int] = field(default_factory=dict)
 
     def covered(self, group: HookGroup, now_ns: int) -> Covered:
-        """All of the time since the last answer."""
+        """The whole interval since the last result."""
         interval_ns = now_ns - self._told_ns.get(group, self.since_ns)
         self._told_ns[group] = now_ns
         return Covered(interval_ns, interval_ns)
@@ -53,7 +53,7 @@ class AlwaysOn:
 
 @dataclass
 class Tallies:
-    """What was told so far. operations, balances: read the kernel's maps, as Program does."""
+    """The sums reported so far. operations, balances: read the kernel's maps, as Program does."""
 
     node: int
     operations: Callable[[], Entries]
@@ -71,7 +71,7 @@ class Tallies:
         ]
 
     def ended(self, pids: Collection[int], ended_ns: int) -> Array:
-        """Rows of layout.MEMORY that say that these processes hold nothing any more; then they are forgotten."""
+        """Rows of layout.MEMORY in which these processes hold no memory any more; then the processes are forgotten."""
         gone = frozenset(pids)
         self._told = {
             key: told
@@ -93,7 +93,7 @@ class Tallies:
         return self._balance_rows(Entries(keys, values), ended_ns)
 
     def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
-        """Processes that were counted and have ended, but are not among the traced ones, whose end is told."""
+        """Counted processes that have ended and are not traced; the end of a traced process is reported separately."""
         keys = np.fromiter(self._told, np.uint64, len(self._told)).view(kernel.OPERATION_KEY)
         return [
             pid
@@ -160,5 +160,5 @@ def _keys(number: int, dtype: "np.dtype[np.void]") -> Array:
 
 
 def _told(counts: list[int]) -> bytes:
-    """A histogram as JSON: the upper edge of each bucket that has something, and how much."""
+    """A histogram as JSON: the count of each bucket that is not empty, by the bucket's upper edge."""
     return f"{{{','.join(f'{edge}:{n}' for edge, n in zip(_EDGES, counts, strict=True) if n)}}}".encode()

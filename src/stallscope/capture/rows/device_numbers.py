@@ -1,4 +1,4 @@
-"""Device numbers of the machine in the rows of processes that count their GPUs in their own way."""
+"""Translates the device numbers of a process into the device numbers of the machine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,9 @@ class Renumbering:
     _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def renumber(self, rows: Array) -> None:
-        """`device` of rows that have a `pid`, in place. One who sees a single GPU uses that, if any.
+        """Renumbers `device` in place, in rows that have a `pid`.
 
-        Numbers that the process cannot have stay as they are.
+        A process that sees a single GPU uses that GPU, if any. Numbers that the process cannot have stay unchanged.
         """
         for pid in np.unique(rows["pid"]).tolist():
             seen = self._seen_by(pid)
@@ -39,7 +39,7 @@ class Renumbering:
             )
 
     def forget(self, pid: int) -> None:
-        """The process has ended; its number may be given to another."""
+        """The process has ended; its number may be reused."""
         self._seen.pop(pid, None)
 
     def _seen_by(self, pid: int) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Renumbering:
 
 
 def _is_on_device(rows: Array) -> Array:
-    """Whether each row is about a device at all: memory of the host is on none."""
+    """Whether each row refers to a device: host memory does not."""
     if "kind" not in (rows.dtype.names or ()):
         return np.ones(len(rows), bool)
     return np.isin(rows["kind"], _ON_DEVICE)

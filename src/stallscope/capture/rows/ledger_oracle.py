@@ -1,6 +1,6 @@
-"""The ledger of a process out of the kernel's raw events: an account that shares no arithmetic with the BPF one.
+"""The time ledger of a process from the kernel's raw events; it shares no arithmetic with the BPF ledger.
 
-Raw events are there only while everything is recorded (Options.record_all); they are for checks of the ledger.
+Raw events exist only while everything is recorded (Options.record_all); they are for checks of the ledger.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def accounts(raw: Array, pid: int, at_ns: Array) -> Array:
 
 
 def _lives(events: Array) -> list[ThreadEvents]:
-    """One for each time that the ledger followed the thread."""
+    """One entry for each period in which the ledger followed the thread."""
     born = np.flatnonzero(events["kind"] == Kind.BORN)
     return [_thread(part) for part in np.split(events, born[1:])] if len(born) else []
 
@@ -53,7 +53,7 @@ def _thread(events: Array) -> ThreadEvents:
 
 
 def _pairs(events: Array, begin: Kind, end: Kind) -> list[tuple[int, int]]:
-    """Indices of each begin and of the end that follows it, -1 while there is none."""
+    """Indices of each begin and of the end that follows it, -1 while there is no end."""
     pairs: list[tuple[int, int]] = []
     for i in np.flatnonzero(np.isin(events["kind"], (begin, end))).tolist():
         if events["kind"][i] == begin:

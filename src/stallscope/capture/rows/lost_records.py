@@ -1,7 +1,7 @@
-"""What was lost since the last look, by kind and CPU, from counters that only grow.
+"""Records lost since the last reading, by kind and CPU, from counters that only grow.
 
-Not every counter is a loss: switches that were missed and put right, or ledgers that changed while they were
-copied, cost accuracy and no record.
+Not every counter is a loss: missed switches that were corrected, or ledgers that changed while they were copied, reduce
+accuracy but lose no record.
 """
 
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ from stallscope.events.layout import Array
 
 _PREFIX = "LOST_"
 DROPPED = "dropped"
-"""Kind of what the agent itself could not keep up with."""
+"""Kind of the records that the agent itself dropped."""
 
 
 @dataclass
 class Losses:
-    """How far the counters had come at the last look. n_lost: records lost so far, of all kinds."""
+    """The counters at the last reading. n_lost: records lost so far, of all kinds."""
 
     n_lost: int = 0
     _seen: dict[tuple[str, int | None], int] = field(default_factory=dict)
 
     def new(self, counters: Array, *, n_dropped: int = 0) -> list[tuple[str, int | None, int]]:
-        """(kind, CPU, records) of what was lost since the last call; the CPU is None for the agent's own.
+        """(kind, CPU, records) of the losses since the last call; the CPU is None for the agent's own.
 
-        counters: int64 (len(Counter), CPUs), as Program.counters() gives them.
+        counters: int64 (len(Counter), CPUs), as returned by Program.counters().
         """
         totals: dict[tuple[str, int | None], int] = {
             (counter.name.removeprefix(_PREFIX).lower(), cpu): int(n)

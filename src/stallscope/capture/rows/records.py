@@ -1,10 +1,10 @@
-"""What the kernel emits, as rows of the tables: whole arrays at a time, fields of the same name copied.
+"""Kernel records as rows of the tables: whole arrays at a time, fields of the same name copied.
 
     splits = Splits()                                     # once
     tables = records.tables(arrivals, events, node=0, splits=splits)   # by table name, ready to be appended
-    ended = records.communicators_ended(events, splits)   # (pid, comm_hash, ts_ns) of what was destroyed
+    ended = records.communicators_ended(events, splits)   # (pid, comm_hash, ts_ns) of destroyed communicators
 
-A split communicator's rank and size are not among the call's arguments: splits.py finds them.
+A split communicator's rank and size are not among the call's arguments: process/comm_split.py derives them.
 """
 
 from typing import Any, NamedTuple
@@ -32,8 +32,8 @@ class Ended(NamedTuple):
 def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None = None) -> dict[str, Array]:
     """Rows by table name: collectives, calls, call_arguments, offcpu, communicators; processes: see identity.py.
 
-    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: what is known of split
-    communicators from earlier batches; without it their ranks are found only within one batch.
+    arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: split communicators of earlier
+    batches; without it their ranks are found only within one batch.
     """
     splits = splits or Splits(n_patience=0)
     born, called = splits.resolved(of_kind(events, Kind.COMM_BORN)), of_kind(events, Kind.CALL)
@@ -59,9 +59,9 @@ def of_kind(events: Array, *kinds: Kind) -> Array:
 
 
 def raw(events: Array) -> Array:
-    """What the ledger is made of: kernel.RAW, in order of time; there only while everything is recorded.
+    """The raw events of the ledger, kernel.RAW, in order of time; they exist only while everything is recorded.
 
-    Times of what was missed and found later lie in the past, so the order of emission is not that of time.
+    Switches that were missed and found later have times in the past, so the order of emission differs from that order.
     """
     found: Array = events[events["kind"] >= kernel.FIRST_RAW].view(kernel.RAW)
     return found[np.argsort(found["ts_ns"], kind="stable")]
@@ -85,7 +85,7 @@ def calls(events: Array, *, node: int) -> Array:
 
 
 def call_arguments(events: Array, *, node: int) -> Array:
-    """Rows of CALL_ARGUMENTS from those of kernel.CALL that tell any."""
+    """Rows of CALL_ARGUMENTS from the records of kernel.CALL that have arguments."""
     names = ("direction", "host_memory", "memory", "address", "handle", "grid", "block")
     has_any = np.zeros(len(events), bool)
     for name in names:
@@ -105,12 +105,12 @@ def offcpu(events: Array, *, node: int) -> Array:
 
 
 def communicators(born: Array, *, node: int) -> Array:
-    """Rows of COMMUNICATORS from the kernel.LIFE of those that were born."""
+    """Rows of COMMUNICATORS from the kernel.LIFE of created communicators."""
     return _rows(layout.COMMUNICATORS, born[born["comm"] != 0], node)
 
 
 def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
-    """What was destroyed or aborted, among kernel.EVENT of any kinds."""
+    """The destroyed or aborted communicators among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
     if splits:
         dead = splits.grown.told(dead.copy())
@@ -118,13 +118,13 @@ def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
 
 
 def _with_stacks(rows: Array) -> Array:
-    """stack: the kernel's hash for now, as Stacks.numbers() takes it; unknown where there is none."""
+    """stack: the kernel's hash for now, as Stacks.numbers() expects it; unknown without a stack."""
     rows["stack"][rows["stack"] == 0] = UNKNOWN
     return rows
 
 
 def _rows(table: Table, records: Array, node: int) -> Array:
-    """Rows of a table with all fields that the records have too; the others unknown or zero."""
+    """Rows of a table with all fields that the records also have; other fields are unknown or zero."""
     rows = layout.empty(table, len(records))
     if not len(records):
         return rows

@@ -1,7 +1,7 @@
-"""What the kernel's table of processes says at a moment, as rows of SNAPSHOTS.
+"""The kernel's table of processes at a moment, as rows of SNAPSHOTS.
 
-The accounts are sums of time stamps: a process's present state is still missing the time of the moment itself.
-Its state is that of its most active GPU thread, the largest byte of its word.
+The accounts are sums of time stamps, so now has to be added to the account of a process's present state. The state of a
+process is the state of its most active GPU thread, the largest byte of its word.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from stallscope.events.layout import UNKNOWN, Array
 def snapshots(state: State, *, node: int) -> Array:
     """One row of SNAPSHOTS for each process of Program.processes().
 
-    A process whose state changed while it was read is off by the time of reading, some microseconds.
+    The row of a process whose state changed during the reading is off by the reading time, some microseconds.
     """
     states, everyone = state.rows, np.arange(len(state.pids))
     rows = layout.empty(layout.SNAPSHOTS, len(states))

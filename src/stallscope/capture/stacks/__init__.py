@@ -1,1 +1,1 @@
-"""Where in the code a thread is: Python and native frames, without a stop, a debugger or the target's own binary."""
+"""Python and native frames of threads, without a stop, a debugger or the target's own binary."""

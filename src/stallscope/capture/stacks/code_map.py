@@ -1,12 +1,12 @@
-"""The code that a process has mapped: for an address, the file and function, and how to get to the caller's.
+"""The mapped code of a process: file and function of an address, and the rules to unwind to the caller.
 
-    files = Files()                        # of all processes: what was read of a file is kept; no file is held open
+    files = Files()                        # of all processes: cached facts by file; no file is held open
     code = MappedCode(pid, files)
     code.name(address)                     # "cudaStreamSynchronize+0x3d (libcudart.so.12)"
-    code.rules(address)                    # unwinding.Rules
+    code.rules(address)                    # eh_frame.Rules
 
-Files are opened through map_files, which leads to the very file that is mapped, whatever its name leads to by now;
-where that is not allowed, by name, and only if that is still the file that is mapped.
+Files are opened through map_files, which leads to the mapped file itself, even if it has been renamed or replaced.
+Where that is not allowed, a file is opened by name, and used only if it is still the mapped file.
 """
 
 import bisect
@@ -25,14 +25,14 @@ from stallscope.capture.stacks.symbols import Functions, functions_of, named
 
 _MOST_FILES = 64
 _MOST_FUNCTIONS = 1_500_000
-"""Of all files together, 20 bytes each; files that were not needed for longest are forgotten."""
+"""Of all files together, 20 bytes each; the least recently used files are dropped."""
 _MOST_ADDRESSES = 16384
 _PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
 
 
 @dataclass
 class _Known:
-    """What was read of a file. An address with None: the file says nothing of it."""
+    """Cached facts about a file. None for an address: the file has no rules for it."""
 
     functions: Functions | None = None
     names: dict[int, str] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class _Known:
 
 @dataclass
 class Files:
-    """What was read of files, by file."""
+    """Cached facts about files, by file."""
 
     _known: OrderedDict[FileKey, _Known] = field(default_factory=OrderedDict)
 
     def of(self, key: FileKey) -> _Known:
-        """What is known of a file, to be added to."""
+        """The cache entry of a file, to be filled."""
         if key not in self._known:
             self._known[key] = _Known()
         self._known.move_to_end(key)
@@ -61,7 +61,7 @@ class Files:
 
 
 class MappedCode:
-    """The code of one process, as its maps were when they were last read."""
+    """The code of one process, according to the last reading of its maps."""
 
     def __init__(self, pid: int, files: Files, proc: Path = Path("/proc")):
         self.pid = pid
@@ -71,24 +71,24 @@ class MappedCode:
         self._keys: dict[Region, FileKey | None] = {}
 
     def refresh(self) -> None:
-        """Read again what is mapped."""
+        """Read the mappings again."""
         self._regions = [region for region in regions(self.pid, self._proc) if region.is_code]
         self._starts = [region.start for region in self._regions]
         now = set(self._regions)
         self._keys = {region: key for region, key in self._keys.items() if region in now}
 
     def region(self, address: int) -> Region | None:
-        """The stretch of a file's code that holds an address."""
+        """The region of a file's code that holds an address."""
         i = bisect.bisect_right(self._starts, address) - 1
         return self._regions[i] if i >= 0 and address < self._regions[i].end else None
 
     def is_interpreter(self, address: int) -> bool:
-        """Whether that is Python's own code, by the name of the file."""
+        """Whether the address is in Python's own code, by the name of the file."""
         region = self.region(address)
         return region is not None and _PYTHON.search(region.name.removesuffix(" (deleted)")) is not None
 
     def name(self, address: int) -> str:
-        """The function, how far into it, and the library; an offset in the library where it has no name for it."""
+        """The function, the offset in it, and the library; only the offset if the function has no name."""
         region = self.region(address)
         if region is None:
             return f"{address:#x}"
@@ -103,7 +103,7 @@ class MappedCode:
         return f"{known.names[in_file]} ({_short(region.name)})"
 
     def rules(self, address: int) -> Rules:
-        """How to get to the caller of the instruction at an address. Raises NoRules."""
+        """The rules to unwind from the instruction at an address to its caller. Raises NoRules."""
         region = self.region(address)
         known = self._known(region) if region else None
         if region is None or known is None:

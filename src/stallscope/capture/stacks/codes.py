@@ -1,7 +1,7 @@
 """The names in a process's code objects: file, function and line of a frame.
 
-Read once and kept by the code object's address. A program may free a code object and make another at the same place,
-so what identifies it (the addresses of its strings and tables, its first line) is read again each time.
+Names are read once and cached by the code object's address. A program may free a code object and create another at the
+same address, so the identity (the addresses of its strings and tables, its first line) is read again each time.
 """
 
 import struct
@@ -17,11 +17,11 @@ _MAX_CHARACTERS = 1024
 _MAX_TABLE_BYTES = 1 << 18
 _MAX_KEPT = 4096
 _BYTES_DATA = 32
-"""Where the content of a bytes object lies."""
+"""Offset of the content of a bytes object."""
 
 
 class Named(NamedTuple):
-    """A frame in words. line: None where the code has none there."""
+    """A frame in words. line: None where the code has no line."""
 
     file: str
     function: str
@@ -32,7 +32,7 @@ class Named(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What tells a code object from another at the same address."""
+    """Distinguishes a code object from another at the same address."""
 
     filename: int
     qualname: int
@@ -48,16 +48,16 @@ class _Code(NamedTuple):
 
 
 class Codes:
-    """The code objects of one process, as far as they have been met."""
+    """The code objects of one process that have been read."""
 
     def __init__(self, memory: Memory, python: Interpreter):
         self._memory, self._python = memory, python
         self._known: OrderedDict[int, _Code] = OrderedDict()
 
     def named(self, frame: Frame, *, identity: Identity | None = None) -> Named:
-        """File, function and line of a frame. identity: that it must still have.
+        """File, function and line of a frame. identity: the expected identity of the code object.
 
-        Raises Refused where the code object is another one by now, or makes no sense; Unreadable.
+        Raises Refused if the code object has been replaced or is not valid; Unreadable.
         """
         now = self._identity(frame.code)
         if identity is not None and now != identity:

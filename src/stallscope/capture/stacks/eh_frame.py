@@ -1,9 +1,9 @@
-"""How to get from an instruction to its caller's: the call frame information (.eh_frame) of an ELF file, x86-64.
+"""Rules to unwind from an instruction to its caller: the call frame information (.eh_frame) of an ELF file, x86-64.
 
-Every library that may be passed by a C++ exception has it, and compilers write it for C, too; so it leads through code
-without frame pointers. It is found by the table in .eh_frame_hdr. What is rare (expressions, other encodings) is
-refused: then a stack ends there. Sources: DWARF 5, section 6.4; Linux Standard Base 5, "Exception Frames"; the numbers
-of registers are those of the System V ABI for x86-64.
+Every library that a C++ exception may pass has it, and compilers also write it for C; so it works for code without
+frame pointers. The table in .eh_frame_hdr is the index. Rare forms (expressions, other encodings) are refused, and the
+stack ends there. Sources: DWARF 5, section 6.4; Linux Standard Base 5, "Exception Frames"; register numbers are from
+the System V ABI for x86-64.
 """
 
 import struct
@@ -15,11 +15,11 @@ from stallscope.capture.probes.elf import Image
 
 BX, BP, SP, IP = 3, 6, 7, 16
 SAVED = (BX, BP, 12, 13, 14, 15)
-"""Registers that a function leaves as it found them."""
+"""Registers that a function preserves."""
 
 _PT_GNU_EH_FRAME = 0x6474E550
 _HEADER = bytes([1, 0x1B, 0x03, 0x3B])
-"""Version 1; where .eh_frame is (relative, 4 bytes); number of rows (4 bytes); rows (relative to the header)."""
+"""Version 1; address of .eh_frame (relative, 4 bytes); number of rows (4 bytes); rows (relative to the header)."""
 _MAX_ROWS = 1 << 24
 _MAX_ENTRY_BYTES = 1 << 16
 _MAX_NESTED = 16
@@ -27,20 +27,21 @@ _POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
 _RELATIVE = 0x1B
 
 _IS_KEPT, _IS_GONE, _IS_ELSEWHERE = None, (), (0, 0)
-"""What else than a place is known of a register: as it was; nowhere; where only a rule says that is not known here."""
+"""States of a register without an offset: unchanged; lost; given by a rule that is not supported here."""
 
 
 class NoRules(Exception):
-    """The file does not say how to go on from there, or in a way that is not known."""
+    """The file has no rules for that address, or rules of an unsupported form."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Where the caller's registers are, for one instruction.
+    """Locations of the caller's registers, for one instruction.
 
-    base, offset: the frame's address is that register plus this. at: by register, the offset from the frame's address
-    of where it was saved; those of `lost` are gone; all others are as they were. is_last: nobody has called it.
-    is_signal: a signal has interrupted what comes next, which is no call.
+    base, offset: the frame's address is that register plus this offset. at: by register, its saved location as an
+    offset from the frame's address; registers in `lost` cannot be restored; all others are unchanged. is_last: the
+    function has no caller. is_signal: a signal has interrupted the caller, so the caller's address is not a return
+    address.
     """
 
     base: int
@@ -53,7 +54,7 @@ class Rules:
 
 @dataclass
 class _Common:
-    """What several functions share (a CIE)."""
+    """The facts that several functions share (a CIE)."""
 
     code_unit: int = 1
     data_unit: int = 1
@@ -121,7 +122,7 @@ def _row(image: Image, address: int) -> int:
 
 
 def _entry(image: Image, address: int) -> tuple[bytes, int]:
-    """What an entry of .eh_frame holds behind its length, and where that lies."""
+    """The content of an entry of .eh_frame after its length, and its address."""
     (n_bytes,) = struct.unpack("<I", elf.contents(image, address, 4))
     if not 4 < n_bytes <= _MAX_ENTRY_BYTES:
         raise NoRules(f"an entry of {n_bytes} bytes")
@@ -129,7 +130,7 @@ def _entry(image: Image, address: int) -> tuple[bytes, int]:
 
 
 def _function(image: Image, entry: int, address: int) -> tuple[int, _Common, bytes]:
-    """Where the function begins, what it shares with others, its own program."""
+    """Start of the function, its shared entry, and its own program."""
     data, at = _entry(image, entry)
     (back,) = struct.unpack_from("<I", data)
     common = _common(_entry(image, at - back)[0])
@@ -186,7 +187,7 @@ def _augmented(words: str, data: bytes, found: _Common) -> None:
 
 
 def _run(program: bytes, state: _State, first: _State, common: _Common, *, until: int) -> None:
-    """Run a function's program as far as the instruction `until` bytes into it. first: what "restore" goes back to."""
+    """Run a function's program up to the instruction `until` bytes into it. first: the state for "restore"."""
     at = place = 0
     kept: list[_State] = []
     while at < len(program):
@@ -217,7 +218,7 @@ def _run(program: bytes, state: _State, first: _State, common: _Common, *, until
 
 
 def _frame_rule(low: int, program: bytes, at: int, state: _State, common: _Common) -> int:
-    """An instruction about the frame's address, from its operands on. Returns where the next one begins."""
+    """An instruction about the frame's address, starting at its operands. Returns the start of the next instruction."""
     if low in (0x0C, 0x0D, 0x12):
         state.base, at = _number(program, at)
     if low in (0x0C, 0x0E):
@@ -235,7 +236,7 @@ def _frame_rule(low: int, program: bytes, at: int, state: _State, common: _Commo
 def _register_rule(
     low: int, program: bytes, at: int, *, state: _State, first: _State, common: _Common
 ) -> int:
-    """An instruction about a register, or about nothing. Returns where the next one begins. Raises NoRules."""
+    """An instruction about a register, or without effect. Returns the start of the next one. Raises NoRules."""
     if low == 0x00:
         return at
     number, at = _number(program, at)
@@ -256,7 +257,7 @@ def _register_rule(
         n, at = _number(program, at)
         at += n
         state.registers[number] = _IS_ELSEWHERE
-    elif low != 0x2E:  # that one has a number only, which does not matter here
+    elif low != 0x2E:  # this instruction has only a number, which does not matter here
         raise NoRules(f"an instruction {low:#x}")
     return at
 

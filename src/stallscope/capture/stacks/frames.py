@@ -1,8 +1,8 @@
 """The Python frames of a thread, read from outside while it runs.
 
-What is read may change under the reader's hands, so a chain counts only when a second reading finds the very same
-one: right for a thread that is blocked or inside a long call, refused for one that moves. Every code object must be
-one by its type, every instruction must lie inside its code, the chain is bounded.
+The data may change during the reading, so a chain of frames is accepted only if a second reading finds the same chain.
+That is correct for a thread that is blocked or inside a long call; a thread that moves is refused. Every code object
+must have the type of a code object, every instruction must lie inside its code, and the chain is bounded.
 """
 
 import struct
@@ -18,11 +18,11 @@ MAX_FRAMES = 256
 _MAX_THREADS = 4096
 _MAX_INTERPRETERS = 8
 _TID_IN_PTHREAD = 0x2D0
-"""Of struct pthread on x86-64 in glibc since 2.3: only Python 3.10 needs it, and what is there must be a thread."""
+"""Of struct pthread on x86-64 in glibc since 2.3. Only Python 3.10 needs it, and the value there must be a thread."""
 
 
 class Refused(Exception):
-    """No frames that one could vouch for: the thread moved, or what was read makes no sense."""
+    """The frames are not reliable: the thread moved, or the data is not valid."""
 
 
 class Frame(NamedTuple):
@@ -54,7 +54,7 @@ def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict
 
 
 def _chain(memory: Memory, head: int, following: int, limit: int) -> Iterator[int]:
-    """The members of a linked list. head: where its first one is told; following: where each tells the next."""
+    """The members of a linked list. head: address of the first pointer; following: address of each next pointer."""
     at = memory.word(head)
     for _ in range(limit):
         if not at:
@@ -75,7 +75,7 @@ def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
 
 
 def frames_once(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
-    """The frames of a thread by one reading, for samples: a thread that runs may mix two moments.
+    """The frames of a thread by one reading, for samples: frames of a running thread may mix two moments.
 
     Every code object is checked, so a mixture has frames that ran within some microseconds of each other.
     Raises Refused, Unreadable.
@@ -117,7 +117,7 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
 
 
 def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """The threads of a process: number on the machine by number in its own namespace. Empty when it has gone."""
+    """The threads of a process: number on the machine by number in its own namespace. Empty if it has ended."""
     found = {}
     try:
         tids = [int(entry.name) for entry in (proc / str(pid) / "task").iterdir()]

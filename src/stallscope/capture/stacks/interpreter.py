@@ -1,7 +1,7 @@
-"""The Python interpreter in a process: which version, where its state is, how its structures are laid out.
+"""The Python interpreter in a process: its version, the address of its state, the layout of its structures.
 
-Found by the symbols that every build exports for its extension modules (_PyRuntime, PyCode_Type), in the binary or
-in libpython, and read from the file: nothing of the target is run, and its memory need not be readable.
+It is found by the symbols that every build exports for its extension modules (_PyRuntime, PyCode_Type), in the binary
+or in libpython, and read from the file. No code of the target is run, and its memory need not be readable.
 """
 
 import re
@@ -22,7 +22,7 @@ _RUNTIME_BYTES_3_10 = 672
 
 
 class Region(NamedTuple):
-    """A stretch of a process's addresses that shows a file. is_code: it may be executed."""
+    """A region of a process's addresses that maps a file. is_code: it is executable."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Interpreter(NamedTuple):
 
 
 def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
-    """What the process has mapped of files; none when it has gone."""
+    """The file mappings of the process; empty if it has ended."""
     try:
         text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
     except OSError:
@@ -54,7 +54,7 @@ def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
 
 
 def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
-    """The interpreter of a process, None where it is no Python. Raises UnknownLayout, with what is odd about it."""
+    """The interpreter of a process, None if it does not run Python. Raises UnknownLayout, with the reason."""
     mapped = [region for region in regions(pid, proc) if region.is_code]
     said: UnknownLayout | None = None
     for region in _candidates(mapped):
@@ -71,7 +71,7 @@ def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
 
 
 def _candidates(mapped: list[Region]) -> Iterable[Region]:
-    """The program and what is called like Python; libpython first, since the program is small then."""
+    """The program and files named like Python; libpython first, because the program is small if libpython exists."""
     first_of: dict[str, Region] = {}
     for region in mapped:
         first_of.setdefault(region.name.removesuffix(" (deleted)"), region)
@@ -110,7 +110,7 @@ def _of_image(pid: int, region: Region, image: Image) -> Interpreter | None:
 
 
 def _minor(image: Image, version: elf.Variable | None, runtime_bytes: int, name: str) -> int:
-    """The minor version: told from 3.11 on; before, by the file's name and the size of the runtime."""
+    """The minor version: from the runtime from 3.11 on; before, from the file's name and the size of the runtime."""
     if version is not None:
         (told,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
         if told >> 24 != 3:

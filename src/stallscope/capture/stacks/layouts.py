@@ -1,8 +1,8 @@
-"""Where the fields of CPython's structures lie, by version.
+"""Field offsets in CPython's structures, by version.
 
-3.10 to 3.12 keep their layout within a minor version (a release may not change it), so it is a table here, read off
-the headers of 3.10.13, 3.11.7 and 3.12.1. 3.13 and 3.14 say it themselves, in _Py_DebugOffsets at the start of
-_PyRuntime (Include/internal/pycore_runtime.h, pycore_debug_offsets.h). Free-threaded builds are refused.
+3.10 to 3.12 keep their layout within a minor version (a release may not change it), so the offsets are a table here,
+taken from the headers of 3.10.13, 3.11.7 and 3.12.1. 3.13 and 3.14 describe their layout in _Py_DebugOffsets at the
+start of _PyRuntime (Include/internal/pycore_runtime.h, pycore_debug_offsets.h). Free-threaded builds are refused.
 """
 
 import struct
@@ -19,15 +19,15 @@ _MAX_OFFSET = 1 << 20
 
 
 class UnknownLayout(Exception):
-    """No interpreter that we know, or one whose own description makes no sense."""
+    """An unsupported interpreter, or an interpreter whose own description is not valid."""
 
 
 class Layout(NamedTuple):
     """Offsets in bytes; NONE where the version has no such field.
 
     cframe: of 3.11 and 3.12, where the thread state points to the structure that holds the current frame.
-    first_unowned: frames whose owner is this or more are the interpreter's own and no Python code.
-    ascii_data, other_data: where the characters of a compact string lie.
+    first_unowned: frames with this owner value or more belong to the interpreter and are not Python code. ascii_data,
+    other_data: offset of the characters of a compact string.
     """
 
     minor: int
@@ -55,12 +55,14 @@ class Layout(NamedTuple):
 
     @property
     def main_interpreter(self) -> int:
-        """The program's own one; the head is that which was made last. It stands beside the head in all versions."""
+        """Offset of the pointer to the program's main interpreter. The list head is the newest interpreter; this
+        pointer follows the head in all versions.
+        """
         return self.interpreters_head + 8
 
     @property
     def has_frame_objects(self) -> bool:
-        """Whether frames are objects of their own, which say the index of an instruction, not its address."""
+        """Whether frames are separate objects, which hold the index of an instruction, not its address."""
         return self.minor < 11
 
 
@@ -104,7 +106,7 @@ def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
 
 
 def _told(minor: int, data: bytes) -> Layout:
-    """What an interpreter says of itself."""
+    """The layout according to the interpreter's own description."""
     if len(data) < DEBUG_OFFSETS_BYTES or not data.startswith(COOKIE):
         raise UnknownLayout("_PyRuntime does not begin with the description of its layout")
     version, free_threaded = struct.unpack_from("<QQ", data, 8)
@@ -147,7 +149,7 @@ def _values(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
 
 
 def _check(found: Layout, at: Mapping[str, int]) -> None:
-    """Every field inside its structure, every structure of a size that can be."""
+    """Check that every field lies inside its structure, and that every structure has a possible size."""
     for name, value in at.items():
         section, _, field = name.partition(".")
         if field not in ("enabled", "locked", "holder") and not 0 <= value < _MAX_OFFSET:

@@ -1,7 +1,4 @@
-"""Which line of the source an instruction belongs to, by the table in its code object.
-
-3.10: Objects/lnotab_notes.txt (pairs of bytes). From 3.11 on: Objects/locations.md (entries with positions).
-"""
+"""The source line of an instruction, from the table in its code object."""
 
 _NO_LINE = -128
 _LONG, _NO_COLUMNS, _NONE = 14, 13, 15

@@ -1,6 +1,6 @@
-"""Another process's memory, read while it runs: nothing is stopped, nothing is attached.
+"""Another process's memory, read while it runs, without a stop and without attaching.
 
-What is read belongs to somebody else and may change or lie: every length is bounded by who asks.
+The process may change the data or write misleading data: the caller bounds every length.
 """
 
 import ctypes as c
@@ -16,7 +16,7 @@ _NOBODY_READS = 3
 
 
 class Unreadable(Exception):
-    """The memory is not there, may not be read, or its process has gone. errno tells which."""
+    """The memory does not exist, may not be read, or its process has ended. errno distinguishes these."""
 
     def __init__(self, message: str, errno: int = 0):
         super().__init__(message)
@@ -40,7 +40,7 @@ class Memory:
         self._read.argtypes = (c.c_int, c.c_void_p, c.c_ulong, c.c_void_p, c.c_ulong, c.c_ulong)
 
     def read(self, address: int, n_bytes: int) -> bytes:
-        """n_bytes from an address, all of them. Raises Unreadable."""
+        """n_bytes from an address, all or none. Raises Unreadable."""
         if not 0 < n_bytes <= _MAX_BYTES or not 0 < address < 1 << 56:
             raise Unreadable(f"{n_bytes} bytes at {address:#x}", errno.EFAULT)
         error, data = self._by_system_call(address, n_bytes)
@@ -52,7 +52,7 @@ class Memory:
         return data
 
     def _by_system_call(self, address: int, n_bytes: int) -> tuple[int, bytes]:
-        """Error number and what was read."""
+        """Error number and the data read."""
         buffer = c.create_string_buffer(n_bytes)
         here, there = _Vector(c.addressof(buffer), n_bytes), _Vector(address, n_bytes)
         n_read = self._read(self.pid, c.byref(here), 1, c.byref(there), 1, 0)
@@ -64,7 +64,7 @@ class Memory:
 
 
 def forbidden(yama: Path = _YAMA) -> str:
-    """Why memory of other processes cannot be read by a system call here, in words; empty where it can."""
+    """The reason that the memory of other processes cannot be read by a system call; empty where it can."""
     try:
         scope = int(yama.read_text())
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
-"""The native frames of a thread that stands still, from its registers and a copy of its stack.
+"""The native frames of a thread that does not move, from its registers and a copy of its stack.
 
-    found = standing(peek, tid)            # None where the thread runs, or ran while it was looked at
+    found = standing(peek, tid)            # None if the thread runs, or ran during the reading
     if found:
         calls = addresses(code, found)     # innermost first
         code.name(calls.places[0])
 
-Each step to a caller is the one that the file's call frame information says (unwinding.py); where that is missing, or
-the copy of the stack ends, the stack ends, and says so. Nothing is guessed.
+Each step to a caller follows the call frame information of the file (eh_frame.py). Where that is missing, or where the
+copy of the stack ends, the list of calls ends and is marked as cut. Nothing is guessed.
 """
 
 import struct
@@ -27,12 +27,10 @@ _REGISTERS = {IP: "ip", SP: "sp", BP: "bp", BX: "bx", 12: "r12", 13: "r13", 14: 
 
 
 class Standing(NamedTuple):
-    """A thread that does not run. registers: in user mode, by the ABI's numbers. stack: what lies from `sp` on, with
-    the return addresses that hooks have replaced.
-
-
-    syscall_nr: the system call that it is in; -1: none. n_switches: how often it has left the CPU. has_returned: it has
-    just come back from a call.
+    """A thread that does not run. registers: in user mode, by the ABI's numbers. stack: the bytes from `sp` on, with
+    the original return addresses where probes have replaced them.
+    syscall_nr: its present system call; -1: none. n_switches: how often it has left the CPU. has_returned: it has just
+    returned from a call.
     """
 
     registers: dict[int, int]
@@ -43,9 +41,10 @@ class Standing(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """places: of the instruction that runs, then of the last bytes of those that called. is_cut: there are more.
+    """places: the address of the present instruction, then of the last byte of each call instruction. is_cut: there are
 
-    returns_at: where on the stack each of the return addresses lies, in bytes from `sp` on.
+    more.
+    returns_at: location of each return address on the stack, in bytes from `sp` on.
     """
 
     places: tuple[int, ...]
@@ -54,7 +53,7 @@ class Calls(NamedTuple):
 
 
 def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Standing | None:
-    """The thread as it stands; None where it runs, ran meanwhile, has gone, or the kernel cannot tell."""
+    """A thread that does not move; None if it runs, ran during the reading, has ended, or cannot be read."""
     told = peek(tid, 0, n_pieces)
     rows = told_rows(told)
     if rows is None:
@@ -73,13 +72,15 @@ def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Sta
 
 
 def copied(told: Array) -> Standing:
-    """The thread as the kernel side has copied it: a row of kernel.NATIVE."""
+    """The thread in a copy by the kernel side: a row of kernel.NATIVE."""
     stack = _unhooked(told, told["stack"][: int(told["n_bytes"])].tobytes())
     return Standing(_registers(told), stack, has_returned=bool(told["is_return"]))
 
 
 def shape(told: Array, calls: Calls) -> Array:
-    """By what the kernel side knows the same stack again: a row of kernel.NATIVE_SHAPE for one of kernel.NATIVE."""
+    """The shape by which the kernel side recognises the same stack: a row of kernel.NATIVE_SHAPE for a row of
+    kernel.NATIVE.
+    """
     row = np.zeros(1, kernel.NATIVE_SHAPE)
     places = [at // 8 for at in calls.returns_at[: kernel.N_RETURNS]]
     row["is_known"], row["n"], row["at"][0, : len(places)] = 1, len(places), places
@@ -102,7 +103,7 @@ def _registers(told: Array) -> dict[int, int]:
 
 
 def _unhooked(told: Array, stack: bytes) -> bytes:
-    """A copy of a stack with the return addresses that hooks have replaced."""
+    """A copy of a stack with the original return addresses where probes have replaced them."""
     begin, mended = int(told["registers"]["sp"]), bytearray(stack)
     for at, address in told["hooked"].tolist():
         if 0 <= at - begin <= len(stack) - 8:
@@ -111,7 +112,7 @@ def _unhooked(told: Array, stack: bytes) -> bytes:
 
 
 def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
-    """Whether the thread has not run since."""
+    """Whether the thread has not run between the two readings."""
     rows = told_rows(peek(tid, 0, 0))
     return rows is not None and not rows[1]["is_on_cpu"] and int(rows[1]["n_switches"]) == thread.n_switches
 
@@ -123,14 +124,14 @@ def addresses(
     until: Callable[[int], bool] = lambda _: False,
     most: int = MAX_FRAMES,
 ) -> Calls:
-    """The calls that a thread is in. until: where to end, at the first address for which this is true (left out)."""
+    """The calls that a thread is in. until: ends before the first address for which this is true."""
     begin = thread.registers[SP]
     registers = dict(thread.registers)
     places: list[int] = []
     returns_at: list[int] = []
     is_return, is_cut = thread.has_returned, True
     while len(places) < most:
-        place = registers[IP] - is_return  # the return address may be that of the next function
+        place = registers[IP] - is_return  # the return address may belong to the next function
         if is_return and code.region(place) is None:
             break
         if until(place):
@@ -156,7 +157,7 @@ def addresses(
 
 
 def _caller(registers: dict[int, int], rules: Rules, stack: bytes, begin: int) -> dict[int, int] | None:
-    """The caller's registers, those that are known; None where its address is not among them. begin: of the stack."""
+    """The caller's known registers; None if its address is unknown. begin: of the stack."""
     if rules.base not in registers:
         return None
     frame = registers[rules.base] + rules.offset

@@ -1,7 +1,7 @@
-"""What bpf/peek.bpf.c tells of a thread, as bytes: its registers, and memory of its process.
+"""The bytes that bpf/peek.bpf.c writes about a thread: its registers, and memory of its process.
 
-Memory that is read this way needs no permission to trace a process, only that to load BPF programs: it works under
-Yama's ptrace_scope 3. It takes 0.1 ms a time, where process_vm_readv takes a microsecond.
+Reading memory in this way needs no permission to trace a process, only permission to load BPF programs: it works under
+Yama's ptrace_scope 3. A reading takes 0.1 ms; process_vm_readv takes a microsecond.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Peek = Callable[[int, int, int], bytes]
 
 
 def told_rows(told: bytes) -> tuple[Array, Array] | None:
-    """The two rows of kernel.PEEK_THREAD, before and after; None where nothing was told."""
+    """The two rows of kernel.PEEK_THREAD, before and after; None if the kernel side wrote nothing."""
     if len(told) < 2 * _ROW:
         return None
     return np.frombuffer(told[:_ROW], kernel.PEEK_THREAD)[0], np.frombuffer(told[-_ROW:], kernel.PEEK_THREAD)[
@@ -27,14 +27,14 @@ def told_rows(told: bytes) -> tuple[Array, Array] | None:
 
 
 def memory_in(told: bytes, address: int) -> bytes:
-    """What was told of the memory from an address on."""
+    """The memory from an address on."""
     pieces = told[_ROW:-_ROW]
     first = kernel.PEEK_BYTES - address % kernel.PEEK_BYTES
     return pieces[: min(first, len(pieces))] + pieces[kernel.PEEK_BYTES :]
 
 
 def memory(peek: Peek, tid: int, address: int, n_bytes: int) -> bytes:
-    """n_bytes of the memory of a thread's process; fewer where there are no more, or the kernel cannot tell."""
+    """n_bytes of the memory of a thread's process; fewer if the mapping ends or cannot be read."""
     found = b""
     while len(found) < n_bytes:
         at = address + len(found)

@@ -1,7 +1,7 @@
-"""A process whose stacks are told: its interpreter, if it is Python, and the code that it has mapped.
+"""A process whose stacks are read: its interpreter, if it runs Python, and its mapped code.
 
-A stack in words is native frames, innermost first, down to the interpreter; then Python's. CUT stands where some in
-between could not be told.
+A stack in words lists native frames, innermost first, down to the interpreter, then Python frames. CUT marks frames
+that could not be determined.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ from stallscope.events.kernel import N_RETURNS
 
 MAX_KEPT_FRAMES = 64
 CUT = "..."
-"""Stands for frames that are left out, or could not be told."""
+"""Marks frames that are left out or could not be determined."""
 
 Words = tuple[str, ...]
 
 
 @dataclass
 class Target:
-    """python, codes: None where it is no Python that we know."""
+    """python, codes: None if the process does not run a known Python version."""
 
     pid: int
     memory: Memory
@@ -37,7 +37,7 @@ class Target:
     codes: Codes | None = None
 
     def now(self, tids: Iterable[int], *, peek: Peek | None, proc: Path) -> dict[int, Words]:
-        """Where these threads are now; those are left out of which nothing can be told. Raises Unreadable."""
+        """The present stacks of these threads; threads without known frames are left out. Raises Unreadable."""
         by_tid = states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
         self.code.refresh()
         found = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
@@ -59,7 +59,7 @@ class Target:
         return self.in_words(self._calls(thread, has_python=bool(python)), python)
 
     def calls(self, thread: Standing, *, has_python: bool) -> Calls:
-        """The native calls of a thread that the kernel side has copied, as far as it can know them again."""
+        """The native calls in a stack that the kernel side has copied, down to the last call that it can recognise."""
         if not self.code.region(thread.registers[IP]):
             self.code.refresh()
         return self._calls(thread, has_python=has_python, most=N_RETURNS)
@@ -73,7 +73,7 @@ class Target:
         return addresses(self.code, thread, until=until, most=most)
 
     def _python(self, state: int) -> Words:
-        """The Python frames of a thread; none where one could not vouch for them."""
+        """The Python frames of a thread; empty if they are not reliable."""
         if self.python is None or self.codes is None:
             return ()
         try:

@@ -1,13 +1,14 @@
-"""Stacks of the traced processes: which there are, by number in the trace, and where threads that hang are now.
+"""Stacks of the traced processes: stacks of events, by number in the trace, and present stacks of hanging threads.
 
-    stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and gives its number
+    stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and returns its number
     stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
-    stacks.take(probes.natives.drain(), probes.stacks.drain())   # what it told of them
-    numbers = stacks.numbers(calls["stack"])          # of the events that name them
+    stacks.take(probes.natives.drain(), probes.stacks.drain())   # the stacks that it has walked
+    numbers = stacks.numbers(calls["stack"])          # of the events that refer to them
     rows = stacks.of_silent(probes.processes(), now, members=joined)  # once a second: rows of POSITIONS
 
-A process that has made no collective for some seconds, or none since it joined others, is looked at, from outside:
-its main thread and its GPU threads. That costs a few ms a process each time, and nothing while the job goes on.
+A process is examined from outside if it has made no collective for some seconds, or none since it joined others: its
+main thread and its GPU threads. That costs a few ms per process and examination, and nothing while the job makes
+progress.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -31,20 +32,20 @@ from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array
 
 SILENT_NS = 2 * 10**9
-"""Without a collective for so long, a process is looked at ..."""
+"""A process without a collective for this long is examined ..."""
 _AGAIN_FACTOR = 2
 _MOST_APART_NS = 30 * 10**9
-"""... and again after twice the time each, at most so long."""
+"""... and examined again after twice the time each, at most this long."""
 
 _MOST_HASHES = 1 << 17
 _MOST_WALKS = 100
-"""Native stacks at a time, 0.5 ms each; what is over comes again with a later event."""
+"""Native stacks at a time, 0.5 ms each; a stack beyond this limit comes again with a later event."""
 Keep = Callable[[int, Words], int]
 
 
 @dataclass
 class _Silence:
-    """How far a process had come, since when it has not gone on, and when to look at it."""
+    """The progress of a process, the time since its last progress, and the time of the next examination."""
 
     n_collectives: int
     since_ns: int
@@ -53,9 +54,9 @@ class _Silence:
 
 @dataclass
 class Stacks:
-    """node: our number. keep: stores a stack. say: tells the user, once each, why stacks are missing. walk: lets the
-    kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no native
-    frames of threads that hang. know: Program.know_native.
+    """node: our number. keep: stores a stack. say: shows each reason for missing stacks to the user, once. walk: lets
+    the kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no
+    native frames of hanging threads. know: Program.know_native.
     """
 
     node: int
@@ -74,13 +75,13 @@ class Stacks:
     _files: Files = field(default_factory=Files)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Let the kernel tell the stacks of these processes; cheap for those known already."""
+        """Let the kernel walk the stacks of these processes; cheap for processes that are already known."""
         for pid in pids:
             if pid not in self._targets and (target := self.target(pid)):
                 self.walk(pid, python_row(target.python) if target.python else np.zeros(1, kernel.PYTHON))
 
     def take(self, natives: Array, told: Array) -> None:
-        """Name the stacks that the kernel has told: rows of kernel.NATIVE, drained first, and of kernel.STACK."""
+        """Name the stacks that the kernel has walked: rows of kernel.NATIVE, drained first, and of kernel.STACK."""
         for row in told:
             target = self._targets.get(int(row["pid"]))
             if target is None or target.codes is None or target.python is None:
@@ -97,7 +98,7 @@ class Stacks:
             self.know(int(row["hash"]), None)
 
     def _take_native(self, row: Array) -> None:
-        """Walk the copy of a stack, and let the kernel know it again."""
+        """Walk the copy of a stack, and let the kernel recognise the stack."""
         pid, stack = int(row["pid"]), int(row["hash"])
         target = self._targets.get(pid)
         if target is None:
@@ -113,14 +114,14 @@ class Stacks:
         self._by_hash[stack] = self.number(pid, words)
 
     def numbers(self, hashes: Array) -> Array:
-        """The numbers of stacks by their hashes as events have them (int64); UNKNOWN for those that have no names."""
+        """The numbers of stacks by their hashes in events (int64); UNKNOWN for stacks that have no names."""
         mask = (1 << 64) - 1
         return np.array([self._by_hash.get(one & mask, UNKNOWN) for one in hashes.tolist()], np.int64)
 
     def of_silent(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
         """Rows of POSITIONS for the threads of processes that have long made no collective.
 
-        members: processes that share a communicator with others, who may wait for the first one.
+        members: processes that share a communicator with others and may wait for their first collective.
         """
         pids = state.pids.tolist()
         alive = set(pids)
@@ -137,7 +138,7 @@ class Stacks:
         return _rows(found)
 
     def now(self, pid: int, tids: list[int]) -> dict[int, int]:
-        """Where these threads of a process are: numbers of stacks by thread, of those that can be told."""
+        """The present stacks of these threads of a process: numbers of stacks by thread, where they are known."""
         target = self.target(pid)
         if target is None:
             return {}
@@ -149,7 +150,7 @@ class Stacks:
         return {tid: self.number(pid, words) for tid, words in found.items()}
 
     def python_threads(self, pid: int) -> list[int]:
-        """The threads of a process that Python knows; none where that cannot be told."""
+        """The threads of a process that Python knows; empty where that is unknown."""
         target = self.target(pid)
         try:
             return target.python_threads(self.proc) if target else []
@@ -168,7 +169,7 @@ class Stacks:
         return self._numbers[key]
 
     def target(self, pid: int) -> Target | None:
-        """What is known of a process, looked for when it is first asked for; None where its stacks are not told."""
+        """The interpreter and code of a process, read at the first request; None if its stacks cannot be read."""
         if pid not in self._targets:
             self._targets[pid] = self._found(pid)
         return self._targets[pid]

@@ -1,10 +1,11 @@
-"""A thread that runs, as the kernel finds it at a tick of its CPU time: registers in user mode and a copy of its stack.
+"""A thread that runs, at a tick of its CPU time: registers in user mode and a copy of its stack.
 
-    found = sampled(tid)        # native.Standing, or None where it does not run, or the kernel refuses
+    found = sampled(tid)        # native.Standing, or None if it does not run, or if the kernel refuses
 
-By a sampling event on that one thread (perf_event_open), open for some milliseconds: it costs the thread one interrupt.
-Registers and stack are taken together, so they agree. Return addresses that hooks have replaced stay replaced: there a
-stack ends. x86-64 only. Layout: perf_event_open(2), PERF_RECORD_SAMPLE; arch/x86/include/uapi/asm/perf_regs.h.
+By a sampling event on that single thread (perf_event_open), open for some milliseconds: it costs the thread one
+interrupt. Registers and stack are taken together, so they are consistent. Return addresses that probes have replaced
+stay replaced: a stack ends there. x86-64 only. Layout: perf_event_open(2), PERF_RECORD_SAMPLE;
+arch/x86/include/uapi/asm/perf_regs.h.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ _SYSCALL, _ATTR_BYTES = 298, 120
 _SOFTWARE, _CPU_CLOCK = 1, 0
 _REGISTERS, _STACK = 1 << 12, 1 << 13
 _NUMBERS = {1: BX, 6: BP, 7: SP, 8: IP, 20: 12, 21: 13, 22: 14, 23: 15}
-"""Our number of a register by that of the kernel's list; they come in its order."""
+"""Our register numbers, in the order of the kernel's list."""
 _STACK_BYTES = 24 << 10
 _EVERY_NS = 1_000_000
 _CLOEXEC = 8
@@ -32,7 +33,7 @@ _LOOK_EVERY_S, _N_LOOKS = 0.004, 8
 
 
 def sampled(tid: int) -> Standing | None:
-    """The thread as it was at one moment; None where it did not run, has gone, or may not be sampled."""
+    """The thread at one moment; None if it did not run, has ended, or may not be sampled."""
     if platform.machine() != "x86_64":
         return None
     attributes = ctypes.create_string_buffer(_ATTR_BYTES)

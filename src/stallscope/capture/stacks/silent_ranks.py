@@ -1,10 +1,10 @@
-"""Ranks that have made no call since the capture began: perhaps they hung before. Where they stand, from outside.
+"""Ranks that have made no call since the capture began, perhaps because they already hung: their present stacks.
 
     unseen = Unseen(node, stacks, gpu_processes)
     seen = unseen.look(known, now_ns)      # once a second; known: the processes that have made a traced call
 
-A process is looked at when it has a GPU library, a rank told by its launcher, and a parent that is not the same rank (a
-data loader's worker is not). Its main thread and those that run Python are looked at; a few ms a process each time.
+A process is examined if it has a GPU library, a rank set by its launcher, and a parent that is not the same rank (a
+data loader's worker is left out). Its main thread and its Python threads are examined; a few ms per process each time.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -26,12 +26,14 @@ _SILENT_NS = 3 * 10**9
 _APART_NS = 5 * 10**9
 _LATER_NS = 30 * 10**9
 _MOST_LOOKS = 6
-"""Without a traced call for so long a process is looked at, then so often, and less often after so many looks."""
+"""A process without a traced call is first examined after this time, then at this interval, and less often after this
+many examinations.
+"""
 _MOST_PROCESSES = 64
 
 
 class Seen(NamedTuple):
-    """The processes looked at, and rows of SNAPSHOTS and POSITIONS."""
+    """The examined processes, and rows of SNAPSHOTS and POSITIONS."""
 
     pids: list[int]
     snapshots: Array
@@ -47,7 +49,7 @@ class _Watched:
 
 @dataclass
 class Unseen:
-    """node: our number. gpu_processes: those that have a GPU library mapped."""
+    """node: our number. gpu_processes: the processes that have a GPU library mapped."""
 
     node: int
     stacks: Stacks
@@ -56,7 +58,7 @@ class Unseen:
     _watched: dict[int, _Watched] = field(default_factory=dict)
 
     def look(self, known: Collection[int], now_ns: int) -> Seen:
-        """Look at those that are due."""
+        """Examine the processes that are due."""
         pids = [pid for pid in self.gpu_processes() if pid not in known]
         self._watched = {
             pid: self._watched.get(pid) or _Watched(now_ns + _SILENT_NS) for pid in pids[:_MOST_PROCESSES]
@@ -77,7 +79,7 @@ class Unseen:
         return self.stacks.now(pid, [pid, *self.stacks.python_threads(pid)])
 
     def _states(self, pids: list[int], now_ns: int) -> Array:
-        """What the main threads are doing: the system call that they are in, and its category."""
+        """The states of the main threads: the present system call and its category."""
         rows = layout.empty(layout.SNAPSHOTS, len(pids))
         rows["ts_ns"], rows["node"], rows["pid"], rows["alive"] = now_ns, self.node, pids, 1
         rows["syscall_nr"], rows["in_call_since_ns"] = UNKNOWN, UNKNOWN

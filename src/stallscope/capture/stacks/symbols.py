@@ -1,8 +1,8 @@
-"""Names of native functions by address, out of an ELF file: from .symtab where it has one, else from .dynsym.
+"""Names of native functions by address, from an ELF file: from .symtab if it has one, otherwise from .dynsym.
 
-A name is given only where a function's extent holds the address: code that the file has no name for gets none, rather
-than that of the next function before it. Names are as the file has them: those of C++ are not put into words, since
-what takes them apart would read a stranger's text with the agent's rights.
+A name is returned only if a function's extent holds the address: code without a symbol gets no name, rather than the
+name of the function before it. Names are as in the file: C++ names are not demangled, because a demangler would parse
+untrusted text with the agent's rights.
 """
 
 from typing import NamedTuple
@@ -26,14 +26,14 @@ class Functions(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A function, and how far into it an address is."""
+    """A function, and the offset of an address in it."""
 
     name: str
     offset: int
 
 
 def functions_of(image: Image) -> Functions:
-    """The functions of a file, without their names; none where it is stripped of them. Raises NotElf."""
+    """The functions of a file, without their names; empty if it is stripped. Raises NotElf."""
     rows = elf.function_rows(image)
     rows = rows[np.argsort(rows["value"], kind="stable")]
     return Functions(
@@ -42,7 +42,7 @@ def functions_of(image: Image) -> Functions:
 
 
 def named(image: Image, functions: Functions, address: int) -> Named | None:
-    """The function that holds an address; None where none is said to. Raises NotElf."""
+    """The function that holds an address; None if no function holds it. Raises NotElf."""
     if not 0 <= address < 1 << 64:
         return None
     last = int(np.searchsorted(functions.begins, np.uint64(address), "right"))
@@ -66,5 +66,5 @@ def _name(image: Image, position: int) -> str:
 
 
 def _plainness(name: str) -> tuple[int, int, str]:
-    """poll before __poll before __GI___poll, ncclAllReduce before pncclAllReduce."""
+    """Sort key: poll before __poll before __GI___poll, ncclAllReduce before pncclAllReduce."""
     return len(name) - len(name.lstrip("_")), len(name), name

@@ -4,10 +4,11 @@
     samples.start()
     rows = samples.taken(number)      # once a second; number(pid, frames) gives the number of a stack
 
-A process is sampled some ten times a second, from outside: its memory is read, nothing in it stops. The most active GPU
-thread is sampled each time; while it is blocked, also the threads of its process that run Python or woke it last, and
-child processes such as data-loader workers. The sampler keeps its own CPU time below 1 % of a core: with many processes
-samples come less often. A thread that runs is read once, so its frames may mix two moments some microseconds apart.
+A process is sampled about ten times a second from outside: its memory is read, and it does not stop. The most active
+GPU thread is sampled each time. While it is blocked, its process's threads that run Python or woke it last are also
+sampled, and child processes such as data-loader workers. The sampler keeps its own CPU time below 1 % of a core: with
+many processes samples come less often. A thread that runs is read once, so its frames may mix two moments some
+microseconds apart.
 """
 
 import threading
@@ -39,13 +40,15 @@ from stallscope.events.syscalls import blocked_category
 
 EVERY_S = 0.1
 COST_SHARE = 0.01
-"""Of one core that sampling may cost."""
+"""Share of one core that sampling may cost."""
 
 MANY_FAULTS_PER_S = 200_000
-"""From here on page faults are most of a thread's time on the CPU: one costs 1 us and more, with its page to clear."""
+"""From this rate on, page faults take most of a thread's time on the CPU: each costs 1 us and more, including clearing
+the page.
+"""
 
 _MOST_FRAMES = 48
-_MOST_CHILDREN = 2  # at a time; the next ones with the next sample
+_MOST_CHILDREN = 2  # at a time; the next children with the next sample
 _MOST_THREADS = 4
 _REFRESH_NS = 5 * 10**9
 _ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
@@ -94,7 +97,7 @@ class _Sampled:
         return states(self.target.memory, self.target.python, self.by_own)
 
     def words(self, state: int) -> Words:
-        """The Python frames of a thread, innermost first; none where they make no sense."""
+        """The Python frames of a thread, innermost first; empty if they are not valid."""
         target = self.target
         if target.python is None or target.codes is None:
             return ()
@@ -106,7 +109,7 @@ class _Sampled:
 
 
 class Samples:
-    """processes: Program.processes. peek: Program.peek, for native frames of what is no Python."""
+    """processes: Program.processes. peek: Program.peek, for native frames of processes that do not run Python."""
 
     def __init__(
         self, processes: Callable[[], State], *, peek: Peek | None = None, proc: Path = Path("/proc")
@@ -124,7 +127,7 @@ class Samples:
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread.start()
 
     def close(self) -> None:
@@ -134,7 +137,7 @@ class Samples:
             self._thread.join(timeout=2.0)
 
     def taken(self, node: int, now_ns: int, number: Callable[[int, Words], int]) -> Array:
-        """Rows of SAMPLES for what has been sampled since the last call. number: the number of a stack."""
+        """Rows of SAMPLES since the last call. number: returns the number of a stack."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         rows = layout.empty(layout.SAMPLES, len(counts))
@@ -271,7 +274,7 @@ class Samples:
 
 
 def _category(blocked: Blocked | None) -> Category:
-    """What a thread that is no GPU thread is doing, by its system call."""
+    """The category of a thread that is not a GPU thread, by its system call."""
     if blocked is None:
         return Category.ON_CPU
     if blocked.object and not blocked.object.startswith(

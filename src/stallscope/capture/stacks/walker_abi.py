@@ -1,7 +1,7 @@
-"""What the kernel side is told of an interpreter, and what it tells of stacks: struct python and struct stack.
+"""The interpreter data passed to the kernel side, and the stacks it returns: struct python and struct stack.
 
-It walks the frames of the thread that it interrupts, so they are exact; the names are looked up here, some milliseconds
-later, and only while the code objects are the ones that were walked.
+The kernel side walks the frames of the thread that it interrupts, so the frames are exact. The names are read here,
+some milliseconds later, and only if the code objects are still the same.
 """
 
 import numpy as np
