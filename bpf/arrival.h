@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* An arrival: a rank enters a collective, told with the process's ledger. Communicators, and where each one's count of
- * rounds stands. */
+/* An arrival: a rank enters a collective; the record includes the process's time ledger. Also communicators and their
+ * round counts. */
 #ifndef STALLSCOPE_ARRIVAL_H
 #define STALLSCOPE_ARRIVAL_H
 
@@ -22,7 +22,7 @@ struct comm {
 	s32 rank;
 	s32 nranks;
 	s32 device;
-	s32 n_splits; /* children so far, by the way they were made: not all ranks take part in each */
+	s32 n_splits; /* children so far, by the call that made them: not all ranks take part in each */
 	s32 n_shrinks;
 	s32 n_grows;
 	u32 flags;
@@ -101,7 +101,7 @@ static long forget_if_of_process(void *map, struct comm_key *key, struct comm *c
 	return 0;
 }
 
-/* A process has ended, or has become another program: its handles mean nothing any more, and its number is given again. */
+/* A process has ended, or has become another program: its handles are invalid, and its number may be reused. */
 INLINE void forget_comms(u32 tgid)
 {
 	bpf_for_each_map_elem(&comms, forget_if_of_process, &tgid, 0);
@@ -112,7 +112,7 @@ INLINE bool is_peer_call(u32 op)
 	return op == OP_SEND || op == OP_RECV;
 }
 
-/* The number of the next of n calls between two ranks; -1 when there is no room to count. */
+/* The sequence number of the next of n calls between two ranks; -1 without room to count. */
 INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm, u32 op, s32 peer, s64 n)
 {
 	struct peer_key key = { .comm = comm_key->comm, .tgid = comm_key->tgid, .peer = peer, .op = op };
@@ -123,9 +123,9 @@ INLINE s64 next_to_peer(const struct comm_key *comm_key, const struct comm *comm
 	return seq ? __sync_fetch_and_add(seq, n) : -1;
 }
 
-/* A change that is half done, by a thread that lost the CPU in the middle of it, leaves two accounts wrong by its time
- * stamp: one below nothing, the other above the process's age. Taking now for that stamp, they are wrong by no more
- * than the change has been waiting. */
+/* A half-done change, by a thread that lost the CPU in the middle of it, leaves two accounts wrong by its time stamp:
+ * one is negative, the other exceeds the process's age. With now in place of that stamp, they are wrong by at most the
+ * time for which the change has been waiting. */
 INLINE void mend(struct arrival *a, s64 born_ns)
 {
 	s64 age = a->ts_ns - born_ns;
@@ -139,7 +139,7 @@ INLINE void mend(struct arrival *a, s64 born_ns)
 	}
 }
 
-/* The process's ledger now, and what else an arrival tells of the process. */
+/* The process's ledger at present, and the other facts about the process in an arrival. */
 INLINE void fill(struct arrival *a, struct process *p)
 {
 	u64 ended, word, id = bpf_get_current_pid_tgid();
@@ -201,7 +201,7 @@ INLINE void complete(struct arrival *a, const struct held *h)
 	a->flags |= h->flags;
 }
 
-/* Whose round it is: what the communicator tells of the call. n: rounds that it stands for. */
+/* The communicator and the sequence number of the call's round. n: rounds that the arrival represents. */
 INLINE void number(struct held *h, u32 tgid, s64 n)
 {
 	struct comm_key key = { .comm = h->comm, .tgid = tgid };
@@ -222,7 +222,7 @@ INLINE void number(struct held *h, u32 tgid, s64 n)
 		h->seq = __sync_fetch_and_add(&comm->seq, n);
 }
 
-/* The call was only thought through: its number is free again. */
+/* The call was only simulated: its number is free again. */
 INLINE void unnumber(const struct held *h, u32 tgid)
 {
 	struct comm_key key = { .comm = h->comm, .tgid = tgid };
@@ -241,7 +241,7 @@ INLINE void arrive(struct process *p, const struct held *h)
 	struct arrival *a = bpf_ringbuf_reserve(&arrivals, sizeof(*a), 0);
 
 	if (!a)
-		return count(LOST_ARRIVAL); /* its seq is taken: the hole is seen */
+		return count(LOST_ARRIVAL); /* its seq is used: the gap is detected */
 	fill(a, p);
 	complete(a, h);
 	bpf_ringbuf_submit(a, wakeup(&arrivals));
@@ -260,9 +260,9 @@ INLINE void arrive_as(const struct arrival *shared, const struct held *h)
 }
 
 /* ---- CUDA graphs ----
- * What is captured makes no call when it is replayed: then the graph launch is the arrival. One of each communicator
- * is told, that of its first call in the graph; its count of rounds moves on by all of them. The calls that are
- * captured are told like any other: all ranks capture the same. */
+ * Captured calls are not repeated at a replay; the graph launch is the arrival. Each communicator has one arrival per
+ * launch, for its first call in the graph; its round count advances by all its calls. Captured calls are reported like
+ * any other call: all ranks capture the same calls. */
 
 #define N_CAPTURED 8
 #define N_CAPTURES 512

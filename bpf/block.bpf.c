@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Requests to disks: how long, for whom. A process issues its own reads and its synchronous writes. What the kernel's
- * threads write for somebody is told when it is slow, with their name and the control group it is charged to; user
- * space keeps it only where a traced process waited for that disk meanwhile. */
+/* Requests to disks: their duration and their process. A process issues its own reads and its synchronous writes. A
+ * write by a kernel thread is reported if it is slow, with the thread's name and the control group that is charged;
+ * user space keeps the record only if a traced process waited for that disk at the same time. */
 #include "host.h"
 
 #define PF_KERNEL_THREAD 0x00200000
@@ -133,7 +133,7 @@ INLINE int request_ends(struct request *request)
 	return 0;
 }
 
-/* From 6.5 on: in the context of whoever asks, and with the time in the queue. */
+/* From 6.5 on: in the context of the requesting task, and including the time in the queue. */
 SEC("?tp_btf/block_io_start")
 int BPF_PROG(block_start, struct request *request)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* CUDA calls: what they were given, how often and how long, what memory the process holds.
+/* CUDA calls: their arguments, their count and duration, and the memory that the process holds.
  *
- * Every call that returns adds to a statistic by process and function; only slow ones and failed ones become records.
- * Balances of memory are kept here, too, so that a full ring does not put them wrong. */
+ * Every call that returns adds to a statistic by process and function; only slow calls and failed calls become
+ * records. Balances of memory are also kept here, so that a full ring does not make them wrong. */
 #ifndef STALLSCOPE_CALLS_H
 #define STALLSCOPE_CALLS_H
 
@@ -13,10 +13,10 @@
 #define N_ALLOCATIONS (1 << 18)
 #define N_BALANCES 4096
 #define N_ERRORS 4096
-#define SHUTTING_DOWN 4 /* cudaErrorCudartUnloading, CUDA_ERROR_DEINITIALIZED: what a process that ends is told */
-#define NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY: an answer, no error */
+#define SHUTTING_DOWN 4 /* cudaErrorCudartUnloading, CUDA_ERROR_DEINITIALIZED: returned to a process that is exiting */
+#define NOT_READY 600 /* cudaErrorNotReady, CUDA_ERROR_NOT_READY: an answer, not an error */
 #define SAME_ERROR_NS 1000000000
-#define FIRST_CONTEXT_NS 1000000 /* a call that sets the driver up takes longer, one that finds it set up does not */
+#define FIRST_CONTEXT_NS 1000000 /* a call that initialises the driver takes longer; later calls take less */
 #define YOUNG_NS 2000000000
 
 struct {
@@ -87,7 +87,7 @@ INLINE struct function *function_of(u64 cookie)
 	return bpf_map_lookup_elem(&functions, &symbol);
 }
 
-/* args[1] is the first argument; from the stack only where the function has some there that matter. */
+/* args[1] is the first argument; arguments on the stack are read only if the function has relevant ones there. */
 INLINE void all_arguments(struct pt_regs *ctx, const struct function *f, u64 args[16])
 {
 #ifdef __TARGET_ARCH_arm64
@@ -111,7 +111,7 @@ INLINE u32 half_at(u64 address)
 	return half;
 }
 
-/* A structure of three sizes that is passed by value: x86-64 has it on the stack, arm64 passes where it lies. */
+/* A structure of three sizes that is passed by value: on the stack on x86-64, by reference on arm64. */
 INLINE void extent(const u64 args[16], u32 arm_argument, u64 size[3])
 {
 #ifdef __TARGET_ARCH_arm64
@@ -186,7 +186,7 @@ __weak __attribute__((noinline)) int is_pinned(u32 tgid, u64 address)
 	return 0;
 }
 
-/* Memory that is not known to be pinned is pageable only if everything was seen that the process has pinned. */
+/* Memory that is not known to be pinned counts as pageable only if all pinned memory of the process is known. */
 INLINE u8 host_memory(u32 tgid, const struct details *d)
 {
 	bool from = d->direction == HOST_TO_DEVICE, to = d->direction == DEVICE_TO_HOST;
@@ -204,10 +204,10 @@ INLINE u8 host_memory(u32 tgid, const struct details *d)
 	return (from || to) && p->is_whole && !p->is_partial ? HOST_PAGEABLE : 0;
 }
 
-/* ---- what a call was given ---- */
+/* ---- arguments of a call ---- */
 
-/* cudaMemcpy3DParms, cudaMemcpy3DPeerParms (driver_types.h 11 to 13). With an array at an end the width counts
- * elements, whose size the call does not tell. */
+/* cudaMemcpy3DParms, cudaMemcpy3DPeerParms (driver_types.h 11 to 13). With an array at one end the width counts
+ * elements, whose size is not in the arguments. */
 INLINE void runtime_3d(struct details *d, u64 at, u64 second)
 {
 	u64 size[3] = {};
@@ -322,7 +322,7 @@ INLINE void look(struct details *d, const struct function *f, const u64 args[16]
 	}
 }
 
-/* ---- what the process holds ---- */
+/* ---- memory held by a process ---- */
 
 INLINE struct balance *balance_of(u32 tgid, s32 device, u8 memory)
 {
@@ -384,7 +384,7 @@ INLINE void allocated(u32 tgid, const struct thread *t, struct details *d, u8 sh
 		pin(tgid, key.address, l.n_bytes);
 }
 
-/* At the entry: once the driver has it back, another thread may get the same address before this call returns. */
+/* At the entry: after the driver has freed it, another thread may get the same address before this call returns. */
 INLINE void frees(u32 tgid, struct details *d)
 {
 	struct live_key key = { .address = d->address, .tgid = tgid, .is_handle = d->memory == MEMORY_VMM };
@@ -478,7 +478,7 @@ INLINE void tally(u32 tgid, u64 cookie, const struct details *d, u64 ns, bool ha
 	__sync_fetch_and_add(&o->histogram[MASK(log2_bucket(ns), 31)], 1);
 }
 
-/* Whether an error is worth a record: not when the same function has just returned the same to this process. */
+/* Whether an error is recorded: not if the same function has just returned the same error to this process. */
 INLINE bool is_news(u32 tgid, u64 cookie, s32 result, s64 now)
 {
 	struct error_key key = { .tgid = tgid, .symbol = cookie_symbol(cookie), .result = result };
@@ -509,7 +509,7 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 		d->handle = user_word(d->out);
 	if (!has_failed && d->shape == SHAPE_RETAIN)
 		retained(tgid, d->handle);
-	if (has_failed && d->pitch_at) /* not told by the call: bytes a row */
+	if (has_failed && d->pitch_at) /* bytes a row: not in the arguments */
 		d->count_bytes = -1;
 	tally(tgid, cookie, d, ns, has_failed);
 	if (ns < cfg_slow_call_ns && !(has_failed && is_news(tgid, cookie, result, now)))

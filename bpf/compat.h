@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* What differs between architectures and kernels, and the few kernel fields that are read (CO-RE finds them). */
+/* Differences between architectures and kernels, and the few kernel fields that are read (located by CO-RE). */
 #ifndef STALLSCOPE_COMPAT_H
 #define STALLSCOPE_COMPAT_H
 
@@ -67,7 +67,7 @@ struct pt_regs___kernel {
 #define SYSCALL_NR(r) ((r)->syscallno)
 #define SYSCALL_ARG1(r) ((r)->regs[0])
 #define SYSCALL_ARG2(r) ((r)->regs[1])
-#define POPPED 0 /* stack pointer after the return minus the one at the entry */
+#define POPPED 0 /* stack pointer after the return minus the stack pointer at the entry */
 #define FIRST_STACK_ARG 9
 #define ARG(ctx, n) (((struct user_pt_regs *)(ctx))->regs[(n)-1])
 #elif defined(__TARGET_ARCH_x86)
@@ -83,12 +83,13 @@ struct pt_regs___kernel {
 #error "neither x86 nor arm64"
 #endif
 
-/* Whether this runs in an interrupt, where `current` is whoever was interrupted.
+/* Whether this runs in an interrupt, where `current` is the interrupted task.
  *
  * arm64 has the count of interrupts in the thread. On x86 it is a per-CPU variable that BPF finds only in kernels with
- * CONFIG_KALLSYMS_ALL; so look where we stand: an interrupt in kernel mode and all soft interrupts have a stack of their
- * own, one in user mode stands at the bottom of the task's without a system call number (arch/x86/include/asm/
- * irq_stack.h, 6.18). The program must use less than 64 bytes of stack: with more, BPF gives it another one (6.13). */
+ * CONFIG_KALLSYMS_ALL; so the location of the stack decides: an interrupt in kernel mode and all soft interrupts have
+ * separate stacks, and an interrupt in user mode is at the bottom of the task's stack without a system call number
+ * (arch/x86/include/asm/irq_stack.h, 6.18). The program must use less than 64 bytes of stack: a program with more gets
+ * a separate stack from BPF (6.13). */
 #if defined(__TARGET_ARCH_arm64)
 #define IN_INTERRUPT_BITS 0x00ff0100u /* NMI, hard interrupt, soft interrupt being served */
 INLINE bool in_interrupt(struct task_struct *current)

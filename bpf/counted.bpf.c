@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* CUDA calls that the ledger does not need: launches, events, streams, graphs, modules. They are counted, and told when
- * slow or failed; the ledger never sees them, so that hooks which are on for a part of the time do not bend it. */
+/* CUDA calls that the ledger does not need: launches, events, streams, graphs, modules. They are counted, and reported
+ * if slow or failed. They never change the ledger, so that part-time probes do not bias it. */
 #include "calls.h"
 
-/* A context or a module is often set up inside another call: that is worth telling by itself. */
+/* A context or a module is often set up inside another call: it is reported separately. */
 INLINE bool is_own_matter(u8 op)
 {
 	return op == OP_CONTEXT || op == OP_MODULE;
 }
 
-/* True: tell me when it returns. */
+/* True: report the return. */
 INLINE bool enter(struct pt_regs *ctx)
 {
 	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), now, args[16] = {};
@@ -59,7 +59,7 @@ INLINE void leave(struct pt_regs *ctx)
 	has_returned(ctx, t, s, &t->counted_details, &f);
 }
 
-/* ---- what a hit costs: the same steps for a function of our own process, which is not traced otherwise ---- */
+/* ---- cost of a hit: the same steps for a function of our own process, which is otherwise not traced ---- */
 
 INLINE bool gauge(struct pt_regs *ctx)
 {

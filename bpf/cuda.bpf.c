@@ -15,11 +15,11 @@ INLINE void count_call(struct process *p, u8 op)
 		__sync_fetch_and_add(&p->n_launches, 1);
 }
 
-/* A copy to the host returns at once when the memory is pinned: then it has waited for nothing. */
+/* A copy to the host returns at once if the memory is pinned: then it has not waited. */
 #define SHORT_COPY_NS 100000
 
-/* What the time in a call is charged to. A copy to the host waits for what was enqueued before it, so with a
- * collective among that it is a wait for the other ranks, like a synchronise call. */
+/* The category that the time in a call is charged to. A copy to the host waits for the work enqueued before it, so
+ * with a collective among that work it is a wait for the other ranks, like a synchronise call. */
 INLINE u8 category_of(struct process *p, u64 cookie, u8 direction)
 {
 	bool pending = p->n_collectives != p->n_synced;
@@ -31,7 +31,7 @@ INLINE u8 category_of(struct process *p, u64 cookie, u8 direction)
 	return direction == DEVICE_TO_HOST && pending ? WAIT_GPU : COPY;
 }
 
-/* The open call ends, or is found to have ended without a return. */
+/* The open call ends, or it turns out to have ended without a return. */
 INLINE void close(struct process *p, struct thread *t, struct slot *s)
 {
 	u64 id = bpf_get_current_pid_tgid(), now;
@@ -55,7 +55,7 @@ INLINE void ends_wait(struct process *p, struct thread *t, s64 now)
 	p->wait_leave_ns = now;
 }
 
-/* True: tell me when it returns. */
+/* True: report the return. */
 INLINE bool enter(struct pt_regs *ctx)
 {
 	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), id = bpf_get_current_pid_tgid(), now;
@@ -97,7 +97,7 @@ INLINE bool enter(struct pt_regs *ctx)
 		return true;
 	s->class_op = cookie_op(cookie);
 	s->class_since_ns = now;
-	s->call = category; /* before the swap: if this thread loses the CPU in between, its return to it puts that right */
+	s->call = category; /* before the swap: if this thread loses the CPU in between, its switch back corrects that */
 	now = settle(p, s, MASK(t->slot, 7), state_of(s));
 	raw(EVENT_ENTER, now, id >> 32, id, category);
 	return true;

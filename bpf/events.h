@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* What the kernel side tells user space: THE layout.
+/* Records from the kernel side to user space: the only definition of the layout.
  *
  * src/stallscope/events/kernel.py has the same records as numpy dtypes; the loader compares both field by field
  * through the object's BTF before the first record is read. Times are ns of CLOCK_MONOTONIC; -1 is "unknown" for
@@ -95,11 +95,11 @@ enum off_cpu_flag {
 	OFF_THROTTLED = 16, /* runnable, but the CPU quota of its control group was used up */
 };
 
-/* What happened to a process on its machine. */
+/* An event of the machine that affected a process. */
 enum host_kind {
 	HOST_NONE,
-	HOST_THROTTLED,		/* told from cpu.stat by user space */
-	HOST_FILE_WAIT,		/* so are these two, from struct off_event */
+	HOST_THROTTLED,		/* from cpu.stat, read by user space */
+	HOST_FILE_WAIT,		/* this and the next: from struct off_event */
 	HOST_SOCKET_WAIT,
 	HOST_BLOCK_IO,		/* a slow request of a disk */
 	HOST_MAJOR_FAULT,	/* from struct off_event */
@@ -115,9 +115,9 @@ enum host_kind {
 	HOST_DRIVER_CALL,	/* a slow ioctl of the GPU driver */
 };
 
-/* What a hook does, told by its cookie: bits 0-7 op, 8-15 category inside the call, 16-31 symbol,
- * 32-39 action, then six numbers of arguments of 4 bits each (1 is the first argument, 0 there is none):
- * 40 count or bytes, 44 datatype, 48 reduction, 52 peer or root, 56 communicator, 60 stream. */
+/* The task of a probe, encoded in its cookie: bits 0-7 op, 8-15 category inside the call, 16-31 symbol, 32-39 action,
+ * then six numbers of arguments of 4 bits each (1 is the first argument, 0 there is none): 40 count or bytes, 44
+ * datatype, 48 reduction, 52 peer or root, 56 communicator, 60 stream. */
 enum action {
 	ACTION_CALL,		/* a call of a class: its category is charged until it returns */
 	ACTION_COLLECTIVE,	/* an arrival */
@@ -135,8 +135,8 @@ enum action {
 	ACTION_CAPTURE_END,	/* (stream, graph *) */
 	ACTION_INSTANTIATE,	/* (executable graph *, graph, ...) */
 	ACTION_GRAPH_LAUNCH,	/* (executable graph, stream) */
-	ACTION_ENQUEUE,		/* puts work on a stream that others take part in, but is no round */
-	ACTION_GROUP_SIMULATE,	/* ends a group, and nothing of it is run */
+	ACTION_ENQUEUE,		/* enqueues work on a stream that other ranks take part in, but is not a round */
+	ACTION_GROUP_SIMULATE,	/* ends a group without running its calls */
 };
 
 struct arrival { /* one collective or point-to-point call */
@@ -178,14 +178,14 @@ enum event_kind {
 	EVENT_COMM_BORN,	/* struct life_event */
 	EVENT_COMM_DEAD,	/* struct life_event */
 	EVENT_HOST = 12,	/* struct host_event */
-	/* What the ledger is made of, only while record_all is set: struct raw_event */
+	/* Raw events of the ledger, only while record_all is set: struct raw_event */
 	EVENT_ENTER = 16,	/* a call of a class begins, `category` is charged from now on */
-	EVENT_RETURN,		/* it ends, or is found to have been left without a return */
-	EVENT_OFF,		/* the thread leaves the CPU, blocked or runnable as `category` says */
+	EVENT_RETURN,		/* it ends, or turns out to have been left without a return */
+	EVENT_OFF,		/* the thread leaves the CPU, blocked or runnable according to `category` */
 	EVENT_ON,		/* it runs again */
-	EVENT_WAKEUP,		/* it is runnable; `category` CHILD: it was a child that it had waited for since EVENT_OFF */
+	EVENT_WAKEUP,		/* it is runnable; `category` CHILD: it had waited for a child since EVENT_OFF */
 	EVENT_BORN,		/* the ledger follows the thread from now on */
-	EVENT_DEAD,		/* and no longer */
+	EVENT_DEAD,		/* the ledger no longer follows the thread */
 	EVENT_SNAPSHOT,		/* an arrival copies the ledger */
 };
 
@@ -253,7 +253,7 @@ struct host_event {
 	u32 device;
 	s32 by_pid;
 	char by_comm[16];
-	u32 request;	/* what a disk is asked for: REQ_OP_*; what a GPU driver is: its symbol */
+	u32 request;	/* of a disk: REQ_OP_*; of a GPU driver: the symbol of the ioctl */
 	u32 spare[3];
 	char name[32];	/* of the process, or of the program that it becomes */
 };
@@ -269,7 +269,7 @@ struct life_event {
 	s32 parent_nranks;
 	s32 color;
 	s32 key;
-	s32 n_splits; /* of the parent, this one not counted */
+	s32 n_splits; /* of the parent, not counting this communicator */
 	s32 device;
 	char name[16];
 	u64 spare[2];
@@ -291,10 +291,10 @@ ASSERT_EVENT(life_event);
 ASSERT_EVENT(raw_event);
 ASSERT_EVENT(host_event);
 
-/* What is summed up in the kernel and read once a second. */
+/* Sums kept in the kernel and read once a second. */
 struct host_sums { /* of a process */
 	u64 n_migrations;
-	u64 n_short[2];		/* reclaim, compaction: stalls too short to be told one by one */
+	u64 n_short[2];		/* reclaim, compaction: stalls too short for single records */
 	u64 short_ns[2];
 };
 
@@ -321,7 +321,8 @@ struct resent { /* segments that a socket has sent again */
 	char interface[16];
 };
 
-/* Where a Python interpreter keeps what (src/stallscope/capture/stacks/layouts.py): addresses, then offsets. */
+/* Addresses and field offsets of a Python interpreter (src/stallscope/capture/stacks/layouts.py): addresses, then
+ * offsets. */
 struct python {
 	u64 interpreters;	/* where the pointer to the main interpreter lies */
 	u64 code_type;		/* PyCode_Type */
@@ -341,7 +342,7 @@ struct python {
 	u32 code_first_line;
 	u8 has_cframe;
 	u8 has_owner;
-	u8 is_index;		/* frame_instr is a number of 32 bits and no address */
+	u8 is_index;		/* frame_instr is a 32-bit number, not an address */
 	u8 frame_bytes;
 	u8 spare[4];
 };
@@ -350,14 +351,14 @@ struct python {
 struct stack_frame {
 	u64 code;		/* address of the code object */
 	u64 instruction;	/* address, or index */
-	u64 filename;		/* what identifies the code object: addresses of its strings and table */
+	u64 filename;		/* identity of the code object: addresses of its strings and table */
 	u64 qualname;
 	u64 linetable;
 	s32 first_line;
 	u32 spare;
 };
 
-struct stack { /* of the ring `stacks`: told before the first event that has its hash */
+struct stack { /* of the ring `stacks`: emitted before the first event that has its hash */
 	u64 hash;
 	u32 pid;
 	u32 tid;
@@ -368,7 +369,7 @@ struct stack { /* of the ring `stacks`: told before the first event that has its
 };
 _Static_assert(sizeof(struct stack) == 2040, "stack: 2048 with the ring's header");
 
-struct registers { /* in user mode: those that lead to the caller */
+struct registers { /* in user mode: the registers that lead to the caller */
 	u64 ip;
 	u64 sp;
 	u64 bp;
@@ -381,18 +382,18 @@ struct registers { /* in user mode: those that lead to the caller */
 
 #define N_HOOKED 6
 struct hooked_return {
-	u64 at;			/* where on the stack the return address lies that a hook has replaced; 0 none */
-	u64 address;		/* that was there */
+	u64 at;			/* address on the stack of the return address that a probe has replaced; 0 none */
+	u64 address;		/* the original return address */
 };
 
 #define N_STACK_BYTES 3896
-struct native { /* of the ring `natives`: a copy of the stack, to be walked outside */
-	u64 hash;		/* of the whole stack, as events will have it */
+struct native { /* of the ring `natives`: a copy of the stack, to be walked by user space */
+	u64 hash;		/* of the whole stack, as in events */
 	u64 python;		/* hash of struct stack; 0 none */
 	u32 pid;
 	u32 tid;
 	u32 n_bytes;		/* of the stack, from sp on */
-	u32 is_return;		/* ip is where a call returns to */
+	u32 is_return;		/* ip is a return address */
 	struct registers registers;
 	struct hooked_return hooked[N_HOOKED];
 	u8 stack[N_STACK_BYTES];
@@ -400,17 +401,17 @@ struct native { /* of the ring `natives`: a copy of the stack, to be walked outs
 _Static_assert(sizeof(struct native) == 4088, "native: 4096 with the ring's header");
 
 #define N_RETURNS 16
-struct native_shape { /* where on a stack that was walked the return addresses lie: the next one is the same if they are */
+struct native_shape { /* return address locations of a walked stack: the same addresses there mean the same stack */
 	u64 check;		/* hash over them */
 	u16 n;
-	u16 is_known;		/* 0: told, and not yet walked */
+	u16 is_known;		/* 0: emitted, and not yet walked */
 	u32 spare;
 	u16 at[N_RETURNS];	/* in words from sp on */
 };
 
-/* What user space asks of a thread, and what it is told: this, pieces of memory up to the ends of pages, this again. */
+/* A request for a thread by user space, and the reply: this, pieces of memory up to the ends of pages, this again. */
 struct peek_request {
-	u64 address;		/* of the memory; 0: where the stack pointer points */
+	u64 address;		/* of the memory; 0: start at the stack pointer */
 	u32 tid;
 	u32 n_pieces;
 };
@@ -425,11 +426,11 @@ struct peek_thread {
 	struct hooked_return hooked[N_HOOKED]; /* innermost first */
 };
 
-/* A GPU thread as others see it. `state` bytes of all slots are the process's word. */
+/* A GPU thread in the view of other threads. `state` bytes of all slots are the process's word. */
 struct slot {
-	u32 tid;		/* 0: nobody */
+	u32 tid;		/* 0: free */
 	u8 call;		/* category inside the outermost call of a class; 0 outside */
-	u8 off;			/* category of why it is off the CPU; 0 while it runs */
+	u8 off;			/* category of the reason for being off the CPU; 0 while it runs */
 	u8 blocked;		/* the last reason to block */
 	u8 waker_flags;
 	s64 last_hook_ns;	/* last time it made a traced call */
@@ -441,7 +442,7 @@ struct slot {
 	s64 off_ns;		/* it left the CPU */
 	s64 base_ns;		/* when own_base and low_base were taken */
 	s64 woken_ns;		/* it became runnable; 0 not yet */
-	s64 on_ns;		/* up to here its time on the CPU has been compared with the scheduler's account; 0 never */
+	s64 on_ns;		/* its time on the CPU has been compared with the scheduler's account up to this time; 0 never */
 	u64 on_runtime;		/* that account then */
 	u64 off_runtime;	/* and when it left the CPU */
 	u64 off_run_delay;	/* and of its time in the run queue */
@@ -452,26 +453,26 @@ struct slot {
 	s32 waker_tid;
 	s32 by_pid;
 	u32 is_mending;		/* put_right() is at work; a tick may come in between */
-	u32 is_idle;		/* parked, and makes no calls any more: it counts for nothing */
-	u32 last_way_ns;	/* at its last hook, see way_ns */
-	u32 walk_apart_ns;	/* so long after walked_ns it is walked again at the same place */
+	u32 is_idle;		/* parked, and makes no calls any more: it is left out */
+	u32 last_way_ns;	/* at its last probe, see way_ns */
+	u32 walk_apart_ns;	/* after walked_ns + this time it is walked again at the same place */
 	u8 off_category;	/* category of the whole interval off the CPU, up to the wakeup */
 	u8 off_flags;		/* enum off_cpu_flag */
 	u8 has_yielded;		/* it gave the CPU away by sched_yield */
 	u8 has_base;		/* own_base and low_base are good */
 	char by_comm[16];
-	u64 scheduler_ns;	/* that the programs took which see it leave the CPU and come back */
-	u64 way_ns[4];		/* that hooks took to find process and thread, by group; twice for a call with its return */
+	u64 scheduler_ns;	/* of the programs that run when it leaves the CPU and returns */
+	u64 way_ns[4];		/* time that probes took to find process and thread, by group; twice for a call with its return */
 	u64 inside_ns[4];	/* time in the calls of each group */
 	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
-	s64 walked_ns;		/* when that was last looked for */
+	s64 walked_ns;		/* when that was last read */
 	u64 walked_at;		/* and where in the program */
 };
 
 /* A traced process. Accounts are sums of time stamps: add now to the account of the present state. */
 struct process {
 	u64 word;		/* byte i: category of slot i */
-	u64 begun;		/* changes begun and ended: equal while nobody is between the swap and the sums */
+	u64 begun;		/* changes begun and ended: equal while no thread is between the swap and the sums */
 	u64 ended;
 	u64 ns[N_CATEGORIES + 1];	/* by category */
 	s64 born_ns;
@@ -479,8 +480,8 @@ struct process {
 	s64 n_synced;		/* n_collectives when the last synchronise call ended */
 	s64 wait_enter_ns;
 	s64 wait_leave_ns;
-	s64 capture_ns;		/* when the CUDA graph capture began that goes on; 0 none */
-	u64 told_ns[N_CATEGORIES];	/* accounts as the last arrival has told them: column i is category i + 1 */
+	s64 capture_ns;		/* start of the present CUDA graph capture; 0 none */
+	u64 told_ns[N_CATEGORIES];	/* accounts in the last arrival: column i is category i + 1 */
 	u64 n_lost;		/* times a GPU thread found no slot */
 	u32 n_syncs;
 	u32 n_allocs;
@@ -517,7 +518,7 @@ enum memory_kind {
 	MEMORY_ARRAY,
 };
 
-/* How a call's arguments are read. */
+/* How the arguments of a call are read. */
 enum shape {
 	SHAPE_PLAIN,
 	SHAPE_COPY,		/* addresses and bytes are arguments */
@@ -535,21 +536,22 @@ enum shape {
 	SHAPE_CREATE,		/* (handle *, bytes, CUmemAllocationProp *, ...) */
 	SHAPE_REGISTER,		/* (address, bytes, ...) */
 	SHAPE_FREE,		/* (address or handle, ...) */
-	SHAPE_RETAIN,		/* (handle *, ...): of memory that is there, which takes one release more to be freed */
+	SHAPE_RETAIN,		/* (handle *, ...): of existing memory, which then needs one more release to be freed */
 };
 
-/* When hooks are on: always, or as long as they cost a thread little. */
+/* When probes are on: always, or while they cost a thread little. */
 enum hook_group {
 	GROUP_ALWAYS,
 	GROUP_COPIES,		/* asynchronous copies */
 	GROUP_HOT,
 };
 
-/* What the kernel side knows of a function beside its cookie; numbers of arguments, 1 is the first, 0 there is none. */
+/* The kernel side's description of a function, in addition to its cookie; numbers of arguments, 1 is the first, 0
+ * there is none. */
 struct function {
 	u8 shape;
 	u8 group;
-	u8 direction; /* where the name tells it */
+	u8 direction; /* if the name implies it */
 	u8 memory;
 	u8 count;	/* bytes, or units of `scale` bytes */
 	u8 scale;
@@ -559,7 +561,7 @@ struct function {
 	u8 source;
 	u8 stream;
 	u8 handle;
-	u8 out;		/* where the call writes what it makes */
+	u8 out;		/* where the call writes its result */
 	u8 n_stack;	/* arguments on the stack that matter (x86-64) */
 	u8 spare[2];
 };
@@ -600,9 +602,9 @@ struct balance { /* memory of a kind that a process holds */
 	u64 n_unknown_frees;
 };
 
-/* The GPU driver's ioctls are symbols, too, from cfg_first_ioctl on: IOCTL_NUMBERS for each driver. */
+/* The ioctls of the GPU driver are also symbols, from cfg_first_ioctl on: IOCTL_NUMBERS for each driver. */
 #define IOCTL_NUMBERS 256
-#define IOCTL_OTHER 255 /* a number that the driver is not known to have */
+#define IOCTL_OTHER 255 /* a number that is unknown for the driver */
 
 enum driver { /* by the major number of a device */
 	DRIVER_NONE,
@@ -623,19 +625,19 @@ enum counter {
 	LOST_PROCESS,		/* no room for another process */
 	LOST_THREAD,		/* no slot for another GPU thread */
 	LOST_COMM,		/* no room for another communicator */
-	LOST_CHANGE,		/* a ledger change gave up: put right by the thread's next one */
+	LOST_CHANGE,		/* a ledger change gave up: the thread's next change corrects it */
 	TORN_SNAPSHOT,
-	MISSED_ON,		/* a switch to a GPU thread that no program saw: found and put right later */
+	MISSED_ON,		/* a switch to a GPU thread that no program saw: found and corrected later */
 	MISSED_WAKEUP,
-	STOLEN,			/* times a thread that counts as running was not, by the scheduler's account: put right */
-	UNGROUPED,		/* calls in a group too large to hold: arrival is their own, not the group's end */
+	STOLEN,			/* times a thread counted as running, unlike in the scheduler's account: corrected */
+	UNGROUPED,		/* calls in a group too large to hold: each has its own arrival time */
 	UNGRAPHED,		/* calls on more communicators than are followed through a CUDA graph */
 	LOST_HOST,
 	LOST_OPERATION,		/* calls without a statistic: no room for another function of a process */
 	LOST_ALLOCATION,	/* no room for another allocation: the balance is too low */
-	RAISED,			/* slow calls that were not told, since the threshold was raised for lack of room */
+	RAISED,			/* slow calls without a record, because the threshold was raised for lack of room */
 	LOST_STACK,		/* Python's or native */
-	REFUSED_STACK,		/* frames that made no sense */
+	REFUSED_STACK,		/* frames that are not valid */
 	N_COUNTERS,
 };
 

@@ -5,7 +5,7 @@
 #define N_GRAPHS 4096
 
 struct graph_key {
-	u64 handle; /* of a graph, or of an executable one: both are addresses */
+	u64 handle; /* of a graph, or of an executable graph: both are addresses */
 	u32 tgid;
 	u32 spare;
 };
@@ -19,7 +19,7 @@ struct {
 
 static const struct capture new_capture;
 
-/* A capture has begun. If it never ends, nothing is lost: what is captured is told as well. */
+/* A capture has begun. If it never ends, nothing is lost: captured calls are also reported. */
 INLINE void captures_from_now_on(struct process *p)
 {
 	struct capture_key key = { .capture_ns = bpf_ktime_get_ns(), .tgid = bpf_get_current_pid_tgid() >> 32 };
@@ -65,7 +65,7 @@ INLINE void launches(struct process *p, struct thread *t, s64 capture_ns)
 	}
 }
 
-/* True: tell me when it returns. */
+/* True: report the return. */
 INLINE bool enter(struct pt_regs *ctx)
 {
 	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), now, args[16] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* What the machine does to the traced processes, beside what the scheduler tells: disks, memory, signals, ends,
- * connections. Each program is one that the loader may leave out. */
+/* Events of the machine that affect the traced processes, in addition to the scheduler's events: disks, memory,
+ * signals, exits, connections. The loader may leave out any of these programs. */
 #include "host.h"
 
 const volatile s64 cfg_slow_stall_ns __weak = 1000000;
@@ -22,7 +22,7 @@ const volatile struct {
 struct life {
 	u32 pid;
 	u32 spare;
-	u64 began; /* the number may be given again */
+	u64 began; /* the number may be reused */
 };
 
 struct {
@@ -64,7 +64,7 @@ int BPF_PROG(host_exec, struct task_struct *task)
 	return 0;
 }
 
-/* Several threads that end together all find that no thread is left: the first one tells it. */
+/* Several threads that exit together all find that no thread is left: the first of them reports the exit. */
 SEC("?tp_btf/sched_process_exit")
 int BPF_PROG(host_exit, struct task_struct *task)
 {
@@ -105,11 +105,11 @@ int BPF_PROG(host_migrate, struct task_struct *task)
 /* ---- signals ---- */
 
 #define BIT(n) (1u << (n))
-#define SIGNALS /* that stop, end or continue a process (numbers of x86 and arm64) */                        \
+#define SIGNALS /* signals that stop, end or continue a process (numbers of x86 and arm64) */                \
 	(BIT(1) | BIT(2) | BIT(3) | BIT(4) | BIT(6) | BIT(7) | BIT(8) | BIT(9) | BIT(11) | BIT(15) | BIT(18) | \
 	 BIT(19) | BIT(20) | BIT(21) | BIT(22))
 #define SIGNAL_IGNORED 1
-#define CONTINUE 18 /* it continues what is stopped, even if it is ignored */
+#define CONTINUE 18 /* continues a stopped process, even if it is ignored */
 #define FROM_KERNEL ((void *)1) /* SEND_SIG_PRIV */
 
 SEC("?tp_btf/signal_generate")
@@ -137,7 +137,7 @@ INLINE void killed_for_memory(struct host_event *e)
 {
 	if (!e)
 		return;
-	by(e, bpf_get_current_task_btf()); /* whose allocation it was */
+	by(e, bpf_get_current_task_btf()); /* the owner of the allocation */
 	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
@@ -186,7 +186,7 @@ INLINE u64 stall_key(u64 id, u32 what)
 	return (u64)what << 32 | (u32)id;
 }
 
-/* A thread begins to look for memory. Outside of a traced call a GPU thread's time from now on is FAULT, on the CPU
+/* A thread starts to look for memory. Outside of a traced call, a GPU thread's time from now on is FAULT, on the CPU
  * and off. */
 INLINE int stall_begins(u32 what)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* What the machine does to the traced processes: whose event it is, and the records for it.
+/* Events of the machine that affect the traced processes: the process of each event, and its record.
  *
- * Theirs are also the processes that descend from them: data loader workers, compilers, checkpoint writers. Those born
- * meanwhile are remembered, for one whose parent has ended has another parent; older ones are told by their parents.
- * Everything asks for that before anything is read or kept. */
+ * The descendants of traced processes are included: data loader workers, compilers, checkpoint writers. Descendants
+ * born during the trace are remembered, because a process whose parent has ended gets another parent; older
+ * descendants are found through their parents. Every program checks this before it reads or keeps anything. */
 #ifndef STALLSCOPE_HOST_H
 #define STALLSCOPE_HOST_H
 
@@ -202,8 +202,8 @@ INLINE void ends_of(struct ends *ends, struct sock *sk)
 		BPF_CORE_READ_INTO((struct in6_addr *)ends->peer, sk, __sk_common.skc_v6_daddr);
 }
 
-/* The file that a system call of the task is about, told by its descriptor. The task is still inside the call, so the
- * descriptor means what it meant when it blocked, unless another thread has closed it meanwhile. */
+/* The file of a task's system call, identified by its descriptor. The task is still inside the call, so the descriptor
+ * refers to the same file as when the task blocked, unless another thread has closed it since. */
 INLINE void tell_file(struct off_event *e, struct task_struct *task, u64 fd)
 {
 	struct fdtable *table = BPF_CORE_READ((struct task_struct___host *)task, files, fdt);

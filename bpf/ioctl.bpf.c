@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Calls into the GPU driver: ioctls of its devices, by process and number. Loaded only where it was asked for.
+/* Calls into the GPU driver: ioctls of its devices, by process and number. Loaded only if requested.
  *
- * The best way hooks the system call's own function, which other system calls do not notice; where the kernel cannot,
- * the tracepoints of all system calls do. A call is the driver's if the file's device has one of the driver's major
- * numbers, which user space looks up. */
+ * The best method attaches to the system call's own function, at no cost to other system calls; if the kernel cannot,
+ * the tracepoints of all system calls are used. A call belongs to the driver if the file's device has one of the
+ * driver's major numbers, which user space looks up. */
 #include "calls.h"
 #include "host.h"
 
@@ -44,7 +44,7 @@ struct caller {
 	char name[16];
 };
 
-struct { /* what processes that call are called: one that asks the driver now and then is gone when its call is counted */
+struct { /* names of the calling processes, which may have ended when their calls are counted */
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, N_CALLERS);
 	__type(key, u32);
@@ -62,7 +62,7 @@ INLINE void know_caller(struct task_struct *task)
 	bpf_map_update_elem(&driver_callers, &tgid, &c, BPF_ANY);
 }
 
-/* The device of a descriptor of the calling thread, as the kernel numbers devices; 0: it is no character device. */
+/* The device of a descriptor of the calling thread, in the kernel's numbering; 0: it is not a character device. */
 INLINE u32 device_of(struct task_struct *task, u64 fd)
 {
 	struct fdtable *table = ((struct task_struct___host *)task)->files->fdt; /* 0 where one of them is: no fault */
@@ -75,8 +75,8 @@ INLINE u32 device_of(struct task_struct *task, u64 fd)
 	return (BPF_CORE_READ(inode, i_mode) & S_IFMT) == S_IFCHR ? BPF_CORE_READ(inode, i_rdev) : 0;
 }
 
-/* A number below IOCTL_NUMBERS: that of the command where it is one of the driver's. UVM's commands are plain numbers,
- * nvidia's have its magic letter, and their size in the upper half. */
+/* A number below IOCTL_NUMBERS: the number of the command if it is one of the driver's commands. UVM's commands are
+ * plain numbers, nvidia's have its magic letter, and their size in the upper half. */
 INLINE u32 number_of(u8 driver, u32 command)
 {
 	if (driver == DRIVER_NVIDIA)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Native frames of the thread that runs this: a copy of its stack for user space to walk, by the files' unwind tables.
  *
- * It is copied once. Where on it the return addresses lie comes back from the walk, and a later event has the same stack
- * if the program stands at the same place, at the same depth, with the same return addresses there. Until then, and where
- * there are too many kinds of stacks, events have Python's frames only. x86-64 only.
+ * A stack is copied once. The walk returns the locations of its return addresses. A later event has the same stack if
+ * the thread is at the same location in the program, at the same depth, with the same return addresses there. Until
+ * then, and if there are too many kinds of stacks, events have Python frames only. x86-64 only.
  */
 #ifndef STALLSCOPE_NATIVE_H
 #define STALLSCOPE_NATIVE_H
@@ -73,8 +73,8 @@ INLINE u64 check_of(const struct native_shape *shape, u64 sp)
 	return check;
 }
 
-/* The stack of the calling thread as a hash: native and Python's, else Python's; 0 none. is_return: of a call that has
- * just returned. */
+/* The stack of the calling thread as a hash: native and Python frames, otherwise only Python frames; 0 none.
+ * is_return: of a call that has just returned. */
 __weak __attribute__((noinline)) u64 whole_stack(u32 is_return)
 {
 	u64 python = python_stack();
@@ -89,7 +89,7 @@ __weak __attribute__((noinline)) u64 whole_stack(u32 is_return)
 	regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
 	sp = BPF_CORE_READ(regs, sp);
 	hash = mix_in(mix_in(mix_in(python ?: tgid, BPF_CORE_READ(regs, ip)), sp), is_return);
-	for (int i = 0; i < 3; i++) { /* others may stand there at the same depth */
+	for (int i = 0; i < 3; i++) { /* other stacks may have the same location and depth */
 		u64 check;
 
 		shape = bpf_map_lookup_elem(&native_shapes, &hash);

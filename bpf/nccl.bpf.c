@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /* NCCL calls: arrivals with the ledger on them, groups, and the life of communicators.
  *
- * A communicator is known across ranks by a hash: of its 128-byte unique id; for one made from another, of its
- * parent's hash, how many were made of the parent in this way before, and the colour of a split or the excluded ranks
- * of a shrink. Of one that is grown, new ranks and the root are given an id, the other old ones are not: theirs is of
- * the parent, and user space makes them one (capture/process/comm_grow.py). One made before the attach has hash 0. */
+ * A communicator is identified across ranks by a hash: of its 128-byte unique id; for a communicator made from a
+ * parent, of the parent's hash, of the number of children made from the parent in the same way before, and of the
+ * colour of a split or the excluded ranks of a shrink. When a communicator is grown, the new ranks and the root get an
+ * id, the other old ranks do not: their hash is derived from the parent, and user space merges the two identities
+ * (capture/process/comm_grow.py). A communicator made before the attach has hash 0. */
 #include "arrival.h"
 
 #define N_HELD 64
@@ -13,7 +14,7 @@
 #define ID_WORDS 16
 #define SHRUNK_COLOR (-2)
 #define GROWN_COLOR (-3)
-#define OF_SHRINKS (1ULL << 32) /* keeps children apart that were made in different ways */
+#define OF_SHRINKS (1ULL << 32) /* distinguishes children that were made in different ways */
 #define OF_GROWS (2ULL << 32)
 #define NCCL_IN_PROGRESS 7
 
@@ -97,7 +98,7 @@ INLINE void group_ends(struct process *p, struct thread *t)
 		arrive_together(p, t, g);
 }
 
-/* A group that ends without being run: what it has collected was no round. */
+/* A group that ends without being run: its collected calls were not rounds. */
 INLINE void group_is_dropped(struct thread *t)
 {
 	u32 tgid = bpf_get_current_pid_tgid() >> 32, n;
@@ -145,7 +146,7 @@ INLINE void init_rank(struct pt_regs *ctx, struct made_comm *m, const u64 args[1
 	m->nranks = args[2];
 }
 
-/* The parent's entry, and what the child knows from it. */
+/* The parent's entry, and the child's facts that follow from it. */
 INLINE struct comm *of_parent(struct made_comm *m, u64 handle, s32 color)
 {
 	struct comm_key key = { .comm = handle, .tgid = bpf_get_current_pid_tgid() >> 32 };
@@ -160,7 +161,8 @@ INLINE struct comm *of_parent(struct made_comm *m, u64 handle, s32 color)
 	return parent;
 }
 
-/* The hash of a child; unknown where the parent's is. n: which of them; what: what else all its ranks know. */
+/* The hash of a child; unknown if the parent's hash is. n: index of the child; what: further facts known to all its
+ * ranks. */
 INLINE u64 child_hash(u64 parent_hash, u64 n, u64 what)
 {
 	u64 hash = mixed(mixed(mixed(HASH_BASIS, parent_hash), n), what);
@@ -182,7 +184,7 @@ INLINE void split(struct made_comm *m, const u64 args[16])
 	m->hash = child_hash(parent->hash, m->n_splits, (u32)m->color);
 }
 
-/* Ranks that stay keep their order, and only they take part. They may give the excluded ranks in any order. */
+/* The remaining ranks keep their order, and only they take part. They may pass the excluded ranks in any order. */
 INLINE void shrink(struct made_comm *m, const u64 args[16])
 {
 	struct comm *parent = of_parent(m, args[1], SHRUNK_COLOR);
@@ -209,7 +211,7 @@ INLINE void shrink(struct made_comm *m, const u64 args[16])
 	m->nranks = m->parent_nranks - n;
 }
 
-/* Old ranks pass their communicator and keep their rank; new ones and the root of the old ones have the id. */
+/* Old ranks pass their communicator and keep their rank; new ranks and the root of the old ranks have the id. */
 INLINE void grow(struct made_comm *m, const u64 args[16])
 {
 	struct comm *parent = NULL;
@@ -297,7 +299,7 @@ INLINE void born(u8 op, u64 handle, u64 hash, s32 rank, s32 device, const struct
 	tell_comm(EVENT_COMM_BORN, op, handle, &comm, m);
 }
 
-/* One process, all its devices: nobody else takes part, so any hash that is new will do. */
+/* One process, all its devices: no other process takes part, so any new hash will do. */
 INLINE void born_all(u8 op, const struct made_comm *m)
 {
 	u64 hash = mixed(mixed(HASH_BASIS, bpf_ktime_get_ns()), bpf_get_current_pid_tgid()), handle;
@@ -346,7 +348,7 @@ INLINE bool makes(u8 action)
 	return action >= ACTION_INIT_RANK && action <= ACTION_GROW;
 }
 
-/* True: tell me when it returns. */
+/* True: report the return. */
 INLINE bool enter(struct pt_regs *ctx)
 {
 	u64 cookie = bpf_get_attach_cookie(ctx), sp = PT_REGS_SP(ctx), now;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* A thread as it stands: its registers in user mode, and a piece of its process's memory.
+/* Registers of a thread in user mode, and a piece of its process's memory.
  *
- * Nothing is stopped. Whether the thread has run meanwhile is told by how often it has left the CPU and whether it is on
- * one, before and after: both the same, and never on one, and what was read belongs together. Memory is read as the
- * kernel itself reads it (from 5.18 on), so this works where process_vm_readv is forbidden to all. x86-64 only.
+ * Nothing is stopped. The number of times that the thread has left the CPU, and whether it is on a CPU, are read
+ * before and after: if both are the same and the thread was never on a CPU, the data is consistent. Memory is read by
+ * the kernel's own function (from 5.18 on), so this works where process_vm_readv is always forbidden. x86-64 only.
  */
 #include "registers.h"
 
-#define PEEK_BYTES 4096 /* at a time: what is written must fit into the iterator's eight pages */
+#define PEEK_BYTES 4096 /* at a time: the output must fit into the iterator's eight pages */
 #define N_PIECES 6
 
 struct seq_file;

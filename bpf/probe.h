@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* The ledger: where the GPU threads of each traced process spend their time, in ns per category.
+/* The time ledger: the time of the GPU threads of each traced process, in ns per category.
  *
  * One 64-bit word per process holds the state of up to 8 GPU threads, a byte each. Every change is ONE
- * compare-and-swap of that word; whoever wins knows, without any lock, the state of the thread and of the whole
- * process before and after. Accounts are sums of time stamps: leaving state a for b at time t is ns[a] += t,
- * ns[b] -= t. So an account needs no "since", its updates commute, and all accounts together always sum to
- * now - begin. The process is in the state of its most active GPU thread: the largest byte.
+ * compare-and-swap of that word; the thread whose swap succeeds knows, without any lock, the state of the thread and
+ * of the whole process before and after. Accounts are sums of time stamps: leaving state a for b at time t is ns[a] +=
+ * t, ns[b] -= t. So an account needs no "since", its updates commute, and all accounts together always sum to now -
+ * begin. The process is in the state of its most active GPU thread: the largest byte.
  *
- * Switches can be missed. Programs on a tracepoint do not run in every task: seen on 6.18, where those of the
- * machine's own init were left out, so that a switch from one of them to a GPU thread was never told; elsewhere
- * recursion does the same. A thread that makes a call or leaves the CPU while it counts as off proves it; the
- * scheduler's own account then tells when it came back (see put_right()). Both are counted.
+ * Switches can be missed. Programs on a tracepoint do not run in every task: on 6.18 they did not run in the machine's
+ * own init, so that a switch from that task to a GPU thread was never reported; elsewhere recursion does the same. A
+ * thread that makes a call or leaves the CPU while it counts as off proves a missed switch; the scheduler's own
+ * account then has the time of its return (see put_right()). Both are counted.
  */
 #ifndef STALLSCOPE_PROBE_H
 #define STALLSCOPE_PROBE_H
@@ -21,9 +21,9 @@
 #define NO_SLOT N_SLOTS
 #define N_TRIES 16
 #define EVICT_AFTER_NS 50000000
-#define MOST_WAY_NS 5000 /* what took longer was interrupted */
+#define MOST_WAY_NS 5000 /* longer times include an interrupt */
 #define IDLE_AFTER_NS 1000000000ULL /* without a traced call ... */
-#define IDLE_SHARE 64 /* ... and on the CPU for less than this part of the time: a thread that does nothing here */
+#define IDLE_SHARE 64 /* ... and on the CPU for less than this share of the time: a thread without work here */
 #define MIN_STOLEN_NS 20000
 #define WAKING_BYTES 8192
 
@@ -40,7 +40,7 @@ struct frame { /* an outermost call that is open */
 	u64 cookie;
 };
 
-struct made_comm { /* what the entry of a call that makes a communicator knows */
+struct made_comm { /* facts known at the entry of a call that makes a communicator */
 	u64 out; /* address of the handle */
 	u64 hash;
 	u64 parent_hash;
@@ -77,13 +77,13 @@ struct pinned { /* host memory of a process that is pinned */
 	struct range ranges[N_PINNED];
 };
 
-struct details { /* what an open CUDA call was given */
+struct details { /* arguments of an open CUDA call */
 	s64 count_bytes; /* -1 unknown */
 	u64 stream;
 	u64 address;
 	u64 source;
 	u64 handle;
-	u64 out;	/* where the call writes what it makes */
+	u64 out;	/* where the call writes its result */
 	u64 pitch_at;	/* where it writes bytes a row */
 	struct live freed;
 	u32 grid[3];
@@ -99,7 +99,7 @@ struct details { /* what an open CUDA call was given */
 	u8 spare[5];
 };
 
-struct thread { /* what a GPU thread's own hooks know; its slot is what others see */
+struct thread { /* facts for a GPU thread's own probes; its slot is the part for other threads */
 	s64 born_ns; /* of the process that the slot belongs to */
 	u32 slot;
 	s32 device; /* + 1; 0 unknown */
@@ -113,11 +113,11 @@ struct thread { /* what a GPU thread's own hooks know; its slot is what others s
 	struct frame counted;
 	struct details class_details;
 	struct details counted_details;
-	u64 graph_out; /* address of the handle of what the open call makes */
+	u64 graph_out; /* address of the handle of the open call's result */
 	u64 graph_stream;
 	s64 graph_capture_ns;
 	struct made_comm made;
-	struct arrival arrival; /* where one is made that several calls share */
+	struct arrival arrival; /* for a call that makes one object for several threads */
 };
 
 struct {
@@ -158,8 +158,8 @@ struct {
 	__type(value, u64);
 } counters __weak SEC(".maps");
 
-struct tuning { /* what user space turns while tracing */
-	u32 raised; /* thresholds of calls are so many times doubled */
+struct tuning { /* settings that user space changes while tracing */
+	u32 raised; /* thresholds of calls are doubled this many times */
 	u32 spare;
 };
 
@@ -206,10 +206,10 @@ INLINE void count(u32 which)
 	u64 *n = bpf_map_lookup_elem(&counters, &which);
 
 	if (n)
-		*n += 1; /* per CPU; a hook that is preempted between load and store may lose one of its own */
+		*n += 1; /* per CPU; a probe that is preempted between load and store may lose an increment */
 }
 
-/* The entry of a hash map, made where there is none; NULL: no room. */
+/* The entry of a hash map, created if missing; NULL: no room. */
 INLINE void *entry_of(void *map, const void *key, const void *fresh)
 {
 	void *entry = bpf_map_lookup_elem(map, key);
@@ -220,8 +220,8 @@ INLINE void *entry_of(void *map, const void *key, const void *fresh)
 	return bpf_map_lookup_elem(map, key);
 }
 
-/* Flags for a record of a ring: the reader comes by itself, and is woken when a quarter of the ring is in use. Some
- * records do that, for those that are made at the same time may pass the very one. */
+/* Flags for a record of a ring: the reader polls, and is woken when a quarter of the ring is in use. Several records
+ * request that, because records made at the same time may skip the exact position. */
 INLINE u64 wakeup(void *ring)
 {
 	u64 limit = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4;
@@ -345,8 +345,8 @@ INLINE void note_bases(struct process *p, struct slot *s, u64 now)
 	s->has_base = LOAD(&p->begun) == ended;
 }
 
-/* Of the process's time in the thread's state, what lies after `since`: exact while no other
- * thread of the process was in the same state, else a lower bound. */
+/* The part of the process's time in the thread's state that lies after `since`: exact while no other thread of the
+ * process was in the same state, otherwise a lower bound. */
 INLINE u64 own_time_since(struct process *p, struct slot *s, u64 since, u64 now)
 {
 	u64 ended = LOAD(&p->ended), word = LOAD(&p->word), before = since - s->base_ns;
@@ -360,7 +360,7 @@ INLINE u64 own_time_since(struct process *p, struct slot *s, u64 since, u64 now)
 	return own < (s64)(now - since) ? own : now - since;
 }
 
-/* Put time right afterwards, but none that an arrival has told: accounts of arrivals never go back. */
+/* Correct time afterwards, but no time that an arrival has reported: accounts of arrivals never decrease. */
 INLINE void move_untold(struct process *p, u32 from, u32 to, s64 ns, u64 now)
 {
 	s64 untold = account(p, from, most_active(LOAD(&p->word)), now) - p->told_ns[MASK(from - 1, 15)];
@@ -377,8 +377,9 @@ INLINE u64 clamp(u64 x, u64 low, u64 high)
 }
 
 /* A thread that counts as off the CPU runs: its switch-in was missed, and perhaps its wakeup. The scheduler's own
- * accounts of the task tell when they were: for a thread that left runnable, the growth of its run queue delay; for
- * one that left blocked, the growth of its run time, which is exact when it leaves again and else up to 4 ms late. */
+ * accounts of the task have the times: for a thread that left runnable, the growth of its run queue delay; for a
+ * thread that left blocked, the growth of its run time, which is exact when it leaves again and otherwise up to 4 ms
+ * late. */
 INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_struct *task)
 {
 	u64 now = bpf_ktime_get_ns(), on = now, woken, ns, delay = 0, runnable = 0;
@@ -413,9 +414,9 @@ INLINE void put_right(struct process *p, struct slot *s, u32 index, struct task_
 	raw(EVENT_ON, on, task->tgid, task->pid, 0);
 }
 
-/* Compare what counts as running with the scheduler's account of it: what a hypervisor or interrupts took of the CPU
- * counts as preempted. Where several threads are in the same state, or a more active one decides the state of the
- * process, the process has lost nothing. */
+/* Compare the running time with the scheduler's account of it: time taken by a hypervisor or interrupts counts as
+ * preempted. If several threads are in the same state, or a more active thread decides the state of the process, the
+ * process has lost nothing. */
 INLINE void compare_runtime(struct process *p, struct slot *s, u32 index, struct task_struct *task)
 {
 	u64 now = bpf_ktime_get_ns(), runtime = task->se.sum_exec_runtime, word = LOAD(&p->word);
@@ -438,7 +439,7 @@ INLINE void compare_runtime(struct process *p, struct slot *s, u32 index, struct
 	raw(EVENT_ON, now, task->tgid, task->pid, 0);
 }
 
-/* The slot of a task that is followed, else NULL. */
+/* The slot of a task that is followed, otherwise NULL. */
 INLINE struct slot *slot_of(struct task_struct *task, struct process **process, u32 *index)
 {
 	struct thread *t;
@@ -497,7 +498,7 @@ INLINE struct process *process_of(u32 tgid)
 	return p;
 }
 
-/* A slot of a thread that has been parked for long and is in no call; NO_SLOT when there is none. */
+/* A slot of a thread that has been parked for long and is not in a call; NO_SLOT without such a slot. */
 INLINE u32 parked_slot(struct process *p, u64 now)
 {
 	u64 word = *(volatile u64 *)&p->word;
@@ -512,7 +513,7 @@ INLINE u32 parked_slot(struct process *p, u64 now)
 	return found;
 }
 
-/* Take a slot that is free, else one of a thread that has been parked for long. NO_SLOT when there is none. */
+/* Take a free slot, otherwise the slot of a thread that has been parked for long. NO_SLOT without either. */
 INLINE u32 take_slot(struct process *p, u32 tid, u64 now)
 {
 	struct slot *s;
@@ -534,7 +535,7 @@ INLINE u32 take_slot(struct process *p, u32 tid, u64 now)
 	return i;
 }
 
-/* The calling thread in a call that returns: as it was left at the entry. False: it was not traced then. */
+/* The calling thread in a call that returns: its state from the entry. False: it was not traced then. */
 INLINE bool self_again(struct thread *t, struct process **process, struct slot **slot)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -557,14 +558,15 @@ INLINE bool self_again(struct thread *t, struct process **process, struct slot *
 	return true;
 }
 
-/* How long it took to find the process and the thread. A whole hook takes so many times as long, whether the caches hold
- * what it needs or not, on a fast CPU or a slow one: so it tells what hooks cost this thread. */
+/* The time it took to find the process and the thread. A whole probe takes a fixed multiple of it, with warm or cold
+ * caches, on a fast or a slow CPU: so it measures the cost of probes to this thread. */
 INLINE u32 way_ns(u64 begin, u64 now)
 {
 	return now - begin < MOST_WAY_NS ? now - begin : MOST_WAY_NS;
 }
 
-/* The calling thread, its process and, if there was room, its slot; made at the first call. False: not to be traced. */
+/* The calling thread, its process and, if there was room, its slot; created at the first call. False: not to be
+ * traced. */
 INLINE bool self(struct thread **thread, struct process **process, struct slot **slot, u64 *now_ns)
 {
 	u64 id = bpf_get_current_pid_tgid(), begin = bpf_ktime_get_ns(), now;
@@ -639,7 +641,7 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	return true;
 }
 
-/* Tells what the hooks of this thread cost: n is two for a call with its return, one for a call inside it. */
+/* Adds the cost of probes to this thread: n is two for a call with its return, one for a call inside it. */
 INLINE void count_hit(struct slot *s, u8 group, u32 n)
 {
 	if (!s)
@@ -668,9 +670,9 @@ INLINE u8 cookie_action(u64 cookie)
 }
 
 /* ---- open calls ----
- * Only the outermost call counts. The stack grows down, so it is told by its stack pointer: no depth to get wrong.
- * At the same stack pointer a call is a tail call of the open one, or the same call seen by a second link; later than
- * those can be, the open one was left without a return. */
+ * Only the outermost call counts. The stack grows down, so the stack pointer identifies it, without a depth count that
+ * could go wrong. At the same stack pointer a call is a tail call of the open call, or the same call seen by a second
+ * link; after the limits below, the open call was left without a return. */
 
 #define SAME_CALL_NS 50000
 #define TAIL_CALL_NS 100000000
@@ -703,18 +705,18 @@ struct {
 	__type(value, u32);
 } no_programs __weak SEC(".maps");
 
-/* Keeps a program on the stack of its thread. From 6.13 on x86-64 gives programs of this type one stack for each CPU, as
- * if none could interrupt another; but one in a hook of a user's function loses the CPU to another thread that runs the
- * same, where the kernel preempts in kernel mode, and then reads what that has left there: seen as an oops on 7.2. A
- * program that could call another one has no such stack (check_max_stack_depth() in kernel/bpf/verifier.c); it never
- * does. */
+/* Keeps a program on the stack of its thread. From 6.13 on, x86-64 gives programs of this type one stack for each CPU,
+ * as if no program could interrupt another. But a program in a probe of a user's function may lose the CPU to another
+ * thread that runs the same program, if the kernel preempts in kernel mode, and then reads the other program's data on
+ * that stack: this caused an oops on 7.2. A program with a tail call has no such stack (check_max_stack_depth() in
+ * kernel/bpf/verifier.c); the call never happens. */
 #define ON_STACK_OF_THREAD(ctx) \
 	if (cfg_never)          \
 	bpf_tail_call(ctx, &no_programs, 0)
 
-/* The programs of a part, one of each way of hooking: a link that sees entry and return (from 6.13 on), or one for each.
- * enters: true where the return is to be told. A session has functions for both ways: together their variables do not fit
- * on one stack of 512 bytes. */
+/* The programs of a part, for each attach method: one link that covers entry and return (from 6.13 on), or one link
+ * for each. enters: true if the return is to be reported. A session has separate functions for entry and return:
+ * together their variables do not fit on one stack of 512 bytes. */
 #define HOOKS(part, enters, leaves)                          \
 	static __attribute__((noinline)) int part##_enters(struct pt_regs *ctx) \
 	{                                                    \
@@ -748,7 +750,7 @@ struct {
 		return 0;                                    \
 	}
 
-/* Where in the cookie the number of an argument stands. */
+/* Bit position in the cookie of each argument number. */
 #define COUNT_ARG 40
 #define DATATYPE_ARG 44
 #define REDUCTION_ARG 48
@@ -761,7 +763,7 @@ INLINE u32 arg_number(u64 cookie, u32 at)
 	return cookie >> at & 15;
 }
 
-/* args[1] is the first argument; from the stack only if the cookie asks for one that lies there. */
+/* args[1] is the first argument; the stack is read only if the cookie refers to an argument there. */
 INLINE void arguments(struct pt_regs *ctx, u64 cookie, u64 args[16])
 {
 #ifdef __TARGET_ARCH_arm64
@@ -775,7 +777,7 @@ INLINE void arguments(struct pt_regs *ctx, u64 cookie, u64 args[16])
 #endif
 }
 
-/* `missing` when the call has no such argument. */
+/* `missing` if the call has no such argument. */
 INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 {
 	u32 n = arg_number(cookie, at);
@@ -785,11 +787,11 @@ INLINE u64 arg(const u64 args[16], u64 cookie, u32 at, u64 missing)
 
 #include "native.h"
 
-/* A call has ended: tell it. `d`: what it was given, or NULL. */
+/* A call has ended: report it. `d`: its arguments, or NULL. */
 INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 duration, s32 result,
 			   const struct details *d)
 {
-	u64 id = bpf_get_current_pid_tgid(), stack = whole_stack(true); /* told before its first event */
+	u64 id = bpf_get_current_pid_tgid(), stack = whole_stack(true); /* emitted before its first event */
 	struct call_event *e = event(EVENT_CALL, since, id >> 32, id, LOST_CALL);
 
 	if (!e)
@@ -816,7 +818,7 @@ INLINE void tell_call_with(const struct thread *t, u64 cookie, s64 since, s64 du
 	bpf_ringbuf_submit(e, wakeup(&events));
 }
 
-/* A call has ended: tell it when it was slow, or failed. */
+/* A call has ended: report it if it was slow, or failed. */
 INLINE void tell_call(const struct thread *t, u64 cookie, s64 since, s32 result, bool has_failed)
 {
 	s64 duration = bpf_ktime_get_ns() - since;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* The Python frames of the thread that runs this: exact, since it is the thread itself that reads them.
+/* The Python frames of the thread that runs this: exact, since the thread itself reads them.
  *
- * User space tells where the fields lie, by process (src/stallscope/capture/stacks/). The thread's state is found among
- * the interpreter's by the thread's own pointer. Every code object must be one by its type; what makes no sense gives no
- * stack at all. A stack is known by a hash over its frames and over what identifies their code objects, and is told
- * once. x86-64 only: elsewhere there are none.
+ * User space provides the field offsets, by process (src/stallscope/capture/stacks/). The thread's state is found
+ * among the interpreter's states by the thread pointer. Every code object must have the type of a code object; invalid
+ * data gives no stack at all. A stack is identified by a hash over its frames and the identities of their code
+ * objects, and is emitted once. x86-64 only: elsewhere there are none.
  */
 #ifndef STALLSCOPE_PYTHON_H
 #define STALLSCOPE_PYTHON_H
@@ -15,7 +15,7 @@
 #define FRAME_BYTES 128
 #define CODE_BYTES 256
 #define WALK_APART_NS 5000000 /* a thread that blocks more often is not walked each time */
-#define WALK_SHARE 4000 /* where it has just been walked, only so many times as long after as that took ... */
+#define WALK_SHARE 4000 /* only after this multiple of the last walk's duration at the same place ... */
 #define MOST_WALK_NS 12500 /* ... had no interrupt come in between */
 
 struct {
@@ -66,7 +66,7 @@ INLINE u64 mix_in(u64 hash, u64 value)
 	return hash ^ hash >> 29;
 }
 
-/* The calling thread's state: the one that has its thread pointer, which Python keeps as pthread_self(). */
+/* The calling thread's state: the state with the thread's pointer, which Python keeps as pthread_self(). */
 INLINE u64 thread_state(const struct python *o)
 {
 #ifdef __TARGET_ARCH_x86
@@ -88,7 +88,7 @@ INLINE u64 thread_state(const struct python *o)
 
 #define FIELD(type, bytes, at, mask) (*(type *)((bytes) + MASK(at, mask)))
 
-/* One frame. Returns the one before it, 0 at the end, 1 where something makes no sense. */
+/* One frame. Returns the address of the previous frame, 0 at the end, 1 if the data is not valid. */
 INLINE u64 walk_frame(struct walk *w, const struct python *o, u64 at)
 {
 	u64 code, before;
@@ -123,7 +123,7 @@ INLINE u64 walk_frame(struct walk *w, const struct python *o, u64 at)
 	return before;
 }
 
-/* The stack of the calling thread as a hash; 0: there is none that one could vouch for. */
+/* The stack of the calling thread as a hash; 0: without a reliable stack. */
 __weak __attribute__((noinline)) u64 python_stack(void)
 {
 	u64 id = bpf_get_current_pid_tgid(), state, at, hash;

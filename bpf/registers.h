@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* A thread's registers in user mode, and the return addresses on its stack that hooks have replaced. x86-64. */
+/* A thread's registers in user mode, and the return addresses on its stack that probes have replaced. x86-64. */
 #ifndef STALLSCOPE_REGISTERS_H
 #define STALLSCOPE_REGISTERS_H
 
@@ -10,7 +10,7 @@ struct pt_regs___saved {
 } CORE;
 
 struct return_instance {
-	unsigned long stack; /* the stack pointer at the entry: there lies the return address */
+	unsigned long stack; /* the stack pointer at the entry, which is the address of the return address */
 	unsigned long orig_ret_vaddr;
 	struct return_instance *next;
 } CORE;
@@ -24,7 +24,7 @@ struct task_struct___hooked {
 } CORE;
 
 #ifdef __TARGET_ARCH_x86
-/* Where in its program a task is: the same number there at the same depth of the stack. */
+/* The location of a task in its program: the same number at the same location and depth of the stack. */
 INLINE u64 place_of(struct task_struct *task)
 {
 	struct pt_regs___saved *regs = (void *)bpf_task_pt_regs(task);
@@ -46,7 +46,7 @@ INLINE void saved_registers(struct registers *told, struct task_struct *task)
 	told->r15 = BPF_CORE_READ(regs, r15);
 }
 
-/* Hooks on returns put an address of their own in the place of the return address (kernel/events/uprobes.c). */
+/* Return probes write their own address in place of the return address (kernel/events/uprobes.c). */
 INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
 {
 	struct task_struct___hooked *t = (void *)task;

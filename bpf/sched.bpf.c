@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* The scheduler's side of the ledger: when GPU threads leave the CPU, why, who wakes them, when they run again.
+/* The scheduler's side of the ledger: when GPU threads leave the CPU, why, which task wakes them, when they run again.
  * A task that is not followed costs a load and a branch, as long as no other program gave it task storage. */
 #include "arrival.h"
 #include "host.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* So that the object describes what it emits, and the loader can compare. */
+/* So that the object contains the types of its records, and the loader can compare. */
 const volatile struct {
 	u64 n_bytes; /* of a record in the event ring */
 	struct event event[0];
@@ -24,7 +24,7 @@ const volatile struct {
 #define N_SYSCALLS 512
 #define N_ANCESTORS 4
 
-/* What a thread blocked in this system call waits for. One table for both architectures: numbers come from
+/* The object that a thread blocked in this system call waits for. One table for both architectures: numbers come from
  * asm/unistd.h. src/stallscope/events/syscalls.py has the same for x86-64; a test compares them. */
 static const u8 blocked_in[N_SYSCALLS] = {
 	[__NR_futex] = LOCK,
@@ -151,8 +151,8 @@ INLINE u32 why_off(struct task_struct *task, struct slot *s, bool preempt, u32 s
 	return category ? category : OTHER_OFF;
 }
 
-/* A thread that once made CUDA calls (NCCL's own threads do at start) and now only looks up from a poll now and then
- * holds nobody up. The main thread is never idle, nor one that works between its calls. */
+/* A thread that once made CUDA calls (NCCL's own threads do at start) and now only wakes from a poll from time to time
+ * does not delay other threads. The main thread is never idle, and neither is a thread that works between its calls. */
 INLINE bool is_idle(const struct slot *s, struct task_struct *task, u32 off, u64 now)
 {
 	u64 since = now - s->last_hook_ns;
@@ -162,8 +162,9 @@ INLINE bool is_idle(const struct slot *s, struct task_struct *task, u32 off, u64
 	return (task->se.sum_exec_runtime - s->hook_runtime) * IDLE_SHARE < since;
 }
 
-/* Where Python is when a thread blocks outside of calls, which tell that themselves. At an exception it may be anywhere,
- * also in the middle of changing its frames. Where a thread blocks in every step, walks take WALK_SHARE of its time. */
+/* The Python location of a thread that blocks outside of calls, which report theirs. At an exception it may be
+ * anywhere, also in the middle of changing its frames. If a thread blocks in every step, walks take WALK_SHARE of its
+ * time. */
 INLINE void note_stack(struct slot *s, struct task_struct *task, u32 off, u64 now)
 {
 	u64 place, took;
@@ -295,7 +296,7 @@ INLINE void runs_again(struct process *p, struct slot *s, u32 index, struct task
 	bool was_call = s->call && s->off_category != PREEMPTED && s->off_category != STOPPED;
 	u64 now;
 
-	if (s->off && !s->woken_ns) /* its time in the run queue stays in what it was blocked in */
+	if (s->off && !s->woken_ns) /* its time in the run queue stays in the category that it was blocked in */
 		count(MISSED_WAKEUP);
 	s->off = 0;
 	now = settle(p, s, index, state_of(s));
@@ -337,7 +338,8 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_stru
 	return switched(preempt, prev, next, prev_state);
 }
 
-/* Before 5.18 the tracepoint does not tell the state (commit fa2c3254d7cf); that of the task may have changed since. */
+/* Before 5.18 the tracepoint does not have the state (commit fa2c3254d7cf); the state of the task may have changed
+ * since. */
 struct task_struct___state {
 	unsigned int __state;
 } CORE;
@@ -362,8 +364,8 @@ INLINE bool is_descendant(struct task_struct *task, int tgid)
 	return false;
 }
 
-/* Who wakes the thread: here `current` is the waker, unless an interrupt is. This can run before the switch away is
- * over, so that it may change no state. */
+/* The waker of the thread: `current`, unless this runs in an interrupt. This can run before the switch away is
+ * complete, so it must not change any state. */
 SEC("?tp_btf/sched_waking")
 int BPF_PROG(on_waking, struct task_struct *task)
 {
@@ -389,8 +391,8 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	return 0;
 }
 
-/* It was a child that the thread waited for: what the process spent below CHILD meanwhile is CHILD. Exact, but for
- * accounts that an arrival of another thread has already told. */
+/* The thread waited for a child: the process's time below CHILD during the wait is CHILD. Exact, except for accounts
+ * that an arrival of another thread has already reported. */
 INLINE void waited_for_child(struct process *p, struct slot *s, u64 now)
 {
 	u64 ended = LOAD(&p->ended), word = LOAD(&p->word), base;
@@ -443,7 +445,7 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 
 #define COMPARE_BITS 22 /* of ns on the CPU: 4.2 ms, a tick of most kernels */
 
-/* The scheduler brings its account of the running task up to date: at every tick, and at each switch and more between. */
+/* The scheduler updates its account of the running task: at every tick, at each switch, and in between. */
 SEC("?tp_btf/sched_stat_runtime")
 int BPF_PROG(on_tick, struct task_struct *task, u64 grown_ns)
 {
@@ -499,7 +501,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	return 0;
 }
 
-/* Another program in the same process: handles and threads mean nothing any more. */
+/* Another program in the same process: its handles and threads are invalid. */
 SEC("?tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *task)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Segments that TCP sends again. That happens in an interrupt, in whatever task: the owner is whoever holds the
- * socket, so they are counted by the number of the socket's file, which user space finds among the descriptors of
- * the traced processes. Counted, so that a lossy network cannot flood anything. */
+/* Segments that TCP retransmits. This happens in an interrupt, in any task. The owner is the process that holds the
+ * socket, so retransmits are counted by the number of the socket's file, which user space finds among the descriptors
+ * of the traced processes. They are only counted, so that a lossy network cannot flood the ring. */
 #include "host.h"
 
 #define N_SOCKETS 1024

@@ -240,7 +240,7 @@ def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program]
     lost, told = program.losses()["lost_call"], len(program.events.drain())
     for _ in range(150):
         governor.govern()
-    assert any("usual length on again" in note for note in governor.notes())
+    assert any("threshold of slow calls is back to its default" in note for note in governor.notes())
     calls = program.operations()
     assert calls.values["n"].sum() == 1000 and lost > 0
     assert told + lost >= 1000

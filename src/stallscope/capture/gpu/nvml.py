@@ -12,7 +12,7 @@ from typing import Any
 from stallscope.errors import CannotTrace
 
 _CONTROL = Path("/dev/nvidiactl")
-_NO_DRIVER = "no NVIDIA driver (libnvidia-ml.so.1) is here"
+_NO_DRIVER = "no NVIDIA driver found (libnvidia-ml.so.1)"
 
 
 @contextmanager
@@ -59,9 +59,11 @@ def text(told: Any) -> str:
 def _why(nvml: Any, error: Any) -> str:
     said = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: _NO_DRIVER,
-        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed and not loaded: modprobe nvidia",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded: modprobe nvidia",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            "the NVIDIA driver was updated and the old one is still loaded: restart the machine"
+            "the NVIDIA driver was updated, but the old version is still loaded: restart the machine"
         ),
     }
-    return said.get(error.value, f"NVML: {error}; run `nvidia-smi`, and restart the driver if it fails too")
+    return said.get(
+        error.value, f"NVML: {error}; run `nvidia-smi`, and restart the driver if that also fails"
+    )

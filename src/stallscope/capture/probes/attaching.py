@@ -67,7 +67,7 @@ class Attaching:
                 notes += self._attached(library)
             except (OSError, NotElf, Refused) as error:
                 if (self.proc / str(library.pid)).exists():
-                    notes.append(f"its calls are not seen: {library.name}: {error}")
+                    notes.append(f"calls of {library.name} are not traced: {error}")
                 else:
                     self.discovery.forget(library.key)
         return notes
@@ -86,7 +86,7 @@ class Attaching:
     def _attached(self, library: Library) -> list[str]:
         with elf.opened(library.path) as image:
             if image.key != library.key:
-                raise NotElf("the file was replaced while it was being looked at")
+                raise NotElf("the file was replaced during the reading")
             governed = operations.GOVERNED if self.governor else ()
             always = (HookGroup.ALWAYS,) if self.governor else operations.ALWAYS
             wanted = operations.names(launches=self.launches, groups=(*always, *governed))
@@ -122,4 +122,4 @@ def _dear(library: Library, entries: Mapping[str, Entry]) -> list[str]:
     n = Counter(entries.values())[Entry.STEPPED]
     if not n:
         return []
-    return [f"{n} functions of {library.name} start with an instruction that makes a hook cost about 5 us"]
+    return [f"{n} functions of {library.name} start with an instruction that makes a probe cost about 5 us"]

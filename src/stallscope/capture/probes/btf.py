@@ -22,7 +22,7 @@ class _Type(NamedTuple):
     name: str
     kind: int
     n_members: int
-    size: int  # or the number of the type that this one refers to
+    size: int  # or the number of the type that this type refers to
     tail: bytes
 
 
@@ -92,7 +92,7 @@ class Btf:
             return f"<{'i' if encoding & _SIGNED else 'u'}{found.size}"
         if found.kind == _ENUM:
             return f"<u{found.size}"
-        raise ValueError(f"{found.name or 'a type'} of kind {found.kind} has no place in a record")
+        raise ValueError(f"{found.name or 'a type'} of kind {found.kind} is not supported in a record")
 
     def _resolved(self, number: int) -> _Type:
         found = self._types[number]

@@ -68,7 +68,7 @@ class Entry(Enum):
     """How the kernel handles a probe on a function's first instruction."""
 
     EMULATED = "emulated"  # push or nop: cheap
-    AFTER_ENDBR = "the instruction 4 bytes on is cheap"  # the instruction 4 bytes on is a cheap one
+    AFTER_ENDBR = "after endbr64"  # the instruction 4 bytes on is cheap
     STEPPED = "stepped"  # single-stepped: about five times the cost
     UNKNOWN = "unknown"  # other architecture
 
@@ -220,10 +220,10 @@ def _is_emulated(code: bytes) -> bool:
 def _image(fd: int) -> Image:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise NotElf("no regular file")
+        raise NotElf("not a regular file")
     header = _read(fd, 0, 64)
     if header[:6] != b"\x7fELF\x02\x01":
-        raise NotElf("no 64-bit little-endian ELF file")
+        raise NotElf("not a 64-bit little-endian ELF file")
     (machine,) = struct.unpack_from("<H", header, 18)
     (table,) = struct.unpack_from("<Q", header, 32)
     entry_bytes, n = struct.unpack_from("<HH", header, 54)

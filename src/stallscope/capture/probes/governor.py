@@ -47,7 +47,7 @@ a thread.
 _LEAST_SHARE = 0.1
 """Share of the budget that a group always has, whatever the groups before it cost."""
 _COPIES_BUDGET = 0.005
-"""The minimum where hot probes have no budget."""
+"""The budget of copies if hot probes have none."""
 _QUIET = 0.5
 """Share of the budget: at this cost, summed over all threads, no thread needs to be examined."""
 
@@ -88,7 +88,7 @@ class Group:
     next_on_ns: int = 0
     spent: float = 0.0  # ns that its busiest process has lost in this period
     inside_share: float = 0.0  # in this period so far, of the thread with the longest time inside
-    added_share: float = 0.0  # ns that probes add to its time inside
+    added_share: float = 0.0  # share that probes add to its time inside
     on_ns: int = 0  # time on, up to on_since_ns
     on_since_ns: int = 0
     _before: Counted = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Governor:
     _failure: BaseException | None = None
     _n_raised: int = 0
     _always: Group = field(default_factory=Group)
-    _always_load: float = 0.0  # share of its last second
+    _always_load: float = 0.0  # over its last second
     _was_quiet: bool = False
     _way_ns: int = 0
     _quiet_ns: int = 0
@@ -349,7 +349,7 @@ class Governor:
                 else:
                     self._detach(key, group)
             except Refused as refusal:
-                self._say_once(f"hot hooks stay off: {refusal}")
+                self._say_once(f"probes on hot functions stay off: {refusal}")
         if is_on:
             state.switched(self.clock_ns(), is_on=True)
 
@@ -382,16 +382,16 @@ class Governor:
         self._n_raised = n_times
         self.program.raise_thresholds(n_times)
         self._notes.append(
-            f"slow calls are kept from {1 << n_times} times the usual length on: more come than can be taken"
+            f"the threshold of slow calls is {1 << n_times} times higher: more calls arrive than can be recorded"
             if n_times
-            else "slow calls are kept from their usual length on again"
+            else "the threshold of slow calls is back to its default"
         )
 
     def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
         what = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
         share = state.spent / max(now_ns - state.period_ns, 1)
         self._say_once(
-            f"counts of {what} are estimates: hooks on all of them would cost {share:.1%} of a thread"
+            f"counts of {what} are estimates: probes on all of them would cost {share:.1%} of a thread"
         )
 
     def _say_once(self, words: str) -> None:

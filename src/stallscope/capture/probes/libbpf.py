@@ -138,7 +138,7 @@ class Library:
 
 
 class Object:
-    """An opened BPF object: choose its programs, load, attach. Close frees what it holds."""
+    """An opened BPF object: choose its programs, load, attach. Close frees its resources."""
 
     def __init__(self, library: Library, path: Path):
         self._library = library

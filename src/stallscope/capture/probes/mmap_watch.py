@@ -2,7 +2,7 @@
 
 From the kernel's own records of executable mappings and forks (perf_event_open, a software event that counts nothing,
 on each CPU), so they cover any loader, container or language. Each mapped library costs the machine about a
-microsecond; there is no other cost. Needs CAP_PERFMON, as the probes do.
+microsecond; no other cost. Needs CAP_PERFMON, as the probes do.
 """
 
 import ctypes
@@ -141,9 +141,8 @@ def _taken(ring: mmap.mmap, told: Told) -> Told:
         else ring[page + begin : page + size] + ring[page : page + end]
     )
     struct.pack_into("=Q", ring, _HEAD_AT + 8, head)
-    if (
-        head - tail > size - _RECORD_AT_MOST_BYTES
-    ):  # the kernel reports lost records only with the next record
+    # The kernel reports lost records only with the next record.
+    if head - tail > size - _RECORD_AT_MOST_BYTES:
         told = told._replace(n_lost=told.n_lost + 1)
     return _parsed(data, told)
 

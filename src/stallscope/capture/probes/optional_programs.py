@@ -36,10 +36,8 @@ FEATURES = (
     Feature("native frames of threads that hang", (("peek",),)),
 )
 IOCTL_WAYS = {
-    "function": (
-        "ioctl_enter",
-        "ioctl_leave",
-    ),  # attaches to the system call's own function: other system calls pay nothing
+    # Attaches to the system call's own function: other system calls pay nothing.
+    "function": ("ioctl_enter", "ioctl_leave"),
     "tracepoint": ("ioctl_enter_any", "ioctl_leave_any"),
 }
 """Ways to see calls into the GPU driver, best first."""

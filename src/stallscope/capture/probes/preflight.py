@@ -66,13 +66,13 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
         raise CannotTrace(f"not allowed to trace: {told(missing)} missing; {remedy(proc)}")
     if has_own_pids(proc):
         raise CannotTrace(
-            "cannot trace from a container with process numbers of its own: the kernel tells the machine's; "
+            "cannot trace from a container with its own pid namespace: the kernel reports the machine's numbers; "
             "start it with --pid=host (Kubernetes: hostPID: true)"
         )
     if not (sys / "kernel/btf/vmlinux").exists():
         raise CannotTrace(
             "cannot trace on this kernel: it has no BTF (/sys/kernel/btf/vmlinux); "
-            "use one built with CONFIG_DEBUG_INFO_BTF, as all large distributions' are since 2021"
+            "use a kernel with CONFIG_DEBUG_INFO_BTF, as in all large distributions since 2021"
         )
 
 
@@ -91,7 +91,9 @@ def check_pids(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
     """Raises NotFound for a process that does not exist."""
     for pid in pids:
         if not (proc / str(pid)).is_dir():
-            raise NotFound(f"there is no process {pid}: check the number, or leave --pid out to trace all")
+            raise NotFound(
+                f"process {pid} does not exist: check the number, or omit --pid to trace all processes"
+            )
 
 
 def missing_capabilities(effective: int) -> list[Capability]:

@@ -64,9 +64,8 @@ def drop_all_but(capabilities: frozenset[int]) -> None:
     CannotTrace.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if (
-        Capability.CAP_SETPCAP in held()
-    ):  # otherwise the parent has to limit the capabilities that an exec can regain
+    # Without CAP_SETPCAP the parent has to limit the capabilities that an exec can regain.
+    if Capability.CAP_SETPCAP in held():
         for bit in range(64):
             if bit not in capabilities and libc.prctl(_PR_CAPBSET_READ, bit, 0, 0, 0) == 1:
                 libc.prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)

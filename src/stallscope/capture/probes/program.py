@@ -462,7 +462,7 @@ def _checked(path: Path) -> btf.Btf:
     for name, dtype in kernel.STRUCTS.items():
         if found := btf.difference(dtype, types.dtype(name)):
             raise CannotTrace(
-                f"{path} is of another version: in struct {name}, {found}; build it anew with `make bpf`"
+                f"{path} has another version: in struct {name}, {found}; rebuild it with `make bpf`"
             )
     return types
 
@@ -495,9 +495,8 @@ def _loaded(
         opened.load()
         if mode != "perf":
             _try_link(opened, hooked[0], path, is_session=mode == "session")
-        for name in set(optional) & set(
-            IOCTL_WAYS["function"]
-        ):  # some kernels load programs that they cannot attach
+        # Some kernels load programs that they cannot attach.
+        for name in set(optional) & set(IOCTL_WAYS["function"]):
             opened.detach(opened.attach(name))
     except Refused:
         opened.close()

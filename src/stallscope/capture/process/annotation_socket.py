@@ -148,13 +148,13 @@ class Labels:
             label, value = told["label"], told.get("value", "")
             pid, ts_ns = told.get("pid", peer.pid), told.get("ts_ns", self.now_ns())
         except (ValueError, KeyError, TypeError, AttributeError):
-            return 'give {"label": ..., "value": ...}'
+            return 'send {"label": ..., "value": ...}'
         if not isinstance(label, str) or not _LABEL.fullmatch(label):
-            return "a label is a word of small letters, 32 at most"
+            return "a label is a word of at most 32 lowercase letters"
         if isinstance(value, bool) or not isinstance(value, str | int):
             return "a value is a text or a whole number"
         if not isinstance(pid, int) or not self._is_of(peer, pid):
-            return f"process {pid} is not yours to tell about"
+            return f"not allowed to set labels of process {pid}"
         now_ns = self.now_ns()
         if not isinstance(ts_ns, int) or not now_ns - _OLDEST_NS <= ts_ns <= now_ns:
             ts_ns = now_ns
@@ -204,7 +204,7 @@ def _check_place(path: Path) -> None:
     folder = path.parent.stat()
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise CannotTrace(
-            f"cannot listen at {path}: everybody may write its folder; choose another --annotate-socket"
+            f"cannot listen at {path}: its folder is writable for all users; choose another --annotate-socket"
         )
     try:
         found = path.lstat()
@@ -212,12 +212,12 @@ def _check_place(path: Path) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
         raise CannotTrace(
-            f"cannot listen at {path}: it is somebody else's file; choose another --annotate-socket"
+            f"cannot listen at {path}: the file belongs to another user; choose another --annotate-socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         if trial.connect_ex(str(path)) == 0:
             raise CannotTrace(
-                f"cannot listen at {path}: another agent does; choose another --annotate-socket"
+                f"cannot listen at {path}: another agent listens there; choose another --annotate-socket"
             )
 
 

@@ -52,7 +52,7 @@ class Identity:
     device: int = UNKNOWN
     comm: str = ""
     started_ticks: int = UNKNOWN
-    is_from_nccl: bool = False  # rank and nranks are those of a communicator
+    is_from_nccl: bool = False  # rank and nranks refer to a communicator
 
 
 def identity(

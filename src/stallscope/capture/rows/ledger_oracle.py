@@ -53,7 +53,7 @@ def _thread(events: Array) -> ThreadEvents:
 
 
 def _pairs(events: Array, begin: Kind, end: Kind) -> list[tuple[int, int]]:
-    """Indices of each begin and of the end that follows it, -1 while there is no end."""
+    """Indices of each begin and of the end that follows it, -1 without an end."""
     pairs: list[tuple[int, int]] = []
     for i in np.flatnonzero(np.isin(events["kind"], (begin, end))).tolist():
         if events["kind"][i] == begin:

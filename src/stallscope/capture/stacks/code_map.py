@@ -107,7 +107,7 @@ class MappedCode:
         region = self.region(address)
         known = self._known(region) if region else None
         if region is None or known is None:
-            raise NoRules(f"no file is mapped at {address:#x} that may be read")
+            raise NoRules(f"no readable file is mapped at {address:#x}")
         in_file = address - region.start + region.offset
         if in_file not in known.rules:
             if len(known.rules) >= _MOST_ADDRESSES:
@@ -115,7 +115,7 @@ class MappedCode:
             known.rules[in_file] = self._rules(region, in_file)
         found = known.rules[in_file]
         if found is None:
-            raise NoRules(f"{_short(region.name)} does not say how to go on from {in_file:#x}")
+            raise NoRules(f"{_short(region.name)} has no unwind rules for {in_file:#x}")
         return found
 
     def _known(self, region: Region) -> _Known | None:

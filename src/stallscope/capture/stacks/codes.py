@@ -61,7 +61,7 @@ class Codes:
         """
         now = self._identity(frame.code)
         if identity is not None and now != identity:
-            raise Refused(f"the code object at {frame.code:#x} is another one by now")
+            raise Refused(f"the code object at {frame.code:#x} has been replaced")
         known = self._known.get(frame.code)
         if known is None or known.identity != now:
             known = _Code(now, self._text(now.filename), self._text(now.qualname), self._bytes(now.linetable))
@@ -103,5 +103,5 @@ class Codes:
     def _bytes(self, at: int) -> bytes:
         n_bytes = self._memory.word(at + 16)
         if n_bytes > _MAX_TABLE_BYTES:
-            raise Refused(f"no table of lines at {at:#x}")
+            raise Refused(f"no line table at {at:#x}")
         return self._memory.read(at + _BYTES_DATA, n_bytes) if n_bytes else b""

@@ -109,14 +109,14 @@ def _row(image: Image, address: int) -> int:
     data = elf.contents(image, header.address, 12)
     (n,) = struct.unpack_from("<I", data, 8)
     if data[:4] != _HEADER or n > _MAX_ROWS:
-        raise NoRules("a table of call frame information of another kind")
+        raise NoRules("an unsupported table of call frame information")
     low, high = 0, n  # the row is in [low - 1, high)
     while low < high:
         middle = (low + high) // 2
         (begin,) = struct.unpack("<i", elf.contents(image, header.address + 12 + 8 * middle, 4))
         low, high = (middle + 1, high) if header.address + begin <= address else (low, middle)
     if not low:
-        raise NoRules("nothing is said of this address")
+        raise NoRules("no entry for this address")
     (entry,) = struct.unpack("<i", elf.contents(image, header.address + 12 + 8 * (low - 1) + 4, 4))
     return header.address + int(entry)
 
@@ -136,13 +136,13 @@ def _function(image: Image, entry: int, address: int) -> tuple[int, _Common, byt
     common = _common(_entry(image, at - back)[0])
     size = _POINTER_BYTES.get(common.encoding & 15, 0)
     if not size or common.encoding & 0xF0 not in (0, 0x10):
-        raise NoRules("addresses in another encoding")
+        raise NoRules("an unsupported encoding of addresses")
     begin = int.from_bytes(data[4 : 4 + size], "little", signed=True)
     if common.encoding & 0xF0:
         begin += at + 4
     length = int.from_bytes(data[4 + size : 4 + 2 * size], "little")
     if not begin <= address < begin + length:
-        raise NoRules("nothing is said of this address")
+        raise NoRules("no entry for this address")
     rest = 4 + 2 * size
     if common.has_data:
         n, rest = _number(data, rest)
@@ -155,13 +155,13 @@ def _common(data: bytes) -> _Common:
     end = data.index(0, 5)
     words, at = data[5:end].decode("latin-1"), end + 1
     if identity or version not in (1, 3) or (words and not words.startswith("z")):
-        raise NoRules("a common entry of another kind")
+        raise NoRules("an unsupported common entry")
     found = _Common()
     found.code_unit, at = _number(data, at)
     found.data_unit, at = _signed(data, at)
     returned, at = (data[at], at + 1) if version == 1 else _number(data, at)
     if returned != IP:
-        raise NoRules("another column for the return address")
+        raise NoRules("an unsupported column for the return address")
     if words:
         found.has_data = True
         n, at = _number(data, at)
@@ -183,7 +183,7 @@ def _augmented(words: str, data: bytes, found: _Common) -> None:
         elif word == "P":
             at += 1 + _POINTER_BYTES[data[at] & 15]
         else:
-            raise NoRules(f"an augmentation {word!r}")
+            raise NoRules(f"unsupported augmentation {word!r}")
 
 
 def _run(program: bytes, state: _State, first: _State, common: _Common, *, until: int) -> None:
@@ -206,7 +206,7 @@ def _run(program: bytes, state: _State, first: _State, common: _Common, *, until
             state.registers[low] = first.registers.get(low)
         elif low == 0x0A:
             if len(kept) >= _MAX_NESTED:
-                raise NoRules("states within states")
+                raise NoRules("too many nested states")
             kept.append(state.copy())
         elif low == 0x0B:
             back = kept.pop()
@@ -258,7 +258,7 @@ def _register_rule(
         at += n
         state.registers[number] = _IS_ELSEWHERE
     elif low != 0x2E:  # this instruction has only a number, which does not matter here
-        raise NoRules(f"an instruction {low:#x}")
+        raise NoRules(f"unsupported instruction {low:#x}")
     return at
 
 

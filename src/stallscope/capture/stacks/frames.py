@@ -71,7 +71,7 @@ def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
         if again == first:
             return [frame for _, frame in first]
         first = again
-    raise Refused("the thread moved while it was looked at")
+    raise Refused("the thread moved during the reading")
 
 
 def frames_once(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
@@ -90,7 +90,7 @@ def _walk(memory: Memory, python: Interpreter, state: int) -> list[tuple[int, Fr
     found: list[tuple[int, Frame]] = []
     while at:
         if at & 7 or len(found) >= MAX_FRAMES:
-            raise Refused(f"a chain of frames that leads to {at:#x}")
+            raise Refused(f"the chain of frames leads to {at:#x}")
         data = memory.read(at, layout.frame_bytes)
         owner = data[layout.frame_owner] if layout.frame_owner != NONE else 0
         if owner < layout.first_unowned:
@@ -103,7 +103,7 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
     layout = python.layout
     code = struct.unpack_from("<Q", data, layout.frame_code)[0] & ~3
     if code & 7:
-        raise Refused(f"a code object at {code:#x}")
+        raise Refused(f"invalid address of a code object: {code:#x}")
     head = memory.read(code, 24)
     kind, n_units = struct.unpack_from("<QQ", head, 8)
     if kind != python.code_type:
@@ -112,7 +112,7 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
         return Frame(code, struct.unpack_from("<i", data, layout.frame_instr)[0])
     index = (struct.unpack_from("<Q", data, layout.frame_instr)[0] - code - layout.code_instructions) >> 1
     if not -1 <= index < n_units:
-        raise Refused(f"an instruction outside the code object at {code:#x}")
+        raise Refused(f"instruction outside the code object at {code:#x}")
     return Frame(code, max(index, 0))
 
 

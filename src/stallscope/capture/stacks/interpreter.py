@@ -114,9 +114,9 @@ def _minor(image: Image, version: elf.Variable | None, runtime_bytes: int, name:
     if version is not None:
         (told,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
         if told >> 24 != 3:
-            raise UnknownLayout(f"Python {told >> 24} is not known")
+            raise UnknownLayout(f"Python {told >> 24} is not supported")
         return int(told >> 16 & 255)
     in_name = _VERSION_IN_NAME.search(name)
     if in_name is None or int(in_name[1]) != 10 or runtime_bytes != _RUNTIME_BYTES_3_10:
-        raise UnknownLayout(f"the version of {name} cannot be told: Python 3.10 or newer is known")
+        raise UnknownLayout(f"cannot determine the version of {name}: Python 3.10 or newer is supported")
     return 10

@@ -101,7 +101,7 @@ def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
     if minor in _TABLE:
         return _TABLE[minor]
     if minor not in VERSIONS:
-        raise UnknownLayout(f"Python 3.{minor} is not known: 3.{VERSIONS[0]} to 3.{VERSIONS[-1]} are")
+        raise UnknownLayout(f"Python 3.{minor} is not supported: 3.{VERSIONS[0]} to 3.{VERSIONS[-1]} are")
     return _told(minor, debug_offsets)
 
 
@@ -111,7 +111,7 @@ def _told(minor: int, data: bytes) -> Layout:
         raise UnknownLayout("_PyRuntime does not begin with the description of its layout")
     version, free_threaded = struct.unpack_from("<QQ", data, 8)
     if version >> 16 != 0x300 + minor:
-        raise UnknownLayout(f"the layout is that of another version, {version:#x}")
+        raise UnknownLayout(f"the layout has another version, {version:#x}")
     if free_threaded:
         raise UnknownLayout("free-threaded builds are not supported")
     at = _values(data, _SECTIONS_13 if minor == 13 else _SECTIONS_14)
@@ -157,4 +157,4 @@ def _check(found: Layout, at: Mapping[str, int]) -> None:
         if field in _INSIDE and value + 4 > at[f"{section}.size"]:
             raise UnknownLayout(f"{name} lies outside its structure")
     if not 64 <= found.frame_bytes <= 128 or at["object.ob_type"] != 8 or found.code_instructions > 512:
-        raise UnknownLayout("sizes that no known build has")
+        raise UnknownLayout("unexpected structure sizes")

@@ -57,7 +57,7 @@ def _frame(told: Array, layout: Layout) -> Frame:
         return Frame(code, int(np.int32(np.uint32(instruction & 0xFFFFFFFF))))
     unit = (instruction - code - layout.code_instructions) >> 1
     if unit < -1:
-        raise Refused(f"an instruction outside the code object at {code:#x}")
+        raise Refused(f"instruction outside the code object at {code:#x}")
     return Frame(code, max(unit, 0))
 
 

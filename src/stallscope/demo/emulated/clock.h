@@ -30,7 +30,7 @@ static inline void sleep_until(int64_t ns)
 		;
 }
 
-/* Burns CPU of the calling thread, as a driver does that writes page tables. */
+/* Burns CPU of the calling thread, like a driver that writes page tables. */
 static inline void spend_cpu(int64_t ns)
 {
 	struct timespec t;
@@ -43,7 +43,7 @@ static inline void spend_cpu(int64_t ns)
 	while (t.tv_sec * NS_PER_S + t.tv_nsec < end);
 }
 
-/* Tells the core that this is a busy loop. */
+/* Hints to the core that this is a busy loop. */
 static inline void relax(void)
 {
 #if defined(__x86_64__)

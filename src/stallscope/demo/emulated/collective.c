@@ -76,7 +76,7 @@ static void enter(const struct part *part, struct entry *entry)
 	round_enter(comm->place, comm->rank, &entry->round);
 }
 
-/* Returns when the part's data was there, or -1 when the communicator was aborted. */
+/* Returns when the part's data was available, or -1 when the communicator was aborted. */
 static int64_t wait_for(const struct part *part, const struct entry *entry)
 {
 	struct comm *comm = part->comm;
@@ -188,7 +188,7 @@ static void run(struct stream *stream, void *arg, uint64_t n)
 		finish(&batch->parts[i], &entries[i]);
 }
 
-/* n_pending is the number of works that exist, not of those that run: a captured one keeps its communicator. */
+/* n_pending is the number of works that exist, not of running works: a captured work keeps its communicator. */
 static void drop(void *arg)
 {
 	struct batch *batch = arg;

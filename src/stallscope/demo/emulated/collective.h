@@ -1,4 +1,4 @@
-/* What a collective is and how it runs on a stream: between the NCCL names and the meeting place. */
+/* A collective and its execution on a stream: the layer between the NCCL names and the meeting place. */
 #ifndef EMULATED_COLLECTIVE_H
 #define EMULATED_COLLECTIVE_H
 
@@ -33,7 +33,7 @@ struct part {
 	int datatype, reduce_op, root; /* root: of SEND and RECV the peer */
 };
 
-/* Everything given runs as one operation per stream, as the calls of an NCCL group do. Copies `parts`. */
+/* All given parts run as one operation per stream, like the calls of an NCCL group. Copies `parts`. */
 ncclResult_t collective_enqueue(const struct part *parts, int n_parts);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * libnccl.so.2, emulated: communicators, with the names and calling conventions of NCCL 2.28.
  *
- * Making one blocks until all its ranks have joined; inside a group, until the group's end.
+ * The creation of a communicator blocks until all its ranks have joined; inside a group, until the group's end.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -60,7 +60,7 @@ API ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
 }
 NCCL(ncclGetUniqueId);
 
-/* Joins, and waits for the others unless a group is open: then its end waits. */
+/* Joins, and waits for the others unless a group is open: then the group's end waits. */
 static ncclResult_t join(struct comm **newcomm, const unsigned char id[ID_BYTES], int nranks, int rank)
 {
 	struct comm *comm;
@@ -94,7 +94,7 @@ API ncclResult_t ncclCommInitRankConfig(struct comm **comm, int nranks, ncclUniq
 }
 NCCL(ncclCommInitRankConfig);
 
-/* Several ids make one communicator: the first leads. */
+/* Several ids make one communicator: the first id counts. */
 API ncclResult_t ncclCommInitRankScalable(struct comm **newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
 					  void *config)
 {
@@ -125,7 +125,7 @@ API ncclResult_t ncclCommInitAll(struct comm **comms, int ndev, const int *devli
 }
 NCCL(ncclCommInitAll);
 
-/* The id of a communicator made from another one: all its ranks derive the same. */
+/* The id of a communicator made from a parent: all its ranks derive the same id. */
 static void derive_id(const struct comm *parent, uint64_t n, int64_t what, unsigned char id[ID_BYTES])
 {
 	uint64_t hash = hash_bytes(parent->id, ID_BYTES, 1);
@@ -190,7 +190,7 @@ API ncclResult_t ncclCommGetUniqueId(struct comm *comm, ncclUniqueId *uniqueId)
 }
 NCCL(ncclCommGetUniqueId);
 
-/* Ranks that were there keep their number and pass -1; one of them has the id. New ranks have no comm. */
+/* Old ranks keep their number and pass -1; one of them has the id. New ranks have no comm. */
 API ncclResult_t ncclCommGrow(struct comm *comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
 			      struct comm **newcomm, void *config)
 {

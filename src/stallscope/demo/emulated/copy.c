@@ -1,8 +1,8 @@
 /*
  * CUDA copies and sets.
  *
- * A copy moves the first MOVED_BYTES for real; the rest is only timed. Copies from and to pageable memory go
- * through a staging buffer and so block the caller; those of pinned memory do not.
+ * A copy moves the first MOVED_BYTES for real; the rest is only timed. Copies from and to pageable memory pass through
+ * a staging buffer and so block the caller; copies of pinned memory do not.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -161,7 +161,7 @@ API cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, int ki
 	return emulated_result(copy_bytes((struct copy){ dst, src, count, NULL }, kind, false, stream));
 }
 
-/* Rows are moved as if they lay one behind the other: pitch is checked and not followed. */
+/* Rows are moved as if they were contiguous: pitch is checked and not followed. */
 API cudaError_t cudaMemcpy2D(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
 			     int kind)
 {

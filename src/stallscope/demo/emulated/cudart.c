@@ -1,8 +1,8 @@
 /*
  * libcudart.so.12, emulated: devices, streams, launches. Memory, copies, events and graphs have their own files.
  *
- * Names and calling conventions are those of the CUDA 12 runtime, so that whatever observes the real library
- * observes this one. There is one kernel, emulated_timed_kernel: its only argument is how long it runs.
+ * Names and calling conventions are the same as in the CUDA 12 runtime, so that every observer of the real library can
+ * observe this library. There is a single kernel, emulated_timed_kernel: its only argument is its duration.
  */
 #include <stdlib.h>
 
@@ -210,7 +210,7 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream)
 	return stream_reached(which, stream_last_ticket(which)) ? cudaSuccess : cudaErrorNotReady;
 }
 
-/* void emulated_timed_kernel(int64_t duration_ns): the host's handle of the one kernel. */
+/* void emulated_timed_kernel(int64_t duration_ns): the host's handle of the kernel. */
 API void emulated_timed_kernel(void)
 {
 }

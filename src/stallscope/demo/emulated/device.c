@@ -26,7 +26,7 @@ struct stream {
 	int device;
 	struct stream *next;
 	pthread_t thread;
-	pthread_mutex_t lock; /* among those who enqueue */
+	pthread_mutex_t lock; /* among the enqueueing threads */
 	struct graph *capture;
 	_Atomic uint64_t n_enqueued;
 	_Atomic uint32_t todo_bell, is_idle, is_closing, pid;
@@ -42,14 +42,14 @@ static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams;
 static struct stream *defaults[MAX_DEVICES];
 static int owner_fd = -1; /* readable once the process has ended */
-static const _Atomic int64_t *turns; /* see foreign_turns; NULL: nobody shares the devices */
+static const _Atomic int64_t *turns; /* see foreign_turns; NULL: no other process uses the devices */
 
 void counter_set(struct counter *counter, uint64_t value)
 {
 	counter->value = value;
 	if (value < counter->wanted)
 		return;
-	counter->wanted = NOBODY; /* whoever is not served yet registers again */
+	counter->wanted = NOBODY; /* threads that are not served yet register again */
 	counter->bell++;
 	futex_wake_all(&counter->bell);
 }
@@ -62,7 +62,7 @@ static void want(struct counter *counter, uint64_t value)
 		;
 }
 
-/* Returns true when the value is there; else sleeps for a while, or until it is. */
+/* Returns true when the value is reached; otherwise sleeps for a while, or until it is reached. */
 static bool sleep_for(struct counter *counter, uint64_t value, int64_t timeout_ns)
 {
 	uint32_t bell = counter->bell;
@@ -95,7 +95,7 @@ void counter_wait_host(struct counter *counter, uint64_t value)
 	}
 }
 
-/* As the kernel has it (include/uapi/linux/sched/types.h); libc does not. */
+/* As defined by the kernel (include/uapi/linux/sched/types.h); libc does not define it. */
 struct sched_attributes {
 	uint32_t size, policy;
 	uint64_t flags;
@@ -132,8 +132,8 @@ void emulated_end_with_owner(void)
 }
 
 /*
- * A device that other processes use too works by turns. $EMULATED_GPU_TURNS names a file of one int64 a device:
- * until when (monotonic ns) it belongs to somebody else.
+ * A device that other processes also use works in turns. $EMULATED_GPU_TURNS names a file of one int64 a device: the
+ * time (monotonic ns) until which it belongs to another process.
  */
 static const _Atomic int64_t *foreign_turns(void)
 {
@@ -216,9 +216,9 @@ static int power_up(void *arg)
 }
 
 /*
- * Hardware goes on when its process is stopped, so a stream is served by a process of its own that shares
- * the owner's memory. It is started by one that ends at once, so that it is nobody's child. What libc keeps
- * for each thread it borrows from this thread, which from then on only waits.
+ * Hardware continues when its process is stopped, so a stream is served by a separate process that shares the owner's
+ * memory. It is started by a process that ends at once, so that it is not a child of the owner. It borrows libc's
+ * per-thread data from this thread, which from then on only waits.
  */
 static void *lend_thread(void *arg)
 {
@@ -284,7 +284,7 @@ struct stream *stream_default(int device)
 	return defaults[device];
 }
 
-/* Work that is queued still runs, then its process ends and the stream is freed: as cudaStreamDestroy. */
+/* Work that is queued still runs, then its process ends and the stream is freed, as with cudaStreamDestroy. */
 void stream_close(struct stream *stream)
 {
 	struct stream **at = &streams;
@@ -349,7 +349,7 @@ void stream_wait(struct stream *stream, uint64_t ticket)
 	counter_wait_host(&stream->finished, ticket);
 }
 
-/* Streams must not be destroyed by another thread meanwhile; CUDA asks the same. */
+/* Streams must not be destroyed by another thread at the same time; CUDA requires the same. */
 void device_wait(int device)
 {
 	struct stream *stream;

@@ -1,10 +1,10 @@
 /*
  * The emulated device: streams and their work. Private to the emulated libraries.
  *
- * A stream is a bounded first-in first-out queue and a task that plays the hardware: it takes CPU only to
- * start and end work, is asleep in between, and goes on when its owner is stopped. Host threads enqueue and go on; they block when the
- * queue is full, and where they ask to wait. Streams run beside each other (as if all were created
- * non-blocking, the default stream too). What the work is for, nobody here knows.
+ * A stream is a bounded first-in first-out queue and a task that plays the hardware: it takes CPU only to start and
+ * end work, sleeps in between, and continues when its owner is stopped. Host threads enqueue and continue; they block
+ * when the queue is full, and where they ask to wait. Streams run concurrently (as if all were created non-blocking,
+ * including the default stream). The purpose of the work is unknown here.
  */
 #ifndef EMULATED_DEVICE_H
 #define EMULATED_DEVICE_H
@@ -19,15 +19,15 @@
 
 struct stream;
 
-/* A number that only grows, and those who wait for it. */
+/* A number that only grows, and the threads that wait for it. */
 struct counter {
 	_Atomic uint64_t value;
-	_Atomic uint64_t wanted; /* smallest value somebody sleeps for; UINT64_MAX: nobody */
+	_Atomic uint64_t wanted; /* smallest value that a thread sleeps for; UINT64_MAX: none */
 	_Atomic uint32_t bell;
 };
 
 struct work {
-	int64_t busy_ns;                                            /* the device is busy for so long, then: */
+	int64_t busy_ns;                                            /* the device is busy for this long, then: */
 	void (*run)(struct stream *stream, void *arg, uint64_t n);  /* may block the stream; NULL: nothing */
 	void (*drop)(void *arg);                                    /* releases arg; NULL: nothing to release */
 	void *arg;
@@ -52,7 +52,7 @@ void stream_wait(struct stream *stream, uint64_t ticket);
 void stream_execute(struct stream *stream, const struct work *work);
 void device_wait(int device);
 
-/* Capture: what is enqueued goes into the graph instead. */
+/* Capture: enqueued work goes into the graph instead. */
 struct graph {
 	uint32_t n, capacity;
 	struct work *works;
@@ -65,7 +65,7 @@ bool stream_is_capturing(struct stream *stream);
 API uint64_t emulated_enqueue(int device, void *stream, struct work work);
 API int emulated_device(void);
 API void emulated_set_device(int device);
-/* To be called now and then by whoever waits on the device's side. */
+/* To be called from time to time by each waiter on the device's side. */
 API void emulated_end_with_owner(void);
 
 #endif

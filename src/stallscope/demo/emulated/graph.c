@@ -1,4 +1,4 @@
-/* CUDA graphs: what was captured on a stream, replayed as one work. */
+/* CUDA graphs: work captured on a stream, replayed as one work. */
 #include <stdlib.h>
 
 #include "cuda_types.h"

@@ -1,4 +1,4 @@
-/* What a thread's open group has collected: see group.h. */
+/* The collected calls of a thread's open group: see group.h. */
 #include <stdlib.h>
 
 #include "group.h"

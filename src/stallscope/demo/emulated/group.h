@@ -1,4 +1,4 @@
-/* Groups: what a thread asks for between ncclGroupStart and the outermost ncclGroupEnd happens at the end. */
+/* Groups: the calls of a thread between ncclGroupStart and the outermost ncclGroupEnd are executed at the end. */
 #ifndef EMULATED_GROUP_H
 #define EMULATED_GROUP_H
 
@@ -7,7 +7,7 @@
 void group_begin(void);
 bool group_is_open(void);
 ncclResult_t group_end(void);
-void group_forget(void); /* ends without doing what was asked for */
+void group_forget(void); /* ends without executing the calls */
 
 /* Enqueues the part, now or at the group's end. */
 ncclResult_t group_submit(struct part part);

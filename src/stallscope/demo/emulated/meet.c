@@ -14,7 +14,7 @@
 #define POLL_NS 500000
 #define CHECK_NS 50000000
 
-/* A round in progress. All zero is a slot nobody has used: the segment needs no set-up. */
+/* A round in progress. All zero is an unused slot: the segment needs no set-up. */
 struct slot {
 	int64_t number_plus_1;
 	uint64_t signature;
@@ -41,7 +41,7 @@ struct place {
 	uint32_t nranks;
 	struct slot slots[N_SLOTS];
 	struct channel channels[MAX_RANKS][MAX_RANKS];
-	struct exchange_slot exchanges[2]; /* nobody is ahead of another by more than one */
+	struct exchange_slot exchanges[2]; /* no rank is ahead of another by more than one */
 	_Atomic uint64_t n_ids;
 	unsigned char id[ID_BYTES];
 };
@@ -72,7 +72,7 @@ static void unlock(struct place *place)
 		futex_wake_all(&place->lock);
 }
 
-/* EMULATED_NCCL_NAME keeps jobs apart, so that what a killed one left can be found and removed. */
+/* EMULATED_NCCL_NAME separates jobs, so that the segments of a killed job can be found and removed. */
 static void segment_name(const unsigned char id[ID_BYTES], char name[96])
 {
 	const char *job = getenv("EMULATED_NCCL_NAME");
@@ -113,7 +113,7 @@ void place_wait_all_joined(struct place *place)
 		sleep_until(now_ns() + POLL_NS);
 }
 
-/* On the device's side: the rank may have been aborted or ended meanwhile. */
+/* On the device's side: the rank may have been aborted or ended since. */
 static void wait_a_while(_Atomic uint32_t *bell, uint32_t seen)
 {
 	futex_wait(bell, seen, CHECK_NS);
@@ -131,7 +131,7 @@ static struct slot *slot_of(struct place *place, const struct round *round)
 	return &place->slots[round->number % N_SLOTS];
 }
 
-/* Called and returns with the lock held. */
+/* Called with the lock held, and returns with it held. */
 static struct slot *claim(struct place *place, const struct round *round)
 {
 	struct slot *slot = slot_of(place, round);
@@ -173,7 +173,7 @@ void round_enter(struct place *place, int rank, const struct round *round)
 	unlock(place);
 }
 
-/* When the data a rank needs was there; 0 while it is not. */
+/* When the data that a rank needs was available; 0 while it is not. */
 static int64_t let_go_ns(const struct place *place, const struct slot *slot, int rank, const struct round *round)
 {
 	bool is_root = rank == round->root;

@@ -15,7 +15,7 @@
 #include "memory.h"
 
 #define CAPACITY_BYTES (80LL << 30)
-#define SMALL_BYTES (2 << 20) /* below, an allocation comes out of a block that is there */
+#define SMALL_BYTES (2 << 20) /* below this size, an allocation comes from an existing block */
 #define CPU_NS_PER_MIB 600 /* with the next: 512 MiB take 0.8 ms, as on an H100 */
 #define FIRMWARE_NS_PER_MIB 1000
 #define NS_PER_SMALL_ALLOC 3000
@@ -101,7 +101,7 @@ static void give_back(int device, size_t n_bytes)
 	pthread_mutex_unlock(&blocks_lock);
 }
 
-/* The driver fills page tables, and waits for the device's firmware to take them. */
+/* The driver fills page tables, and waits for the device's firmware to accept them. */
 static void pay_for(size_t n_bytes)
 {
 	int64_t n_mib = (int64_t)(n_bytes >> 20);
@@ -156,7 +156,7 @@ API cudaError_t cudaFree(void *devPtr)
 	return cudaSuccess;
 }
 
-/* Stream-ordered: the memory is there at once, out of the pool. */
+/* Stream-ordered: the memory is available at once, from the pool. */
 API cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)
 {
 	(void)stream;

@@ -1,4 +1,4 @@
-/* What kind of memory an address lies in; host memory that CUDA does not know is pageable. */
+/* The kind of memory of an address; host memory that CUDA does not know is pageable. */
 #ifndef EMULATED_MEMORY_H
 #define EMULATED_MEMORY_H
 
