@@ -98,7 +98,7 @@ def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
     with loaded(assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})) as pid:
         attaching = Attaching(Discovery(pids=frozenset({pid})), refuse)
         (note,) = attaching.new(0)
-        assert "libnccl.so.2: cannot attach: Invalid argument" in note
+        assert "libnccl.so.2 are not traced: cannot attach: Invalid argument" in note
         assert attaching.new(10**10) == []
 
 

@@ -197,7 +197,7 @@ def test_other_files_are_never_replaced(path, tmp_path):
 
 def test_a_folder_that_everybody_may_write_is_refused(path):
     path.parent.chmod(0o777)
-    with pytest.raises(CannotTrace, match="everybody"):
+    with pytest.raises(CannotTrace, match="writable for all users"):
         Labels(path)
 
 

@@ -55,7 +55,7 @@ def test_the_port_of_an_address(address, port):
 
 DROPPED = """
 import os, subprocess, sys, threading
-from stallscope.capture import privileges
+from stallscope.capture.probes import privileges
 privileges.drop_all_but(frozenset(map(int, sys.argv[1:])))
 print(*open("/proc/self/status"))
 threading.Thread(target=lambda: print(*open("/proc/thread-self/status"))).start()
