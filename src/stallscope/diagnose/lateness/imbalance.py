@@ -12,7 +12,7 @@ from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
-_CLEAR, _CLEAR_IN_MOST = 2.0, 1.5  # so many times the least that counts, in some steps and in most
+_CLEAR, _CLEAR_IN_MOST = 2.0, 1.5  # factors of the threshold, for delays in some steps and in most steps
 _MOST_STEPS = 0.5
 
 
@@ -20,8 +20,8 @@ _MOST_STEPS = 0.5
 class SlowStage:
     """Processes of one program that work while the others wait for them in most steps.
 
-    excess_ns: what a step of theirs takes longer than the other stages' (median). wait_share: share of a step the
-    others wait. n_steps: steps looked at.
+    excess_ns: the excess of their self time per step over the other stages (median). wait_share: the share of a step
+    that the others wait. n_steps: steps examined.
     """
 
     processes: Array
@@ -32,7 +32,7 @@ class SlowStage:
 
 @dataclass(frozen=True)
 class Moving:
-    """Late steps that no rank owns."""
+    """Late steps that move between ranks."""
 
     late: tuple[LateStep, ...]
 
@@ -49,7 +49,7 @@ def slow_stage(
 ) -> SlowStage | None:
     """The program whose ranks keep all others waiting, when there are several programs.
 
-    wait_ns, own_ns: (n,) by row, how long it waited and worked: those of the hosts, unless those of the GPUs are given.
+    wait_ns, own_ns: (n,) by row, the waits and the work; by default of the hosts, otherwise of the GPUs.
     """
     numbers = np.unique(plan.program)
     if len(numbers) < 2 or step_ns <= 0 or len(np.unique(plan.program[table.process])) < len(numbers):
@@ -81,31 +81,31 @@ def moving(
     least_ns: float,
     limits: Thresholds,
 ) -> Moving | None:
-    """Late steps of ranks that were not named, when they are too many and too long to be nothing."""
-    left = tuple(late for late in found if late.process not in named)
+    """Late steps of ranks that were not named, if they are too many and too long to ignore."""
+    unnamed = tuple(late for late in found if late.process not in named)
     n_steps = len(np.unique(table.step))
-    n_late = len({late.step for late in left})
-    if n_late < max(5, 0.05 * n_steps) or len({late.process for late in left}) < 2:
+    n_late = len({late.step for late in unnamed})
+    if n_late < max(5, 0.05 * n_steps) or len({late.process for late in unnamed}) < 2:
         return None
     by_step: dict[int, float] = {}
-    for late in left:
+    for late in unnamed:
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
-    # Delays in most steps raise what counts as noise themselves.
+    # Delays in most steps raise the noise threshold.
     is_clear = size >= (_CLEAR if n_late < _MOST_STEPS * n_steps else _CLEAR_IN_MOST) * least_ns
     begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
-    return Moving(left) if is_clear and takes_much else None
+    return Moving(unnamed) if is_clear and takes_much else None
 
 
 def with_more_work(
     named: dict[int, list[LateStep]], alone: list[int], *, n_processes: int, limits: Thresholds
 ) -> list[int]:
-    """The processes of `alone` that have more work than the others, rather than a bad machine each.
+    """The processes of `alone` whose common cause is more work than the others have, rather than faulty machines.
 
-    A bad machine is rare. Where many ranks are late in the same steps, most of them, what they have in common is the
-    work they were given: experts with more tokens, longer sequences.
-    alone: named processes that do not make up a whole node, which may well be bad.
+    A faulty machine is rare. If many ranks are late in the same steps, and in few other steps, the common cause is
+    their work: experts with more tokens, longer sequences.
+    alone: named processes that do not form a whole node, since a whole node may be faulty.
     """
     if len(alone) < max(limits.least_uneven, limits.uneven_share * n_processes):
         return []

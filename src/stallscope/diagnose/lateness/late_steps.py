@@ -1,8 +1,8 @@
-"""Who is slow itself: the late steps of each rank. Whether they recur enough to name it: see recurrence.
+"""The late steps of each rank that the rank caused itself. See recurrence for whether they recur enough to name it.
 
-Two votes must agree. The rank arrives late (needs clocks), and its own self time exceeds its peers' by what
-explains the lateness (needs none; it is the same as waiting least). A rank that is late without such an excess
-was kept waiting itself: a victim.
+Two conditions must hold. The rank arrives late (this needs aligned clocks). Its own self time exceeds its peers' by
+enough to explain the lateness (this needs no other clock). A rank that is late without such an excess had to wait for
+another rank: it is a victim.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, median_st
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
-_WANDERING = 2.5  # 1.25 for a median, twice as much where six tenths of what is off stay off in the next step
+_WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
 
 @dataclass(frozen=True)
 class LateStep:
-    """A rank was late in a step by its own doing.
+    """A step in which a rank was late because of its own time.
 
-    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: gained until the peak,
-    against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
-    time beyond its peers'. n_rounds: rounds of the step it was late in. is_held: it was not late to arrive, but
-    kept the others waiting in a round under way. is_usual: all ranks paused, and in pauses they differ by as much.
+    first_row, peak_row: rows of the timeline between which the delay arose. late_ns: the lateness gained until the
+    peak, against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
+    time beyond its peers'. n_rounds: the late rounds of the step. is_held: it arrived in time, but kept the others
+    waiting in a round under way. is_usual: all ranks paused, and a difference of this size is normal in pauses.
     """
 
     process: int
@@ -43,9 +43,9 @@ class LateStep:
 
 
 def noise_ns(line: Timeline, table: Cells) -> float:
-    """How much the self time of a quiet rank varies from step to step (robust standard deviation).
+    """The variation of a quiet rank's self time from step to step (robust standard deviation).
 
-    The median over the ranks; with few of them the lower quartile, which one disturbed rank of two cannot raise.
+    The median over the ranks; with few ranks the lower quartile, which a single slow rank of two cannot raise.
     """
     spreads = by_group(table.process, table.self_ns, line.n_processes, _spread)
     spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
@@ -58,9 +58,9 @@ def _spread(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Pace:
-    """What is usual in a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: from which lateness on a single
-    step counts as late; steady_ns: the same for a rank that is late in most steps; even_ns: for
-    one that is late by about as much in nearly all.
+    """The baseline of a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: the lateness from which a single step
+    counts as late; steady_ns: the same for a rank that is late in most steps; even_ns: the same for a rank that is late
+    by a similar amount in nearly all steps.
     """
 
     step_ns: float
@@ -85,9 +85,10 @@ def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
 
 
 def _steady_noise_ns(line: Timeline, table: Cells, noise: float, limits: Thresholds) -> float:
-    """How much ranks differ from each other over all steps: the largest median lateness of all but the one that is
-    latest (or earliest); and no less than what is left of the noise of single steps in a median over so many, which
-    follow each other as hosts wander.
+    """The difference between ranks over all steps: the second largest median lateness (or earliness) of a rank.
+
+    At least the noise that remains in a median over this many steps. Successive steps are correlated, because the speed
+    of hosts drifts.
     """
     n_cells = np.bincount(table.process, minlength=line.n_processes)
     known = n_cells >= limits.steady_steps
@@ -101,7 +102,7 @@ def _steady_noise_ns(line: Timeline, table: Cells, noise: float, limits: Thresho
 def late_steps(
     line: Timeline, met: Rounds, table: Cells, *, program: Array, usual: Pace, limits: Thresholds
 ) -> list[LateStep]:
-    """The steps in which a rank was late by its own doing. program: int64 (p,), see Programs."""
+    """The steps in which a rank was late because of its own time. program: int64 (p,), see Programs."""
     if not len(table.step):
         return []
     least = usual.least_ns
@@ -123,7 +124,7 @@ def late_steps(
 
 
 def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
-    """Which late cells were spent in launches that waited for another rank: bool (k,); none where it synchronised."""
+    """The late cells in launches that waited for another rank: bool (k,); False where the process synchronised."""
     out = np.zeros(len(late), bool)
     ahead = np.flatnonzero(table.wait_ns[late] == 0)
     cells = late[ahead]
@@ -170,7 +171,7 @@ def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float, is_usual: bool
 
 
 def _held(table: Cells, i: int) -> LateStep:
-    """It arrived in time and then could not go on: it is as late as it was held up after that."""
+    """The late step of a rank that arrived in time and was held up afterwards. The lateness is the time it was held."""
     row = int(table.held_row[i])
     return LateStep(
         process=int(table.process[i]),
@@ -185,10 +186,10 @@ def _held(table: Cells, i: int) -> LateStep:
 
 
 def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
-    """By process: from which lateness on a step of it is late.
+    """By process: the lateness from which its steps count as late.
 
-    Less is needed of one that is late in most steps, with an excess of its own that explains it; still less where it is
-    so by about as much in nearly all. A host that wanders is late by turns.
+    The threshold is lower for a rank that is late in most steps with an own excess that explains it. It is lowest for a
+    rank that is late by a similar amount in nearly all steps. A host whose speed drifts is late at times only.
     """
     n = int(table.process.max()) + 1
     n_cells = np.bincount(table.process, minlength=n)

@@ -1,9 +1,9 @@
-"""Late steps of ranks whose hosts were held in a launch, as the queue of launches was full: victims of another rank.
+"""Late steps of ranks whose hosts were blocked in a launch because the launch queue was full: victims of another rank.
 
-A host that runs ahead does not wait in a call that says so. When its GPU waits in a collective for somebody who is
-further behind, the host goes on until no more launches fit, and then stands in one: that looks like work of its own.
-Told from the arrivals alone: it had entered a round already, the last of its members came only while it stood, and had
-been standing itself meanwhile.
+A host that runs ahead does not wait in a synchronise call. If its GPU waits in a collective for a rank further behind,
+the host continues until the queue is full, and then blocks in a launch. That looks like host work. It is detected from
+the arrivals: the host had entered a round, the last member came only while the host was blocked, and that member made
+no call for most of that time.
 """
 
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
-_LOOKED_BACK = 512  # calls of a process before it stood: a queue holds 1,024 launches
-_MOST = 0.5  # share of the time it stood
+_EXAMINED_CALLS = 512  # calls of a process before it blocked: a queue holds 1,024 launches
+_MOST = 0.5  # share of the time for which the host was blocked
 
 
 def held_in_launches(line: Timeline, met: Rounds, spans: Sequence[tuple[int, int]]) -> Array:
-    """Whether each late step was spent in a launch that had to wait for a rank further behind: bool (k,).
+    """Whether each late step was spent in a launch that waited for a rank further behind: bool (k,).
 
-    spans: first and last row of each, of one process in order. Only time on the CPU and in launches can be that.
+    spans: first and last row of each, of one process in order. Only time on the CPU and in launches counts.
     """
-    stood = np.array([_longest(line, first, last) for first, last in spans], np.int64)
-    out = np.zeros(len(stood), bool)
-    candidates = np.flatnonzero(_may_be_queued(line, stood))
-    before = [_entered(line, met, row) for row in stood[candidates].tolist()]
+    blocked_row = np.array([_longest(line, first, last) for first, last in spans], np.int64)
+    out = np.zeros(len(blocked_row), bool)
+    candidates = np.flatnonzero(_may_be_queued(line, blocked_row))
+    before = [_entered(line, met, row) for row in blocked_row[candidates].tolist()]
     last_of = _last_members(met, np.unique(np.concatenate([np.zeros(0, np.int64), *before])))
     for i, rounds in zip(candidates.tolist(), before, strict=True):
         last = [last_of[number] for number in rounds.tolist()]
-        out[i] = _stood_too(line, met, int(stood[i]), last)
+        out[i] = _has_same_gap(line, met, int(blocked_row[i]), last)
     return out
 
 
 def _longest(line: Timeline, first: int, last: int) -> int:
-    """The row before which the process was busy for longest."""
+    """The row before which the process was busy the longest."""
     return first + int(np.argmax(line.host_ns[first : last + 1]))
 
 
@@ -53,9 +53,9 @@ def _may_be_queued(line: Timeline, rows: Array) -> Array:
 
 
 def _entered(line: Timeline, met: Rounds, row: int) -> Array:
-    """Rounds that a process had entered before it stood, and whose last member came while it did."""
+    """Rounds that a process had entered before it blocked, and whose last member came while it was blocked."""
     begin, end = met.arrival_ns[row - 1], met.arrival_ns[row]
-    first = max(int(line.first[line.process[row]]), row - _LOOKED_BACK)
+    first = max(int(line.first[line.process[row]]), row - _EXAMINED_CALLS)
     entered = met.round[first:row]
     last_ns = met.last_ns[entered]
     return np.asarray(entered[(last_ns >= begin + _MOST * (end - begin)) & (last_ns <= end)])
@@ -71,8 +71,8 @@ def _last_members(met: Rounds, rounds: Array) -> dict[int, int]:
     return dict(zip(met.round[last].tolist(), last.tolist(), strict=True))
 
 
-def _stood_too(line: Timeline, met: Rounds, row: int, last: list[int]) -> bool:
-    """Whether one of the last members of rounds was standing, too, for most of the time before it came."""
+def _has_same_gap(line: Timeline, met: Rounds, row: int, last: list[int]) -> bool:
+    """Whether a last member of the rounds made no call for most of the time in which the host was blocked."""
     begin, end = met.arrival_ns[row - 1], met.arrival_ns[row]
     for other in last:
         if line.process[other] == line.process[row] or line.is_first[other]:

@@ -1,7 +1,7 @@
-"""Steps in which all ranks pause, as for a checkpoint or a validation: how long, and how much ranks differ in them.
+"""Steps in which all ranks pause, as for a checkpoint or a validation: their length and the differences of ranks.
 
-In such steps each rank does something that it does rarely and that takes long: ranks differ in them by far more than in
-others, and by factors rather than by so many milliseconds.
+In such steps each rank does rare and long work. Ranks differ far more in them than in other steps, and by factors
+rather than by a number of milliseconds.
 """
 
 from math import erfc, log1p, sqrt
@@ -14,50 +14,49 @@ from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
 
 _LARGE_PROGRAM = 4  # processes of which a quarter may be slow without raising the lower quartile
-_ALIKE = 0.5  # pauses much shorter than another one are of another kind
-_FEW = 3  # fewer times of other ranks in pauses say nothing about how they differ
-_RARER = 15  # so many times rarer than `chance` must be what is told after a single look
+_SIMILAR = 0.5  # pauses shorter than this share of another pause are of another kind
+_FEW = 3  # fewer times of other ranks in pauses do not show how ranks differ
+_RARER = 15  # factor below `chance` for a delay that is reported after a single evaluation
 
 
 def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
-    """By cell: how much longer than usual all ranks alike took themselves in that step; 0 where they did not.
+    """By cell: the extra self time that all ranks had in that step; 0 without such a pause.
 
-    Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and those of
-    each program, as the steps of two programs may have different numbers. program: int64 (p,), see Programs.
+    Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and the ranks of
+    each program as well, since the steps of two programs may have different numbers. program: int64 (p,), see Programs.
     """
-    everybody = _pause_ns(table, np.zeros_like(program))
+    shared = _pause_ns(table, np.zeros_like(program))
     is_large = np.bincount(program) >= _LARGE_PROGRAM
     if len(is_large) > 1 and is_large.any():
         alone = _pause_ns(table, program) * is_large[program[table.process]]
-        everybody = np.maximum(everybody, alone)
-    return np.where(everybody >= least_ns, everybody, 0.0)
+        shared = np.maximum(shared, alone)
+    return np.where(shared >= least_ns, shared, 0.0)
 
 
 def _pause_ns(table: Cells, group: Array) -> Array:
-    """By cell: how much longer than usual the processes of its group took in that step, if twice as long or more.
+    """By cell: the extra self time of the processes of its group in that step, if they took at least twice as long.
 
-    group: int64 (p,). The lower quartile of the ranks is looked at, which a slow rank does
-    not raise.
+    group: int64 (p,). The lower quartile of the ranks is compared, which a slow rank does not raise.
     """
-    place, n_places = numbered(group[table.process], table.step)
-    typical = by_group(place, table.self_ns, n_places, _lower_quartiles)
-    of_group = np.zeros(n_places, np.int64)
-    of_group[place] = group[table.process]
+    number, n_numbers = numbered(group[table.process], table.step)
+    typical = by_group(number, table.self_ns, n_numbers, _lower_quartiles)
+    of_group = np.zeros(n_numbers, np.int64)
+    of_group[number] = group[table.process]
     usual = by_group(of_group, typical, int(group.max(initial=0)) + 1, medians)[of_group]
-    return np.where(typical >= 2 * usual, typical - usual, 0.0)[place]
+    return np.where(typical >= 2 * usual, typical - usual, 0.0)[number]
 
 
 def _lower_quartiles(values: Array) -> Array:
-    """Of each row, as one of its values."""
-    place = (values.shape[1] - 1) // 4
-    return np.asarray(np.partition(values, place, axis=1)[:, place])
+    """The lower quartile of each row, without interpolation."""
+    index = (values.shape[1] - 1) // 4
+    return np.asarray(np.partition(values, index, axis=1)[:, index])
 
 
 def is_usual_in_pauses(table: Cells, pause_ns: Array, late: Array, *, limits: Thresholds) -> Array:
-    """Whether each of some late cells is one that chance may give in a pause, as the other ranks differ in pauses.
+    """Whether each of some late cells is within the variation of the other ranks in pauses: bool (k,).
 
     late: cells, int64 (k,). pause_ns: see shared_pause_ns(). The times of all ranks in all pauses are compared by their
-    logarithms, each against the others in its step; too few of them prove nothing.
+    logarithms, each against the others in its step; too few times are not evidence of a delay.
     """
     out = np.zeros(len(late), bool)
     at = np.flatnonzero(pause_ns[late] > 0)
@@ -69,14 +68,14 @@ def is_usual_in_pauses(table: Cells, pause_ns: Array, late: Array, *, limits: Th
     relative = own - median_of_others(step, own)
     for i in at.tolist():
         of_others = (process != table.process[late[i]]) & np.isfinite(relative)
-        of_others &= pause_ns[pausing] >= _ALIKE * pause_ns[late[i]]
+        of_others &= pause_ns[pausing] >= _SIMILAR * pause_ns[late[i]]
         elsewhere = of_others & (step != table.step[late[i]])
         known = elsewhere if np.count_nonzero(elsewhere) >= _FEW else of_others
-        out[i] = not _stands_out(relative[np.searchsorted(pausing, late[i])], relative[known], limits)
+        out[i] = not _is_outlier(relative[np.searchsorted(pausing, late[i])], relative[known], limits)
     return out
 
 
-def _stands_out(value: float, others: Array, limits: Thresholds) -> bool:
+def _is_outlier(value: float, others: Array, limits: Thresholds) -> bool:
     """Whether a value is further above the others than chance allows, if all came from one normal distribution."""
     n = len(others)
     if n < _FEW:

@@ -1,4 +1,4 @@
-"""Whether a delay returns every k steps."""
+"""The period of a delay that returns every k steps."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _COMPARABLE = 0.3
 def period_steps(steps: Array, sizes: Array) -> int | None:
     """The distance in steps at which delays return, or None.
 
-    steps: int64 (n,) sorted. sizes: float64 (n,), how long each delay was: small ones between large ones do not
+    steps: int64 (n,) sorted. sizes: float64 (n,), the length of each delay; small delays between large delays do not
     count. A missed return (twice the distance) does not break a period. At least three delays are needed, and a
     distance of at least two steps.
     """
@@ -20,7 +20,7 @@ def period_steps(steps: Array, sizes: Array) -> int | None:
         return None
     gaps = np.diff(steps)
     values, counts = np.unique(gaps, return_counts=True)
-    usual = int(values[np.argmax(counts)])
-    if usual < 2 or counts.max() < 2:
+    period = int(values[np.argmax(counts)])
+    if period < 2 or counts.max() < 2:
         return None
-    return usual if float(np.mean(gaps % usual == 0)) >= _REGULAR_SHARE else None
+    return period if float(np.mean(gaps % period == 0)) >= _REGULAR_SHARE else None

@@ -1,9 +1,9 @@
 """A group whose collectives take far longer than before, or than in similar groups: a slow link between its ranks.
 
-Needs the GPUs' times. A collective cannot be done before its last member has started, so the shortest of its members'
-times from start to end is its transfer, whatever the others waited. The rounds of the same call, in groups of the same
-size that span as many nodes, are alike; their lower quartile is the baseline. Either GPU, or the link between them,
-may be the cause: no rank is named.
+Requires GPU times. A collective cannot end before its last member has started, so the shortest of its members' times
+from start to end is its transfer time, independent of the others' waits. The rounds of the same call are comparable in
+groups of the same size that span the same number of nodes. Their lower quartile is the baseline. The cause may be
+either GPU or the link between them, so no rank is named.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ from stallscope.events.columns import is_one_value
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS
 
-_TIMES_AS_LONG = 2.0  # than the baseline, the transfers of a step together
+_TIMES_AS_LONG = 2.0  # times the baseline, for the sum of the transfers of a step
 _LASTING = 0.5  # share of the steps since the first slow one that must be slow
-_MOST_GROUPS = 0.5  # share of the groups from which the fabric is slow, rather than a link
+_MOST_GROUPS = 0.5  # share of the groups from which the fabric is slow rather than a link
 
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """processes: of the group. comm: number of its communicator. excess_ns: of a slow step (median). times: how many
-    times as long its transfers take. first_row: the first row of its first slow step. n_steps: slow steps.
+    """processes: of the group. comm: number of its communicator. excess_ns: of a slow step (median). times: the
+    length of its transfers, as a multiple of the baseline. first_row: the first row of its first slow step.
+    n_steps: the number of slow steps.
     """
 
     processes: Array
@@ -38,7 +39,7 @@ class SlowGroup:
 
 
 def slow_groups(line: Timeline, plan: Programs, *, step_ns: float, limits: Thresholds) -> list[SlowGroup]:
-    """The groups with a slow link; none where the source does not have the GPUs' times."""
+    """The groups with a slow link; empty if the source does not have GPU times."""
     if not len(line.rows) or is_one_value(line.rows["gpu_end_ns"]):
         return []
     first_row, transfer_ns = _transfers(line)
@@ -56,34 +57,36 @@ def slow_groups(line: Timeline, plan: Programs, *, step_ns: float, limits: Thres
     )
     baseline = by_group(kind, transfer_ns, n_kinds, lambda table: np.quantile(table, 0.25, axis=1))[kind]
     cell, n_cells = numbered(comm, plan.step[rows])
-    spent, usual = (np.bincount(cell, weights=value, minlength=n_cells) for value in (transfer_ns, baseline))
+    spent, expected = (
+        np.bincount(cell, weights=value, minlength=n_cells) for value in (transfer_ns, baseline)
+    )
     least_ns = max(limits.steady_step_share * step_ns, limits.released_late_ns)
-    is_slow = (spent >= _TIMES_AS_LONG * usual) & (spent - usual >= least_ns)
+    is_slow = (spent >= _TIMES_AS_LONG * expected) & (spent - expected >= least_ns)
     of_cell = np.zeros(n_cells, np.int64)
     of_cell[cell[::-1]] = np.arange(len(cell))[::-1]
-    found = []
+    slow_links = []
     for number in np.unique(comm[of_cell[is_slow]]).tolist():
         own = np.flatnonzero(comm[of_cell] == number)  # in order of the steps
         own = own[np.argmax(is_slow[own]) :]
         slow = own[is_slow[own]]
         if len(slow) < max(limits.steady_steps, _LASTING * len(own)):
             continue
-        found.append(
+        slow_links.append(
             SlowGroup(
                 processes=np.sort(line.calls.process[line.calls.comm == number]),
                 comm=number,
-                excess_ns=float(np.median((spent - usual)[slow])),
-                times=float(np.median(spent[slow] / np.maximum(usual[slow], 1.0))),
+                excess_ns=float(np.median((spent - expected)[slow])),
+                times=float(np.median(spent[slow] / np.maximum(expected[slow], 1.0))),
                 first_row=int(rows[of_cell[slow[0]]]),
                 n_steps=len(slow),
             )
         )
-    return [one for one in found if not _is_fabric(found, one, comm, role)]
+    return [group for group in slow_links if not _is_fabric(slow_links, group, comm, role)]
 
 
 def _transfers(line: Timeline) -> tuple[Array, Array]:
-    """By round: a row of it, and the shortest time of its members from start to end; UNKNOWN where a member's is not
-    known, or where the call does not synchronise.
+    """By round: a row of it, and the shortest time of its members from start to end. UNKNOWN if the time of a member is
+    unknown, or if the call does not synchronise.
     """
     start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
     is_known = (start_ns != UNKNOWN) & (end_ns != UNKNOWN) & np.isin(line.rows["op"], list(SYNCHRONISING_OPS))
@@ -98,14 +101,13 @@ def _transfers(line: Timeline) -> tuple[Array, Array]:
 
 
 def _n_nodes(line: Timeline) -> Array:
-    """How many nodes each communicator spans: int64 by number."""
+    """The number of nodes that each communicator spans: int64 by number."""
     pairs = np.unique(np.stack([line.calls.comm, line.node[line.calls.process]]), axis=1)
     return np.bincount(pairs[0], minlength=len(line.comm_hash))
 
 
-def _is_fabric(found: list[SlowGroup], one: SlowGroup, comm: Array, role: Array) -> bool:
+def _is_fabric(slow_links: list[SlowGroup], group: SlowGroup, comm: Array, role: Array) -> bool:
     """Whether most groups of the same role are slow."""
-    mine = role[comm == one.comm][0]
-    alike = np.unique(comm[role == mine])
-    n_slow = sum(other.comm in alike for other in found)
-    return n_slow > max(1, _MOST_GROUPS * len(alike))
+    same_role = np.unique(comm[role == role[comm == group.comm][0]])
+    n_slow = sum(other.comm in same_role for other in slow_links)
+    return n_slow > max(1, _MOST_GROUPS * len(same_role))

@@ -1,9 +1,9 @@
-"""The job becomes slower as a whole at some moment: no rank arrives late, so no rank stands out.
+"""The whole job becomes slower at some moment: no rank arrives late, so no rank differs from the others.
 
 A lasting change of the step time, found by a robust change-point test: the median over the ranks of each step, cut
-where the two parts lie closest to their medians. The change counts when it is larger than the blocks of steps within
-each part differ, and when no block before it was as slow: evaluations, checkpoints and phases that return are no
-change. The time ledger shows which part of the step grew. Accuracy of the moment: a few steps, where noise is small.
+where the two parts lie closest to their medians. The change counts if it exceeds the differences between blocks of
+steps within each part, and if no block before it was as slow. Evaluations, checkpoints and recurring phases do not
+count. The time ledger shows which part of the step grew. Accuracy of the moment: a few steps if noise is small.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,21 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
 
-_MOST_PROCESSES = 64  # whose ledgers are examined: all ranks changed
-_STEPS_AHEAD = 64  # steps taken together where hosts run ahead: single steps show the hosts only
+_MOST_PROCESSES = 64  # ranks whose ledgers are examined: all ranks changed
+_STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only the hosts
 _BLOCK_STEPS, _FEWEST_BLOCKS, _MOST_BLOCKS = 5, 4, 40
-_MOST_ODD = (
-    0.05  # share of the blocks before that may be as slow as the blocks after, and the other way round
-)
+_MOST_ODD = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
-_COARSE_CUTS = 128  # cuts tried at first; then all near the best
+_COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Steps take after_ns where they took before_ns.
+    """Steps take after_ns instead of before_ns.
 
-    host_share: share of the growth that is host time of the ranks themselves. at_ns: when, on the clock of the first
-    process; step: its number. n_steps: steps since. grew_ns: by ledger category, the parts of a step that grew.
+    host_share: share of the growth that is host time of the ranks themselves. at_ns: the moment on the clock of the
+    first process; step: its number. n_steps: steps since. grew_ns: by ledger category, the parts of a step that grew.
     """
 
     before_ns: float
@@ -84,7 +82,7 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
 
 
 def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:
-    """Whether the values after the cut are larger, by more than their blocks differ, and were not so before."""
+    """Whether the values after the cut are larger by more than the variation of blocks, and for the first time."""
     parts = values[:cut], values[cut:]
     size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MOST_BLOCKS, 1)
     before, after = (_block_medians(part, size) for part in parts)
@@ -105,10 +103,10 @@ def _block_medians(values: Array, size: int) -> Array:
 
 
 def _grown_ns(line: Timeline, table: Cells, steps: Array, cut: int, *, least_ns: float) -> dict[str, float]:
-    """By ledger category, how much longer a step of the typical rank spends in it after the cut; the largest first."""
-    some = np.unique(table.process)
-    some = some[spread_out(len(some), _MOST_PROCESSES)]
-    here = np.flatnonzero(np.isin(table.process, some) & (table.first_row > 0))
+    """By ledger category, the growth of the median rank's time per step after the cut; the largest first."""
+    examined = np.unique(table.process)
+    examined = examined[spread_out(len(examined), _MOST_PROCESSES)]
+    here = np.flatnonzero(np.isin(table.process, examined) & (table.first_row > 0))
     first, last = table.first_row[here], table.end_row[here] - 1
     here_step = np.searchsorted(steps, table.step[here])
     grown = {}

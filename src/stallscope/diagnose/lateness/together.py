@@ -1,7 +1,7 @@
 """Ranks that are late in the same steps: the ranks of one node, or of several nodes, with one cause in common.
 
-Such ranks are one event, however many they are: they do not make each other's lateness a matter of chance. Ranks that
-share a node are taken together when they make up most of it; nodes are taken together by their steps.
+Such ranks are a single event: their common lateness is not evidence of chance. Ranks that share a node form a group if
+they are most of the node. Nodes form a group if they are late in the same steps.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ import numpy as np
 
 from stallscope.events.layout import Array
 
-_SAME_STEPS = 0.6  # share of the steps in which either is late that both must be late in
-_OF_NODE = 0.5  # share of a node's ranks that make it the node's lateness
+_SAME_STEPS = 0.6  # share of the late steps of two processes in which both must be late
+_OF_NODE = 0.5  # share of a node's ranks from which the node is late
 
 
 def companions(candidate: int, process: Array, step: Array, node: Array) -> Array:
-    """The processes late in the same steps as a candidate, on nodes most of whose ranks are: int64, sorted.
+    """The processes late in the same steps as a candidate, on nodes with most ranks late: int64, sorted.
 
-    process, step: int64 (k,), of the late steps. node: int64 (p,), by process. Empty where there is one node, or where
-    the candidate is alone on its node with it.
+    process, step: int64 (k,), of the late steps. node: int64 (p,), by process. Empty for a single node, or if most of
+    the candidate's node is not late.
     """
     none = np.zeros(0, np.int64)
     if node.min() == node.max():
@@ -39,7 +39,7 @@ def companions(candidate: int, process: Array, step: Array, node: Array) -> Arra
 
 
 def in_groups(steps: Mapping[int, Array], node: Array) -> list[list[int]]:
-    """Processes in groups, in order of their first: nodes that are late together, all other processes one by one.
+    """Processes in groups, by their first process: nodes that are late together, and every other process by itself.
 
     steps: the steps in which each process is late. node: int64 (p,), by process of the job.
     """
@@ -57,7 +57,8 @@ def in_groups(steps: Mapping[int, Array], node: Array) -> list[list[int]]:
         else:
             out.extend([process] for process in own)
     for own in late_nodes:
-        group = next((one for one in out if len(one) > 1 and _are_same(steps[one[0]], steps[own[0]])), None)
+        whole_nodes = (group for group in out if len(group) > 1)
+        group = next((each for each in whole_nodes if _are_same(steps[each[0]], steps[own[0]])), None)
         if group is None:
             out.append(own)
         else:
@@ -65,6 +66,6 @@ def in_groups(steps: Mapping[int, Array], node: Array) -> list[list[int]]:
     return sorted(out)
 
 
-def _are_same(one: Array, other: Array) -> bool:
-    n_both = len(np.intersect1d(one, other))
-    return n_both >= _SAME_STEPS * (len(np.unique(one)) + len(np.unique(other)) - n_both)
+def _are_same(steps: Array, others: Array) -> bool:
+    n_both = len(np.intersect1d(steps, others))
+    return n_both >= _SAME_STEPS * (len(np.unique(steps)) + len(np.unique(others)) - n_both)

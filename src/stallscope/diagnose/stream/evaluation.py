@@ -10,7 +10,7 @@ from stallscope.diagnose.cost.delays import Delays, delays_by_process, device_de
 from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.recurrence import alone, incidents, recurring
+from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import Who
 from stallscope.diagnose.thresholds import Thresholds
@@ -95,7 +95,7 @@ def look(case: Case, known: Array, history: History) -> Look:
     least = limits.clear_factor * case.pace.least_ns
     large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
     once = incidents(everything, found.named, limits)
-    unlike = alone(once, everything, named=found.named, node=_nodes(case, everything))
+    unlike = unique_delays(once, everything, named=found.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
     firm &= found.named.keys()
     steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)

@@ -6,7 +6,7 @@ from stallscope.diagnose.cost.delays import (
     delays_in_all,
 )
 from stallscope.diagnose.findings import Findings
-from stallscope.diagnose.lateness.recurrence import unsure
+from stallscope.diagnose.lateness.recurrence import with_unproven_delays
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
 from stallscope.diagnose.lateness.slowdown import slowdown
 from stallscope.diagnose.report.verdict import Verdict
@@ -111,7 +111,7 @@ def _slow_link(case: Case, group: SlowGroup) -> Verdict:
 def doubtful(found: Findings, examined: Examined) -> list[Verdict]:
     """The verdict on clear late steps that may be chance: it names no rank."""
     case = found.case
-    unproven = unsure(
+    unproven = with_unproven_delays(
         [late for late in found.late if not found.absorption.has(late.process)],
         found.named,
         least_ns=case.pace.least_ns,

@@ -10,7 +10,7 @@ from stallscope.diagnose.cost.delays import (
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.imbalance import with_more_work
 from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.recurrence import alone, incidents
+from stallscope.diagnose.lateness.recurrence import incidents, unique_delays
 from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
@@ -51,7 +51,7 @@ def one_off_verdicts(found: Findings, examined: Examined) -> tuple[list[Verdict]
     """
     case, shown, remarks = found.case, [], []
     once = incidents(found.late, found.named, case.limits)
-    unique = {id(late) for late in alone(once, found.late, named=found.named, node=case.line.node)}
+    unique = {id(late) for late in unique_delays(once, found.late, named=found.named, node=case.line.node)}
     for late in once:
         if id(late) not in unique:
             remarks.append(once_remark(case, late))
