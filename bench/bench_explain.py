@@ -1,7 +1,7 @@
-"""How long a trace takes to explain: the largest recording once, and 4 and 16 times after itself.
+"""Time to explain a trace: the largest recording once, and repeated 4 and 16 times.
 
-The copies follow each other in time as one longer job would: rounds are numbered on, ledgers and counts go on.
-Read from the node trace and diagnosed; the memory is that of the process at its most.
+The copies follow each other in time like one longer job: the numbers of rounds, ledgers and counts continue. The time
+includes reading the node trace. The memory is the peak of the process.
 """
 
 import resource

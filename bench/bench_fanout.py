@@ -1,9 +1,9 @@
-"""How long one statement over several nodes takes, over HTTPS; the nodes' APIs are spread over four processes.
+"""Time of one statement over several nodes, over HTTPS; the nodes' APIs are spread over four processes.
 
     python bench/bench_fanout.py [N_NODES ...]      (default: 4 50)
 
-All nodes are on this machine, so with 50 of them the machine is what is measured. The command's own start is told
-apart: it loads the engines that compute over all rows.
+All nodes are on this machine, so with 50 nodes the result measures the machine. The start of the command, which loads
+the engines that compute over all rows, is a separate number.
 """
 
 import subprocess
@@ -31,8 +31,8 @@ folder, db, *names = sys.argv[1:]
 stop = threading.Event()
 for name in names:
     options = api.Options(db=Path(db), listen="127.0.0.1:0", node=name, files=Path(folder) / "api")
-    said = lambda text: (sys.stdout.write(text + "\\n"), sys.stdout.flush())
-    threading.Thread(target=api.serve, args=(options,), kwargs={"say": said, "stop": stop}).start()
+    output = lambda text: (sys.stdout.write(text + "\\n"), sys.stdout.flush())
+    threading.Thread(target=api.serve, args=(options,), kwargs={"say": output, "stop": stop}).start()
 sys.stdin.read()
 stop.set()
 """

@@ -1,7 +1,7 @@
-"""What one hooked call costs the thread that makes it, and what the scheduler's programs cost a switch.
+"""Cost of a probed call for its thread, and cost of the scheduler programs per switch.
 
-Calls a function in a loop, in turns with and without hooks; the difference of the best batches of each, since
-whatever else runs on the machine can only add.
+Calls a function in a loop, alternating with and without probes. The result is the difference of the best batches,
+because other work on the machine can only add time.
 Needs root, gcc, and the built BPF programs.
 """
 
@@ -92,7 +92,7 @@ def measured(process: "subprocess.Popen[str]") -> float:
 
 
 class drained:  # noqa: N801 (read as a statement)
-    """Empties the rings meanwhile, so that emitting costs what it costs in use."""
+    """Drains the rings at the same time, so that emitting has its real cost."""
 
     def __init__(self, program: Program):
         self._program, self._stop = program, threading.Event()

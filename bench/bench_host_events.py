@@ -1,7 +1,7 @@
-"""What the programs that watch the machine cost a run: when nobody on it is traced, and in a process that is.
+"""Cost per run of the programs that observe the machine: without a traced process, and in a traced process.
 
-By the kernel's own statistics, which take about 80 ns of each run themselves. The load: processes that are made and
-end, signals, synchronous writes, memory that has to be reclaimed. And what an agent's second of work on it takes.
+Measured by the kernel's own statistics, which add about 80 ns to each run. The load: short processes, signals,
+synchronous writes, and memory reclaim. A second number is the agent's work for one second of these events.
 Needs root, gcc, and the built BPF programs.
 """
 

@@ -1,8 +1,8 @@
-"""What the hub survives: the real command, killed twenty times under load, and attacked while good senders go on.
+"""Robustness of the hub: the real command, killed twenty times under load, and attacked while valid senders continue.
 
-Killed: four senders with retries, kill -9 at random moments, started again on the same folder; at the end every
-acknowledged row is there exactly once. Attacked: 10,000 connections, half-sent requests, garbage, zip bombs; a good
-sender's rows are all taken meanwhile.
+Killed: four senders with retries, kill -9 at random moments, restart on the same folder; at the end every acknowledged
+row exists exactly once. Attacked: 10,000 connections, half-sent requests, garbage, zip bombs; the hub still accepts all
+rows of a valid sender.
 
 python bench/bench_hub_hard.py [--kills N] [--connections N] [--seconds S]
 """
@@ -94,7 +94,7 @@ def request(name: str) -> bytes:
 
 
 class Sender(threading.Thread):
-    """Sends until told to stop; keeps what was acknowledged, and how long each answer took."""
+    """Sends until stop is set; keeps the acknowledged rows and the duration of each request."""
 
     def __init__(self, port: int, secret: str, name: str):
         super().__init__()

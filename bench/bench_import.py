@@ -1,7 +1,7 @@
-"""How fast recordings become node traces: events read, ledger computed, rows written.
+"""Time to turn recordings into node traces: events read, ledger computed, rows written.
 
-Takes every recording in $STALLSCOPE_DATA/recordings (default: ../shared beside the repository); the shipped one
-where there are none. Best of some turns each.
+Reads every recording in $STALLSCOPE_DATA/recordings (default: ../shared, next to the repository), or the shipped
+recording if there is none. Best of several turns for each recording.
 """
 
 import os

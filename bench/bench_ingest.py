@@ -173,7 +173,7 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         numbers = itertools.count()
         with grpc.insecure_channel(
             target
-        ) as channel:  # what a hub loads with its first requests is not measured
+        ) as channel:  # the first requests load libraries, so they are not measured
             for _ in range(N_WARM):
                 channel.unary_unary(method)(again(bodies[0], next(numbers)), timeout=60)
         end_s = time.monotonic() + seconds

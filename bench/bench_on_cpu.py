@@ -1,6 +1,6 @@
-"""The ledger's on_cpu against the thread's own CPU clock, in 1,000 busy intervals beside a CPU hog.
+"""The ledger's on_cpu against the thread's own CPU clock, in 1,000 busy intervals with a CPU hog.
 
-Two sources that share nothing: events alone cannot see an event that was missed. Needs root, gcc, and the built
+The two sources are independent: events alone cannot reveal a missed event. Needs root, gcc, and the built
 BPF programs. Arguments: number of intervals, length in ms.
 """
 

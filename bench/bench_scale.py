@@ -1,9 +1,9 @@
-"""How long a large job takes to diagnose, and with how much memory: up to 10,240 ranks that enter 1,000 rounds each.
+"""Time and memory of the diagnosis of a large job: up to 10,240 ranks that enter 1,000 rounds each.
 
-A data-parallel job is simulated in which one rank sleeps now and then, and its collectives are kept column by column,
-by process and time: only the columns that a diagnosis asks for, and one value for those that are the same everywhere.
-Each size has a process of its own. What is measured is diagnose() on that trace; the memory is the peak of the
-resident set from then on (VmHWM, reset before), the trace included.
+The job is a simulated data-parallel job in which one rank sleeps at times. Its collectives are columns, sorted by
+process and time: only the columns that a diagnosis reads, and a single value for a constant column. Each size runs in
+a separate process. The time is the duration of diagnose() on that trace. The memory is the peak of the resident set
+during the diagnosis (VmHWM, reset before), the trace included.
 """
 
 import json
@@ -61,7 +61,7 @@ def measured(n_ranks: int) -> dict[str, object]:
     begin = time.perf_counter()
     trace = simulated(n_ranks)
     made = time.perf_counter()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: see proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak: see proc(5)
     held_mib, cpu = _resident_mib("VmRSS"), time.process_time()
     found = diagnose(trace)
     end, cpu = time.perf_counter(), time.process_time() - cpu

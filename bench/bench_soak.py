@@ -1,8 +1,8 @@
-"""Whether an agent that runs for long grows: its memory, descriptors, what it holds in the kernel, bytes a row.
+"""Growth of a long-running agent: memory, descriptors, objects in the kernel, bytes per row.
 
-Eight ranks make 2,000 collectives a second for an hour (--seconds N: less). Beside them processes come, make a
-communicator, allocate, call, and end, some a minute: what an agent has to forget again. Growth is a robust slope over
-all but the first third, in which caches fill. Needs root, gcc, and the built BPF programs.
+Eight ranks make 2,000 collectives a second for an hour (--seconds N: less). Some processes a minute start, make a
+communicator, allocate, call and end, and the agent has to release their state. Growth is a robust slope over all
+samples except the first third, in which caches fill. Needs root, gcc, and the built BPF programs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _KINDS = {"map_type": "n_maps", "link_type": "n_links", "prog_type": "n_programs
 
 
 class Sample(NamedTuple):
-    """How an agent stands: at_s seconds after its start."""
+    """The state of an agent at_s seconds after its start."""
 
     at_s: float
     rss_mb: float
@@ -77,7 +77,7 @@ def soaked(
     every_s: float | None = None,
     visit_every_s: float = VISIT_EVERY_S,
 ) -> tuple[list[Sample], Cost]:
-    """Samples of an agent over so many seconds, one every_s."""
+    """Samples of an agent over this many seconds, one per every_s."""
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(running(rank_command(folder, number, nranks=n_ranks), folder))
@@ -180,12 +180,12 @@ def sample(pid: int, db: Path, at_s: float) -> Sample:
 
 
 def held_in_kernel(pid: int) -> Counter[str]:
-    """Descriptors of a process by what they are; those of files, sockets and the like as "other"."""
+    """Descriptors of a process by kind; files, sockets and similar descriptors are "other"."""
     held: Counter[str] = Counter()
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         try:
             text = path.read_text()
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in between
             continue
         held[next((name for key, name in _KINDS.items() if f"{key}:" in text), "other")] += 1
     return held

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def added_ns(loop: Path, library: Path, *, with_stacks: bool) -> float:
-    """ns that a hooked call adds where each is told as an event."""
+    """ns that a probe adds to a call if each call is reported as an event."""
     with (
         Program.load(Options(slow_call_ns=0)) as program,
         subprocess.Popen([loop, "cudaFree"], stdin=-1, stdout=-1, text=True) as process,

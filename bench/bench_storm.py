@@ -1,8 +1,7 @@
-"""A storm of launches, 400,000 calls a second and more: what was sent = what was received + what was counted as lost.
+"""A storm of launches, 400,000 calls a second and more: sent records = received records + counted losses.
 
-Two ways: hooks that count (what launches get as long as the hooks on them are on), and a record for each call, which
-is more than any ring takes for long. Some processes launch as fast as they can. Needs root, gcc, and the built BPF
-programs.
+Two modes: counting probes (the mode of launches while their probes are on), and a record for each call, which exceeds
+the capacity of any ring. Some processes launch at full speed. Needs root, gcc, and the built BPF programs.
 """
 
 import os
@@ -116,7 +115,7 @@ def hooked(library: Path, options: Options) -> Iterator[Program]:
 
 
 def storm(library: Path, n_calls: int, meanwhile: Any) -> float:
-    """Seconds that some processes took to launch n_calls times each; every now and then meanwhile() is called."""
+    """Seconds that some processes took to launch n_calls times each; calls meanwhile() at intervals."""
     command = [sys.executable, "-c", LAUNCHER, str(library)]
     processes = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(N_PROCESSES)]
     for process in processes:

@@ -1,9 +1,9 @@
-"""The standing diagnosis: how many rows a second it takes, and how soon a straggler is named.
+"""The continuous diagnosis: rows per second, and the time until a straggler is named.
 
-A simulated job of 8, 64 and 512 ranks, eight to a node, whose steps take about 0.2 s; each node sends a batch every
-250 ms, and what came meanwhile is fed together, as the hub does. Rate: rows by the time spent in feed(), of a healthy
-job and of one with a straggler. Delay: a batch is taken up when it has arrived and the ones before it are done; from
-the moment the third late arrival happened to the moment the verdict is there. The wait for the batch is part of it.
+A simulated job of 8, 64 and 512 ranks, eight per node, with steps of about 0.2 s. Each node sends a batch every 250
+ms, and batches that arrive during a feed() are fed together, as in the hub. Rate: rows divided by the time in feed(),
+for a healthy job and for a job with a straggler. Delay: from the third late arrival to the verdict, including the
+wait for the batch and for earlier batches.
 """
 
 import time
@@ -29,7 +29,7 @@ BATCH_NS = 250_000_000
 
 @dataclass
 class Clock:
-    """The hub's time, as far as the benchmark lets it go on."""
+    """The hub's clock, which the benchmark advances."""
 
     now_ns: int = 0
 
@@ -79,7 +79,7 @@ def seconds(trace: Trace) -> float:
 
 
 def fed(trace: Trace) -> dict[str, Any]:
-    """Feed a trace as its nodes would send it: rate, changes with their moments, and what was kept."""
+    """Feed a trace in the batches of its nodes. Returns the rate, the changes with their times, and the kept rows."""
     clock, spent, longest, most, free_ns = Clock(), 0.0, 0.0, 0, 0
     stream, changes = Stream(clock=clock), []
     for at_ns, batch in batches(trace):

@@ -32,7 +32,7 @@ from stallscope.store.hub.store import Batch, HubStore
 N_RANKS = 64
 ROUNDS_A_BATCH = 500
 T0_NS = time.time_ns() - 5 * 86_400 * 10**9
-"""Lately: what is older than the store keeps would be dropped in the middle."""
+"""A recent time, because rows older than the store's retention would be dropped during the run."""
 
 STEP_NS = 100_000_000
 N_HOT_ROWS = 300_000
@@ -114,7 +114,7 @@ def kept() -> dict[str, pa.Table]:
 
 
 def fill(store: HubStore, n_rows: int) -> int:
-    """Append so many rows, all but the last N_HOT_ROWS sealed; the number of the next round."""
+    """Append this many rows, all sealed except the last N_HOT_ROWS. Returns the number of the next round."""
     store.append(Batch("kept", "a", kept())).result()
     first = appended(store, 0, n_rows - N_HOT_ROWS)
     store.seal_all()
@@ -122,7 +122,7 @@ def fill(store: HubStore, n_rows: int) -> int:
 
 
 def appended(store: HubStore, first: int, n_rows: int) -> int:
-    """Append rounds from the first on until there are so many rows; the number of the next round."""
+    """Append rounds from first on until this many rows exist. Returns the number of the next round."""
     waiting = []
     while first * N_RANKS < n_rows:
         waiting.append(store.append(Batch(f"b{first}", "a", {"collectives": rows(first)})))
@@ -138,7 +138,7 @@ def appended(store: HubStore, first: int, n_rows: int) -> int:
 def ingest(
     store: HubStore, first_round: int, rows_a_second: float | None = None
 ) -> Iterator[Callable[[], float]]:
-    """Append more rows meanwhile; gives what tells the rate so far. rows_a_second: None is as fast as it goes."""
+    """Append more rows in a thread; yields a function that returns the rate. rows_a_second: None is unlimited."""
     stop, n_rows, begin_s = threading.Event(), [0], time.monotonic()
 
     def append() -> None:

@@ -111,7 +111,7 @@ def first_verdict(port: int, tls: Files, token: str) -> tuple[dict[str, Any], in
 
 
 def nth_late_arrival_ns(path: Path) -> int:
-    """When the rank entered the first collective of its third disturbed step, as its own clock says."""
+    """When the rank entered the first collective of its third disturbed step, by its own clock."""
     with path.open() as file:
         late = [int(row["forward_ns"]) for row in csv.DictReader(file) if row["is_disturbed"] == "1"]
     return late[N_LATE - 1]

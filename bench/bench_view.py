@@ -1,7 +1,7 @@
-"""What the page of a running trace costs: CPU and memory of the process that draws it, and of the agent beside it.
+"""Cost of the page of a running trace: CPU and memory of the process that draws it, and of the agent.
 
-The job is that of bench_agent.py: 8 ranks, 2,000 collectives a second. The agent runs on a pseudo-terminal of
-120 x 40, as on a user's screen; its own cost must be what it is without the page. Needs root, gcc, and the built BPF
+The job is the job of bench_agent.py: 8 ranks, 2,000 collectives a second. The agent runs on a pseudo-terminal of
+120 x 40, as on a user's screen. The page must not change the agent's own cost. Needs root, gcc, and the built BPF
 programs.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measured(agent: int, view: int, said: bytearray) -> dict[str, float]:
-    """CPU and memory of both over MEASURED_S, and what was sent to the terminal meanwhile."""
+    """CPU and memory of both over MEASURED_S, and the bytes sent to the terminal in that time."""
     begin_s, n_bytes = time.monotonic(), len(said)
     before = bench_agent.process_cpu_s(agent), bench_agent.process_cpu_s(view)
     time.sleep(MEASURED_S)

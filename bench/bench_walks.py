@@ -1,7 +1,7 @@
-"""How many of many Python stacks that the kernel walks are right, while other threads run.
+"""Share of right Python stacks among many stacks that the kernel walks while other threads run.
 
-The program says in advance from where it makes each call; a stack is right if all its frames are those. For each Python
-that this machine has. Needs root, gcc, and the built BPF programs. Usage: bench_walks.py [CALLS of each]
+The program announces the code location of each call; a stack is right if all its frames match. Runs for each Python of
+this machine. Needs root, gcc, and the built BPF programs. Usage: bench_walks.py [CALLS of each]
 """
 
 import os

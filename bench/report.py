@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the code; where it was copied to without git, BENCH_COMMIT tells."""
+    """The commit of the code; a copy without git has it in BENCH_COMMIT."""
     if told := os.environ.get("BENCH_COMMIT"):
         return told
     words = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=12"]

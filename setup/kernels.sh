@@ -1,11 +1,11 @@
 #!/bin/sh
-# Fetches kernels of Debian's for small machines (tests/kernels); they are unpacked, and nothing is installed.
+# Downloads Debian kernels for virtual machines (tests/kernels) and unpacks them; nothing is installed.
 #
-#   kernels.sh FOLDER NAME/RELEASE...    6.12/trixie: of that release, the newest cloud kernel whose version begins so;
-#                                        it lies in FOLDER/6.12/boot then, and is not fetched again
+#   kernels.sh FOLDER NAME/RELEASE...    6.12/trixie: the newest cloud kernel of that release whose version begins with
+#                                        6.12, unpacked to FOLDER/6.12/boot and not downloaded again
 #
-# Where one cannot be had, that is told, FOLDER/NAME/missing says why, and its test is skipped. A kernel of one's own
-# is tried too, if its vmlinuz lies in FOLDER/ANY-NAME/boot.
+# If a kernel is not available, the script prints and writes the reason to FOLDER/NAME/missing, and its test is skipped.
+# Any other kernel with a vmlinuz in FOLDER/ANY-NAME/boot is tested as well.
 set -u
 
 folder=${1:?usage: kernels.sh FOLDER NAME/RELEASE...}
@@ -20,7 +20,7 @@ fetch() { # fetch NAME RELEASE, into the current folder
         why="no cloud kernel of that name in $2"
         return 1
     fi
-    # From Debian 14 on the file is in a package of its own, beside the modules.
+    # From Debian 14 on, the kernel and its modules are in separate packages.
     package=$(apt-cache pkgnames "linux-binary-$linux" | grep -Fx "linux-binary-$linux" || echo "linux-image-$linux")
     fetched apt-get -qq download "$package" || return 1
     mkdir -p boot

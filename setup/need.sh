@@ -1,14 +1,14 @@
 #!/bin/sh
-# Makes sure that what is not Python is on this machine; installs it from Debian where it may.
+# Checks the requirements that are not Python packages, and installs missing packages from Debian.
 #
-#   need.sh venv      Python can make a virtual environment        (must be: fails with one line)
-#   need.sh bpf       the BPF programs can be built                (may be missing: exit code 3, one line)
+#   need.sh venv      Python can make a virtual environment        (required: fails with one line)
+#   need.sh bpf       the BPF programs can be built                (optional: exit code 3, one line)
 #   need.sh live      this machine can trace now                   (the same)
-#   need.sh kernels   small machines can run other kernels         (the same)
-#   need.sh dist      the wheel can be built for all architectures (must be: fails with one line)
+#   need.sh kernels   virtual machines can run other kernels       (the same)
+#   need.sh dist      the wheel can be built for all architectures (required: fails with one line)
 #
-# It looks for the commands and files themselves, not for package names, so that it is right on other
-# distributions too. It installs only what is missing, and only as root or where sudo asks no password.
+# The checks search for commands and files, not for package names, so that they work on other distributions. Missing
+# packages are installed only as root or where sudo needs no password.
 set -u
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -25,7 +25,7 @@ can_install() {
     [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null
 }
 
-# The first try uses the package lists as they are; lists that are missing or old are fetched for a second one.
+# The first attempt uses the present package lists; the second attempt updates them, because they may be missing or old.
 install_packages() {
     say "installing Debian packages: $*"
     log=$(mktemp) || return 1
@@ -68,7 +68,7 @@ missing_for_kernels() {
     has_command cpio || echo cpio
 }
 
-# have LIST: all that LIST looks for is there, installed now if need be; else false, and $missing says what is not.
+# have LIST: true if everything that LIST checks is present or was installed; otherwise false, with the rest in $missing.
 have() {
     missing=$($1 | paste -s -d ' ' -)
     [ -n "$missing" ] || return 0
@@ -101,7 +101,7 @@ need_dist() {
 
 need_live() {
     if [ ! -r /sys/kernel/btf/vmlinux ]; then
-        say "without live tracing: this kernel tells no types (/sys/kernel/btf/vmlinux is missing)"
+        say "without live tracing: this kernel has no BTF (/sys/kernel/btf/vmlinux is missing)"
         exit 3
     fi
     if [ "$(id -u)" -ne 0 ]; then
@@ -112,11 +112,11 @@ need_live() {
 
 need_kernels() {
     if [ "$(uname -m)" != x86_64 ]; then
-        say "without other kernels: they are tried on x86-64 only"
+        say "without other kernels: they run on x86-64 only"
         exit 3
     fi
     have missing_for_kernels && return 0
-    say "without other kernels: small machines cannot be started; install as root: apt-get install $missing"
+    say "without other kernels: virtual machines cannot be started; install as root: apt-get install $missing"
     exit 3
 }
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Fetches a program of Debian's that tests run beside ours, and unpacks it; nothing is installed.
+# Downloads a program from Debian for tests and unpacks it; nothing is installed.
 #
-#   program.sh FOLDER PACKAGE/RELEASE    prometheus/bookworm: it is FOLDER/usr/bin/prometheus then
+#   program.sh FOLDER PACKAGE/RELEASE    prometheus/bookworm: unpacks FOLDER/usr/bin/prometheus
 #
-# Where it cannot be had, that is told, and its tests are skipped.
+# If it is not available, the script prints the reason, and its tests are skipped.
 set -u
 
 folder=${1:?usage: program.sh FOLDER PACKAGE/RELEASE}

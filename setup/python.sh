@@ -1,10 +1,11 @@
 #!/bin/sh
-# Fetches a Python that this Debian does not have yet from a newer one, so that its frames can be read in tests;
-# it is unpacked, with the libraries that it needs beside it, and nothing is installed.
+# Downloads a Python version from a newer Debian release, so that tests can read its frames. The interpreter is unpacked
+# together with its libraries; nothing is installed.
 #
-#   python.sh FOLDER VERSION RELEASE    python.sh build/python3.14 3.14 forky: FOLDER/usr/bin/python3.14 runs then
+#   python.sh FOLDER VERSION RELEASE    python.sh build/python3.14 3.14 forky: makes FOLDER/usr/bin/python3.14
 #
-# Needs apt-get, dpkg and patchelf. Where it cannot be had, that is told, and the tests of that version are skipped.
+# Needs apt-get, dpkg and patchelf. If the version is not available, the script prints the reason, and the tests of that
+# version are skipped.
 set -u
 
 . "$(dirname "$0")/release.sh"
@@ -30,4 +31,4 @@ leave_release
 libraries=$(echo "$PWD"/usr/lib/*-linux-gnu*)
 loader=$libraries/$(basename "$(patchelf --print-interpreter "$python")")
 patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$python"
-"$python" -c '' || give_up "what was fetched does not run"
+"$python" -c '' || give_up "the downloaded interpreter does not run"

@@ -1,18 +1,18 @@
-# Sourced by what fetches from another release of Debian than this machine's; see setup/python.sh, setup/kernels.sh.
+# Sourced by scripts that download from another Debian release: setup/python.sh, setup/kernels.sh, setup/program.sh.
 #
-#   look_into RELEASE    apt-get and apt-cache know that release, and it alone, from now on; false with $why if not
+#   look_into RELEASE    apt-get and apt-cache use only that release afterwards; false with $why on failure
 #
-# apt has a world of its own then, in the current folder: its lists, its idea of what is installed (nothing), its
-# downloads. Nothing of the machine's is touched, and no right is needed. leave_release takes the world away.
+# apt then has separate state in the current folder: package lists, an empty list of installed packages, and downloads.
+# The machine's own state is unchanged, and no privileges are needed. leave_release removes the separate state.
 
 look_into() {
     for tool in apt-get dpkg tar; do
         command -v $tool >/dev/null || { why="no $tool"; return 1; }
     done
-    # Where lists come from is told by the settings, so that it is known before any list was fetched.
+    # The address comes from apt's settings, which exist before any list has been downloaded.
     archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
     if [ -z "$archive" ]; then
-        why="apt knows no archive of Debian's"
+        why="apt has no Debian archive in its settings"
         return 1
     fi
     mkdir -p lists/partial archives/partial
@@ -33,7 +33,7 @@ END
     fetched apt-get -qq update
 }
 
-# fetched COMMAND...: runs it; false with its last words in $why if it fails.
+# fetched COMMAND...: runs it; on failure false, with the last line of its output in $why.
 fetched() {
     "$@" >log 2>&1 && return 0
     why=$(tail -1 log)

@@ -98,13 +98,13 @@ def test_a_wrong_word_is_refused(repository: Path, bare: Path):
     assert need(repository, bare, "everything").returncode == 2
 
 
-def test_small_machines_are_left_out_with_one_line_when_their_tools_are_missing(repository: Path, bare: Path):
+def test_virtual_machines_are_left_out_with_one_line_when_their_tools_are_missing(repository: Path, bare: Path):
     executable(bare / "uname", "echo x86_64")
     executable(bare / "cpio", "")
     done = need(repository, bare, "kernels")
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        "setup: without other kernels: small machines cannot be started; "
+        "setup: without other kernels: virtual machines cannot be started; "
         "install as root: apt-get install qemu-system-x86 busybox-static"
     ]
 
@@ -205,4 +205,4 @@ def test_a_kernel_that_cannot_be_had_leaves_the_reason(
 
 def test_a_machine_without_an_archive_of_debian_fetches_no_kernel(repository: Path, archive: Path):
     executable(archive / "apt-get", "")
-    assert "apt knows no archive of Debian's" in kernels(repository, archive, "6/new").stderr
+    assert "apt has no Debian archive in its settings" in kernels(repository, archive, "6/new").stderr

@@ -33,7 +33,7 @@ LATER_NS = 1_600_000_000
 
 
 class Check(NamedTuple):
-    """One number of the trace beside the one it should be. at_least: more is right as well."""
+    """A number of the trace and the expected number. at_least: a larger number is right as well."""
 
     what: str
     found: Any
@@ -47,7 +47,7 @@ class Check(NamedTuple):
 
 
 def main() -> None:
-    """Run, check, tell."""
+    """Run, check and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--budget", type=float, default=240, help="seconds for everything (not looked at here)"
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def checked(chosen: argparse.Namespace, folder: Path, n_ranks: int) -> tuple[list[Check], list[str]]:
-    """All checks, and what the agent said. Raises Failed."""
+    """All checks, and the output of the agent. Raises Failed."""
     cudart = chosen.cudart or runtime_of_torch()
     db, checks = folder / "classes.db", []
     with tracing(db, awaits="tracing into") as agent:
@@ -96,7 +96,7 @@ def checked(chosen: argparse.Namespace, folder: Path, n_ranks: int) -> tuple[lis
 def ran(
     kind: str, folder: Path, n_ranks: int, *, words: tuple[str, ...], limit_s: float
 ) -> list[dict[str, Any]]:
-    """What each rank says it did. Raises Failed."""
+    """The calls that each rank reports. Raises Failed."""
     (folder / "go").unlink(missing_ok=True)
     with processes(kind, folder, n_ranks, words=words) as programs:
         await_all([folder / f"{kind}-loaded{rank}" for rank in range(n_ranks)], programs, LOADED_S)
@@ -183,7 +183,7 @@ def calls_of(
 
 
 def exact_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any]) -> list[Check]:
-    """Every function that was called: number, bytes, failures; no other; what is held at the end."""
+    """Every called function and no other: number, bytes, failures; the memory held at the end."""
     found, made = calls_of(trace, did["pid"]), did["made"]
     by_runtime = {name: one for name, one in found.items() if name.startswith("cuda")}
     checks = [Check(f"rank {rank}: functions", sorted(by_runtime), sorted(made))]
@@ -226,18 +226,18 @@ EXPECTED = {
     "graph": ("cudaGraphLaunch", 50, None),
     "allocations": ("cudaMalloc", 5, 5 * 64 * MIB),
 }
-"""By phase: function, calls, bytes. What PyTorch may use instead stands in SAME."""
+"""By phase: function, calls, bytes. SAME lists the functions that PyTorch may use instead."""
 SAME = {
     "cudaEventRecordWithFlags": "cudaEventRecord",
     "cudaLaunchKernelExC": "cudaLaunchKernel",
     "__cudaLaunchKernel": "cudaLaunchKernel",
 }
 WATCHED = ("cudaEventRecord", "cudaStreamWaitEvent", "cudaDeviceSynchronize", "cudaMalloc")
-"""With NCCL other threads of PyTorch make these calls, too."""
+"""With NCCL, other threads of PyTorch also make these calls."""
 
 
 def torch_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any], *, n_ranks: int) -> list[Check]:
-    """What each phase was to do."""
+    """Checks of the expected calls of each phase."""
     checks, pid = [], did["pid"]
     for phase, (name, n, n_bytes) in EXPECTED.items():
         begin_ns, end_ns = did["phases"][phase]
@@ -262,7 +262,7 @@ def torch_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any], *, n
 
 
 def torch_memory_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any]) -> list[Check]:
-    """Memory grows on the rank's own device by what was asked for, and goes back; a refusal is an error event."""
+    """Memory grows on the rank's own device by the requested size, and shrinks again; a refusal is an error event."""
     pid, phases = did["pid"], did["phases"]
     before, after, freed = (
         held_of(trace, pid, phases[name][at] + later_ns)

@@ -3,8 +3,8 @@
     python classes_job.py exact FOLDER --rank 0 --cudart /path/of/libcudart.so.12
     python classes_job.py torch FOLDER
 
-`exact` calls the runtime through ctypes and nothing else; `torch` does what PyTorch programs do, a phase after the
-other with silence between. Each waits for a file "go" and writes what it did to FOLDER/KIND<rank>.json.
+`exact` calls the runtime through ctypes and nothing else; `torch` makes the calls of typical PyTorch programs, in
+phases separated by silence. Each waits for a file "go" and writes its calls to FOLDER/KIND<rank>.json.
 """
 
 import argparse
@@ -25,7 +25,7 @@ H2D, D2H, D2D = "HOST_TO_DEVICE", "DEVICE_TO_HOST", "DEVICE_TO_DEVICE"
 
 
 def main() -> None:
-    """Load, wait for the gate, call, tell."""
+    """Load, wait for the gate, call, write the calls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("kind", choices=("exact", "torch"))
     parser.add_argument("folder", type=Path)
@@ -57,7 +57,7 @@ class Calls:
     def __call__(
         self, name: str, *arguments: Any, n_bytes: int = 0, direction: str = "", fails: int = 0
     ) -> None:
-        """Raises RuntimeError when it does not return what it should."""
+        """Raises RuntimeError if the result is not the expected result."""
         result = getattr(self._library, name)(*arguments)
         one = self.made.setdefault(f"{name} {direction}".strip(), {"n": 0, "count_bytes": 0, "n_failed": 0})
         one["n"] += 1
@@ -167,7 +167,7 @@ def graph_calls(
 
 
 def in_torch(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Phases with silence between: what the trace has within one is of that phase alone."""
+    """Phases separated by silence, so that rows of the trace belong to one phase."""
     import torch
     import torch.distributed as dist
 

@@ -1,14 +1,14 @@
-"""Compares steps with hooks and steps without, in windows that alternate: the statistics of the slowdown.
+"""Statistics of the slowdown: compares steps with and without probes, in alternating windows.
 
-At each switch the half window before is compared with the half window after. A drift of the machine makes the one
-kind of switch look dearer and the other cheaper, so that it cancels out; the agent goes on meanwhile (switching.py), so
-that windows are short. Of these comparisons Huber's mean is told, which those in which the machine stumbled do not
-pull. Its 95 % interval comes from Student's t, and is the wider the more alike neighbours are: they share a window.
+At each switch, the half window before is compared with the half window after. A drift of the machine increases the
+result of one kind of switch and decreases the other, so it cancels out. The agent keeps running (switching.py), so the
+windows are short. The result is Huber's mean of the comparisons, which outliers hardly affect. Its 95 % interval comes
+from Student's t and grows with the correlation of neighbours, which share a window.
 
-A virtual CPU is slower by half for a while, over and over. Where a job measures its CPU's speed between two steps, how
-long a step takes at which speed is learned from those without hooks, and each is told as what it would have taken at
-one speed. A governor has hot hooks on for a part of the time; what a window had of
-it is known, and the mean is that of a window that had as much as there was on the whole.
+A virtual CPU is repeatedly slower by half for a while. Where a job measures its CPU's speed between two steps, the
+steps without probes give the step time by speed, and each step is converted to one speed. A governor has
+high-frequency probes on for a part of the time. That part is known for each window, and the mean is converted to the
+average part.
 """
 
 import math
@@ -33,7 +33,7 @@ _HUBER = 1.345
 """Standard deviations from which on a comparison weighs less: 95 % as sharp as the mean where all is normal."""
 _N_FITS = 30
 _MOST_ALIKE, _LEAST_KNOWN = 0.5, 40
-"""The correlation of neighbours that differ by whole windows only; taken where fewer comparisons do not tell it."""
+"""The correlation of neighbours that differ by whole windows only; used if there are too few comparisons."""
 _NORMAL_MAD = 1.4826
 
 
@@ -138,7 +138,7 @@ def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
 
 
 class Found(NamedTuple):
-    """Comparisons: per cent (n,), for which share of each what was on (n, k), and on the whole (k,)."""
+    """Comparisons: per cent (n,), share of the time with each group on (n, k), and that share overall (k,)."""
 
     percent: NDArray[np.float64]
     shares: NDArray[np.float64]
@@ -183,7 +183,7 @@ def interval(found: Found) -> Interval:
 
 
 def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
-    """The slowdown and what it was made from. Raises Failed with fewer than two comparisons."""
+    """The slowdown and its comparisons. Raises Failed with fewer than two comparisons."""
     known = found_in(windows, ranks, turns)
     found = [float(one) for one in known.percent]
     if len(found) < 2:
@@ -207,8 +207,8 @@ def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> di
 def pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Several runs of a workload as one: the slowdown is their mean, weighted by 1 / spread^2.
 
-    runs: of slowdown(), with what else is told of each. Lists are put together, other numbers are means weighted by
-    comparisons, and what each run found stands in `of`.
+    runs: results of slowdown() with further fields. Lists are joined, other numbers are means weighted by comparisons,
+    and `of` has the result of each run.
     """
     if len(runs) == 1:
         return runs[0]

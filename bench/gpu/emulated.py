@@ -1,6 +1,6 @@
-"""The same command line as job.py, on the emulated GPUs of the demo: to try the proof where there is no GPU.
+"""The same command line as job.py, on the emulated GPUs of the demo: to try the proof without a GPU.
 
-Knows the faults that the demo knows, in one rank; the GPU options are taken and ignored.
+Supports the faults of the demo, in one rank; the GPU options are accepted and ignored.
 """
 
 import argparse

@@ -104,7 +104,7 @@ def _allocate(device: str, delay_ms: float) -> Disturb:
 
 
 def _lock(device: str, delay_ms: float) -> Disturb:
-    """Another thread of the process holds what the loop needs, and sleeps."""
+    """Another thread of the process holds the lock that the loop needs, and sleeps."""
     lock, asked, held = threading.Lock(), threading.Semaphore(0), threading.Semaphore(0)
 
     def hold() -> None:

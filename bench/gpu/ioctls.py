@@ -1,9 +1,9 @@
-"""On GPUs: which ioctls of the real driver does `trace --gpu-ioctls` tell, and is the number right that we know?
+"""On GPUs: which ioctls of the real driver does `trace --gpu-ioctls` record, and is a known number right?
 
     python bench/gpu/ioctls.py [--folder DIR]
 
-A process of its own makes CUDA calls through the driver's library, and a known number of ioctls that the driver does
-not have; nvidia-smi runs beside it, which makes no CUDA call. Prints and keeps what was told of both.
+A separate process makes CUDA calls through the driver's library, and a known number of ioctls that the driver does not
+have. nvidia-smi, which makes no CUDA call, runs at the same time. Prints and stores the records of both.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def traced(folder: Path) -> dict[str, Any]:
-    """What was told of the caller and of nvidia-smi."""
+    """The records of the caller and of nvidia-smi."""
     db, smi = folder / "trace.db", shutil.which("nvidia-smi")
     with tracing(db, words=("--gpu-ioctls", "--node", "here"), awaits="processes,"):
         caller = start([sys.executable, "-c", _CALLER], folder / "caller.log")

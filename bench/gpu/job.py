@@ -3,7 +3,7 @@
     python job.py --folder F --kind ddp --sync --fault sleep:2:14:290 --seconds 10
 
 Without RANK in the environment it starts one process a GPU itself (torchrun does as well). Each rank writes
-rank<R>.csv and prints "ready" when it is warm; truth.json says who was disturbed, and how. With --gate the
+rank<R>.csv and prints "ready" when it is warm; truth.json lists the disturbed ranks and their faults. With --gate the
 ranks load their libraries and wait for a file "go" in the folder; --seconds 0 runs until a file "stop" is there.
 """
 
@@ -69,8 +69,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sync", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--fault", action="append", default=[], type=faults.parsed)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--steps", type=int, default=0, help="ends after so many, if not 0")
-    parser.add_argument("--rows", type=int, default=0, help="of a batch, if not that of the kind")
+    parser.add_argument("--steps", type=int, default=0, help="number of steps; 0: no limit")
+    parser.add_argument("--rows", type=int, default=0, help="rows of a batch; 0: the default of the kind")
     parser.add_argument("--pin", action="store_true", help="each rank, once it is warm, to a CPU of its own")
     parser.add_argument(
         "--speed", action="store_true", help="measure the CPU's between two steps: speed<R>.csv"
@@ -162,7 +162,7 @@ def stop_and_continue(
 def write_truth(
     chosen: argparse.Namespace, pids: list[int], n_ranks: int, *, intervals_ns: list[tuple[int, int]]
 ) -> None:
-    """truth.json: what a diagnosis should say."""
+    """Writes truth.json, the right answer of a diagnosis."""
     truth = {
         "n_ranks": n_ranks,
         "pids": pids,
@@ -320,7 +320,7 @@ def graph(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
-    # NCCL's watchdog thread asks for events meanwhile: that must not spoil the capture.
+    # NCCL's watchdog thread queries events at the same time, which must not end the graph capture.
     with torch.cuda.graph(captured, capture_error_mode="thread_local"):
         loss = whole()
 
@@ -358,7 +358,7 @@ STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any]
 class Ending:
     """How the ranks agree on their last step, without a collective that no training job would make.
 
-    Rank 0 writes the number into a shared file, far enough ahead that nobody has passed it yet.
+    Rank 0 writes the number into a shared file, far enough ahead that no rank has passed it yet.
     """
 
     def __init__(self, chosen: argparse.Namespace, rank: int):
@@ -482,7 +482,7 @@ def turn_ns(operand: Any) -> int:
 
 
 def pin(me: Rank) -> None:
-    """All threads of this rank stay on one CPU, those of the ranks far apart, none on the first (interrupts)."""
+    """Pins all threads of this rank to one CPU; ranks are far apart, and the first CPU (interrupts) is unused."""
     cpus = sorted(os.sched_getaffinity(0))
     own = cpus[(2 * me.rank + 1) * len(cpus) // (2 * me.n_ranks)]
     for task in Path("/proc/self/task").iterdir():
@@ -516,7 +516,7 @@ def run(chosen: argparse.Namespace) -> None:
             time.sleep(POLL_S)
     me = open_rank(chosen)
     gc.collect()
-    gc.disable()  # a collection in one rank is a fault that nobody asked for
+    gc.disable()  # a garbage collection in one rank would be an unplanned fault
     train(chosen, me)
     dist.destroy_process_group()
 

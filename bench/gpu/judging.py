@@ -1,7 +1,7 @@
-"""Compares a report with the truth: who, why, how often, how long, and whether anything was lost.
+"""Compares a report with the truth: rank, cause, frequency, delay, and lost records.
 
-The truth is that of the ranks' own clocks: how long the disturbed steps' batch and fault took, more than the
-other steps' of the same rank.
+The truth comes from the ranks' own clocks: by how much the batch and the fault of the disturbed steps took longer than
+in the other steps of the same rank.
 """
 
 import io
@@ -24,7 +24,7 @@ Clock = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Truth:
-    """One fault as it was. rank: None when it moved. delay_ms: median; None where no clock tells."""
+    """An injected fault. rank: None if it moved. delay_ms: median; None if no clock measured it."""
 
     name: str
     cause: str
@@ -37,7 +37,7 @@ class Truth:
 class Judged:
     """One scenario. wrong: what differs from the truth, in words; nothing if all is right.
 
-    late_ms: as told, median. excess_ms: the rank's own excess, mean over its late steps; where ranks run ahead of
+    late_ms: as reported, median. excess_ms: the rank's own excess, mean over its late steps; where ranks run ahead of
     the GPU, lateness adds up over several steps, but this does not.
     """
 
@@ -73,7 +73,7 @@ def truths(folder: Path) -> list[Truth]:
         ranks = range(told["n_ranks"]) if rank is None else [rank]
         period = every if 1 < every < 1000 and rank is not None else None
         delay_ms = _delay_ms([clock(folder, one) for one in ranks], told["stopped_ns"], every)
-        if fault["name"] == "gil":  # it strikes everywhere: no clock tells how long
+        if fault["name"] == "gil":  # all ranks are affected: no clock measures the delay
             delay_ms = None
         found.append(Truth(fault["name"], fault["cause"], rank, period, delay_ms))
     return found
@@ -105,7 +105,7 @@ def judged(scenario: str, folder: Path, report: dict[str, Any]) -> Judged:
     if named != culprits:
         result.wrong.append(f"named {sorted(named)}, not {sorted(culprits)}")
     result.wrong += [
-        f"also said {verdict['kind']}"
+        f"also reported {verdict['kind']}"
         for verdict in report["verdicts"]
         if not any(_is_on(truth, verdict) for truth in what) and not verdict["ranks"]
     ]

@@ -67,7 +67,7 @@ def table(
 def _line(one: Judged) -> str:
     verdict = "right" if not one.wrong else f"WRONG ({'; '.join(one.wrong)})"
     truth = ", ".join(map(_truth, one.truths)) or "healthy"
-    return f"{one.scenario:18} {verdict}; said: {one.said}; truth: {truth}; step {one.step_ms} ms, {one.n_lost} lost"
+    return f"{one.scenario:18} {verdict}; report: {one.said}; truth: {truth}; step {one.step_ms} ms, {one.n_lost} lost"
 
 
 def _truth(one: Truth) -> str:

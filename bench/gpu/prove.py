@@ -2,9 +2,10 @@
 
     bench/gpu/run_there.sh --budget 560
 
-Parts come in the order of their weight; what the time does not suffice for is skipped and told so, and what
-fails costs no other part. In OUT: results.json (all reports), slowdown.json, hook_cost.json, table.txt, and
-traces with the ranks' clocks and all programs' words, failures apart. Needs root, and src and bench on PYTHONPATH.
+Parts run in the order of their importance. Parts that do not fit in the time are skipped and listed, and a failed
+part does not affect other parts. In OUT: results.json (all reports), slowdown.json, hook_cost.json, table.txt, and
+traces with the ranks' clocks and the output of all programs, failures in a separate folder. Needs root, and src and
+bench on PYTHONPATH.
 """
 
 import argparse
@@ -36,7 +37,7 @@ HOOK_COST_S = 60
 AROUND_S = 9  # a scenario's start of NCCL and end
 END_S = 25
 LEAST_SLOWDOWN_S = 30
-RESERVE_S = 15  # for packing what was found
+RESERVE_S = 15  # for packing the results
 
 HOPELESS = 4  # failures in a row from the start
 
@@ -76,7 +77,7 @@ class Proof:
         return "emulated.py" if self.chosen.emulated else "job.py"
 
     def agent_words(self, job: Job) -> tuple[str, ...]:
-        """The agent traces all that is there, as a user has it; beside emulated jobs of others only ours."""
+        """The agent traces all processes, as for a user; with emulated jobs of others, only our processes."""
         return ("--pid", str(job.launcher.process.pid)) if self.chosen.emulated else ()
 
     @contextmanager
@@ -92,7 +93,7 @@ class Proof:
 
 
 class Jobs:
-    """The jobs of the parts, in order; each loads its libraries while the one before it runs."""
+    """The jobs of the parts, in order; each job loads its libraries while the previous job runs."""
 
     def __init__(self, proof: Proof, parts: Sequence[Part], sharing: Mapping[str, str]):
         """sharing: the environment of those that share GPUs."""
@@ -148,13 +149,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of scenarios and workloads")
     parser.add_argument("--skip", nargs="*", default=[], help="likewise")
-    parser.add_argument("--from", dest="first", default="", help="begin with this one, in the usual order")
+    parser.add_argument("--from", dest="first", default="", help="begin with this part, in the normal order")
     parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Prove, keep, tell."""
+    """Prove, store and print."""
     chosen = options()
     begin_s = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -239,7 +240,7 @@ def jobs_a_gpu(part: Part) -> int:
 
 
 def needed_s(part: Part) -> float:
-    """Without so much time it is not begun."""
+    """The time that the part needs to start."""
     return LEAST_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
 
 
@@ -259,7 +260,7 @@ def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part])
 def traced(
     proof: Proof, part: Scenario, job: Job, *, answers: list[Answer], explaining: ThreadPoolExecutor
 ) -> None:
-    """Traces a scenario; what it says is asked while the rest goes on. Raises Failed."""
+    """Traces a scenario; the trace is explained while later parts run. Raises Failed."""
     db = proof.disk / f"{slug(part.name)}.db"
     try:
         trace(part, job, db, agent_words=proof.agent_words(job))
@@ -269,7 +270,7 @@ def traced(
 
 
 def trace(scenario: Scenario, job: Job, db: Path, *, agent_words: tuple[str, ...]) -> None:
-    """Runs the job with the agent beside it. Raises Failed."""
+    """Runs the job while the agent traces it. Raises Failed."""
     job.await_loaded()
     if scenario.attaches:
         job.go()
@@ -327,7 +328,7 @@ def right(proof: Proof) -> set[str]:
 
 
 def keep(proof: Proof) -> None:
-    """Writes results.json and slowdown.json: what is known so far."""
+    """Writes the results so far to results.json and slowdown.json."""
     machine = keeping.machine(is_emulated=proof.chosen.emulated)
     results = {
         "machine": machine,

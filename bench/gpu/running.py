@@ -1,6 +1,6 @@
-"""Starts and ends what the proof needs: a job, the agent beside it as a user starts it, and the question after.
+"""Starts and ends the programs of the proof: a job, the agent as a user starts it, and `explain` afterwards.
 
-Everything has a time limit, and nothing outlives its with block.
+Every program has a time limit, and no program outlives its with block.
 """
 
 import json
@@ -30,20 +30,20 @@ ATTACHED = r"attached to \d+ functions of \S*nccl"
 
 
 class Failed(Exception):
-    """A part of a run did not do what it should; the message says which, and its last words."""
+    """A part of a run failed; the message names the part and its last output."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A started program, and the file that takes what it says."""
+    """A started program and the file with its output."""
 
     process: "subprocess.Popen[bytes]"
     said: Path
 
     def last_words(self, n_lines: int = 3) -> str:
-        """The end of what it said."""
+        """The last lines of its output."""
         lines = [line for line in self.said.read_text(errors="replace").splitlines() if line.strip()]
-        return " | ".join(lines[-n_lines:])[-600:] or "it said nothing"
+        return " | ".join(lines[-n_lines:])[-600:] or "no output"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Job:
 def sharing_gpus(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of processes whose kernels run side by side on a GPU, by CUDA's Multi-Process Service.
 
-    Without it a GPU runs those of one process at a time. Raises Failed.
+    Without it a GPU runs the kernels of one process at a time. Raises Failed.
     """
     environment = {
         f"CUDA_MPS_{name}_DIRECTORY": str(folder / f"mps-{name.lower()}") for name in ("PIPE", "LOG")
@@ -120,7 +120,7 @@ def start_job(
     words: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Job:
-    """Starts a job, which waits at its gate. To be ended with end(). environment: beside what is set here."""
+    """Starts a job, which waits at its gate. To be ended with end(). environment: additional variables."""
     folder.mkdir(parents=True)
     command = [sys.executable, str(HERE / script), "--folder", str(folder), "--gate", "--ranks", str(n_ranks)]
     return Job(folder, start([*command, *words], folder / "job.log", environment), n_ranks)
@@ -152,7 +152,7 @@ def end(program: Program) -> None:
 def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> Iterator[Program]:
     """The agent, tracing into db; ended as by Ctrl-C.
 
-    awaits: what it must have said first; that it is attached to NCCL, which a process must have loaded. Raises Failed.
+    awaits: the output to wait for, by default that NCCL is attached, which a process must have loaded. Raises Failed.
     """
     agent = start([*STALLSCOPE, "trace", "--db", str(db), *words], db.with_suffix(".log"))
     try:

@@ -1,4 +1,4 @@
-"""The jobs of the proof, the most important first. What is right for each follows from the faults themselves."""
+"""The jobs of the proof, the most important first. The right answer of each job follows from its faults."""
 
 from typing import NamedTuple
 

@@ -2,9 +2,9 @@
 
     bench/gpu/run_there.sh single --budget 520
 
-One job after the other runs; the next imports PyTorch meanwhile. In OUT: single.json (all answers), single.db.gz (the
-trace) and single.txt (the table, which is printed last). Right: the first cause and the line of code are right, and no
-fault is named for a healthy job. Shares are compared with the job's own.
+The jobs run one after the other; the next job imports PyTorch while a job runs. In OUT: single.json (all answers),
+single.db.gz (the trace) and single.txt (the table, which is printed last). Right: the first cause and the line of
+code are right, and no fault is named for a healthy job. Shares are compared with the job's own.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def start(name: str, folder: Path) -> "subprocess.Popen[str]":
 
 
 def run(name: str, job: "subprocess.Popen[str]", folder: Path) -> dict[str, Any]:
-    """Let a job go, and take what it measured."""
+    """Let a job run, and read its measurements."""
     assert job.stdin and job.stdout
     watchdog = subprocess.Popen(["sh", "-c", f"sleep {JOB_S}; kill -9 -{job.pid}"], start_new_session=True)
     try:

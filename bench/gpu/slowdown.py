@@ -1,9 +1,9 @@
-"""What tracing costs a step: hooks are taken off and set again in alternating windows of one running job.
+"""Cost of tracing for a step: probes are detached and attached in alternating windows of one running job.
 
-How they are compared: comparing.py. The agent goes on meanwhile (switching.py), so that windows are short.
+comparing.py compares the windows. The agent keeps running (switching.py), so the windows are short.
 
-A job that the CPU bounds measures the CPU's speed between two steps, by operations that no hook is in. Such jobs run
-alone, one on each GPU or, where they leave it nearly idle, several: a comparison is the mean of all of them.
+A job that is bound by the CPU measures the CPU's speed between two steps, by operations without a probe. Such jobs are
+independent, one per GPU or, if they leave the GPU nearly idle, several. A comparison is the mean over all of them.
 """
 
 import io
@@ -70,8 +70,8 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """A job to slow down. said: what is slowed down, for readers. words: of job.py. seconds: at most so long.
-    window_s: of each window. jobs_a_gpu: so many share a GPU (running.sharing_gpus).
+    """A job to measure. said: its description for readers. words: arguments of job.py. seconds: the time limit.
+    window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus).
     """
 
     name: str
@@ -83,7 +83,7 @@ class Workload:
 
     @property
     def every(self) -> int:
-        """Each so many steps it has waited for the GPU."""
+        """Number of steps between two waits for the GPU."""
         return STEPS_BETWEEN_READS if "--no-sync" in self.words else 1
 
     @property
@@ -154,7 +154,7 @@ def measured(
     seconds: float,
     agent_words: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Switches tracing on and off beside a job at its gate until the interval is narrow or the time is over.
+    """Switches tracing of a job on and off until the interval is narrow or the time is over.
 
     disk: a folder for the trace. seconds: for the whole. Raises Failed. The job is ended.
     """
@@ -217,7 +217,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
 
 
 def window(seconds: float, *, is_on: bool) -> Window:
-    """Waits until all has settled, then for so long."""
+    """Waits until the job has settled, then for the given time."""
     time.sleep(SETTLE_S)
     begin_ns = time.monotonic_ns()
     time.sleep(seconds)
@@ -225,7 +225,7 @@ def window(seconds: float, *, is_on: bool) -> Window:
 
 
 def compared_steps(workload: Workload, job: Job, windows: list[Window]) -> list[Steps]:
-    """Of each rank that runs alone, at one speed of its CPU; else of rank 0, for whom all wait."""
+    """Steps of each independent rank, at one CPU speed; otherwise of rank 0, for which all ranks wait."""
     if not workload.has_speeds:
         return [read_steps(workload, job.folder, 0)]
     return [

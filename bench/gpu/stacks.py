@@ -1,8 +1,8 @@
-"""On GPUs: one rank of a DDP job sleeps in a function that we know, now and then or for ever; does the verdict name it?
+"""On GPUs: one rank of a DDP job sleeps in a known function, at times or forever; does the verdict name the function?
 
     python bench/gpu/stacks.py [--ranks N] [--folder DIR]
 
-Prints and keeps, for each, the place that was told, whether it is the function's line, and the stack.
+Prints and stores, for each case, the reported location, whether it is the function's line, and the stack.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def told(name: str, folder: Path, *, n_ranks: int) -> dict[str, Any]:
-    """Where the verdict says that the last rank was."""
+    """The location that the verdict reports for the last rank."""
     fault = f"hang:{n_ranks - 1}" if name == "hang" else f"sleep:{n_ranks - 1}:14:290"
     scenario = Scenario(name, ("--fault", fault), 16 if name == "hang" else 12)
     job = start_job("job.py", folder, n_ranks=n_ranks, words=scenario.words)

@@ -1,11 +1,11 @@
-"""The agent as a user starts it, whose hooks can be taken off all at once and set again, for a comparison in pairs.
+"""The agent as a user starts it, with probes that can be detached and attached together, for a comparison in pairs.
 
-    python switching.py trace --db F ...     # told "off" or "on" on its standard input, it answers when that is done;
-                                             # told "governed", what its governor knows
+    python switching.py trace --db F ...     # "off" or "on" on its standard input: it answers when that is done;
+                                             # "governed": prints the state of its governor
 
-The agent itself goes on: a new start would take ten seconds, in which a machine drifts by more than hooks cost. While
-the hooks are off the governor's clock stands still, so that what it pays for is the time with hooks. It is the agent's
-own code; only the program and the governor that it makes are these.
+The agent keeps running: a restart would take ten seconds, in which a machine drifts by more than the cost of the
+probes. While the probes are off the governor's clock stops, so that the budget covers the time with probes. The code
+is the agent's own; this file replaces only the program and the governor.
 """
 
 import json
@@ -40,7 +40,7 @@ _AT_ONCE = 32
 
 
 class Switched(kernel_side.Program):
-    """A program that remembers what it has hooked."""
+    """A program that remembers its probes."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -137,7 +137,7 @@ class Turn(NamedTuple):
 
 
 class Governed(NamedTuple):
-    """What a governor knows. lost_ns: what it takes hooks to have cost all processes, by group; on_ns: its clock."""
+    """The state of a governor. lost_ns: estimated cost of probes for all processes, by group; on_ns: its clock."""
 
     turns: list[Turn]
     lost_ns: list[float]
@@ -169,7 +169,7 @@ class Told(Governor):
 
 
 def governed(program: Switched, budget: float, times_way: float) -> Governor:
-    """A governor whose clock is that of the program."""
+    """A governor that uses the clock of the program."""
     return Told(program, budget, times_way, clock_ns=program.clock_ns)
 
 
@@ -198,7 +198,7 @@ class Agent:
         """Returns when it is done. Raises Failed."""
         word = "on" if is_on else "off"
         if (answer := self._asked(word)) != word:
-            raise Failed(f"the agent was told {word}: {answer or self.program.last_words()}")
+            raise Failed(f"the agent did not switch {word}: {answer or self.program.last_words()}")
 
     def governed(self) -> "Governed":
         """What its governor knows so far. Raises Failed."""

@@ -1,8 +1,8 @@
-"""Takes slowdowns that were measured on machines with GPUs into bench/results/slowdown.json.
+"""Copies slowdowns that were measured on machines with GPUs to bench/results/slowdown.json.
 
     python bench/gpu/taking.py FILE...      # slowdown.json of prove.py
 
-Those of a workload take the place of the one that stands there; several runs of one commit become one.
+New results of a workload replace the stored result; several runs of one commit are pooled.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
     kept = {one["workload"]: one for one in json.loads(KEPT.read_text())}
     for name, of in runs.items():
         if len({one["machine"]["commit"] for one in of}) > 1:
-            sys.exit(f"taking: runs of {name} are of several commits: those of one can be put together")
+            sys.exit(f"taking: runs of {name} are of several commits: only runs of one commit can be pooled")
         kept[name] = pooled(of)
     KEPT.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
     for name in runs:

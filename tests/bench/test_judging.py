@@ -78,7 +78,7 @@ def test_silence_lost_records_and_a_verdict_too_many_are_wrong(folder: Path):
     assert judging.judged("sleep", folder, report()).wrong
     assert judging.judged("sleep", folder, report(verdict(), n_lost=3)).wrong == ["3 records lost"]
     more = verdict(kind="inconclusive", ranks=[])
-    assert judging.judged("sleep", folder, report(verdict(), more)).wrong == ["also said inconclusive"]
+    assert judging.judged("sleep", folder, report(verdict(), more)).wrong == ["also reported inconclusive"]
 
 
 def test_any_verdict_on_a_healthy_job_is_wrong(folder: Path):
