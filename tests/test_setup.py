@@ -98,7 +98,9 @@ def test_a_wrong_word_is_refused(repository: Path, bare: Path):
     assert need(repository, bare, "everything").returncode == 2
 
 
-def test_virtual_machines_are_left_out_with_one_line_when_their_tools_are_missing(repository: Path, bare: Path):
+def test_virtual_machines_are_left_out_with_one_line_when_their_tools_are_missing(
+    repository: Path, bare: Path
+):
     executable(bare / "uname", "echo x86_64")
     executable(bare / "cpio", "")
     done = need(repository, bare, "kernels")
