@@ -26,7 +26,7 @@ from stallscope.synth import Job, simulate
 SERVE = """
 import sys, threading
 from pathlib import Path
-from stallscope.serve import node as api
+from stallscope.serve import node_api as api
 folder, db, *names = sys.argv[1:]
 stop = threading.Event()
 for name in names:

@@ -29,7 +29,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 SERVE = f"""
 import sys, time
 from pathlib import Path
-from stallscope.serve import node as api
+from stallscope.serve import node_api as api
 db, address, name, files, ahead_ns = sys.argv[1:]
 clocks = api.Clocks(
     monotonic_ns=lambda: time.monotonic_ns() + int(ahead_ns), wall_ns=lambda: time.time_ns() + int(ahead_ns)

@@ -33,7 +33,7 @@ class Absorption:
 
 def absorption(case: Case, named: Late) -> Absorption:
     """The absorbed delays of ranks that are late again and again. named: their late steps by process."""
-    parts = stretches(case, [one for late in named.values() for one in late])
+    parts = stretches(case, [one for late in named.values() for one in late]) if named else None
     if parts is None:
         return Absorption()
     grown = {process: growth(parts, [process]) for process in named}
