@@ -314,6 +314,8 @@ def _releases(
     (k,) each, those of the process that waits most. Empty where it synchronises in most steps, or too seldom to tell
     anything.
     """
+    if not line.n_processes:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     own = slice(*place.first[int(np.argmax(np.diff(place.synced_ns[place.first]))) :][:2].tolist())
     n_syncs = line.rows.column("n_syncs", np.arange(own.start, own.stop))
     synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
