@@ -1,4 +1,4 @@
-"""What the agent does without a kernel: who may read, where raw events go. The rest is in tests/live."""
+"""The agent without a kernel: read access, and the destination of raw events. The rest is in tests/live."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it fails, and that it never shows a traceback."""
+"""The command line: its output, its failures, and no traceback."""
 
 import json
 import os

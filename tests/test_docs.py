@@ -1,4 +1,4 @@
-"""The generated pages say what the code says, and every link leads somewhere."""
+"""The generated pages match the code, and every link has a target."""
 
 import importlib
 import json

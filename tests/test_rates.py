@@ -1,4 +1,4 @@
-"""The price of a GPU hour: who is found, and what a file of rates may not say."""
+"""The price of a GPU hour: matching rates, and invalid files of rates."""
 
 import math
 import re

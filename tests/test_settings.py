@@ -1,4 +1,4 @@
-"""The settings table: where values come from, what is refused, and how the refusal helps."""
+"""The settings table: sources of values, refused values, and remedies in the refusals."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""setup/*.sh on machines that lack something: what they install and fetch, and what they say when they cannot."""
+"""setup/*.sh on machines with missing tools: installed packages, downloads, and messages on failure."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The slowdown is found under a drift and noise, with an interval that holds it as often as it says."""
+"""Slowdown under drift and noise is found, with an interval of the stated coverage."""
 
 import comparing
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which hooks are asked for, and what is said when that does not work. The attach itself is a list."""
+"""The requested probes, and the messages where attaching fails. The attach itself is a list."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the built BPF object must be, whatever the kernel that loads it."""
+"""Properties of the built BPF object that hold for every kernel."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Layouts out of an object's type information, against what the compiler did."""
+"""Layouts from an object's type information, compared with the compiler's layouts."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Metadata services of clouds, played by a local server that wants what the real ones want."""
+"""Metadata services of clouds, simulated by a local server with the same requirements."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Symbols, build ids and first instructions of files that the test compiles; nm says what is right."""
+"""Symbols, build ids and first instructions of files that the test compiles; nm is the reference."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""GPUs as the real bindings tell them, from a library that is compiled for the test."""
+"""GPUs as the real bindings report them, from a library that is compiled for the test."""
 
 import time
 from collections.abc import Callable

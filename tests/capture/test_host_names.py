@@ -1,4 +1,4 @@
-"""Quotas, devices, owners of sockets and what a kernel may lack: from files and lists like the kernel's."""
+"""Quotas, devices, owners of sockets and missing kernel features, from simulated files and lists."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""The socket for labels: who may tell what, and what becomes of nonsense."""
+"""The socket for labels: permitted senders, and malformed input."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Counters grow; losses are told once."""
+"""Counters grow; each loss is reported once."""
 
 import numpy as np
 

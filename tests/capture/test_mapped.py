@@ -1,4 +1,4 @@
-"""What the kernel tells of libraries that are loaded: real processes, real records."""
+"""The kernel's records of loaded libraries: real processes, real records."""
 
 import os
 import subprocess

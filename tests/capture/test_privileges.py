@@ -1,4 +1,4 @@
-"""What is kept of a set of capabilities, and that a drop holds for all threads and for good."""
+"""The capabilities that are kept; a drop is permanent and applies to all threads."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the kernel emits becomes rows of the tables."""
+"""Records of the kernel become rows of the tables."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What is missing is named, on made-up machines."""
+"""Missing requirements are named, on simulated machines."""
 
 import os
 from pathlib import Path

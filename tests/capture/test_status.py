@@ -1,4 +1,4 @@
-"""What is counted, and how the line behaves on a terminal and elsewhere."""
+"""The counts of the status line, and its form on a terminal and elsewhere."""
 
 import io
 import os

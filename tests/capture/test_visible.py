@@ -1,4 +1,4 @@
-"""The machine's numbers of GPUs from what a process may see: a /proc that the test makes, and a real /dev."""
+"""The machine's GPU numbers from a process's visible devices: a simulated /proc and a real /dev."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The bundle for support: what is in it, and above all what is not."""
+"""The support bundle: its contents, and the data that it must not contain."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each subject: what passes, what warns, what fails, and what is to be done then."""
+"""Each subject: pass, warning, failure, and the remedy."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""What the tests of commands need: a trace to run them on."""
+"""A trace for the tests of commands."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`stallscope annotate`: what it tells, and how it refuses."""
+"""`stallscope annotate`: its labels and its refusals."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`stallscope merge`: what it prints, and how it refuses."""
+"""`stallscope merge`: its output and its refusals."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Turns of clusters: fair whoever floods, many batches at once, and bounded with what is left out counted."""
+"""Turns of clusters: fair under a flood, many batches at once, bounded, with omitted rows counted."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""Each fault makes the delay it promises, by the loop's own clock, in the victim and in nobody else."""
+"""Each fault causes its delay, by the loop's own clock, in the victim and in no other rank."""
 
 import csv
 import json

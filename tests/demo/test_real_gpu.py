@@ -1,4 +1,4 @@
-"""What the demo finds of real GPUs, and what it asks of the driver: with a stub in the driver's place."""
+"""GPUs that the demo finds, and its requests to the driver, which a stub replaces."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""Every scenario of the demo is answered rightly, and says what to learn from it."""
+"""Every scenario of the demo gets the right answer and prints its lessons."""
 
 import json
 

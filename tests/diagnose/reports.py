@@ -1,4 +1,4 @@
-"""Reports for tests: made, held against the JSON Schema, and said in words, every time."""
+"""Reports for tests: made, checked against the JSON Schema, and printed as text, every time."""
 
 import json
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""A job whose delay may be hidden: what it cost is known as a range only."""
+"""A job whose delay may be hidden: its cost is known as a range only."""
 
 from stallscope.events.trace import Trace
 from stallscope.synth import HostStall, Job, Schedule, Timing, simulate

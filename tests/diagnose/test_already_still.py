@@ -1,4 +1,4 @@
-"""Ranks that stood still before the capture began: who is likely waited for, and when nobody is named."""
+"""Ranks that made no progress before the capture began: the rank that probably blocks them, or no name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Steps that the job tells beat those that are found, for its own process and for its peers."""
+"""Annotated steps take precedence over detected steps, for the annotated process and for its peers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Blame: the rank that is slow itself is named, those who wait for it are not, and chance names nobody."""
+"""Blame: the slow rank is named, ranks that wait for it are not, and chance names no rank."""
 
 from dataclasses import replace
 from math import comb

@@ -1,4 +1,4 @@
-"""What the capture does must not change the blame: clocks of hosts, parts of the time, agents that start anew."""
+"""Properties of the capture that must not change the blame: clocks, partial data, restarted agents."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Cost: the union of the waits, nothing for what nobody waited for, and a bound where it cannot be told."""
+"""Cost: the union of the waits, 0 where no rank waited, and a bound where the cost is unknown."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Excess: what a rank took longer than its peers, in all and by category."""
+"""Excess: the additional time of a rank over its peers, in total and by category."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""CUDA errors: the first rank that failed is named, what was survived is not."""
+"""CUDA errors: the first failed rank is named, survived errors are not."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What drivers say of GPUs explains verdicts, and makes none of its own."""
+"""GPU states from the driver explain verdicts and never create a verdict."""
 
 from dataclasses import replace
 

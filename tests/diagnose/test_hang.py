@@ -1,4 +1,4 @@
-"""Hangs: who is missing, who only waits, and when nothing is said."""
+"""Hangs: missing ranks, waiting ranks, and cases without a verdict."""
 
 from dataclasses import replace
 

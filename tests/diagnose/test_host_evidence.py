@@ -1,4 +1,4 @@
-"""What a machine's own events add to a verdict: file and disk, quota, who sent the signal, how a process ended."""
+"""Host events in a verdict: file and disk, quota, sender of a signal, reason of an exit."""
 
 import signal
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Several jobs in one trace: one that was started anew, and others beside it."""
+"""Several jobs in one trace: a restarted job, and jobs that run at the same time."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Jobs and traces of odd shapes: nothing crashes, nobody is accused without reason."""
+"""Jobs and traces of odd shapes: no crash, and no accusation without a reason."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Steps in which all ranks pause, as for a checkpoint: ranks differ in them by factors, and that accuses nobody."""
+"""Steps in which all ranks pause, as for a checkpoint: ranks differ by factors, and no rank is accused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What must not change the blame: other numbers, other clocks, more healthy ranks, a shorter trace."""
+"""Changes that must not change the blame: other numbers, other clocks, more healthy ranks, a shorter trace."""
 
 from dataclasses import replace
 from functools import cache

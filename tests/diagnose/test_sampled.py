@@ -1,4 +1,4 @@
-"""Of very many members some stand for all: what is told of each row stays what the median of all tells."""
+"""Of very many members, a sample represents all: each result equals the result with all medians."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Processes without peers: compared with their own better times, and quiet about what they wanted."""
+"""Processes without peers: compared with their own better times; voluntary pauses are not faults."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Failing calls in a stream: told once they are known to be the end of a process, and not before."""
+"""Failing calls in a stream: reported once they are known to be the end of a process, and not before."""
 
 from dataclasses import replace
 

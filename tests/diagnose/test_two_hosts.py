@@ -1,4 +1,4 @@
-"""Recordings of one host told as if half of their ranks had run on another, whose clock is ahead and drifts."""
+"""Recordings of one host, changed as if half of the ranks ran on a host whose clock is ahead and drifts."""
 
 from dataclasses import replace
 

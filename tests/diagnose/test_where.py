@@ -1,4 +1,4 @@
-"""Which frame and which stack tell where a rank was held."""
+"""The frame and the stack that show where a rank was held."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Communicators are told apart by one hash that every rank computes alike."""
+"""One hash, which every rank computes in the same way, distinguishes communicators."""
 
 import struct
 

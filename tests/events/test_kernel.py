@@ -1,4 +1,4 @@
-"""The numbers and records of bpf/events.h are those of names.py and kernel.py."""
+"""The numbers and records of bpf/events.h match names.py and kernel.py."""
 
 import re
 from enum import IntEnum

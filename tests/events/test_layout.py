@@ -1,4 +1,4 @@
-"""The tables say of every field what it means, and how unknown looks."""
+"""The tables state the meaning of every field, and its unknown value."""
 
 import numpy as np
 import pytest

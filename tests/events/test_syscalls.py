@@ -1,4 +1,4 @@
-"""System calls and what a thread in them waits for; numbers from the kernel's own header where there is one."""
+"""System calls and the object that a blocked thread waits for; numbers from the kernel's header, if present."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The agent's line to a hub, against a far end that answers as it is told: over real gRPC, without real patience."""
+"""The agent's connection to a hub, against a scripted receiver: over real gRPC, with short timeouts."""
 
 import json
 import threading

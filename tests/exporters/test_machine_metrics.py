@@ -1,4 +1,4 @@
-"""What /proc and NVML tell becomes metrics; what they do not tell is left out."""
+"""Values from /proc and NVML become metrics; missing values are omitted."""
 
 from pathlib import Path
 

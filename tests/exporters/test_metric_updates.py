@@ -1,4 +1,4 @@
-"""From rows to metrics: every count is that of the rows, whatever batches they come in."""
+"""From rows to metrics: every count equals the number of rows, for any split into batches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Values of metrics: what grows and what is bounded."""
+"""Values of metrics: growing values and bounded values."""
 
 import math
 

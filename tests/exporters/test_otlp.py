@@ -1,4 +1,4 @@
-"""What a receiver gets by OTLP, over HTTP and gRPC: values, types, units, times; and what happens when it refuses."""
+"""Data at an OTLP receiver, over HTTP and gRPC: values, types, units, times; and refusals."""
 
 import gzip
 import socket

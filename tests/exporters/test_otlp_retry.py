@@ -1,4 +1,4 @@
-"""What a refusal says of when to come again."""
+"""The retry time in a refusal."""
 
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2

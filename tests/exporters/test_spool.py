@@ -1,4 +1,4 @@
-"""What waits for a hub: survives the agent, stays below its limit, and is never half a batch."""
+"""Rows that wait for a hub: they survive the agent, stay below the limit, and are never half a batch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Timelines: what is in them is what is in the trace, and other tools' formats hold it."""
+"""Timelines contain the data of the trace, in valid formats of other tools."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The hub as a whole: what it refuses, who it lets in, what an agent's line leaves in it, how it ends."""
+"""The hub as a whole: refusals, authentication, rows from an agent, and its end."""
 
 import json
 import signal

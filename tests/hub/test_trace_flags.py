@@ -1,4 +1,4 @@
-"""`stallscope trace --hub`: what is missing or wrong is said before anything is traced."""
+"""`stallscope trace --hub`: missing or wrong options are reported before tracing starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Flight-recorder dumps: what they tell becomes a trace, who holds up the job is named, and no file can do harm."""
+"""Flight-recorder dumps become a trace, the blocking rank is named, and no file can do harm."""
 
 import pickle
 import subprocess

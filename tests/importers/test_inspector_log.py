@@ -1,4 +1,4 @@
-"""Inspector logs: who is inside a collective for the shortest time came last, whatever the hosts' clocks say."""
+"""Inspector logs: the rank with the shortest time inside a collective came last, whatever the hosts' clocks are."""
 
 import json
 from pathlib import Path

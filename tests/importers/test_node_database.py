@@ -1,4 +1,4 @@
-"""Databases of another node agent: what is in them is read, what is wrong with them is said."""
+"""Databases of another node agent: valid data is read, invalid data is reported."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Operation traces of pipeline jobs: a slow worker, a heavy stage and work that moves around are told apart."""
+"""Operation traces of pipeline jobs: a slow worker, a heavy stage and moving work are distinguished."""
 
 import json
 import subprocess

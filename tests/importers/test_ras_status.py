@@ -1,4 +1,4 @@
-"""Answers of NCCL's RAS service: who is behind for good is named, what is in flight is not."""
+"""Answers of NCCL's RAS service: a rank that stays behind is named, a call in flight is not."""
 
 import json
 from pathlib import Path

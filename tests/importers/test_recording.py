@@ -1,4 +1,4 @@
-"""Recordings made by hand become the arrivals, communicators and ledgers that they tell of."""
+"""Hand-made recordings become the right arrivals, communicators and ledgers."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The line that tells an incident has the attributes that the documentation lists."""
+"""The line of an incident has the attributes that the documentation lists."""
 
 from stallscope.diagnose import Change, diagnose
 from stallscope.live.incidents import ATTRIBUTES, incident_line

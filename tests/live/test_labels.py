@@ -1,4 +1,4 @@
-"""Labels told while a job runs are in its trace, and choose parts of it."""
+"""Labels sent while a job runs are in its trace and select parts of it."""
 
 import signal
 import time

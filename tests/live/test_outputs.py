@@ -1,4 +1,4 @@
-"""What an agent tells others while a job runs: incidents as spans, metrics, its own API."""
+"""Outputs of an agent while a job runs: incidents as spans, metrics, its own API."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`trace` on a terminal, with --json and with --quiet: what is shown, and that it ends with the agent."""
+"""`trace` on a terminal, with --json and with --quiet: the output, and its end with the agent."""
 
 import json
 import os

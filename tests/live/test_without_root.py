@@ -1,4 +1,4 @@
-"""Five capabilities are enough: for an agent that is nobody, and for what root keeps."""
+"""Five capabilities suffice: for an agent of an unprivileged user, and after root has dropped the others."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A user's SQL: what it may, what it may not, and that nothing it does changes the trace."""
+"""A user's SQL: allowed statements, refused statements, and an unchanged trace."""
 
 import sqlite3
 import threading

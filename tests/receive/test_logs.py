@@ -1,4 +1,4 @@
-"""OTLP logs become rows: what has a column is lifted, what has none is kept, by either decoder alike."""
+"""OTLP logs become rows: attributes with a column are moved there, others are kept, in both decoders."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Small requests that wait at one time are decoded as one, and each gets what it would have got alone."""
+"""Small requests that wait at the same time are decoded together, with the same answers as alone."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The two OTLP ports: other people's exporters land what they sent, and every refusal is one they understand."""
+"""The two OTLP ports: other exporters deliver their data, and every refusal has a standard form."""
 
 import gzip
 import json

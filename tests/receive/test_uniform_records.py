@@ -1,4 +1,4 @@
-"""Records of one shape are read all at once, and say what they say to the decoder that takes everything."""
+"""Records of one shape are decoded at once, with the same result as in the general decoder."""
 
 from typing import Any
 

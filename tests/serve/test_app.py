@@ -1,4 +1,4 @@
-"""What a request passes: bearer, audit, rate limit, body limit, handler; and what the log says of it."""
+"""The layers of a request: bearer, audit, rate limit, body limit, handler; and its line in the log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

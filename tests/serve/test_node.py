@@ -1,4 +1,4 @@
-"""An agent's API: who is let in, by which certificate, and what it says of its clock."""
+"""An agent's API: authentication, certificates, and its clock readings."""
 
 import datetime
 import http.client

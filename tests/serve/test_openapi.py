@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, and the hub does what it says (schemathesis)."""
+"""The OpenAPI document is valid, and the hub conforms to it (schemathesis)."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Tokens: who is let in, who no longer, and what the file gives away."""
+"""Tokens: valid tokens, ended tokens, and the contents of the file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The node trace: what is written is read, by anybody, at any time, and never changed by reading."""
+"""The node trace: written rows can be read by any process at any time, and reading never changes them."""
 
 import hashlib
 import json

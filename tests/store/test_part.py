@@ -1,4 +1,4 @@
-"""Parts of a trace: by time, by rounds, by what the job has told; on every table, and without changing the file."""
+"""Parts of a trace: by time, by rounds, by annotations; on every table, and without changing the file."""
 
 from dataclasses import replace
 from pathlib import Path

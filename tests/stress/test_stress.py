@@ -1,4 +1,4 @@
-"""The load maker: its rows match over machines and name their straggler; what it prints is what was stored."""
+"""The load generator: its rows match across machines and name their straggler; it prints the stored rows."""
 
 import json
 from pathlib import Path

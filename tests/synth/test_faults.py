@@ -1,4 +1,4 @@
-"""Each injected fault does what it says: to the right ranks, in the right category, as long as it says."""
+"""Each injected fault has its effect: on the right ranks, in the right category, for the right time."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A job that never goes on: who stands where, what the snapshots say, and that nothing is made up after."""
+"""A hanging job: the positions of the ranks, the snapshots, and no rows afterwards."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a capture would have written: losses, late agents, the rows about nodes, processes and clocks."""
+"""The rows that a capture would have written: losses, late agents, rows on nodes, processes and clocks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What must hold in every simulated job, whatever its shape and its faults."""
+"""Invariants of every simulated job, for any shape and any fault."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The catalogue: every scenario can be run, and says what is right; healthy jobs accuse nobody."""
+"""The catalogue: every scenario runs and states its right answer; healthy jobs accuse no rank."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the machine did, in lines for the page."""
+"""Actions of the machine, as lines for the page."""
 
 import signal
 from typing import Any

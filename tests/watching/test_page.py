@@ -1,4 +1,4 @@
-"""The page of a running trace: a golden copy, and what it does on terminals of other sizes."""
+"""The page of a running trace: a golden copy, and its form on terminals of other sizes."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is seen of a running job: counts, lateness and percentiles of known values; and the rows as they come in."""
+"""The view of a running job: counts, lateness and percentiles of known values; and incoming rows."""
 
 import sqlite3
 from dataclasses import replace

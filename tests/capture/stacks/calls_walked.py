@@ -1,4 +1,4 @@
-"""Walks every call of programs/calling.py in the kernel, and says for each whether its frames are the right ones."""
+"""Walks every call of programs/calling.py in the kernel, and reports for each whether its frames are right."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Files belong to somebody else: whatever is in their tables, the reader says so and goes on."""
+"""Files belong to other users: whatever their tables contain, the reader reports it and continues."""
 
 import random
 import subprocess

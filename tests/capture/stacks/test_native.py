@@ -1,4 +1,4 @@
-"""Native frames from outside: those of programs that say in advance where they wait, and those that gdb sees."""
+"""Native frames read from outside: of programs that announce where they wait, and compared with gdb."""
 
 import itertools
 import re

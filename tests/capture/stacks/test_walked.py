@@ -1,4 +1,4 @@
-"""Python frames walked in the kernel: each call of a program that says in advance from where it makes it."""
+"""Python frames walked in the kernel: each call of a program that announces its code locations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Native frames of events: each call of a program that says in advance from where it makes it."""
+"""Native frames of events: each call of a program that announces its code locations."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""What a query sees of rows that are in no file yet: all of them, or it says what is missing."""
+"""A query sees all rows that are not in a file yet, or the answer states the missing rows."""
 
 from contextlib import closing
 

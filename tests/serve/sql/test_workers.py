@@ -1,4 +1,4 @@
-"""Processes for SQL: what they may read and use, and what becomes of one that is killed."""
+"""Processes for SQL: their permissions and limits, and the result of a killed process."""
 
 import os
 import signal

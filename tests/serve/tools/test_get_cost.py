@@ -1,4 +1,4 @@
-"""What delays cost where some of it is known as a range only: sums have two ends, or say that they have none."""
+"""The cost of delays with ranges: sums have two bounds, or state that a bound is missing."""
 
 from typing import Any
 

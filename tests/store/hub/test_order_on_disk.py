@@ -1,4 +1,4 @@
-"""What is on disk before a sender is told so: looked at from outside, by the system calls of a store that writes."""
+"""Rows are on disk before the sender's acknowledgement, observed from outside by system calls of the store."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Threads that sleep in all kinds of places; it says when they are all there, then waits for its end."""
+"""Threads that sleep in many kinds of locations; prints a line when all of them sleep, then waits for its end."""
 
 import asyncio
 import sys

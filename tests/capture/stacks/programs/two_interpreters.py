@@ -1,4 +1,4 @@
-"""Waits in a function of the main interpreter, when it has made another one."""
+"""Waits in a function of the main interpreter after it has made a second interpreter."""
 
 import sys
 
