@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from stallscope import agent
-from stallscope.ending import set_by_signals, told_by_descriptor
+from stallscope.ending import set_by_signals, signal_descriptor
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -24,7 +24,7 @@ def test_a_signal_asks_for_the_end_and_nothing_else(number):
 def test_who_waits_for_a_descriptor_is_told_of_a_signal_too():
     before = signal.set_wakeup_fd(-1)
     stop = threading.Event()
-    with set_by_signals(stop), told_by_descriptor() as reading:
+    with set_by_signals(stop), signal_descriptor() as reading:
         assert select.select([reading], [], [], 0)[0] == []
         os.kill(os.getpid(), signal.SIGTERM)
         assert select.select([reading], [], [], 60)[0] == [reading]

@@ -51,7 +51,7 @@ from stallscope.capture.rows.snapshots import snapshots
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.capture.stacks.silent_ranks import Seen, Unseen
 from stallscope.capture.stacks.thread_samples import Samples
-from stallscope.ending import ASKS, set_by_signals, told_by_descriptor
+from stallscope.ending import ASKS, set_by_signals, signal_descriptor
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
@@ -59,14 +59,14 @@ from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters.exporters import Outputs, outputs
-from stallscope.exporters.incidents import found_beside
+from stallscope.exporters.incidents import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.serve.sidecar import serving_beside
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
 
 if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
-    from stallscope.exporters.hub import HubLine
+    from stallscope.exporters.hub import HubOutput
 
 _LOOK_EVERY_S = 0.04
 _SECOND_NS = 10**9
@@ -175,7 +175,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         stack.callback(lambda: journal.write(store.insert))
         if options.confined:
             privileges.drop_all_but(_privileges(options, probes.mode))
-        told = stack.enter_context(
+        exports = stack.enter_context(
             outputs(
                 prometheus=options.prometheus,
                 otlp=options.otlp,
@@ -184,9 +184,9 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             )
         )
         stack.enter_context(
-            found_beside(
+            incident_finder(
                 options.db,
-                lambda line: _report(line, journal, told),
+                lambda line: _report(line, journal, exports),
                 options.thresholds,
                 options.usd_per_gpu_hour,
             )
@@ -226,22 +226,22 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             probes,
             store,
             to_hub,
-            told=told,
+            exports=exports,
             labels=labels,
             gpus=gpus,
             driver_calls=driver_calls,
             journal=journal,
             status=status,
             stop=stop,
-            waking=stack.enter_context(told_by_descriptor()),
+            waking=stack.enter_context(signal_descriptor()),
         )
 
 
-def _report(line: dict[str, Any], journal: VerdictJournal, told: Outputs | None) -> None:
+def _report(line: dict[str, Any], journal: VerdictJournal, exports: Outputs | None) -> None:
     """Pass on a change of an incident, in the thread that reads the diagnosis."""
     journal.take(line)
-    if told:
-        told.incident(line)
+    if exports:
+        exports.incident(line)
 
 
 def _privileges(options: Options, mode: str) -> frozenset[int]:
@@ -256,9 +256,9 @@ def _privileges(options: Options, mode: str) -> frozenset[int]:
     )
 
 
-def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
+def _line_to_hub(hub: Hub, options: Options) -> "HubOutput":
     """The output to the hub; it connects later. Raises BadInput, NotFound, StorageFailed."""
-    from stallscope.exporters.hub import HubLine, Target
+    from stallscope.exporters.hub import HubOutput, Target
     from stallscope.serve.tokens import token_in
 
     token_in(hub.token_file)
@@ -273,16 +273,16 @@ def _line_to_hub(hub: Hub, options: Options) -> "HubLine":
         insecure=hub.insecure,
         about={"agent": f"stallscope {__version__}"},
     )
-    return HubLine.open(target, spool_path(options.db), max_spool_bytes=hub.max_spool_bytes)
+    return HubOutput.open(target, spool_path(options.db), max_spool_bytes=hub.max_spool_bytes)
 
 
 def _run(
     options: Options,
     probes: Program,
     store: NodeTrace,
-    to_hub: "HubLine | None",
+    to_hub: "HubOutput | None",
     *,
-    told: Outputs | None,
+    exports: Outputs | None,
     labels: Labels | None,
     gpus: Gpus | None,
     driver_calls: DriverCalls | None,
@@ -292,8 +292,8 @@ def _run(
     waking: int,
 ) -> None:
     """Discover, attach and write until stopped; then once more, without probes. waking: readable at a signal."""
-    told_of = mmap_watch.opened(waking)
-    discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=told_of)
+    mmap_events = mmap_watch.opened(waking)
+    discovery = Discovery(pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=mmap_events)
     governor = Governor(probes, options.hook_budget, times_way_in(probes))
     attaching = Attaching(discovery, probes.attach, governor=governor, only_few=probes.mode == "perf")
     scribe = _Scribe(
@@ -303,7 +303,7 @@ def _run(
         to_hub,
         governor=governor,
         gpu_processes=discovery.gpu_processes,
-        told=told,
+        exports=exports,
         labels=labels,
         gpus=gpus,
         driver_calls=driver_calls,
@@ -333,23 +333,23 @@ def _run(
                 scribe.take()
             due_ns = min(scribe.next_ns, scribe.next_send_ns) if to_hub else scribe.next_ns
             due_ns = min(due_ns, end_ns) if end_ns is not None else due_ns
-            _pause(stop, told_of, (due_ns - time.monotonic_ns()) / _SECOND_NS)
+            _pause(stop, mmap_events, (due_ns - time.monotonic_ns()) / _SECOND_NS)
     finally:
         governor.stop()
         if scribe.samples:
             scribe.samples.close()
-        if told_of:
-            told_of.close()
+        if mmap_events:
+            mmap_events.close()
         probes.detach()
         scribe.collector.stop()
     scribe.write(is_last=True)
     status.show(scribe.status())
 
 
-def _pause(stop: threading.Event, told_of: mmap_watch.Mapped | None, at_most_s: float) -> None:
+def _pause(stop: threading.Event, mmap_events: mmap_watch.Mapped | None, at_most_s: float) -> None:
     """Sleep until a process loads a library or there is work to do; 40 ms on kernels without such notifications."""
-    if told_of:
-        told_of.wait(at_most_s)
+    if mmap_events:
+        mmap_events.wait(at_most_s)
     else:
         stop.wait(_LOOK_EVERY_S)
 
@@ -362,11 +362,11 @@ class _Scribe:
         options: Options,
         probes: Program,
         store: NodeTrace,
-        to_hub: "HubLine | None",
+        to_hub: "HubOutput | None",
         *,
         governor: Governor,
         gpu_processes: Callable[[], Iterable[int]],
-        told: Outputs | None,
+        exports: Outputs | None,
         labels: Labels | None = None,
         say: Callable[[str], None] = lambda _: None,
         gpus: Gpus | None = None,
@@ -379,7 +379,7 @@ class _Scribe:
         self._for_hub: dict[str, list[Array]] = {}
         self._events: list[Array] = []
         self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
-        self._options, self._probes, self._store, self._told = options, probes, store, told
+        self._options, self._probes, self._store, self._exports = options, probes, store, exports
         self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
         self._governor = governor
         self._node = store.node(options.node)
@@ -454,9 +454,9 @@ class _Scribe:
         self._send(reading, is_synchronised=kept.is_synchronised if kept else None, lost=lost)
         self._store.end_session(self._session, now_ns)
         self._store.commit()
-        if self._told:
+        if self._exports:
             latest = self._gpus.latest() if self._gpus else None
-            self._told.second(n_processes=self.tally.n_processes, gpus=latest)
+            self._exports.second(n_processes=self.tally.n_processes, gpus=latest)
         if now_ns >= self._next_prune_ns:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
             self._store.prune(self._options.max_db_bytes)
@@ -468,14 +468,14 @@ class _Scribe:
 
     def status(self) -> str:
         """Counts of captured records and, with a hub, of records that it has acknowledged."""
-        told = line(self.tally)
-        return f"{told}; {self._to_hub.status()}" if self._to_hub else told
+        tally = line(self.tally)
+        return f"{tally}; {self._to_hub.status()}" if self._to_hub else tally
 
     def _take_records(self, now_ns: int) -> None:
         self.next_send_ns = now_ns + _SEND_EVERY_NS
-        arrivals, events, natives, told = self.collector.taken()
+        arrivals, events, natives, python_stacks = self.collector.taken()
         if self._stacks:
-            self._stacks.take(natives, told)
+            self._stacks.take(natives, python_stacks)
         self._events.append(events)
         self._keep_records(arrivals, events)
 
@@ -565,8 +565,8 @@ class _Scribe:
             if self._to_hub:
                 self._to_hub.process_placed(each.pid, each.rank, nranks=each.nranks)
 
-    def _keep_labels(self, told: list[Label]) -> None:
-        rows = [(one.ts_ns, self._node, one.pid, one.label, one.value) for one in told]
+    def _keep_labels(self, labels: list[Label]) -> None:
+        rows = [(label.ts_ns, self._node, label.pid, label.label, label.value) for label in labels]
         if rows:
             self._store.insert("annotations", ("ts_ns", "node", "pid", "label", "value"), rows)
 
@@ -574,9 +574,9 @@ class _Scribe:
         """Records lost since the last call, by kind; the trace gets them by CPU."""
         new = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
         self._store.lost(self._node, now_ns, new)
-        if self._told:
+        if self._exports:
             for kind, _, n in new:
-                self._told.lost(kind, n)
+                self._exports.lost(kind, n)
         self.tally.n_lost = self._losses.n_lost
         by_kind: dict[str, int] = {}
         for kind, _, n in new:
@@ -601,8 +601,8 @@ class _Scribe:
             rows["stack"] = numbers
         self._store.append(table, rows)
         self.tally.n_records += len(rows)
-        if self._told:
-            self._told.take(table, rows)
+        if self._exports:
+            self._exports.take(table, rows)
 
     def _symbols(self, numbers: Array) -> Array:
         """The trace's numbers for functions, from the table's numbers."""

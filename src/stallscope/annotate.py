@@ -37,7 +37,7 @@ class Annotator:
     """
 
     def __init__(self, path: str | None = None):
-        self.n_told = 0
+        self.n_sent = 0
         self.n_dropped = 0
         self._path = path or os.environ.get(VARIABLE) or DEFAULT_SOCKET
         self._phases: list[str] = []
@@ -97,24 +97,24 @@ class Annotator:
                 line = _connected(self._path)
                 again_s = time.monotonic() + _AGAIN_S
             if line is not None:
-                told = {"ts_ns": ts_ns, "label": label, "value": value}
+                label_fields = {"ts_ns": ts_ns, "label": label, "value": value}
                 try:
-                    is_taken = _exchanged(line, told) == "ok"
+                    is_taken = _exchanged(line, label_fields) == "ok"
                 except OSError:
                     line, is_taken = None, False
-                self.n_told += is_taken
+                self.n_sent += is_taken
                 self.n_dropped += not is_taken
             else:
                 self.n_dropped += 1
             waiting.task_done()
 
 
-def tell(told: Iterable[dict[str, Any]], path: str) -> list[str]:
+def send_labels(label_fields: Iterable[dict[str, Any]], path: str) -> list[str]:
     """Send labels and wait: the agent's answer to each, "ok" or an error. Raises OSError without an agent."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(_TIMEOUT_S)
         line.connect(path)
-        return [_exchanged(line, one) for one in told]
+        return [_exchanged(line, one) for one in label_fields]
 
 
 def lightning_callback(annotator: Annotator | None = None) -> Any:
@@ -125,7 +125,7 @@ def lightning_callback(annotator: Annotator | None = None) -> Any:
         from pytorch_lightning.callbacks import Callback
     note = annotator or Annotator()
 
-    class Telling(Callback):  # type: ignore[misc]
+    class StepLabels(Callback):  # type: ignore[misc]
         """Lightning requires a class."""
 
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -141,7 +141,7 @@ def lightning_callback(annotator: Annotator | None = None) -> Any:
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             note("phase", "train")
 
-    return Telling()
+    return StepLabels()
 
 
 def ray_report(
@@ -158,7 +158,7 @@ def ray_report(
     note, real = annotator or Annotator(), report
     count = iter(range(1 << 62))
 
-    def telling(metrics: dict[str, Any], *rest: Any, **named: Any) -> Any:
+    def callback(metrics: dict[str, Any], *rest: Any, **named: Any) -> Any:
         result = real(metrics, *rest, **named)
         number = next(count)
         if "epoch" in metrics:
@@ -166,7 +166,7 @@ def ray_report(
         note.step(int(metrics.get("step", number)) + 1)
         return result
 
-    return telling
+    return callback
 
 
 def _connected(path: str) -> socket.socket | None:
@@ -180,10 +180,10 @@ def _connected(path: str) -> socket.socket | None:
     return line
 
 
-def _exchanged(line: socket.socket, told: dict[str, Any]) -> str:
+def _exchanged(line: socket.socket, label_fields: dict[str, Any]) -> str:
     """One label and the answer to it. Raises OSError when the agent has gone; the connection is closed then."""
     try:
-        line.sendall(json.dumps(told).encode() + b"\n")
+        line.sendall(json.dumps(label_fields).encode() + b"\n")
         answer = b""
         while not answer.endswith(b"\n"):
             new = line.recv(4096)

@@ -31,7 +31,7 @@ def set_by_signals(
 
 
 @contextmanager
-def told_by_descriptor() -> Iterator[int]:
+def signal_descriptor() -> Iterator[int]:
     """Inside the with block this descriptor becomes readable at a signal, for callers that also wait for others.
 
     Outside the main thread it never does.

@@ -72,8 +72,8 @@ def run(options: Options, *, out: TextIO = sys.stderr) -> None:
     stop = threading.Event()
     with set_by_signals(stop), started(options, out=out):
         stop.wait()
-        _say(out, "ending: committing received data")
-    _say(out, "ended")
+        _print_line(out, "ending: committing received data")
+    _print_line(out, "ended")
 
 
 @contextmanager
@@ -167,9 +167,9 @@ def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> tuple[Any, 
     host, port = address(text, "--otlp-grpc")
     if not host:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    told = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address_text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        return grpc_port.server(receiver, told, credentials=credentials)
+        return grpc_port.server(receiver, address_text, credentials=credentials)
     except OSError as error:
         raise BadInput(f"--otlp-grpc: cannot listen at {text}: choose another address") from error
 
@@ -197,22 +197,22 @@ def _announce(
 ) -> None:
     scheme = "https" if options.tls else "http"
     if not options.tls:
-        _say(out, "INSECURE: no TLS; tokens and data travel in clear text")
+        _print_line(out, "INSECURE: no TLS; tokens and data travel in clear text")
     if certificates and (warning := certificates.warning()):
-        _say(out, f"WARNING: {warning}")
+        _print_line(out, f"WARNING: {warning}")
     if not tokens.listed():
-        _say(
+        _print_line(
             out,
             "no token yet, so that no client can send or query: "
             f"stallscope hub token create --db {options.db} --scope ingest",
         )
-    _say(
+    _print_line(
         out,
         f"ready: OTLP over gRPC at port {ports.otlp_grpc}, over HTTP at {ports.otlp_http}; "
         f"{scheme} API at {ports.api}; data in {options.db}; Ctrl-C ends it",
     )
 
 
-def _say(out: TextIO, text: str) -> None:
+def _print_line(out: TextIO, text: str) -> None:
     with suppress(OSError):  # the reader is closed: the hub continues
         print(f"stallscope hub: {text}", file=out, flush=True)

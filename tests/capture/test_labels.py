@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.annotate import tell
+from stallscope.annotate import send_labels
 from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.workload import workload
 from stallscope.errors import CannotTrace
@@ -37,7 +37,10 @@ def labels(path):
 
 def test_a_label_is_taken_with_the_teller_that_the_kernel_names(path, labels):
     before = time.monotonic_ns()
-    assert tell([{"label": "step", "value": "7"}, {"label": "epoch", "value": 3}], str(path)) == ["ok", "ok"]
+    assert send_labels([{"label": "step", "value": "7"}, {"label": "epoch", "value": 3}], str(path)) == [
+        "ok",
+        "ok",
+    ]
     first, second = labels.taken()
     assert first[1:] == (os.getpid(), "step", "7")
     assert second[1:] == (os.getpid(), "epoch", "3")
@@ -48,7 +51,7 @@ def test_a_label_is_taken_with_the_teller_that_the_kernel_names(path, labels):
 def test_the_teller_s_time_counts_where_it_is_plausible(path, labels):
     now = time.monotonic_ns()
     times = [now - 10**9, now + 10**9, now - 10**12, "soon", -1]
-    assert tell([{"label": "step", "ts_ns": at} for at in times], str(path)) == ["ok"] * 5
+    assert send_labels([{"label": "step", "ts_ns": at} for at in times], str(path)) == ["ok"] * 5
     taken = [label.ts_ns for label in labels.taken()]
     assert taken[0] == times[0]
     assert all(now <= at <= time.monotonic_ns() for at in taken[1:])
@@ -88,7 +91,7 @@ def test_nonsense_is_answered_and_the_next_label_taken(path, labels, line):
 
 
 def test_long_values_are_cut(path, labels):
-    assert tell([{"label": "note", "value": "x" * 500}], str(path)) == ["ok"]
+    assert send_labels([{"label": "note", "value": "x" * 500}], str(path)) == ["ok"]
     assert labels.taken()[0].value == "x" * 128
 
 
@@ -98,7 +101,7 @@ def test_a_line_without_end_closes_the_connection(path, labels):
         teller.connect(str(path))
         teller.sendall(b"x" * 10_000)
         assert teller.recv(10) == b""
-    assert tell([{"label": "step"}], str(path)) == ["ok"]
+    assert send_labels([{"label": "step"}], str(path)) == ["ok"]
 
 
 def test_a_teller_that_does_not_read_is_dropped(path, labels):
@@ -109,7 +112,7 @@ def test_a_teller_that_does_not_read_is_dropped(path, labels):
         with pytest.raises(OSError):
             while True:
                 teller.sendall(line)
-    assert tell([{"label": "step"}], str(path)) == ["ok"]
+    assert send_labels([{"label": "step"}], str(path)) == ["ok"]
 
 
 def test_many_tellers_at_once(path, labels):
@@ -172,7 +175,7 @@ def test_a_socket_that_an_agent_left_behind_is_replaced(path):
     first = Labels(path)
     first._listening.close()  # as a kill does: the file stays
     second = Labels(path)
-    assert tell([{"label": "step"}], str(path)) == ["ok"]
+    assert send_labels([{"label": "step"}], str(path)) == ["ok"]
     second.close()
     assert not path.exists()
 
@@ -180,7 +183,7 @@ def test_a_socket_that_an_agent_left_behind_is_replaced(path):
 def test_a_second_agent_is_refused_and_the_first_goes_on(path, labels):
     with pytest.raises(CannotTrace, match="another agent"):
         Labels(path)
-    assert tell([{"label": "step"}], str(path)) == ["ok"]
+    assert send_labels([{"label": "step"}], str(path)) == ["ok"]
 
 
 def test_other_files_are_never_replaced(path, tmp_path):

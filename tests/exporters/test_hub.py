@@ -25,7 +25,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_sender
-from stallscope.exporters.hub import HubLine, Target
+from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.spool import Spool
@@ -94,11 +94,11 @@ def serving(far: Far, port: int = 0) -> Iterator[int]:
 
 
 @pytest.fixture
-def line(tmp_path: Path) -> Iterator[Callable[..., HubLine]]:
+def line(tmp_path: Path) -> Iterator[Callable[..., HubOutput]]:
     """Opens lines; closed at the end."""
-    opened: list[HubLine] = []
+    opened: list[HubOutput] = []
 
-    def open_to(port: int, **changes: Any) -> HubLine:
+    def open_to(port: int, **changes: Any) -> HubOutput:
         told: dict[str, Any] = {
             "address": f"127.0.0.1:{port}",
             "node": "node-7",
@@ -106,7 +106,7 @@ def line(tmp_path: Path) -> Iterator[Callable[..., HubLine]]:
             "token": lambda: "t" * 20,
             "insecure": True,
         }
-        opened.append(HubLine.open(Target(**told | changes), tmp_path / "spool", max_spool_bytes=10**8))
+        opened.append(HubOutput.open(Target(**told | changes), tmp_path / "spool", max_spool_bytes=10**8))
         return opened[-1]
 
     yield open_to
@@ -400,7 +400,7 @@ def test_a_batch_that_cannot_be_sent_is_set_aside_and_the_next_batch_goes_out(li
     broken = Spool(tmp_path / "spool", max_bytes=10**8)
     broken.put({"of another version": collectives(3)})
     broken.put({"collectives": collectives(4)})
-    broken.waiting()[1].path.write_bytes(b"damaged")
+    broken.batches()[1].path.write_bytes(b"damaged")
     far = Far()
     with serving(far) as port:
         open_line = line(port)
@@ -424,4 +424,4 @@ def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
     for ca, words in ((tmp_path / "ca", "holds no certificate"), (tmp_path / "none", "cannot be read")):
         target = Target(address="h:1", node="n", cluster="c", token=lambda: "", ca_file=ca)
         with pytest.raises(BadInput, match=words):
-            HubLine.open(target, tmp_path / "spool", max_spool_bytes=10**6)
+            HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**6)

@@ -6,7 +6,7 @@ import pytest
 
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
-from stallscope.exporters.machine_metrics import boot_wall_ns, read_machine, tell_gpus
+from stallscope.exporters.machine_metrics import boot_wall_ns, read_machine, set_gpu_metrics
 from stallscope.exporters.metric_values import Meter
 
 FILES = {
@@ -61,7 +61,7 @@ def test_gpus_are_told_in_the_units_of_the_conventions():
     rows["memory_used_bytes"], rows["sm_mhz"], rows["clock_reasons"] = [10, 11], 1980, 0x41
     rows["n_ecc_uncorrected"] = [2, 0]
     meter = Meter(0)
-    tell_gpus(meter, rows)
+    set_gpu_metrics(meter, rows)
     found = numbers(meter)
     first, second = ("GPU-0", "H100", "NVIDIA"), ("GPU-1", "H100", "NVIDIA")
     assert found["hw.gpu.utilization"] == {first: 0.75}

@@ -6,7 +6,7 @@ import pytest
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op
 from stallscope.events.trace import Trace
-from stallscope.exporters.metric_updates import Counting
+from stallscope.exporters.metric_updates import MetricUpdates
 from stallscope.exporters.metric_values import Meter
 from stallscope.synth import HostStall, Job, Schedule, simulate
 
@@ -21,13 +21,13 @@ def trace() -> Trace:
 
 def counted(trace: Trace, n_batches: int) -> dict[str, dict]:
     """The metrics after the rows came in so many batches, by time: name -> values -> series."""
-    counting = Counting(Meter(0))
-    counting.take(layout.PROCESSES, trace.processes)
+    updates = MetricUpdates(Meter(0))
+    updates.take(layout.PROCESSES, trace.processes)
     rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
     for part in np.array_split(rows, n_batches):
-        counting.take(layout.COLLECTIVES, part)
-    counting.take(layout.SNAPSHOTS, trace.snapshots)
-    return {m.name: {one.values: one for one in series} for m, series in counting.meter.read()}
+        updates.take(layout.COLLECTIVES, part)
+    updates.take(layout.SNAPSHOTS, trace.snapshots)
+    return {m.name: {one.values: one for one in series} for m, series in updates.meter.read()}
 
 
 @pytest.mark.parametrize("n_batches", [1, 7])
@@ -77,21 +77,21 @@ def test_the_ledger_is_told_in_seconds(trace: Trace):
 
 
 def test_a_process_whose_rank_nobody_told_has_that_of_its_communicator(trace: Trace):
-    counting = Counting(Meter(0))
-    counting.take(layout.COLLECTIVES, trace.collectives)
-    (series,) = [s for m, s in counting.meter.read() if m.name == "nccl.collective.wait.duration"]
+    updates = MetricUpdates(Meter(0))
+    updates.take(layout.COLLECTIVES, trace.collectives)
+    (series,) = [s for m, s in updates.meter.read() if m.name == "nccl.collective.wait.duration"]
     assert {one.values for one in series} == {("0",), ("1",), ("2",), ("3",)}
 
 
 def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes():
-    counting = Counting(Meter(0))
+    updates = MetricUpdates(Meter(0))
     rows = layout.empty(layout.OPERATIONS, 2)
     rows["op"], rows["direction"], rows["count_bytes"] = Op.COPY, Direction.HOST_TO_DEVICE, 500
     rows["n"] = rows["n_seen"] = 7
     rows["total_ns"], rows["n_failed"] = 9000, [0, 3]
     rows["histogram"] = [b'{"2048":5,"4096":2}', b'{"2048":7}']
-    counting.take(layout.OPERATIONS, rows)
-    found = {metric.name: series for metric, series in counting.meter.read()}
+    updates.take(layout.OPERATIONS, rows)
+    found = {metric.name: series for metric, series in updates.meter.read()}
     (durations,) = found["gpu.cuda.call.duration"]
     assert durations.values == ("unknown", "copy")
     assert durations.histogram.n == 14
@@ -102,12 +102,12 @@ def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes(
 
 
 def test_calls_into_the_driver_have_metrics_of_their_own():
-    counting = Counting(Meter(0))
+    updates = MetricUpdates(Meter(0))
     rows = layout.empty(layout.OPERATIONS, 1)
     rows["op"], rows["n"], rows["n_seen"], rows["total_ns"], rows["n_failed"] = Op.IOCTL, 7, 7, 9000, 2
     rows["histogram"] = [b'{"2048":7}']
-    counting.take(layout.OPERATIONS, rows)
-    found = {metric.name: series for metric, series in counting.meter.read()}
+    updates.take(layout.OPERATIONS, rows)
+    found = {metric.name: series for metric, series in updates.meter.read()}
     (durations,) = found["gpu.driver.ioctl.duration"]
     assert (durations.values, durations.histogram.n) == (("unknown",), 7)
     assert durations.histogram.total == pytest.approx(9e-6)
@@ -116,13 +116,13 @@ def test_calls_into_the_driver_have_metrics_of_their_own():
 
 
 def test_memory_is_told_as_it_is_now():
-    counting = Counting(Meter(0))
+    updates = MetricUpdates(Meter(0))
     rows = layout.empty(layout.MEMORY, 1)
     rows["kind"], rows["device"] = MemoryKind.POOL, 3
     for live_bytes in (500, 200):
         rows["live_bytes"] = live_bytes
-        counting.take(layout.MEMORY, rows)
-    found = {metric.name: series for metric, series in counting.meter.read()}
+        updates.take(layout.MEMORY, rows)
+    found = {metric.name: series for metric, series in updates.meter.read()}
     assert [(one.values, one.number) for one in found["gpu.cuda.memory.usage"]] == [
         (("unknown", "3", "pool"), 200)
     ]

@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
-from stallscope.exporters.otlp import Sending
+from stallscope.exporters.otlp import OtlpSender
 from stallscope.exporters.otlp_messages import Incident
 from stallscope.exporters.otlp_wire import headers_from, wire
 
@@ -123,18 +123,20 @@ def over_grpc(receiver: Receiver) -> Iterator[str]:
 
 
 @pytest.fixture(params=[over_http, over_grpc], ids=["http", "grpc"])
-def sent(request: pytest.FixtureRequest, meter: Meter) -> Iterator[tuple[Receiver, Callable[..., Sending]]]:
+def sent(
+    request: pytest.FixtureRequest, meter: Meter
+) -> Iterator[tuple[Receiver, Callable[..., OtlpSender]]]:
     receiver, started = Receiver(), []
     with request.param(receiver) as url:
 
-        def start(**options: object) -> Sending:
+        def start(**options: object) -> OtlpSender:
             channel = wire(url, {"OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20t,x=1"})
-            started.append(Sending(meter, channel, node="host-a", **{"every_s": 0.05, **options}))
+            started.append(OtlpSender(meter, channel, node="host-a", **{"every_s": 0.05, **options}))
             return started[-1]
 
         yield receiver, start
-        for sending in started:
-            sending.close()
+        for otlp_sender in started:
+            otlp_sender.close()
 
 
 @pytest.fixture
@@ -201,8 +203,8 @@ def test_headers_of_the_environment_and_compression_are_used(sent):
 def test_an_incident_arrives_once_as_a_span_whose_ids_follow_from_it(sent):
     receiver, start = sent
     first, second = start(), start()
-    for sending in (first, second):
-        sending.incident(**INCIDENT._asdict())
+    for otlp_sender in (first, second):
+        otlp_sender.incident(**INCIDENT._asdict())
     receiver.until(lambda: len(receiver.spans) >= 2)
     n_metrics = len(receiver.metrics)
     receiver.until(lambda: len(receiver.metrics) > n_metrics + 4)
@@ -230,11 +232,13 @@ def test_nobody_there_is_told_once_and_waits(meter: Meter):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     said: list[str] = []
-    sending = Sending(meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, say=said.append)
+    otlp_sender = OtlpSender(
+        meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, say=said.append
+    )
     end_s = time.monotonic() + 10
     while not said and time.monotonic() < end_s:
         time.sleep(0.01)
-    sending.close()
+    otlp_sender.close()
     assert len(said) == 1
     assert "refused" in said[0]
 

@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import MAX_SERIES, Meter
-from stallscope.exporters.prometheus import host_and_port, serving
+from stallscope.exporters.prometheus import host_and_port, metrics_server
 
 pytestmark = pytest.mark.live
 
@@ -36,7 +36,7 @@ def meter() -> Meter:
 
 @pytest.fixture
 def port(meter: Meter) -> Iterator[int]:
-    with serving(meter, "127.0.0.1:0", node="host-a") as port:
+    with metrics_server(meter, "127.0.0.1:0", node="host-a") as port:
         yield port
 
 
@@ -86,7 +86,10 @@ def test_addresses(given: str, wanted: tuple[str, int]):
 def test_an_address_that_is_none_or_taken_is_refused(meter: Meter, port: int):
     with pytest.raises(BadInput, match="not a listen address"):
         host_and_port("host")
-    with pytest.raises(BadInput, match="choose another"), serving(meter, f"127.0.0.1:{port}", node="b"):
+    with (
+        pytest.raises(BadInput, match="choose another"),
+        metrics_server(meter, f"127.0.0.1:{port}", node="b"),
+    ):
         pass
 
 

@@ -22,28 +22,28 @@ def test_a_batch_is_there_for_the_next_agent_with_its_id_and_values(tmp_path: Pa
     first = Spool(tmp_path / "s", max_bytes=10**9)
     first.put({"collectives": rows(5), "losses": np.zeros(0, layout.dtype(TABLES["losses"]))})
     first.put({"collectives": rows(3, 5)})
-    before = first.waiting()
+    before = first.batches()
     again = Spool(tmp_path / "s", max_bytes=10**9)
-    assert again.waiting() == before
+    assert again.batches() == before
     assert len({batch.batch_id for batch in before}) == 2
     assert [batch.n_rows for batch in before] == [5, 3]
     tables = read(before[0])
     assert set(tables) == {"collectives"}
     assert np.array_equal(tables["collectives"], rows(5))
     again.put({"collectives": rows(1)})
-    assert [batch.number for batch in again.waiting()] == [1, 2, 3]
+    assert [batch.number for batch in again.batches()] == [1, 2, 3]
 
 
 def test_beyond_the_limit_the_oldest_go_and_are_counted(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     for number in range(10):
         spool.put({"collectives": rows(100, number)})
-    size = spool.waiting()[0].n_bytes
+    size = spool.batches()[0].n_bytes
     spool = Spool(tmp_path / "s", max_bytes=3 * size)
-    assert [batch.number for batch in spool.waiting()] == [8, 9, 10]
+    assert [batch.number for batch in spool.batches()] == [8, 9, 10]
     assert spool.n_dropped == 700
     spool.put({"collectives": rows(100)})
-    assert [batch.number for batch in spool.waiting()] == [9, 10, 11]
+    assert [batch.number for batch in spool.batches()] == [9, 10, 11]
     assert spool.n_dropped == 800
     assert len(list((tmp_path / "s").iterdir())) == 3
 
@@ -51,17 +51,17 @@ def test_beyond_the_limit_the_oldest_go_and_are_counted(tmp_path: Path):
 def test_what_was_being_written_when_the_agent_died_is_no_batch(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     spool.put({"collectives": rows(5)})
-    whole = spool.waiting()[0].path
+    whole = spool.batches()[0].path
     whole.with_name("000000000002-" + "a" * 32 + "-5.batch.part").write_bytes(whole.read_bytes()[:100])
     again = Spool(tmp_path / "s", max_bytes=10**9)
-    assert [batch.number for batch in again.waiting()] == [1]
+    assert [batch.number for batch in again.batches()] == [1]
     assert len(list((tmp_path / "s").iterdir())) == 1
 
 
 def test_a_damaged_batch_is_told_and_not_raised_as_something_else(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     spool.put({"collectives": rows(50)})
-    batch = spool.waiting()[0]
+    batch = spool.batches()[0]
     for content in (b"", b"nonsense", batch.path.read_bytes()[:-700]):
         batch.path.write_bytes(content)
         with pytest.raises(ValueError, match=batch.path.name):
@@ -84,4 +84,4 @@ def test_a_disk_that_refuses_costs_rows_and_not_the_agent(tmp_path: Path):
     (tmp_path / "s").rmdir()
     spool.put({"collectives": rows(5)})
     assert spool.n_dropped == 5
-    assert not spool.waiting()
+    assert not spool.batches()

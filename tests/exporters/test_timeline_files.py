@@ -16,10 +16,10 @@ from stallscope.events.names import Category, HostKind, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters.chrome import chrome_json
 from stallscope.exporters.perfetto import perfetto_bytes
-from stallscope.exporters.timeline_builder import story
-from stallscope.exporters.trace_context import scene
-from stallscope.exporters.track_layout import laned
-from stallscope.exporters.tracks import Slice, Story
+from stallscope.exporters.timeline_builder import build_track_set
+from stallscope.exporters.trace_context import trace_context
+from stallscope.exporters.track_layout import track_rows
+from stallscope.exporters.tracks import Slice, TrackSet
 from stallscope.query.wire_format import together
 
 from ..diagnose.builders import MS, Gone, dp_trace, every
@@ -34,13 +34,13 @@ def late() -> Trace:
     return dp_trace(every(2, 7, 50 * MS))
 
 
-def told(trace: Trace) -> Story:
-    return story(trace, diagnose(trace))
+def track_set_of(trace: Trace) -> TrackSet:
+    return build_track_set(trace, diagnose(trace))
 
 
 @dataclass
 class Read:
-    """A Perfetto file as a reader takes it apart. slices: (begin, end, name, told) by path of the track."""
+    """A Perfetto file as a reader takes it apart. slices: (begin, end, name, arguments) by path of the track."""
 
     slices: dict[tuple[str, ...], list[tuple[int, int, str, dict[str, object]]]]
     counters: dict[tuple[str, ...], list[tuple[int, float]]]
@@ -98,7 +98,7 @@ def read(data: bytes) -> Read:
 
 
 def test_every_arrival_is_a_slice_in_the_track_of_its_process(late):
-    found = read(b"".join(perfetto_bytes(told(late))))
+    found = read(b"".join(perfetto_bytes(track_set_of(late))))
     for rank in range(4):
         own = late.collectives[late.collectives["pid"] == 1000 + rank]
         drawn = [
@@ -116,7 +116,7 @@ def test_every_arrival_is_a_slice_in_the_track_of_its_process(late):
 def test_a_collective_lasts_until_its_last_rank_has_come(late):
     rows = late.collectives
     last = {seq: rows["ts_ns"][rows["seq"] == seq].max() for seq in np.unique(rows["seq"]).tolist()}
-    found = read(b"".join(perfetto_bytes(told(late))))
+    found = read(b"".join(perfetto_bytes(track_set_of(late))))
     for path, slices in found.slices.items():
         for begin, end, _, values in slices:
             if path[-1].startswith("communicator"):
@@ -125,7 +125,7 @@ def test_a_collective_lasts_until_its_last_rank_has_come(late):
 
 
 def test_an_arrow_leads_from_the_late_arrival_to_each_release(late):
-    found = read(b"".join(perfetto_bytes(told(late))))
+    found = read(b"".join(perfetto_bytes(track_set_of(late))))
     assert found.arrows
     for ends in found.arrows.values():
         (source, at), (target, released) = ends
@@ -139,7 +139,7 @@ def test_an_arrow_leads_from_the_late_arrival_to_each_release(late):
 
 def test_the_verdict_is_a_slice_over_its_time(late):
     report = diagnose(late)
-    found = read(b"".join(perfetto_bytes(story(late, report))))
+    found = read(b"".join(perfetto_bytes(build_track_set(late, report))))
     ((begin, end, name, values),) = found.slices["verdicts",]
     assert name == "straggler rank 2"
     assert values["summary"] == report.verdicts[0].summary
@@ -153,15 +153,15 @@ def test_the_verdict_is_a_slice_over_its_time(late):
 def test_the_slice_of_a_verdict_has_both_ends_of_its_cost():
     trace = slack_trace()
     report = diagnose(trace)
-    values = read(b"".join(perfetto_bytes(story(trace, report)))).slices["verdicts",][0][3]
+    values = read(b"".join(perfetto_bytes(build_track_set(trace, report)))).slices["verdicts",][0][3]
     cost = report.verdicts[0].cost
     ends = cost.gpu_seconds, cost.at_most_gpu_seconds
     assert ends[0] < ends[1] and (values["gpu_seconds"], values["at_most_gpu_seconds"]) == ends
 
 
 def test_the_same_trace_gives_the_same_bytes(late):
-    assert b"".join(perfetto_bytes(told(late))) == b"".join(perfetto_bytes(told(late)))
-    assert "".join(chrome_json(told(late))) == "".join(chrome_json(told(late)))
+    assert b"".join(perfetto_bytes(track_set_of(late))) == b"".join(perfetto_bytes(track_set_of(late)))
+    assert "".join(chrome_json(track_set_of(late))) == "".join(chrome_json(track_set_of(late)))
 
 
 def with_records(trace: Trace) -> Trace:
@@ -179,7 +179,7 @@ def with_records(trace: Trace) -> Trace:
 def test_calls_and_time_off_the_cpu_lie_on_their_thread(late):
     trace = with_records(late)
     begin = int(trace.collectives["ts_ns"].min())
-    found = read(b"".join(perfetto_bytes(told(trace))))
+    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
     thread = ("host-a", "rank 0: pid 1000", "thread 1000")
     finished, still_open = found.slices[thread]
     assert finished[:3] == (begin + 10 * MS, begin + 15 * MS, "cudaMalloc")
@@ -194,7 +194,7 @@ def test_counters_follow_the_ledger(late):
     before["ts_ns"], after["ts_ns"] = 10**9, 2 * 10**9
     after["ledger_ns"][0, Category.ON_CPU - 1] = before["ledger_ns"][0, Category.ON_CPU - 1] + 250 * MS
     before["n_collectives"], after["n_collectives"] = 10, 30
-    found = read(b"".join(perfetto_bytes(told(replace(late, snapshots=np.concatenate([before, after]))))))
+    found = read(b"".join(perfetto_bytes(track_set_of(replace(late, snapshots=np.concatenate([before, after]))))))
     own = ("host-a", "rank 0: pid 1000")
     assert found.counters[(*own, "on_cpu")] == [(2 * 10**9, 25.0)]
     assert found.counters[(*own, "collectives")] == [(10**9, 10.0), (2 * 10**9, 30.0)]
@@ -205,7 +205,7 @@ def test_nodes_with_the_same_process_numbers_stay_apart_and_share_a_clock():
     trace = dp_trace(every(2, 7, 50 * MS), **job)
     for name in ("collectives", "processes", "snapshots"):
         getattr(trace, name)["pid"] = 1000 + getattr(trace, name)["pid"] % 2
-    found = read(b"".join(perfetto_bytes(told(trace))))
+    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
     paths = {path[:2] for path in found.slices if len(path) > 2}
     assert paths == {(f"host-{'ab'[rank // 2]}", f"rank {rank}: pid {1000 + rank % 2}") for rank in range(4)}
     first = [slices[0][0] for path, slices in sorted(found.slices.items()) if path[-1].startswith("comm")]
@@ -214,7 +214,7 @@ def test_nodes_with_the_same_process_numbers_stay_apart_and_share_a_clock():
 
 def test_a_rank_that_hangs_leaves_the_others_waiting_to_the_end():
     trace = dp_trace(gone=(Gone(1, 30),), quiet_ns=60_000 * MS)
-    found = read(b"".join(perfetto_bytes(told(trace))))
+    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
     ends = {
         path[1][:6]: slices[-1][1]
         for path, slices in found.slices.items()
@@ -224,12 +224,12 @@ def test_a_rank_that_hangs_leaves_the_others_waiting_to_the_end():
 
 
 def test_an_empty_trace_is_drawn_too():
-    assert told(dp_trace(n_steps=0)).tracks
+    assert track_set_of(dp_trace(n_steps=0)).tracks
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=40))
 def test_overlapping_slices_are_all_drawn_and_nest_on_every_line(spans):
-    lines = laned([Slice(at, took, "x") for at, took in spans])
+    lines = track_rows([Slice(at, took, "x") for at, took in spans])
     assert sorted((one.ts_ns, one.duration_ns) for line in lines for one in line) == sorted(spans)
     for line in lines:
         for i, a in enumerate(line):
@@ -279,7 +279,7 @@ SCHEMA = {
 
 def test_the_chrome_file_is_as_the_format_wants_it(late):
     trace = with_records(late)
-    events = json.loads("".join(chrome_json(told(trace))))
+    events = json.loads("".join(chrome_json(track_set_of(trace))))
     jsonschema.validate(events, SCHEMA)
     by_phase = defaultdict(list)
     for event in events["traceEvents"]:
@@ -299,7 +299,7 @@ def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
     rows["ts_ns"] = begin + MS * np.array([0, 100, 200, 50])
     rows["pid"], rows["label"] = (1000, 1000, 1000, 0), (b"step", b"step", b"phase", b"epoch")
     rows["value"] = (b"7", b"8", b"", b"3")
-    found = read(b"".join(perfetto_bytes(told(replace(late, annotations=rows)))))
+    found = read(b"".join(perfetto_bytes(track_set_of(replace(late, annotations=rows)))))
     own = ("host-a", "rank 0: pid 1000")
     end = late.ends_ns[0]
     assert [one[:3] for one in found.slices[(*own, "step")]] == [
@@ -316,8 +316,8 @@ def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
     rows["kind"] = [HostKind.SIGNAL, HostKind.FILE_WAIT, HostKind.THROTTLED]
     rows["tid"], rows["by_pid"], rows["by_comm"] = [7, 7, 0], [9, -1, -1], [b"bash", b"", b""]
     rows["duration_ns"], rows["file"], rows["value"] = [-1, 5 * MS, MS], [b"", b"/data/x", b""], [19, -1, 3]
-    tracks = [track for track in told(replace(late, host_events=rows)).tracks if track.name == "machine"]
-    found = [(one.name, one.duration_ns, one.told) for track in tracks for one in track.slices]
+    tracks = [track for track in track_set_of(replace(late, host_events=rows)).tracks if track.name == "machine"]
+    found = [(one.name, one.duration_ns, one.arguments) for track in tracks for one in track.slices]
     assert found == [
         ("file_wait", 5 * MS, {"file": "/data/x"}),
         ("signal", 0, {"by": "bash 9", "value": 19}),
@@ -333,9 +333,9 @@ def test_nodes_that_only_a_probe_ties_share_a_clock():
     probed = tuple(Clock(node, node * ahead_ns, 0, 1000) for node in range(2))
 
     def begins(trace):
-        seen = scene(trace)
+        context = trace_context(trace)
         return [
-            int(seen.common_ns(node, trace.collectives["ts_ns"][trace.collectives["node"] == node]).min())
+            int(context.common_ns(node, trace.collectives["ts_ns"][trace.collectives["node"] == node]).min())
             for node in range(2)
         ]
 
@@ -358,7 +358,7 @@ def with_gpus(trace: Trace) -> Trace:
 def test_what_drivers_tell_of_gpus_are_counters_of_their_node(late: Trace):
     trace = with_gpus(late)
     first_ns, second_ns = sorted(set(trace.gpus["ts_ns"].tolist()))
-    found = read(b"".join(perfetto_bytes(told(trace)))).counters
+    found = read(b"".join(perfetto_bytes(track_set_of(trace)))).counters
     gpus = {path[1]: samples for path, samples in found.items() if len(path) == 2}
     assert {path[0] for path in found if len(path) == 2} == {trace.nodes[0]}
     assert gpus == {
@@ -374,7 +374,7 @@ def test_what_drivers_tell_of_gpus_are_counters_of_their_node(late: Trace):
 
 def test_counters_of_gpus_are_in_the_chrome_file(late: Trace):
     trace = with_gpus(late)
-    events = json.loads("".join(chrome_json(told(trace))))["traceEvents"]
+    events = json.loads("".join(chrome_json(track_set_of(trace))))["traceEvents"]
     clock = [event for event in events if event["ph"] == "C" and event["name"] == "GPU 1 SM clock"]
     assert [event["args"] for event in clock] == [{"MHz": 1200.0}, {"MHz": 1210.0}]
     (node,) = {event["pid"] for event in clock}
@@ -386,6 +386,6 @@ def test_counters_of_gpus_are_in_the_chrome_file(late: Trace):
 
 def test_a_node_of_which_only_its_gpus_are_known_is_drawn():
     trace = with_gpus(dp_trace())
-    (track, *counters) = told(Trace(gpus=trace.gpus, nodes=("alone",))).tracks
+    (track, *counters) = track_set_of(Trace(gpus=trace.gpus, nodes=("alone",))).tracks
     assert track.name == "alone" and len(counters) == 7
     assert all(counter.parent == track.number for counter in counters)

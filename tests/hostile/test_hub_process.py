@@ -16,7 +16,7 @@ from tests.hub.conftest import HubProcess
 from tests.hub.test_hub import CLOCK, collectives
 from tests.receive.requests import logs
 
-from stallscope.exporters.hub import HubLine, Target
+from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.serve.tokens import FILE_NAME, Tokens
 
@@ -52,7 +52,7 @@ def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attack
     try:
         address = f"127.0.0.1:{process.ports().otlp_grpc}"
         target = Target(address=address, node="n", cluster="c", token=lambda: honest, insecure=True)
-        line = HubLine.open(target, tmp_path / "spool", max_spool_bytes=10**8)
+        line = HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**8)
         yield Attacked(process, address, attacker, folder)
         for number in range(N_BATCHES):
             line.offer({"collectives": collectives(ROWS, number * ROWS)}, clock=CLOCK)

@@ -24,7 +24,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_sender
-from stallscope.exporters.hub import HubLine, Target
+from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_logs import METHOD
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
@@ -46,14 +46,14 @@ def collectives(n: int, first: int = 0) -> Array:
     return made
 
 
-def line_to(port: int, spool: Path, token_file: Path, **changes: object) -> HubLine:
+def line_to(port: int, spool: Path, token_file: Path, **changes: object) -> HubOutput:
     target = {
         "address": f"localhost:{port}",
         "node": "node-7",
         "cluster": "blue",
         "token": lambda: token_in(token_file),
     }
-    return HubLine.open(Target(**target | changes), spool, max_spool_bytes=10**8)
+    return HubOutput.open(Target(**target | changes), spool, max_spool_bytes=10**8)
 
 
 def until(is_so: Callable[[], bool]) -> None:

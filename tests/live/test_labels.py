@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stallscope.annotate import tell
+from stallscope.annotate import send_labels
 from stallscope.store import node
 from stallscope.store.time_range import Part
 
@@ -22,7 +22,7 @@ def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
     told = []
     for name in ("warm", "train"):
         told.append(time.monotonic_ns())
-        assert tell([{"label": "phase", "value": name, "pid": job.pids[0]}], str(path)) == ["ok"]
+        assert send_labels([{"label": "phase", "value": name, "pid": job.pids[0]}], str(path)) == ["ok"]
         time.sleep(1.2)
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0

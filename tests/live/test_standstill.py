@@ -6,7 +6,7 @@ from contextlib import closing
 from tests.diagnose.test_already_still import SLEEPS, WAITS, trace
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.exporters.incidents import found_beside
+from stallscope.exporters.incidents import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.live.records import verdict_record
 from stallscope.live.stall_verdict import Standstill
@@ -38,7 +38,7 @@ def test_the_continuous_diagnosis_reports_a_standstill(tmp_path):
     db = tmp_path / "trace.db"
     node.write(db, trace(WAITS, SLEEPS, WAITS))
     lines: queue.SimpleQueue[dict] = queue.SimpleQueue()
-    with found_beside(db, lines.put, {}):
+    with incident_finder(db, lines.put, {}):
         opened = lines.get(timeout=30)
     assert opened["verdict"]["evidence"]["captured_late"]
     assert lines.get(timeout=30)["reason"] == "the trace has ended"

@@ -12,7 +12,7 @@ from tests.serve.answering import answering
 from tests.serve.tools import cluster
 
 from stallscope.assistant import tools as node_tools
-from stallscope.demo.scenarios import made_up, named
+from stallscope.demo.scenarios import named, simulated
 from stallscope.serve import tools
 from stallscope.serve.tokens import bearer
 from stallscope.serve.tools.registry import collected
@@ -104,7 +104,7 @@ def test_a_wrong_token_is_told(inspector, there):
 
 def test_the_tools_of_a_node_are_understood_and_answer(inspector, tmp_path):
     db = tmp_path / "trace.db"
-    store.write(db, made_up(named("straggler")))
+    store.write(db, simulated(named("straggler")))
     how = inspector, ["--", *STALLSCOPE, "mcp", "--db", str(db)]
     code, listed, complaints = asked(how, "tools/list", "--strict")
     assert (code, complaints) == (0, "")

@@ -33,8 +33,8 @@ def driver_version(proc: Path) -> str:
 
 def _gpus() -> Iterator[Finding]:
     try:
-        with nvml.library() as asking:
-            rows = GpuStates(asking, node=0).look(0).gpus
+        with nvml.library() as library:
+            rows = GpuStates(library, node=0).look(0).gpus
     except CannotTrace as error:
         yield warned("GPUs", "not watched", str(error))
         return

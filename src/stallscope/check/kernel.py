@@ -107,24 +107,24 @@ def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
 
 def _programs(load: Callable[[], Loaded], why_no_memory: str, has_driver: bool) -> Iterator[Finding]:
     try:
-        found = load()
+        loaded = load()
     except CannotTrace as error:
         yield failed("BPF programs", str(error), "send this line with `stallscope check --bundle` to us")
         return
-    kind = f"load; {_HOOKS.get(found.mode, found.mode)}"
-    if found.mode == "perf":
+    kind = f"load; {_HOOKS.get(loaded.mode, loaded.mode)}"
+    if loaded.mode == "perf":
         yield warned("BPF programs", kind, "probes are cheaper from Linux 6.6 on")
     else:
         yield passed("BPF programs", kind)
-    yield _stacks(found, why_no_memory)
-    yield _driver_calls(found.ioctl_way, has_driver)
+    yield _stacks(loaded, why_no_memory)
+    yield _driver_calls(loaded.ioctl_way, has_driver)
 
 
-def _stacks(found: Loaded, why_no_memory: str) -> Finding:
+def _stacks(loaded: Loaded, why_no_memory: str) -> Finding:
     """Whether call stacks of threads can be read. why_no_memory: the reason why a system call cannot read memory."""
-    if not found.is_x86:
+    if not loaded.is_x86:
         return warned("stacks", "none on this architecture", "examine hung processes with py-spy or gdb")
-    if found.peeks:
+    if loaded.peeks:
         return passed(
             "stacks", f"Python and native, by BPF: {why_no_memory}" if why_no_memory else "Python and native"
         )

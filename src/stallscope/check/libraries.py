@@ -20,17 +20,17 @@ def findings(proc: Path = Path("/proc"), *, ignored: frozenset[int] = frozenset(
     ignored: processes that are left out, first of all stallscope's process.
     """
     discovery = Discovery(proc=proc, ignored=ignored)
-    found = discovery.scan(0)
+    libraries = discovery.scan(0)
     users = discovery.gpu_processes()
-    if not found:
+    if not libraries:
         yield warned("libraries", "no process has NCCL or CUDA loaded now", "start the job, and check again")
-    for library in found:
+    for library in libraries:
         yield _library(proc, library)
     yield from _pythons(proc, users)
 
 
 def _library(proc: Path, library: Library) -> Finding:
-    where = _where(proc, library)
+    where = _environment(proc, library)
     subject = Path(library.name).name
     try:
         with elf.opened(library.path) as image:
@@ -46,7 +46,7 @@ def _library(proc: Path, library: Library) -> Finding:
     return passed(subject, f"{where}: {n_found} functions to trace")
 
 
-def _where(proc: Path, library: Library) -> str:
+def _environment(proc: Path, library: Library) -> str:
     """The process that uses the library, and its kind of environment."""
     kinds = [
         "linked into the program" if library.is_static else "",
@@ -84,5 +84,5 @@ def python_version(proc: Path, pid: int) -> str:
     except OSError:
         return ""
     files = {line.split(None, 5)[5] for line in maps.splitlines() if line.count("/")}
-    found = [_PYTHON.search(Path(name).name) for name in sorted(files)]
-    return next((match[1] for match in found if match), "")
+    libraries = [_PYTHON.search(Path(name).name) for name in sorted(files)]
+    return next((match[1] for match in libraries if match), "")

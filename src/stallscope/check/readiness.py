@@ -21,11 +21,11 @@ def findings(settings: Settings, proc: Path = Path("/proc"), sys: Path = Path("/
     yield from hub.findings(settings.hub, settings.hub_ca_file, settings.hub_token_file)
 
 
-def as_json(found: list[Finding]) -> dict[str, Any]:
+def as_json(results: list[Finding]) -> dict[str, Any]:
     """The results as data; ready: no check fails."""
-    return {"ready": is_ready(found), "checks": [asdict(one) for one in found]}
+    return {"ready": is_ready(results), "checks": [asdict(finding) for finding in results]}
 
 
-def is_ready(found: list[Finding]) -> bool:
+def is_ready(results: list[Finding]) -> bool:
     """Whether no check fails."""
-    return all(one.state is not State.FAIL for one in found)
+    return all(finding.state is not State.FAIL for finding in results)

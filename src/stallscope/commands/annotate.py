@@ -22,12 +22,12 @@ def annotate(
     settings: SettingsFile = None,
 ) -> None:
     """Tell the running trace which step, epoch or phase a job is in."""
-    from stallscope.annotate import tell
+    from stallscope.annotate import send_labels
 
     chosen = settings_from({"annotate_socket": socket}, settings)
     told = [_label(text, pid) for text in labels]
     try:
-        answers = tell(told, str(chosen.annotate_socket))
+        answers = send_labels(told, str(chosen.annotate_socket))
     except FileNotFoundError:
         raise NotFound(
             f"nobody listens at {chosen.annotate_socket}: start `stallscope trace`, or name its --annotate-socket"

@@ -141,10 +141,10 @@ def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
 
 
 def _made_up(scenario: Scenario, db: Path | None) -> Trace:
-    from stallscope.demo.scenarios import made_up
+    from stallscope.demo.scenarios import simulated
     from stallscope.store import node
 
-    trace = made_up(scenario)
+    trace = simulated(scenario)
     if db:
         node.write(db, trace)
     return trace

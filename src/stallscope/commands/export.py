@@ -110,11 +110,11 @@ def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Pa
     from stallscope.commands.report import diagnosed
     from stallscope.exporters.chrome import chrome_json
     from stallscope.exporters.perfetto import perfetto_bytes
-    from stallscope.exporters.timeline_builder import story
+    from stallscope.exporters.timeline_builder import build_track_set
     from stallscope.store import node
 
     trace = node.read(chosen.db, part=part)
-    told = story(trace, diagnosed(trace, chosen))
+    told = build_track_set(trace, diagnosed(trace, chosen))
     pieces: Iterable[bytes] = (
         perfetto_bytes(told)
         if form is ExportFormat.PERFETTO

@@ -145,9 +145,9 @@ def _await_ready(processes: list[subprocess.Popen[str]], folder: Path) -> None:
     for rank, process in enumerate(processes):
         line = process.stdout.readline() if process.stdout else ""
         if line != "ready\n":
-            said = (folder / f"rank{rank}.err").read_text().splitlines()
+            lines = (folder / f"rank{rank}.err").read_text().splitlines()
             raise StallscopeError(
-                f"rank {rank} of the demo job did not start: {said[-1] if said else line!r}"
+                f"rank {rank} of the demo job did not start: {lines[-1] if lines else line!r}"
             )
 
 

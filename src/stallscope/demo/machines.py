@@ -97,9 +97,9 @@ class AgentPlan:
     drift_ppm: float = 0.0
 
 
-def start_agent(machine: Machine, plan: AgentPlan, said: Path) -> "subprocess.Popen[bytes]":
+def start_agent(machine: Machine, plan: AgentPlan, output: Path) -> "subprocess.Popen[bytes]":
     """An agent as a process on a machine; its output goes into a file. It never outlives this process."""
-    with said.open("w") as out:
+    with output.open("w") as out:
         return subprocess.Popen(
             [*machine.words, sys.executable, "-m", __name__, json.dumps(asdict(plan))],
             stdin=subprocess.DEVNULL,
@@ -155,11 +155,11 @@ def traced_job(
         yield job
 
 
-def _await_attached(agent: "subprocess.Popen[bytes]", said: Path) -> None:
+def _await_attached(agent: "subprocess.Popen[bytes]", output: Path) -> None:
     end_s = time.monotonic() + _ATTACH_S
-    while said.read_text().count("attached to") < len(build.LIBRARIES):
+    while output.read_text().count("attached to") < len(build.LIBRARIES):
         if agent.poll() is not None or time.monotonic() > end_s:
-            raise CannotTrace(f"an agent did not attach: {said.read_text()[-300:]}")
+            raise CannotTrace(f"an agent did not attach: {output.read_text()[-300:]}")
         time.sleep(live.POLL_S)
 
 
@@ -191,8 +191,8 @@ def main(words: Sequence[str]) -> None:
     from stallscope import agent
 
     end_with_parent()
-    told: dict[str, Any] = json.loads(words[0])
-    plan = AgentPlan(**told | {"pids": tuple(told["pids"])})
+    options: dict[str, Any] = json.loads(words[0])
+    plan = AgentPlan(**options | {"pids": tuple(options["pids"])})
     agent.trace(
         agent.Options(
             db=Path(plan.db),

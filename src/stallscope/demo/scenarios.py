@@ -127,7 +127,7 @@ def named(name: str) -> Scenario:
     raise BadInput(f"no scenario {name!r}: choose from {', '.join(by_name | FAULTS)}")
 
 
-def made_up(scenario: Scenario) -> Trace:
+def simulated(scenario: Scenario) -> Trace:
     """A trace of the scenario by the simulator. Raises BadInput for a scenario without a simulation."""
     from stallscope.synth import Capture, Job, simulate
 

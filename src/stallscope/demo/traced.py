@@ -40,7 +40,7 @@ END_S = 20.0
 SLACK_S = 30.0
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -60,7 +60,7 @@ def run(
     first_step: int | None = None,
     trace_db: Path | None = None,
     gpus: Found | None = None,
-    say: Callable[[str], None] = _tell,
+    say: Callable[[str], None] = _print_line,
 ) -> Iterator[Trace]:
     """Runs a scenario under the agent and yields the trace; see trace_job.
 
@@ -189,5 +189,5 @@ def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
 
 
 def _last(lines: list[str]) -> str:
-    said = [line for line in lines if line.strip()]
-    return said[-1] if said else "it said nothing"
+    printed = [line for line in lines if line.strip()]
+    return printed[-1] if printed else "it said nothing"

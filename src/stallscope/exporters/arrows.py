@@ -7,7 +7,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.exporters.trace_context import Scene
+from stallscope.exporters.trace_context import TraceContext
 
 _LEAST_LATE_NS = 1_000_000
 """Smaller delays get no arrow: the ranks of a healthy job differ by as much."""
@@ -34,30 +34,30 @@ class Arrows:
     to_wait: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
 
-def waits(scene: Scene, process: int) -> Waits:
+def waits(context: TraceContext, process: int) -> Waits:
     """The waits recorded with the arrivals of a process."""
-    rows = scene.line.rows[scene.line.process == process]
+    rows = context.line.rows[context.line.process == process]
     pairs = np.unique(rows[rows["wait_leave_ns"] > 0][["wait_enter_ns", "wait_leave_ns"]])
-    node = int(scene.line.node[process])
-    enter, leave = (scene.common_ns(node, pairs[name]) for name in ("wait_enter_ns", "wait_leave_ns"))
+    node = int(context.line.node[process])
+    enter, leave = (context.common_ns(node, pairs[name]) for name in ("wait_enter_ns", "wait_leave_ns"))
     known = (pairs["wait_enter_ns"] > 0) & (leave >= enter)
     order = np.argsort(leave[known], kind="stable")
     return Waits(enter[known][order], leave[known][order])
 
 
-def arrows(scene: Scene, verdicts: list[Verdict]) -> Arrows:
+def arrows(context: TraceContext, verdicts: list[Verdict]) -> Arrows:
     """The arrows of the late rounds of the ranks in the verdicts: one per wait, from the rank that ended it."""
-    line, met = scene.line, scene.met
+    line, met = context.line, context.met
     ranks = {
         rank for verdict in verdicts if verdict.kind in ("straggler", "device") for rank in verdict.ranks
     }
     culprits = np.flatnonzero(np.isin(line.rank, sorted(ranks)))
-    arrival_ns = scene.clocks.arrival_ns
+    arrival_ns = context.clocks.arrival_ns
     late = np.isin(line.process, culprits) & (np.nan_to_num(met.late_ns) >= _LEAST_LATE_NS)
     late &= arrival_ns == met.last_ns[met.round]
     by_round = np.argsort(met.round, kind="stable")
     start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
-    of_process = {process: waits(scene, process) for process in range(line.n_processes)}
+    of_process = {process: waits(context, process) for process in range(line.n_processes)}
     from_row: defaultdict[int, list[int]] = defaultdict(list)
     to_wait: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in sorted(np.flatnonzero(late).tolist(), key=lambda row: (int(arrival_ns[row]), row)):

@@ -7,23 +7,24 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stallscope.exporters.tracks import Slice, Story, Track
+from stallscope.exporters.tracks import Slice, Track, TrackSet
 
 
-def chrome_json(story: Story) -> Iterator[str]:
+def chrome_json(track_set: TrackSet) -> Iterator[str]:
     """The text of the file, one event per line; equal timelines give equal text. Times are us with three decimals."""
     yield '{"displayTimeUnit": "ms",\n'
-    yield f'"otherData": {json.dumps({"clock_ns": story.clock_ns, "wall_ns": story.wall_ns})},\n"traceEvents": [\n'
+    clock = {"clock_ns": track_set.clock_ns, "wall_ns": track_set.wall_ns}
+    yield f'"otherData": {json.dumps(clock)},\n"traceEvents": [\n'
     separator = ""
-    for event in _events(story):
+    for event in _events(track_set):
         yield separator + json.dumps(event, ensure_ascii=False)
         separator = ",\n"
     yield "\n]}\n"
 
 
-def _events(story: Story) -> Iterator[dict[str, Any]]:
+def _events(track_set: TrackSet) -> Iterator[dict[str, Any]]:
     pids: dict[str, int] = {}
-    for track in story.tracks:
+    for track in track_set.tracks:
         if track.process not in pids:
             pids[track.process] = len(pids) + 1
             yield _named("process_name", pids[track.process], 0, track.process)
@@ -33,31 +34,31 @@ def _events(story: Story) -> Iterator[dict[str, Any]]:
         pid = pids[track.process]
         if track.slices:
             yield _named("thread_name", pid, track.number, track.name)
-        for one in track.slices:
-            yield from _slice(one, pid, track)
+        for item in track.slices:
+            yield from _slice(item, pid, track)
         for ts_ns, value in track.samples:
             unit = track.unit or "value"
-            where = {"pid": pid, "tid": 0, "ts": _us(ts_ns)}
-            yield {"ph": "C", "name": track.name, "args": {unit: value}} | where
+            position = {"pid": pid, "tid": 0, "ts": _us(ts_ns)}
+            yield {"ph": "C", "name": track.name, "args": {unit: value}} | position
 
 
-def _slice(one: Slice, pid: int, track: Track) -> Iterator[dict[str, Any]]:
-    where = {"pid": pid, "tid": track.number, "ts": _us(one.ts_ns)}
+def _slice(item: Slice, pid: int, track: Track) -> Iterator[dict[str, Any]]:
+    position = {"pid": pid, "tid": track.number, "ts": _us(item.ts_ns)}
     yield {
         "ph": "X",
-        "name": one.name,
+        "name": item.name,
         "cat": track.name,
-        "dur": _us(one.duration_ns),
-        "args": dict(one.told),
-    } | where
-    for number in one.starts:
-        yield {"ph": "s", "id": number, "name": "kept waiting", "cat": "late"} | where
-    for number in one.ends:
-        yield {"ph": "f", "bp": "e", "id": number, "name": "kept waiting", "cat": "late"} | where
+        "dur": _us(item.duration_ns),
+        "args": dict(item.arguments),
+    } | position
+    for number in item.starts:
+        yield {"ph": "s", "id": number, "name": "kept waiting", "cat": "late"} | position
+    for number in item.ends:
+        yield {"ph": "f", "bp": "e", "id": number, "name": "kept waiting", "cat": "late"} | position
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}
+def _named(metadata: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": metadata, "args": {"name": name}}
 
 
 def _us(ns: int) -> float:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.events.layout import Array, Table
 from stallscope.exporters import machine_metrics
-from stallscope.exporters.metric_updates import Counting
+from stallscope.exporters.metric_updates import MetricUpdates
 from stallscope.exporters.metric_values import Meter
 
 if TYPE_CHECKING:  # imports HTTP and TLS, which an agent without --otlp does not need
-    from stallscope.exporters.otlp import Sending
+    from stallscope.exporters.otlp import OtlpSender
 
 _MACHINE_EVERY_S = 5.0
 
@@ -21,22 +21,22 @@ _MACHINE_EVERY_S = 5.0
 class Outputs:
     """Receives the rows that the agent stores. All methods are quick and never wait for a network."""
 
-    counting: Counting
-    otlp: "Sending | None"
+    updates: MetricUpdates
+    otlp: "OtlpSender | None"
     _next_machine_s: float = 0.0
 
     def take(self, table: Table, rows: Array) -> None:
         """Stored rows."""
-        self.counting.take(table, rows)
+        self.updates.take(table, rows)
 
     def lost(self, kind: str, n: int) -> None:
         """Lost records."""
-        self.counting.lost(kind, n)
+        self.updates.lost(kind, n)
 
     def incident(self, line: dict[str, Any]) -> None:
         """An incident opened, changed or closed: a line of live/incidents.py."""
         if line["change"] != "updated":
-            self.counting.incident(
+            self.updates.incident(
                 kind=line["kind"], cause=line["cause"], was_opened=line["change"] == "opened"
             )
         if line["change"] == "closed" and self.otlp:
@@ -51,13 +51,13 @@ class Outputs:
 
     def second(self, *, n_processes: int, gpus: Array | None = None) -> None:
         """Update the machine metrics, about once a second. gpus: current rows of GPUS; None without GPU sampling."""
-        self.counting.n_processes(n_processes)
+        self.updates.n_processes(n_processes)
         if time.monotonic() < self._next_machine_s:
             return
         self._next_machine_s = time.monotonic() + _MACHINE_EVERY_S
-        machine_metrics.read_machine(self.counting.meter)
+        machine_metrics.read_machine(self.updates.meter)
         if gpus is not None:
-            machine_metrics.tell_gpus(self.counting.meter, gpus)
+            machine_metrics.set_gpu_metrics(self.updates.meter, gpus)
 
 
 @contextmanager
@@ -78,14 +78,14 @@ def outputs(
     meter = Meter(start_wall_ns=time.time_ns(), boot_wall_ns=machine_metrics.boot_wall_ns())
     with ExitStack() as stack:
         if prometheus:
-            from stallscope.exporters.prometheus import serving
+            from stallscope.exporters.prometheus import metrics_server
 
-            port = stack.enter_context(serving(meter, prometheus, node=node))
+            port = stack.enter_context(metrics_server(meter, prometheus, node=node))
             say(f"metrics at http://{prometheus.rpartition(':')[0] or '127.0.0.1'}:{port}/metrics")
         sender = None
         if otlp:
-            from stallscope.exporters.otlp import sending
+            from stallscope.exporters.otlp import otlp_sender
 
-            sender = stack.enter_context(sending(meter, otlp, node=node, say=say))
+            sender = stack.enter_context(otlp_sender(meter, otlp, node=node, say=say))
             say(f"metrics and incidents go to {otlp}")
-        yield Outputs(Counting(meter), sender)
+        yield Outputs(MetricUpdates(meter), sender)

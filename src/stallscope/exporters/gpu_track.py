@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN
-from stallscope.exporters.trace_context import Scene
+from stallscope.exporters.trace_context import TraceContext
 
 _COUNTERS = (
     ("utilization_percent", "utilisation", "%"),
@@ -14,14 +14,14 @@ _COUNTERS = (
 )
 
 
-def counters(seen: Scene, node: int) -> Iterator[tuple[str, str, Sequence[tuple[int, float]]]]:
+def counters(context: TraceContext, node: int) -> Iterator[tuple[str, str, Sequence[tuple[int, float]]]]:
     """By GPU (or partition) and column: title, unit, (ns on the common clock, value) where known."""
-    rows = seen.trace.gpus
+    rows = context.trace.gpus
     rows = rows[rows["node"] == node]
     rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
     for gpu, mig in sorted(set(rows[["gpu", "mig"]].tolist())):
         own = rows[(rows["gpu"] == gpu) & (rows["mig"] == mig)]
-        at = seen.common_ns(node, own["ts_ns"])
+        at = context.common_ns(node, own["ts_ns"])
         name = f"GPU {gpu}" if mig == UNKNOWN else f"GPU {gpu} MIG {mig}"
         for column, words, unit in _COUNTERS:
             known = own[column] != UNKNOWN

@@ -1,9 +1,9 @@
 """The agent's output to a hub: sends captured rows several times a second and never blocks the caller.
 
-    line = HubLine.open(target, spool_folder, max_spool_bytes=...)
-    line.offer({"collectives": rows, ...}, clock=clock.reading(0), symbols=names)
-    line.status()        # "hub has 12,345"
-    line.close()
+    output = HubOutput.open(target, spool_folder, max_spool_bytes=...)
+    output.offer({"collectives": rows, ...}, clock=clock.reading(0), symbols=names)
+    output.status()        # "hub has 12,345"
+    output.close()
 
 Imported only by an agent with --hub, because it loads gRPC and nanoarrow.
 """
@@ -18,29 +18,29 @@ from stallscope.events.layout import Array
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_batches
 from stallscope.exporters.hub_channel import HubChannel, Target
-from stallscope.exporters.hub_sender import Sending
+from stallscope.exporters.hub_sender import HubSender
 from stallscope.exporters.spool import Spool
 
-__all__ = ["HubLine", "Target"]
+__all__ = ["HubOutput", "Target"]
 
 _LAST_S = 5.0
 _BY_NAME = {table.name: table for table in layout.TABLES}
 
 
-class HubLine:
+class HubOutput:
     """An open connection to a hub, for use by one thread. Slow work runs in other threads."""
 
-    def __init__(self, sending: Sending):
-        self._sending = sending
+    def __init__(self, sender: HubSender):
+        self._sender = sender
         self._n_reported_lost = 0
         self._processes: dict[int, Array] = {}
         self._communicators: dict[tuple[int, int], Array] = {}
         self._ended: dict[str, list[Array]] = {}
 
     @classmethod
-    def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubLine":
+    def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubOutput":
         """Raises BadInput (certificates), StorageFailed (the spool). Does not wait for the hub."""
-        return cls(Sending(Spool(spool_folder, max_bytes=max_spool_bytes), HubChannel(target)))
+        return cls(HubSender(Spool(spool_folder, max_bytes=max_spool_bytes), HubChannel(target)))
 
     def offer(
         self,
@@ -65,18 +65,18 @@ class HubLine:
             for name, rows in tables.items()
             if len(rows)
         }
-        n_not_sent = self._sending.n_not_sent
+        n_not_sent = self._sender.n_not_sent
         losses = {**(lost or {}), "not sent to the hub": n_not_sent - self._n_reported_lost}
         self._n_reported_lost = n_not_sent
         if any(losses.values()):
             sent["losses"] = hub_batches.loss_rows(clock.wall_ns, losses)
         if sent:
             sent["clocks"] = hub_batches.clock_row(clock, is_synchronised=is_synchronised)
-            self._sending.offer(sent)
+            self._sender.offer(sent)
 
     def process_ended(self, pid: int, ended_ns: int) -> None:
         """Send the row of a process again with the next offer(), with its end."""
-        self._tell_end("processes", self._processes.pop(pid, None), ended_ns)
+        self._add_end("processes", self._processes.pop(pid, None), ended_ns)
         for key in [key for key in self._communicators if key[0] == pid]:
             del self._communicators[key]
 
@@ -96,7 +96,7 @@ class HubLine:
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Send the row of a communicator again with the next offer(), with the time at which the process left it."""
-        self._tell_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)
+        self._add_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)
 
     def _remember(self, tables: Mapping[str, Array]) -> None:
         for row in tables.get("processes", ()):
@@ -104,7 +104,7 @@ class HubLine:
         for row in tables.get("communicators", ()):
             self._communicators[int(row["pid"]), int(row["comm_hash"])] = np.array([row])
 
-    def _tell_end(self, table: str, row: Array | None, ended_ns: int) -> None:
+    def _add_end(self, table: str, row: Array | None, ended_ns: int) -> None:
         if row is not None:
             row["ended_ns"] = ended_ns
             self._ended.setdefault(table, []).append(row)
@@ -119,8 +119,8 @@ class HubLine:
 
     def status(self) -> str:
         """The state of the connection, in a few words."""
-        return self._sending.status()
+        return self._sender.status()
 
     def close(self) -> None:
         """Send the remaining rows for a few seconds; the rest waits on disk for the next agent."""
-        self._sending.close(_LAST_S)
+        self._sender.close(_LAST_S)

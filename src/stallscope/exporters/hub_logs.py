@@ -75,10 +75,10 @@ def _column(field: Field, values: Array) -> Iterator[list[tuple[str, str | int]]
         keys = [f"stallscope.{category}_ns" for category in CATEGORY_NAMES]
         return (list(zip(keys, row, strict=True)) for row in values.tolist())
     key = f"stallscope.{field.name}"
-    return ([] if value is None else [(key, value)] for value in _told(field, values))
+    return ([] if value is None else [(key, value)] for value in _otlp_values(field, values))
 
 
-def _told(field: Field, values: Array) -> Iterator[Any]:
+def _otlp_values(field: Field, values: Array) -> Iterator[Any]:
     """The values as types of OTLP; None for unknown."""
     plain = values.tolist()
     if field.format.startswith("S"):

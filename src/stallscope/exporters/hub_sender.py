@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from stallscope.events.layout import Array
-from stallscope.exporters.spool import Spool, Waiting, read
+from stallscope.exporters.spool import Spool, SpooledBatch, read
 
 MAX_IN_FLIGHT = 4
 """An acknowledgement comes after the hub's commit: with one batch at a time it would hold up the next."""
@@ -61,7 +61,7 @@ class Channel(Protocol):
         """End the connection; batches in flight are given up."""
 
 
-class Sending:
+class HubSender:
     """Takes rows at any speed, never blocks, and sends them to a hub."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Sending:
         self._clock_s, self._jitter = clock_s, jitter
         self._forming: dict[str, list[Array]] = {}
         self._forming_bytes = 0
-        self._in_flight: dict[int, Waiting] = {}
+        self._in_flight: dict[int, SpooledBatch] = {}
         self._n_failures_of: Counter[int] = Counter()
-        self._answers: list[tuple[Waiting, Answer]] = []
+        self._answers: list[tuple[SpooledBatch, Answer]] = []
         self._n_lost_before_spool = 0
         self._n_failures = 0
         self._resume_s = 0.0
@@ -118,7 +118,7 @@ class Sending:
     def status(self) -> str:
         """The state of the connection, in a few words."""
         with self._changed:
-            n_waiting = sum(batch.n_rows for batch in self._spool.waiting())
+            n_waiting = sum(batch.n_rows for batch in self._spool.batches())
             away_since_s, reason = self._away_since_s, self._reason
         dropped = f", {self.n_dropped:,} dropped" if self.n_dropped else ""
         if self._spool.n_set_aside:
@@ -138,14 +138,14 @@ class Sending:
         self._channel.close()
 
     def _run(self) -> None:
-        while self._turn():
+        while self._step():
             with self._changed:
                 if not self._answers and not self._is_ending:
                     self._changed.wait(_LOOK_EVERY_S)
                 elif not self._answers:
                     self._changed.wait(_LOOK_EVERY_S / 5)
 
-    def _turn(self) -> bool:
+    def _step(self) -> bool:
         """Process answers, write new rows to disk, begin to send. False when all is done."""
         with self._changed:
             answers, self._answers = self._answers, []
@@ -162,7 +162,7 @@ class Sending:
                     self._spool.put(piece)
         self._begin()
         with self._changed:
-            is_done = not self._spool.waiting() or self._clock_s() >= self._end_s
+            is_done = not self._spool.batches() or self._clock_s() >= self._end_s
             is_done = is_done or (self._away_since_s is not None and not self._in_flight)
             return not (self._is_ending and is_done and not self._forming)
 
@@ -172,7 +172,7 @@ class Sending:
             return
         n_at_once = 1 if self._n_failures else MAX_IN_FLIGHT
         with self._changed:
-            ready = [batch for batch in self._spool.waiting() if batch.number not in self._in_flight]
+            ready = [batch for batch in self._spool.batches() if batch.number not in self._in_flight]
             ready.sort(key=lambda batch: (self._n_failures_of[batch.number], batch.number))
             ready = ready[: max(0, n_at_once - len(self._in_flight))]
             self._in_flight |= {batch.number: batch for batch in ready}
@@ -182,15 +182,15 @@ class Sending:
             except Exception as error:  # noqa: BLE001 (one batch that cannot be sent must not hold up the rest)
                 self._answered(batch, Answer(Outcome.BAD_BATCH, reason=f"{batch.path.name}: {error}"))
 
-    def _answering(self, batch: Waiting) -> Callable[[Answer], None]:
+    def _answering(self, batch: SpooledBatch) -> Callable[[Answer], None]:
         return lambda answer: self._answered(batch, answer)
 
-    def _answered(self, batch: Waiting, answer: Answer) -> None:
+    def _answered(self, batch: SpooledBatch, answer: Answer) -> None:
         with self._changed:
             self._answers.append((batch, answer))
             self._changed.notify()
 
-    def _settle(self, batch: Waiting, answer: Answer) -> None:
+    def _settle(self, batch: SpooledBatch, answer: Answer) -> None:
         self._in_flight.pop(batch.number, None)
         if answer.outcome in (Outcome.ACKNOWLEDGED, Outcome.BAD_BATCH):
             self._n_failures, self._away_since_s, self._resume_s = 0, None, 0.0

@@ -15,7 +15,7 @@ _END_S = 15.0
 
 
 @contextmanager
-def found_beside(
+def incident_finder(
     db: Path,
     take: Callable[[dict[str, Any]], None],
     thresholds: Mapping[str, Any],

@@ -45,8 +45,8 @@ def boot_wall_ns(proc: Path = Path("/proc")) -> int:
         lines = (proc / "stat").read_text().splitlines()
     except OSError:
         return 0
-    told = [line.split()[1] for line in lines if line.startswith("btime ")]
-    return int(told[0]) * 10**9 if told else 0
+    boot_times = [line.split()[1] for line in lines if line.startswith("btime ")]
+    return int(boot_times[0]) * 10**9 if boot_times else 0
 
 
 def _cpu(meter: Meter, proc: Path) -> None:
@@ -89,18 +89,20 @@ def _network(meter: Meter, proc: Path) -> None:
         meter.set(table_of.NETWORK_IO, int(words[8]), name.strip(), "transmit")
 
 
-def tell_gpus(meter: Meter, gpus: Array) -> None:
+def set_gpu_metrics(meter: Meter, gpus: Array) -> None:
     """Set the metrics of every GPU and partition. gpus: rows of GPUS, one for each."""
-    found: dict[Metric, dict[Values, float]] = {metric: {} for metric in _GPU_METRICS}
+    numbers_by_metric: dict[Metric, dict[Values, float]] = {metric: {} for metric in _GPU_METRICS}
     for row in gpus:
-        who = (row["uuid"].decode(), row["name"].decode(), "NVIDIA")
+        identity = (row["uuid"].decode(), row["name"].decode(), "NVIDIA")
         for name, metric, more, factor in _GAUGES:
             if row[name] != UNKNOWN:
-                found[metric][(*who, *more)] = float(row[name]) * factor
+                numbers_by_metric[metric][(*identity, *more)] = float(row[name]) * factor
         if row["clock_reasons"] != UNKNOWN:
             for bit, reason in THROTTLE_REASONS.items():
-                found[table_of.GPU_THROTTLED][(*who, reason)] = float(bool(row["clock_reasons"] & bit))
-    for metric, numbers in found.items():
+                numbers_by_metric[table_of.GPU_THROTTLED][(*identity, reason)] = float(
+                    bool(row["clock_reasons"] & bit)
+                )
+    for metric, numbers in numbers_by_metric.items():
         meter.replace(metric, numbers)
 
 

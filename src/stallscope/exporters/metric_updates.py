@@ -19,7 +19,7 @@ _COUNTED = {"n_syncs": "sync", "n_allocs": "alloc", "n_copies": "copy", "n_launc
 
 
 @dataclass
-class Counting:
+class MetricUpdates:
     """The state between two batches: running sums by process, open rounds."""
 
     meter: Meter
@@ -70,13 +70,13 @@ class Counting:
     def _collectives(self, rows: Array) -> None:
         self._rank_by_communicator(rows)
         for pid in np.unique(rows["pid"]).tolist():
-            mine = rows[rows["pid"] == pid]
+            process_rows = rows[rows["pid"] == pid]
             rank = self.rank_of(pid)
-            for op in np.unique(mine["op"]).tolist():
-                n = int((mine["op"] == op).sum())
+            for op in np.unique(process_rows["op"]).tolist():
+                n = int((process_rows["op"] == op).sum())
                 self.meter.add(table_of.COLLECTIVE_CALLS, n, rank, word(Op, int(op)))
-            self._waits(pid, mine, rank)
-            self._sums(pid, mine, rank)
+            self._waits(pid, process_rows, rank)
+            self._sums(pid, process_rows, rank)
         for op in np.unique(rows["op"]).tolist():
             sizes = rows["count_bytes"][(rows["op"] == op) & (rows["count_bytes"] != UNKNOWN)]
             self.meter.observe(table_of.COLLECTIVE_SIZE, sizes, word(Op, int(op)))
@@ -127,8 +127,8 @@ class Counting:
         np.minimum.at(first, which, waiting["ts_ns"])
         late = (waiting["ts_ns"] - first[which]) / 1e9
         for pid in np.unique(waiting["pid"][is_complete]).tolist():
-            mine = is_complete & (waiting["pid"] == pid)
-            self.meter.observe(table_of.COLLECTIVE_LATENESS, late[mine], self.rank_of(pid))
+            process_rows = is_complete & (waiting["pid"] == pid)
+            self.meter.observe(table_of.COLLECTIVE_LATENESS, late[process_rows], self.rank_of(pid))
         self._open = waiting[~is_complete & (n_members > 1)][-_KEPT_ROUNDS:]
 
     def _slow_calls(self, rows: Array) -> None:
@@ -140,22 +140,22 @@ class Counting:
     def _operations(self, rows: Array) -> None:
         """The duration of a bucket's calls is estimated as three quarters of the bucket's upper edge, its middle."""
         for row in rows:
-            told = json.loads(row["histogram"] or b"{}")
+            buckets = json.loads(row["histogram"] or b"{}")
             rank = self.rank_of(int(row["pid"]))
             is_ioctl = row["op"] == Op.IOCTL
-            who = (rank,) if is_ioctl else (rank, word(Op, int(row["op"])))
-            middle_s = np.array([int(edge) for edge in told], np.float64) * 0.75 / 1e9
-            seen_s = float(row["total_ns"]) / 1e9 * float(row["n_seen"]) / max(float(row["n"]), 1.0)
+            attributes = (rank,) if is_ioctl else (rank, word(Op, int(row["op"])))
+            middle_s = np.array([int(edge) for edge in buckets], np.float64) * 0.75 / 1e9
+            timed_s = float(row["total_ns"]) / 1e9 * float(row["n_seen"]) / max(float(row["n"]), 1.0)
             self.meter.observe_counted(
                 table_of.DRIVER_CALL if is_ioctl else table_of.CUDA_CALL,
                 middle_s,
-                np.array(list(told.values())),
-                seen_s,
-                *who,
+                np.array(list(buckets.values())),
+                timed_s,
+                *attributes,
             )
             if row["n_failed"]:
                 errors = table_of.DRIVER_ERRORS if is_ioctl else table_of.CUDA_ERRORS
-                self.meter.add(errors, int(row["n_failed"]), *who)
+                self.meter.add(errors, int(row["n_failed"]), *attributes)
             if row["op"] == Op.COPY and row["count_bytes"]:
                 direction = Direction(row["direction"]).name.lower()
                 self.meter.add(table_of.CUDA_COPIED, int(row["count_bytes"]), rank, direction)
@@ -164,14 +164,14 @@ class Counting:
         """The current memory in use, by device and kind."""
         for row in rows:
             device = "unknown" if row["device"] == UNKNOWN else str(row["device"])
-            who = (self.rank_of(int(row["pid"])), device, MemoryKind(row["kind"]).name.lower())
-            self.meter.set(table_of.CUDA_MEMORY, int(row["live_bytes"]), *who)
+            attributes = (self.rank_of(int(row["pid"])), device, MemoryKind(row["kind"]).name.lower())
+            self.meter.set(table_of.CUDA_MEMORY, int(row["live_bytes"]), *attributes)
 
     def _states(self, rows: Array) -> None:
         """Add the growth of the time ledger since the last snapshot of each process."""
         for pid in np.unique(rows["pid"]).tolist():
-            mine = rows[rows["pid"] == pid]
-            ledger = mine["ledger_ns"][int(np.argmax(mine["ts_ns"]))]
+            process_rows = rows[rows["pid"] == pid]
+            ledger = process_rows["ledger_ns"][int(np.argmax(process_rows["ts_ns"]))]
             grown = np.maximum(ledger - self._ledger.get(pid, np.zeros_like(ledger)), 0)
             for name, ns in zip(CATEGORY_NAMES, grown.tolist(), strict=True):
                 if ns:

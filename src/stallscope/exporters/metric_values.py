@@ -83,30 +83,30 @@ class Meter:
             finite = {values: number for values, number in numbers.items() if math.isfinite(number)}
             self._numbers[metric.name] = dict(list(finite.items())[:MAX_SERIES])
 
-    def observe(self, metric: Metric, found: Array, *values: str) -> None:
+    def observe(self, metric: Metric, observed: Array, *values: str) -> None:
         """Put values, in the metric's unit, into its buckets: each into the first whose bound is not below it."""
-        found = np.asarray(found, np.float64)
-        found = found[np.isfinite(found)]
-        if not len(found):
+        observed = np.asarray(observed, np.float64)
+        observed = observed[np.isfinite(observed)]
+        if not len(observed):
             return
-        self._put(metric, found, np.ones(len(found), np.int64), float(found.sum()), values)
+        self._put(metric, observed, np.ones(len(observed), np.int64), float(observed.sum()), values)
 
     def observe_counted(
-        self, metric: Metric, found: Array, counts: Array, total: float, *values: str
+        self, metric: Metric, observed: Array, counts: Array, total: float, *values: str
     ) -> None:
         """Put values with their counts into the buckets, for values known only by bucket. total: their sum."""
-        if len(found) and math.isfinite(total):
-            self._put(metric, found, counts, total, values)
+        if len(observed) and math.isfinite(total):
+            self._put(metric, observed, counts, total, values)
 
-    def _put(self, metric: Metric, found: Array, counts: Array, total: float, values: Values) -> None:
-        places = np.searchsorted(metric.bounds, found, side="left")
-        new = np.bincount(places, counts, minlength=len(metric.bounds) + 1).astype(np.int64).tolist()
+    def _put(self, metric: Metric, observed: Array, counts: Array, total: float, values: Values) -> None:
+        positions = np.searchsorted(metric.bounds, observed, side="left")
+        new = np.bincount(positions, counts, minlength=len(metric.bounds) + 1).astype(np.int64).tolist()
         with self._lock:
             known = self._histograms.setdefault(metric.name, {})
             key = self._key(metric, values, known)
-            one = known.setdefault(key, Histogram([0] * (len(metric.bounds) + 1)))
-            one.counts = [a + b for a, b in zip(one.counts, new, strict=True)]
-            one.total += total
+            buckets = known.setdefault(key, Histogram([0] * (len(metric.bounds) + 1)))
+            buckets.counts = [a + b for a, b in zip(buckets.counts, new, strict=True)]
+            buckets.total += total
 
     def since_wall_ns(self, metric: Metric) -> int:
         """The time from which a counter counts."""
@@ -122,7 +122,8 @@ class Meter:
         numbers = [Series(values, number) for values, number in self._numbers.get(name, {}).items()]
         histograms = self._histograms.get(name, {}).items()
         return numbers + [
-            Series(values, histogram=Histogram(list(one.counts), one.total)) for values, one in histograms
+            Series(values, histogram=Histogram(list(buckets.counts), buckets.total))
+            for values, buckets in histograms
         ]
 
     def _key(

@@ -23,7 +23,7 @@ MAX_RETRY_S = 60.0
 _INCIDENTS_AT_ONCE = 100
 
 
-class Sending:
+class OtlpSender:
     """A thread that sends every `every_s` seconds, later when the receiver asks for time, and once at the end."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Sending:
 
         self._messages = otlp_messages
         self._meter, self._wire, self._every_s, self._wall_ns, self._say = meter, to, every_s, wall_ns, say
-        self._who = otlp_messages.resource(node)
+        self._resource = otlp_messages.resource(node)
         self._waiting: deque[otlp_messages.Incident] = deque(maxlen=MAX_WAITING)
         self._is_over = threading.Event()
         self._n_failures = 0
@@ -68,11 +68,11 @@ class Sending:
 
     def _turn(self) -> float:
         """Send metrics and incidents; returns the seconds to wait before the next turn."""
-        request = self._messages.metrics_request(self._meter, self._who, now_ns=self._wall_ns())
+        request = self._messages.metrics_request(self._meter, self._resource, now_ns=self._wall_ns())
         answer = self._wire.send("metrics", request.SerializeToString())
         if answer.is_taken and self._waiting:
             batch = list(self._waiting)[:_INCIDENTS_AT_ONCE]
-            spans = self._messages.spans_request(batch, self._who)
+            spans = self._messages.spans_request(batch, self._resource)
             answer = self._wire.send("traces", spans.SerializeToString())
             if answer.is_taken or not answer.may_retry:
                 for _ in batch:
@@ -92,9 +92,9 @@ class Sending:
 
 
 @contextmanager
-def sending(
+def otlp_sender(
     meter: Meter, url: str, *, node: str, say: Callable[[str], None] = lambda text: None
-) -> Iterator[Sending]:
+) -> Iterator[OtlpSender]:
     """Sends inside the with block, and once at its end. Raises BadInput."""
     try:
         import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401
@@ -102,7 +102,7 @@ def sending(
         raise BadInput(
             "--otlp needs the package opentelemetry-proto: pip install 'stallscope[export]'"
         ) from None
-    sender = Sending(meter, wire(url), node=node, say=say)
+    sender = OtlpSender(meter, wire(url), node=node, say=say)
     try:
         yield sender
     finally:

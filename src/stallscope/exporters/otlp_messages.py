@@ -44,20 +44,20 @@ def resource(node: str, cluster: str = "") -> Resource:
     return Resource(attributes=_attributes(told))
 
 
-def metrics_request(meter: Meter, who: Resource, *, now_ns: int) -> ExportMetricsServiceRequest:
+def metrics_request(meter: Meter, resource_message: Resource, *, now_ns: int) -> ExportMetricsServiceRequest:
     """All current metrics. Sums and histograms are cumulative from their start, so that repetition does no harm."""
     request = ExportMetricsServiceRequest()
-    of_resource = request.resource_metrics.add(resource=who)
+    of_resource = request.resource_metrics.add(resource=resource_message)
     scope = of_resource.scope_metrics.add(scope=_scope())
     for metric, series in meter.read():
         scope.metrics.append(_metric(metric, series, meter.since_wall_ns(metric), now_ns=now_ns))
     return request
 
 
-def spans_request(incidents: Iterable[Incident], who: Resource) -> ExportTraceServiceRequest:
+def spans_request(incidents: Iterable[Incident], resource_message: Resource) -> ExportTraceServiceRequest:
     """Incidents as spans. The ids are derived from the incident's id, so that a repeated span replaces the first."""
     request = ExportTraceServiceRequest()
-    of_resource = request.resource_spans.add(resource=who)
+    of_resource = request.resource_spans.add(resource=resource_message)
     scope = of_resource.scope_spans.add(scope=_scope())
     for incident in incidents:
         scope.spans.append(
@@ -88,35 +88,37 @@ def _metric(metric: Metric, series: list[Series], since_ns: int, *, now_ns: int)
     if metric.kind is Kind.HISTOGRAM:
         out.histogram.aggregation_temporality = _CUMULATIVE
         out.histogram.data_points.extend(
-            _histogram_point(metric, one, since_ns, now_ns=now_ns) for one in series
+            _histogram_point(metric, entry, since_ns, now_ns=now_ns) for entry in series
         )
     elif metric.kind is Kind.GAUGE:
-        out.gauge.data_points.extend(_number_point(metric, one, 0, now_ns=now_ns) for one in series)
+        out.gauge.data_points.extend(_number_point(metric, entry, 0, now_ns=now_ns) for entry in series)
     else:
         out.sum.aggregation_temporality = _CUMULATIVE
         out.sum.is_monotonic = metric.kind is Kind.COUNTER
-        out.sum.data_points.extend(_number_point(metric, one, since_ns, now_ns=now_ns) for one in series)
+        out.sum.data_points.extend(_number_point(metric, entry, since_ns, now_ns=now_ns) for entry in series)
     return out
 
 
-def _number_point(metric: Metric, one: Series, since_ns: int, *, now_ns: int) -> metrics_pb2.NumberDataPoint:
+def _number_point(
+    metric: Metric, entry: Series, since_ns: int, *, now_ns: int
+) -> metrics_pb2.NumberDataPoint:
     """Counts and bytes are integers; other units are doubles."""
     point = metrics_pb2.NumberDataPoint(
-        attributes=_labels(metric, one), start_time_unix_nano=since_ns, time_unix_nano=now_ns
+        attributes=_labels(metric, entry), start_time_unix_nano=since_ns, time_unix_nano=now_ns
     )
     if metric.unit.startswith("{") or metric.unit == "By":
-        point.as_int = round(one.number)
+        point.as_int = round(entry.number)
     else:
-        point.as_double = one.number
+        point.as_double = entry.number
     return point
 
 
 def _histogram_point(
-    metric: Metric, one: Series, since_ns: int, *, now_ns: int
+    metric: Metric, entry: Series, since_ns: int, *, now_ns: int
 ) -> metrics_pb2.HistogramDataPoint:
-    counts, total = (one.histogram.counts, one.histogram.total) if one.histogram else ([], 0.0)
+    counts, total = (entry.histogram.counts, entry.histogram.total) if entry.histogram else ([], 0.0)
     return metrics_pb2.HistogramDataPoint(
-        attributes=_labels(metric, one),
+        attributes=_labels(metric, entry),
         start_time_unix_nano=since_ns,
         time_unix_nano=now_ns,
         count=sum(counts),
@@ -126,10 +128,10 @@ def _histogram_point(
     )
 
 
-def _labels(metric: Metric, one: Series) -> list[KeyValue]:
-    if one.values is None:
+def _labels(metric: Metric, entry: Series) -> list[KeyValue]:
+    if entry.values is None:
         return _attributes({OVERFLOW: True})
-    return _attributes(dict(zip(metric.attributes, one.values, strict=True)))
+    return _attributes(dict(zip(metric.attributes, entry.values, strict=True)))
 
 
 def _attributes(values: Mapping[str, Value]) -> list[KeyValue]:
@@ -145,4 +147,4 @@ def _any(value: Value) -> AnyValue:
         return AnyValue(double_value=value)
     if isinstance(value, str):
         return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_any(one) for one in value]))
+    return AnyValue(array_value=ArrayValue(values=[_any(entry) for entry in value]))

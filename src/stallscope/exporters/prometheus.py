@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def serving(meter: Meter, address: str, *, node: str) -> Iterator[int]:
+def metrics_server(meter: Meter, address: str, *, node: str) -> Iterator[int]:
     """Serves the metrics inside the with block; yields the port.
 
     address: HOST:PORT, [V6]:PORT, :PORT (all interfaces) or PORT (this machine only); port 0 takes a free one.
@@ -84,18 +84,18 @@ def _family(metric: Metric, series: list[Series], node: str) -> "Family":
     name = metric.prometheus_name.removesuffix("_total")
     if metric.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
-        for one in series:
-            if one.histogram:
-                values = beyond if one.values is None else [*one.values, node]
-                histogram.add_metric(values, _buckets(metric, one.histogram.counts), one.histogram.total)
+        for entry in series:
+            if entry.histogram:
+                values = beyond if entry.values is None else [*entry.values, node]
+                histogram.add_metric(values, _buckets(metric, entry.histogram.counts), entry.histogram.total)
         return histogram
     family: CounterMetricFamily | GaugeMetricFamily = (
         CounterMetricFamily(name, metric.meaning, labels=labels)
         if metric.kind is Kind.COUNTER
         else GaugeMetricFamily(name, metric.meaning, labels=labels)
     )
-    for one in series:
-        family.add_metric(beyond if one.values is None else [*one.values, node], one.number)
+    for entry in series:
+        family.add_metric(beyond if entry.values is None else [*entry.values, node], entry.number)
     return family
 
 

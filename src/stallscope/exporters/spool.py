@@ -27,7 +27,7 @@ _NAME = re.compile(r"(\d{12})-([0-9a-f]{32})-(\d+)\.batch")
 
 
 @dataclass(frozen=True, order=True)
-class Waiting:
+class SpooledBatch:
     """A batch on disk. number: order of creation."""
 
     number: int
@@ -50,10 +50,10 @@ class Spool:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for torn in folder.glob("*.part"):
                 torn.unlink()
-            self._waiting = sorted(filter(None, map(_waiting, folder.iterdir())))
+            self._batches = sorted(filter(None, map(_spooled, folder.iterdir())))
         except OSError as error:
             raise StorageFailed(f"cannot store batches for the hub in {folder} ({error.strerror})") from error
-        self._number = self._waiting[-1].number + 1 if self._waiting else 1
+        self._number = self._batches[-1].number + 1 if self._batches else 1
         self._keep_to_limit()
 
     def put(self, tables: Mapping[str, Array]) -> None:
@@ -70,22 +70,22 @@ class Spool:
             self.n_dropped += n_rows
             part.unlink(missing_ok=True)
             return
-        found = _waiting(self._folder / name)
-        if found:
-            self._waiting.append(found)
+        batch = _spooled(self._folder / name)
+        if batch:
+            self._batches.append(batch)
         self._keep_to_limit()
 
-    def waiting(self) -> list[Waiting]:
+    def batches(self) -> list[SpooledBatch]:
         """All batches, oldest first."""
-        return list(self._waiting)
+        return list(self._batches)
 
-    def done(self, batch: Waiting) -> None:
+    def done(self, batch: SpooledBatch) -> None:
         """Delete a batch that the hub has."""
-        if batch in self._waiting:
-            self._waiting.remove(batch)
+        if batch in self._batches:
+            self._batches.remove(batch)
         batch.path.unlink(missing_ok=True)
 
-    def set_aside(self, batch: Waiting) -> None:
+    def set_aside(self, batch: SpooledBatch) -> None:
         """Move a batch that the hub rejects to `set-aside`; its rows are counted."""
         self.n_set_aside += batch.n_rows
         folder = self._folder / SET_ASIDE
@@ -93,26 +93,26 @@ class Spool:
         with suppress(FileNotFoundError):
             batch.path.rename(folder / batch.path.name)
         self.done(batch)
-        kept = sorted(filter(None, map(_waiting, folder.iterdir())))
+        kept = sorted(filter(None, map(_spooled, folder.iterdir())))
         n_bytes = sum(each.n_bytes for each in kept)
         while n_bytes > self._max_bytes // 10 and len(kept) > 1:
             oldest = kept.pop(0)
             n_bytes -= oldest.n_bytes
             oldest.path.unlink(missing_ok=True)
 
-    def drop(self, batch: Waiting) -> None:
+    def drop(self, batch: SpooledBatch) -> None:
         """Delete a batch that exceeds the size limit; its rows are counted."""
         self.n_dropped += batch.n_rows
         self.done(batch)
 
     def _keep_to_limit(self) -> None:
-        n_bytes = sum(batch.n_bytes for batch in self._waiting)
-        while n_bytes > self._max_bytes and self._waiting:
-            n_bytes -= self._waiting[0].n_bytes
-            self.drop(self._waiting[0])
+        n_bytes = sum(batch.n_bytes for batch in self._batches)
+        while n_bytes > self._max_bytes and self._batches:
+            n_bytes -= self._batches[0].n_bytes
+            self.drop(self._batches[0])
 
 
-def read(batch: Waiting) -> dict[str, Array]:
+def read(batch: SpooledBatch) -> dict[str, Array]:
     """The arrays of a batch by table name, read-only. Raises ValueError for a damaged or missing file."""
     try:
         return _unpacked(batch.path.read_bytes())
@@ -141,8 +141,8 @@ def _unpacked(content: bytes) -> dict[str, Array]:
     return tables
 
 
-def _waiting(path: Path) -> Waiting | None:
+def _spooled(path: Path) -> SpooledBatch | None:
     found = _NAME.fullmatch(path.name)
     if not found:
         return None
-    return Waiting(int(found[1]), found[2], int(found[3]), path, path.stat().st_size)
+    return SpooledBatch(int(found[1]), found[2], int(found[3]), path, path.stat().st_size)

@@ -25,7 +25,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Scene:
+class TraceContext:
     """trace, line, met: events, process timeline, rounds. begin_ns, end_ns: of all records, on the common clock.
 
     shift_ns: by node, the offset by wall times, for nodes whose clock the job's rounds could not align.
@@ -62,40 +62,49 @@ class Scene:
         return int(self.line.node.min(initial=0)) if self.line.n_processes else 0
 
 
-def scene(trace: Trace) -> Scene:
+def trace_context(trace: Trace) -> TraceContext:
     """The context of a trace."""
     line = timeline(trace)
     clocks = aligned(line, trace)
     first = int(line.node.min()) if line.n_processes else 0
     known = _shifts(trace.clocks, first)
-    bare = Scene(
+    partial = TraceContext(
         trace, line, clocks, rounds(line, clocks, Thresholds()), _processes(trace, line), known, 0, 0
     )
-    begin_ns, end_ns = _span(bare)
-    return replace(bare, begin_ns=begin_ns, end_ns=end_ns)
+    begin_ns, end_ns = _span(partial)
+    return replace(partial, begin_ns=begin_ns, end_ns=end_ns)
 
 
 def _shifts(readings: tuple[Clock, ...], first: int) -> dict[int, int]:
     """The lead of each node's monotonic clock over the first node's clock, if their wall clocks are right."""
-    base = {reading.node: reading.monotonic_ns - reading.wall_ns for reading in reversed(readings)}
-    return {node: value - base[first] for node, value in base.items()} if first in base else {}
+    lead_ns = {reading.node: reading.monotonic_ns - reading.wall_ns for reading in reversed(readings)}
+    return {node: value - lead_ns[first] for node, value in lead_ns.items()} if first in lead_ns else {}
 
 
 def _processes(trace: Trace, line: Timeline) -> tuple[Process, ...]:
     """Every process named by any record, by node, rank and pid."""
     rows = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
-    told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
-    named = {key for table in TABLES for key in _keys(getattr(trace, table.name))} | rows.keys() | told.keys()
-    found = []
+    process_rows = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
+    named = (
+        {key for table in TABLES for key in _keys(getattr(trace, table.name))}
+        | rows.keys()
+        | process_rows.keys()
+    )
+    processes = []
     for node, pid in named:
         row = rows.get((node, pid), UNKNOWN)
         rank = int(line.rank[row]) if row >= 0 else UNKNOWN
-        own = told.get((node, pid))
-        if rank == UNKNOWN and own is not None:
-            rank = int(own["rank"])
-        comm = own["comm"].decode("utf-8", "replace") if own is not None else ""
-        found.append(Process(node, pid, rank, comm, row))
-    return tuple(sorted(found, key=lambda one: (one.node, one.rank if one.rank >= 0 else 1 << 40, one.pid)))
+        recorded = process_rows.get((node, pid))
+        if rank == UNKNOWN and recorded is not None:
+            rank = int(recorded["rank"])
+        comm = recorded["comm"].decode("utf-8", "replace") if recorded is not None else ""
+        processes.append(Process(node, pid, rank, comm, row))
+    return tuple(
+        sorted(
+            processes,
+            key=lambda process: (process.node, process.rank if process.rank >= 0 else 1 << 40, process.pid),
+        )
+    )
 
 
 def _keys(rows: Array) -> set[tuple[int, int]]:
@@ -103,23 +112,23 @@ def _keys(rows: Array) -> set[tuple[int, int]]:
     return {(int(node), int(pid)) for node, pid in pairs.tolist()}
 
 
-def _span(bare: Scene) -> tuple[int, int]:
+def _span(partial: TraceContext) -> tuple[int, int]:
     """First and last moment of all records and of the capture."""
     first, last = [], []
     for table in TABLES:
-        rows = getattr(bare.trace, table.name)
+        rows = getattr(partial.trace, table.name)
         for node in np.unique(rows["node"]).tolist():
-            own = rows[rows["node"] == node]
-            begin = bare.common_ns(node, own["ts_ns"])
+            node_rows = rows[rows["node"] == node]
+            begin = partial.common_ns(node, node_rows["ts_ns"])
             length = (
-                own["duration_ns"]
-                if "duration_ns" in (own.dtype.names or ())
-                else np.zeros(len(own), np.int64)
+                node_rows["duration_ns"]
+                if "duration_ns" in (node_rows.dtype.names or ())
+                else np.zeros(len(node_rows), np.int64)
             )
             if table.name != "processes":  # a process may be far older than the capture
                 first.append(int(begin.min()))
             last.append(int((begin + np.maximum(length, 0)).max()))
-    for node, end_ns in enumerate(bare.trace.ends_ns):
+    for node, end_ns in enumerate(partial.trace.ends_ns):
         if end_ns >= 0:
-            last.append(int(bare.common_ns(node, np.array([end_ns]))[0]))
+            last.append(int(partial.common_ns(node, np.array([end_ns]))[0]))
     return min(first, default=0), max(last, default=0)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from stallscope.exporters.tracks import Slice
 
 
-def laned(slices: Sequence[Slice]) -> list[list[Slice]]:
+def track_rows(slices: Sequence[Slice]) -> list[list[Slice]]:
     """The slices by row, each sorted by start, longer slices first. Slices are neither cut nor left out."""
     lines: list[_Line] = []
-    for one in sorted(slices, key=_order):
-        line = next((line for line in lines if line.has_room(one)), None)
+    for piece in sorted(slices, key=_order):
+        line = next((line for line in lines if line.has_room(piece)), None)
         if line is None:
             line = _Line()
             lines.append(line)
-        line.slices.append(one)
-        line.ends_ns.append(one.ts_ns + one.duration_ns)
+        line.slices.append(piece)
+        line.ends_ns.append(piece.ts_ns + piece.duration_ns)
     return [line.slices for line in lines]
 
 
@@ -26,12 +26,12 @@ class _Line:
     slices: list[Slice] = field(default_factory=list)
     ends_ns: list[int] = field(default_factory=list)
 
-    def has_room(self, one: Slice) -> bool:
+    def has_room(self, piece: Slice) -> bool:
         """Whether the slice follows all open slices or fits inside them. It must start after the slices of the row."""
-        while self.ends_ns and self.ends_ns[-1] <= one.ts_ns:
+        while self.ends_ns and self.ends_ns[-1] <= piece.ts_ns:
             self.ends_ns.pop()
-        return not self.ends_ns or one.ts_ns + one.duration_ns <= self.ends_ns[-1]
+        return not self.ends_ns or piece.ts_ns + piece.duration_ns <= self.ends_ns[-1]
 
 
-def _order(one: Slice) -> tuple[int, int, str]:
-    return one.ts_ns, -one.duration_ns, one.name
+def _order(piece: Slice) -> tuple[int, int, str]:
+    return piece.ts_ns, -piece.duration_ns, piece.name

@@ -13,7 +13,7 @@ class Slice:
     ts_ns: int
     duration_ns: int
     name: str
-    told: Mapping[str, Value] = field(default_factory=dict)
+    arguments: Mapping[str, Value] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
 
@@ -36,7 +36,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Story:
+class TrackSet:
     """tracks: each parent precedes its children. Times are ns on the clock of the first node; wall_ns is the wall time
     at clock_ns, None without a wall-clock reading.
     """

@@ -144,9 +144,9 @@ def _waiting(said: Statements) -> Gap | None:
     first = next(iter(waiting.values()))
     ranks = ", ".join(map(str, sorted(waiting)[:8]))
     where = f"round {first.open_seq} ({first.words}) of {said.groups.get(first.group, first.group)}"
-    who = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
+    subject = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
     return Gap(
-        f"{who} in {where}, and the files do not show the progress of the other ranks",
+        f"{subject} in {where}, and the files do not show the progress of the other ranks",
         "Give the logs, the stacks or the flight-recorder dumps of the other ranks.",
     )
 

@@ -130,7 +130,7 @@ def _add_statements(reading: Reading, said: Statements) -> None:
     """Add the statements of logs and stacks to the first trace of the same ranks, or as a separate trace."""
     stated = said.trace()
     ranks = set(stated.told_ranks().values()) - {UNKNOWN}
-    base = next((i for i, one in enumerate(reading.traces) if ranks & set(one.told_ranks().values())), None)
+    base = next((i for i, trace in enumerate(reading.traces) if ranks & set(trace.told_ranks().values())), None)
     if base is None:
         reading.traces.append(stated)
     else:

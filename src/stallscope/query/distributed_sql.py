@@ -73,19 +73,19 @@ def split(statement: str) -> Split:
 
 def _parsed(statement: str) -> exp.Select:
     try:
-        found = [one for one in sqlglot.parse(statement, read=_DIALECT) if one is not None]
+        statements = [one for one in sqlglot.parse(statement, read=_DIALECT) if one is not None]
     except SqlglotError as error:
         message = " ".join(str(error).split("\n")[0].split())
         raise BadInput(f"SQL: {message}") from error
-    if len(found) != 1:
-        raise BadInput("give one SELECT" if found else "the statement is empty: give one SELECT")
-    if isinstance(found[0], exp.SetOperation):
+    if len(statements) != 1:
+        raise BadInput("give one SELECT" if statements else "the statement is empty: give one SELECT")
+    if isinstance(statements[0], exp.SetOperation):
         raise RefusedQuery(
             "a UNION cannot be sent to several nodes: query its parts separately, or merge the traces first"
         )
-    if not isinstance(found[0], exp.Select):
+    if not isinstance(statements[0], exp.Select):
         raise RefusedQuery("a query may only read: give one SELECT")
-    return found[0]
+    return statements[0]
 
 
 def _check_inner(select: exp.Select) -> None:
@@ -113,10 +113,10 @@ def _resolve(select: exp.Select) -> None:
     def by_number(node: exp.Expr) -> exp.Expr:
         if not (isinstance(node, exp.Literal) and node.is_int):
             return node.transform(meant)
-        place = int(node.this) - 1
-        if not 0 <= place < len(select.expressions):
-            raise BadInput(f"SQL: GROUP BY or ORDER BY names column {place + 1}, which does not exist")
-        return select.expressions[place].unalias().copy()
+        index = int(node.this) - 1
+        if not 0 <= index < len(select.expressions):
+            raise BadInput(f"SQL: GROUP BY or ORDER BY names column {index + 1}, which does not exist")
+        return select.expressions[index].unalias().copy()
 
     if group := select.args.get("group"):
         group.set("expressions", [by_number(one) for one in group.expressions])
@@ -127,7 +127,7 @@ def _resolve(select: exp.Select) -> None:
             one.set("this", by_number(one.this))
 
 
-def _own(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
+def _of_statement(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
     """Expressions of these kinds in the statement itself, outside inner queries."""
     yield from (one for one in select.find_all(*kinds) if one.find_ancestor(exp.Select) is select)
 
@@ -140,11 +140,11 @@ def _is_aggregate(node: exp.Expr) -> bool:
 
 
 def _aggregates(select: exp.Expr) -> list[exp.Expr]:
-    return [one for one in _own(select, exp.Func) if _is_aggregate(one)]
+    return [one for one in _of_statement(select, exp.Func) if _is_aggregate(one)]
 
 
 def _windows(select: exp.Expr) -> list[exp.Expr]:
-    return list(_own(select, exp.Window))
+    return list(_of_statement(select, exp.Window))
 
 
 def _looks_at_many(select: exp.Expr) -> bool:
@@ -183,12 +183,12 @@ def _is_node_column(node: exp.Expr) -> bool:
     return isinstance(node, exp.Column) and node.name.lower() == NODE
 
 
-def _number(part: exp.Expr | None, what: str) -> int | None:
+def _number(part: exp.Expr | None, clause: str) -> int | None:
     if part is None:
         return None
     value = part.expression
     if not (isinstance(value, exp.Literal) and value.is_int):
-        raise RefusedQuery(f"over several nodes {what} has to be a number")
+        raise RefusedQuery(f"over several nodes {clause} has to be a number")
     return int(value.this)
 
 
@@ -211,17 +211,17 @@ def _sorted(select: exp.Select) -> Split:
     limit, offset = _ends(select)
     order = select.args.get("order")
     terms = list(order.expressions) if order else []
-    asked = select.copy()
-    asked.set("offset", None)
+    node_select = select.copy()
+    node_select.set("offset", None)
     if limit is not None:
-        asked.set("limit", exp.Limit(expression=exp.Literal.number(limit + offset)))
+        node_select.set("limit", exp.Limit(expression=exp.Literal.number(limit + offset)))
     elif offset:
-        asked.set("limit", None)
+        node_select.set("limit", None)
     for i, term in enumerate(terms):
-        asked.append("expressions", exp.alias_(term.this.copy(), f"key{i}"))
+        node_select.append("expressions", exp.alias_(term.this.copy(), f"key{i}"))
     return Split(
         "sorted",
-        _sql(_with_names(asked)),
+        _sql(_with_names(node_select)),
         n_keys=len(terms),
         order=", ".join(f"key{i} {_direction(term)}" for i, term in enumerate(terms)),
         limit=limit,
@@ -247,22 +247,22 @@ class _Values:
     def node_columns(self) -> tuple[int, ...]:
         return tuple(i for i, one in enumerate(self.expressions) if _is_node_column(one))
 
-    def asked(
+    def node_select(
         self, select: exp.Select, *, group: list[exp.Expr] | None = None, is_distinct: bool = False
     ) -> str:
         """The statement for a node: these values of the rows that FROM and WHERE select."""
-        asked = select.copy()
+        node_select = select.copy()
         for word in ("group", "having", "order", "limit", "offset", "distinct", "windows", "qualify"):
-            asked.set(word, None)
+            node_select.set(word, None)
         listed = [
             exp.alias_(one.copy(), name)
             for one, name in zip(self.expressions, self.names.values(), strict=True)
         ]
-        asked.set("expressions", listed or [exp.alias_(exp.Literal.number(1), "v0")])
-        asked.set("distinct", exp.Distinct() if is_distinct else None)
+        node_select.set("expressions", listed or [exp.alias_(exp.Literal.number(1), "v0")])
+        node_select.set("distinct", exp.Distinct() if is_distinct else None)
         if group:
-            asked.set("group", exp.Group(expressions=[one.copy() for one in group]))
-        return _sql(_with_names(asked))
+            node_select.set("group", exp.Group(expressions=[one.copy() for one in group]))
+        return _sql(_with_names(node_select))
 
 
 def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
@@ -321,12 +321,12 @@ def _groups(select: exp.Select) -> Split:
         return type(node)(this=values.column(node))
 
     def change(node: exp.Expr) -> exp.Expr:
-        def one(part: exp.Expr) -> exp.Expr:
+        def merged(part: exp.Expr) -> exp.Expr:
             if _sql(part) in columns:
                 return columns[_sql(part)].copy()
             return exp.paren(whole(part)) if _is_aggregate(part) else part
 
-        return node.copy().transform(one)
+        return node.copy().transform(merged)
 
     final = _final(select, change)
     bare = [
@@ -341,7 +341,7 @@ def _groups(select: exp.Select) -> Split:
         )
     return Split(
         "groups",
-        values.asked(select, group=keys),
+        values.node_select(select, group=keys),
         final,
         node_columns=values.node_columns,
     )
@@ -382,7 +382,7 @@ def _all(select: exp.Select) -> Split:
     final = _final(select, change)
     return Split(
         "all",
-        values.asked(select, is_distinct=not (_aggregates(select) or _windows(select))),
+        values.node_select(select, is_distinct=not (_aggregates(select) or _windows(select))),
         final,
         node_columns=values.node_columns,
     )

@@ -46,20 +46,20 @@ def query(
         "since_ns": since_ns,
         "timeout_s": limits.timeout_s,
     }
-    found = ask_all(nodes, access, lambda connection: _asked(connection, body))
-    if not found.replies:
+    answers = ask_all(nodes, access, lambda connection: _node_answer(connection, body))
+    if not answers.replies:
         raise Unreachable(
-            f"no node answered: {'; '.join(f'{f.address}: {f.reason}' for f in found.failures)}"
+            f"no node answered: {'; '.join(f'{f.address}: {f.reason}' for f in answers.failures)}"
         )
     if how.kind != "rows":
-        _check_complete(found)
-    names = distinct_names(found)
-    rows = [_Rows.of(reply, names[reply.address]) for reply in found.replies]
+        _check_complete(answers)
+    names = distinct_names(answers)
+    rows = [_Rows.of(reply, names[reply.address]) for reply in answers.replies]
     answer = _together(how, rows, columns, limits=limits)
-    return FleetAnswer(answer, found.failures, list(found.replies))
+    return FleetAnswer(answer, answers.failures, list(answers.replies))
 
 
-def _asked(connection: Connection, body: dict[str, object]) -> Any:
+def _node_answer(connection: Connection, body: dict[str, object]) -> Any:
     return connection.post("/api/v1/node/query", body)
 
 
@@ -71,8 +71,8 @@ def _columns(statement: str) -> tuple[str, ...]:
         return ask(path, statement).columns
 
 
-def _check_complete(found: "Answers[Any]") -> None:
-    for reply in found.replies:
+def _check_complete(answers: "Answers[Any]") -> None:
+    for reply in answers.replies:
         if reply.answer["is_cut"]:
             raise OverLimits(
                 f"{reply.address} has more than {MAX_NODE_ROWS:,} rows to compute with: narrow the statement "
@@ -80,12 +80,12 @@ def _check_complete(found: "Answers[Any]") -> None:
             )
 
 
-def distinct_names(found: "Answers[Any]") -> dict[str, str]:
+def distinct_names(answers: "Answers[Any]") -> dict[str, str]:
     """The name of each node, by its address; equal names get the address appended."""
-    often = Counter(reply.name for reply in found.replies)
+    often = Counter(reply.name for reply in answers.replies)
     return {
         reply.address: reply.name if often[reply.name] == 1 else f"{reply.name} ({reply.address})"
-        for reply in found.replies
+        for reply in answers.replies
     }
 
 
@@ -102,17 +102,17 @@ class _Rows:
 
     @classmethod
     def of(cls, reply: "Reply[Any]", name: str) -> "_Rows":
-        told = reply.answer
-        names = {int(number): str(text) for number, text in told["nodes"].items()}
+        message = reply.answer
+        names = {int(number): str(text) for number, text in message["nodes"].items()}
         if name == reply.name and len(names) == 1:
             name = next(iter(names.values()))  # the name in the rows of its trace
         return cls(
             name,
             name not in (reply.name, *names.values()),
             names,
-            told["columns"],
-            told["rows"],
-            bool(told["is_cut"]),
+            message["columns"],
+            message["rows"],
+            bool(message["is_cut"]),
         )
 
     def named(self, value: Any) -> Any:
@@ -132,26 +132,26 @@ def _together(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits
         for row in each.rows
     ]
     width = len(rows[0].columns)
-    found = _computed(how.final_sql, [f"v{i}" for i in range(width)], parts, limits=limits)
-    return Answer(columns, found[: limits.max_rows], len(found) > limits.max_rows)
+    answers = _computed(how.final_sql, [f"v{i}" for i in range(width)], parts, limits=limits)
+    return Answer(columns, answers[: limits.max_rows], len(answers) > limits.max_rows)
 
 
-def _with_node(each: _Rows, row: list[Any], place: int | None) -> tuple[Any, ...]:
+def _with_node(each: _Rows, row: list[Any], node_index: int | None) -> tuple[Any, ...]:
     """The row with the node's name in it."""
-    if place is None:
+    if node_index is None:
         return (each.name, *row)
-    return (*row[:place], each.named(row[place]), *row[place + 1 :])
+    return (*row[:node_index], each.named(row[node_index]), *row[node_index + 1 :])
 
 
-def _place(columns: Sequence[str]) -> int | None:
+def _node_index(columns: Sequence[str]) -> int | None:
     return list(columns).index(NODE) if NODE in columns else None
 
 
 def _listed(rows: list[_Rows], columns: tuple[str, ...], limits: Limits) -> Answer:
-    place = _place(columns)
-    out = [_with_node(each, row, place) for each in rows for row in each.rows]
+    node_index = _node_index(columns)
+    out = [_with_node(each, row, node_index) for each in rows for row in each.rows]
     is_cut = any(each.is_cut for each in rows) or len(out) > limits.max_rows
-    return Answer(columns if place is not None else (NODE, *columns), out[: limits.max_rows], is_cut)
+    return Answer(columns if node_index is not None else (NODE, *columns), out[: limits.max_rows], is_cut)
 
 
 def _sorted(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
@@ -161,11 +161,13 @@ def _sorted(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: 
     order = f"{how.order}, number" if how.order else "number"
     limit = f" LIMIT {how.limit}" if how.limit is not None else ""
     sql = f"SELECT number FROM {PARTS} ORDER BY {order}{limit} OFFSET {how.offset}"
-    found = _computed(sql, ["number", *(f"key{i}" for i in range(how.n_keys))], keys, limits=limits)
-    place = _place(columns)
-    chosen = [every[number] for (number,) in found]
-    out = [_with_node(each, row[: len(row) - how.n_keys], place) for each, row in chosen[: limits.max_rows]]
-    return Answer(columns if place is not None else (NODE, *columns), out, len(chosen) > limits.max_rows)
+    answers = _computed(sql, ["number", *(f"key{i}" for i in range(how.n_keys))], keys, limits=limits)
+    node_index = _node_index(columns)
+    chosen = [every[number] for (number,) in answers]
+    out = [
+        _with_node(each, row[: len(row) - how.n_keys], node_index) for each, row in chosen[: limits.max_rows]
+    ]
+    return Answer(columns if node_index is not None else (NODE, *columns), out, len(chosen) > limits.max_rows)
 
 
 def _computed(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limits) -> list[tuple[Any, ...]]:

@@ -26,10 +26,10 @@ class FleetTrace:
 def asked_of(nodes: Sequence[str], access: Access, *, since_ns: int | None = None) -> FleetTrace:
     """Request the traces of all nodes. Raises Unreachable if no node answers."""
     query = f"?since_ns={since_ns}" if since_ns is not None else ""
-    found = ask_all(nodes, access, lambda connection: connection.get(f"/api/v1/node/trace{query}"))
-    names = distinct_names(found)
-    failures, traces, replies = list(found.failures), [], []
-    for reply in found.replies:
+    answers = ask_all(nodes, access, lambda connection: connection.get(f"/api/v1/node/trace{query}"))
+    names = distinct_names(answers)
+    failures, traces, replies = list(answers.failures), [], []
+    for reply in answers.replies:
         try:
             trace = unpacked(reply.answer)
         except StallscopeError as error:
@@ -54,8 +54,8 @@ def tied(trace: Trace, reply: "Reply[Any]", name: str) -> Trace:
         return trace
     clock = reply.clock
     corrected = tuple(
-        replace(one, wall_ns=one.wall_ns - clock.ahead_ns, error_ns=one.error_ns + clock.error_ns)
-        for one in trace.clocks
+        replace(reading, wall_ns=reading.wall_ns - clock.ahead_ns, error_ns=reading.error_ns + clock.error_ns)
+        for reading in trace.clocks
     )
     return replace(
         trace,

@@ -118,21 +118,21 @@ class _Copy:
 
     def _copy_events(self, table: Table) -> int:
         """Copy by id, so that the order of equal times stays; a column missing in an older source is unknown, or 0."""
-        there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table.name})")}
-        if not there and table in NODE_TABLES:
+        existing = {row[1] for row in self._db.execute(f"PRAGMA table_info({table.name})")}
+        if not existing and table in NODE_TABLES:
             return 0
         n_rows = 0
-        rows, last = self._events_after(table, 0, there)
+        rows, last = self._events_after(table, 0, existing)
         while len(rows):
             self._renumber(rows)
             self._store.append(table, rows)
             self._store.commit()
             n_rows += len(rows)
-            rows, last = self._events_after(table, last, there)
+            rows, last = self._events_after(table, last, existing)
         return n_rows
 
-    def _events_after(self, table: Table, last: int, there: set[str]) -> tuple[Array, int]:
-        lacking = {name: value for name, value in _defaults(table).items() if name not in there}
+    def _events_after(self, table: Table, last: int, existing: set[str]) -> tuple[Array, int]:
+        lacking = {name: value for name, value in _defaults(table).items() if name not in existing}
         wanted = columns.select_list(table)
         source = table.name
         if lacking:

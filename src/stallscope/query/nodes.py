@@ -89,14 +89,14 @@ class Answers(Generic[T]):
 
 def addresses(text: str) -> list[str]:
     """The nodes of "a:8443,b,[::1]:8443"; the port is optional. Raises BadInput."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    if not addresses:
         raise BadInput("--nodes: no node was named; give for example --nodes a:8443,b:8443")
-    if twice := {one for one in found if found.count(one) > 1}:
+    if twice := {address for address in addresses if addresses.count(address) > 1}:
         raise BadInput(f"--nodes: {sorted(twice)[0]} is given twice; its rows would count twice")
-    for one in found:
-        host_and_port(one)
-    return found
+    for address in addresses:
+        host_and_port(address)
+    return addresses
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -128,11 +128,11 @@ class Connection:
 
     def get(self, path: str) -> bytes:
         """The answer's body."""
-        return self._asked("GET", path, None)
+        return self._request("GET", path, None)
 
     def post(self, path: str, what: object) -> Any:
         """The answer's JSON to a JSON body."""
-        return json.loads(self._asked("POST", path, json.dumps(what).encode()))
+        return json.loads(self._request("POST", path, json.dumps(what).encode()))
 
     def close(self) -> None:
         """End the connection."""
@@ -146,23 +146,23 @@ class Connection:
     def clock(self) -> tuple[str, str, ClockRead]:
         """The node's name, its boot, and its clocks by the quickest of N_PROBES probes."""
         best: tuple[int, ClockRead] | None = None
-        told: dict[str, Any] = {}
+        clocks: dict[str, Any] = {}
         for _ in range(N_PROBES):
             begin_ns, begin_wall_ns = time.monotonic_ns(), time.time_ns()
-            told = json.loads(self.get("/api/v1/node/clock"))
+            clocks = json.loads(self.get("/api/v1/node/clock"))
             trip_ns = time.monotonic_ns() - begin_ns
             read = ClockRead(
-                int(told["monotonic_ns"]),
-                int(told["wall_ns"]),
+                int(clocks["monotonic_ns"]),
+                int(clocks["wall_ns"]),
                 begin_wall_ns + trip_ns // 2,
-                trip_ns // 2 + int(told.get("error_ns", 0)),
+                trip_ns // 2 + int(clocks.get("error_ns", 0)),
             )
             if best is None or trip_ns < best[0]:
                 best = (trip_ns, read)
         assert best
-        return str(told["node"]), str(told.get("boot_id", "")), best[1]
+        return str(clocks["node"]), str(clocks.get("boot_id", "")), best[1]
 
-    def _asked(self, method: str, path: str, body: bytes | None) -> bytes:
+    def _request(self, method: str, path: str, body: bytes | None) -> bytes:
         if self._http.sock:
             self._http.sock.settimeout(self.left_s)
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
@@ -172,7 +172,7 @@ class Connection:
         if len(content) > _MAX_ANSWER_BYTES:
             raise NodeRefused("its answer is larger than 1 GiB: narrow the query")
         if response.status != 200:
-            raise NodeRefused(_told(response.status, content))
+            raise NodeRefused(_error_text(response.status, content))
         return content
 
 
@@ -180,7 +180,7 @@ class NodeRefused(Exception):
     """An error answer of a node; its message is for people."""
 
 
-def _told(status: int, content: bytes) -> str:
+def _error_text(status: int, content: bytes) -> str:
     try:
         return str(json.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -220,18 +220,19 @@ def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection
 
     for address in nodes:
         threading.Thread(target=ask, args=(address,), name=f"ask {address}", daemon=True).start()
-    found: dict[str, Reply[T] | Failure] = {}
+    by_address: dict[str, Reply[T] | Failure] = {}
     end_s = time.monotonic() + access.timeout_s
-    while len(found) < len(nodes):
+    while len(by_address) < len(nodes):
         try:
-            one = done.get(timeout=max(end_s - time.monotonic(), 0.001))
+            outcome = done.get(timeout=max(end_s - time.monotonic(), 0.001))
         except queue.Empty:
             break
-        found[one.address] = one
+        by_address[outcome.address] = outcome
     late = f"no answer within {access.timeout_s:g} s (--timeout)"
-    each = [found.get(address, Failure(address, late)) for address in nodes]
+    each = [by_address.get(address, Failure(address, late)) for address in nodes]
     return Answers(
-        [one for one in each if isinstance(one, Reply)], [one for one in each if isinstance(one, Failure)]
+        [outcome for outcome in each if isinstance(outcome, Reply)],
+        [outcome for outcome in each if isinstance(outcome, Failure)],
     )
 
 

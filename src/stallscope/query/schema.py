@@ -39,26 +39,26 @@ def columns(path: Path) -> list[Column]:
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
             )
         ]
-        found = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+        table_columns = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
     return [
         Column(table, row[1], row[2], _meanings(table).get(row[1], ""))
         for table in tables
-        for row in found[table]
+        for row in table_columns[table]
     ]
 
 
 def about(table: str) -> str:
     """The meaning of a row of the table."""
-    told = {each.name: each.meaning for each in EVENT_TABLES} | OTHERS
-    return told.get(table, "")
+    meanings = {each.name: each.meaning for each in EVENT_TABLES} | OTHERS
+    return meanings.get(table, "")
 
 
 def _meanings(table: str) -> dict[str, str]:
     fields = {field.name: field for each in EVENT_TABLES if each.name == table for field in each.fields}
-    told = {name: field.meaning for name, field in fields.items() if name != "ledger_ns"}
+    meanings = {name: field.meaning for name, field in fields.items() if name != "ledger_ns"}
     if "ledger_ns" in fields:
-        told |= {f"{name}_ns": _ledger_meaning(name, fields["ledger_ns"]) for name in CATEGORY_NAMES}
-    return told
+        meanings |= {f"{name}_ns": _ledger_meaning(name, fields["ledger_ns"]) for name in CATEGORY_NAMES}
+    return meanings
 
 
 def _ledger_meaning(category: str, field: Field) -> str:

@@ -130,7 +130,7 @@ def _wall_time(db: sqlite3.Connection) -> Callable[[int | None, int | None], str
 def _rank_of(db: sqlite3.Connection) -> Callable[[int | None, int | None], int | None]:
     @cache
     def ranks() -> dict[tuple[int, int], int]:
-        found = db.execute("SELECT node, pid, rank FROM main.processes WHERE rank IS NOT NULL ORDER BY ts_ns")
-        return {(node, pid): rank for node, pid, rank in found}
+        rows = db.execute("SELECT node, pid, rank FROM main.processes WHERE rank IS NOT NULL ORDER BY ts_ns")
+        return {(node, pid): rank for node, pid, rank in rows}
 
     return lambda node, pid: None if node is None or pid is None else ranks().get((node, pid))

@@ -87,9 +87,9 @@ def _text(value: object) -> object:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def rows(table: Table, found: Iterable[tuple[object, ...]]) -> Array:
+def rows(table: Table, tuples: Iterable[tuple[object, ...]]) -> Array:
     """The array from the tuples of a query over select_list()."""
-    return np.fromiter(found, _flat(table)).view(dtype(table))
+    return np.fromiter(tuples, _flat(table)).view(dtype(table))
 
 
 @cache

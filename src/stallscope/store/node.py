@@ -446,9 +446,9 @@ _CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "f
 
 def _upgrade(db: sqlite3.Connection) -> None:
     """Add the missing tables to a trace, which may be from an earlier version."""
-    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     (found,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
-    missing = [table for table in NODE_TABLES if table.name not in there]
+    missing = [table for table in NODE_TABLES if table.name not in existing]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
     lacking = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
     if not missing and not lacking and found == SCHEMA_VERSION:

@@ -48,37 +48,39 @@ def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
     Raises NotFound for steps or a phase without annotations.
     """
     nodes = [node for (node,) in db.execute("SELECT node FROM nodes")]
-    found: dict[int, list[Window]] = {node: [_EVER] for node in nodes}
+    windows_by_node: dict[int, list[Window]] = {node: [_EVER] for node in nodes}
     if part.since_ns is not None:
         latest = dict(db.execute(files("stallscope.store").joinpath("sql", "latest.sql").read_text()))
-        found = {node: [(latest.get(node, 0) - part.since_ns, _EVER[1])] for node in nodes}
+        windows_by_node = {node: [(latest.get(node, 0) - part.since_ns, _EVER[1])] for node in nodes}
     if part.last_rounds is not None:
-        found = _both(found, _last_rounds(db, nodes, part.last_rounds))
+        windows_by_node = _both(windows_by_node, _last_rounds(db, nodes, part.last_rounds))
     clocks = {node: _Wall(db, node) for node in nodes}
     if part.from_wall_ns is not None or part.to_wall_ns is not None:
-        found = _both(
-            found, {node: [clocks[node].window(part.from_wall_ns, part.to_wall_ns)] for node in nodes}
+        windows_by_node = _both(
+            windows_by_node,
+            {node: [clocks[node].window(part.from_wall_ns, part.to_wall_ns)] for node in nodes},
         )
     if part.steps is not None:
         low, high = part.steps
         marked = _marked(db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high)
-        found = _both(
-            found, _present(marked, f"no step {low} to {high}: the job annotated none of these steps")
+        windows_by_node = _both(
+            windows_by_node,
+            _present(marked, f"no step {low} to {high}: the job annotated none of these steps"),
         )
     if part.phase is not None:
         marked = _marked(db, "phase", clocks, lambda value: value == part.phase)
-        found = _both(found, _present(marked, f"no phase {part.phase!r}: {_phases(db)}"))
-    return found
+        windows_by_node = _both(windows_by_node, _present(marked, f"no phase {part.phase!r}: {_phases(db)}"))
+    return windows_by_node
 
 
-def narrow(db: sqlite3.Connection, found: Windows) -> None:
+def narrow(db: sqlite3.Connection, windows_by_node: Windows) -> None:
     """Limit the tables of events to the windows, on this connection only. The file is not changed."""
     db.execute("CREATE TEMP TABLE part_windows (node INTEGER, begin_ns INTEGER, end_ns INTEGER)")
-    rows = [(node, *window) for node, each in found.items() for window in each]
+    rows = [(node, *window) for node, each in windows_by_node.items() for window in each]
     db.executemany("INSERT INTO part_windows VALUES (?, ?, ?)", rows)
     db.commit()
-    there = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
-    for name in (name for name in _NARROWED if name in there):
+    existing = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
+    for name in (name for name in _NARROWED if name in existing):
         db.execute(
             f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE EXISTS (SELECT 1 FROM temp.part_windows AS w "
             f"WHERE w.node = {name}.node AND {name}.ts_ns >= w.begin_ns AND {name}.ts_ns < w.end_ns)"
@@ -133,13 +135,13 @@ def _marked(
         "SELECT node, pid, ts_ns, value FROM annotations WHERE label = ? ORDER BY node, pid, ts_ns, id",
         (label,),
     ).fetchall()
-    found: dict[int, list[Window]] = {}
+    windows_by_node: dict[int, list[Window]] = {}
     for i, (node, pid, ts_ns, value) in enumerate(rows):
         following = rows[i + 1] if i + 1 < len(rows) else None
         end_ns = following[2] if following and following[:2] == (node, pid) else _EVER[1]
         if value is not None and wanted(value):
-            found.setdefault(node, []).append((ts_ns, end_ns))
-    joined = {node: _joined(each) for node, each in found.items()}
+            windows_by_node.setdefault(node, []).append((ts_ns, end_ns))
+    joined = {node: _joined(each) for node, each in windows_by_node.items()}
     if not joined:
         return {}
     model = next(iter(joined))
@@ -180,11 +182,15 @@ def _present(marked: dict[int, list[Window]], otherwise: str) -> dict[int, list[
 
 
 def _phases(db: sqlite3.Connection) -> str:
-    found = [
+    windows_by_node = [
         value
         for (value,) in db.execute("SELECT DISTINCT value FROM annotations WHERE label = 'phase' LIMIT 9")
     ]
-    return f"the job annotated {', '.join(map(str, found))}" if found else "the job annotated no phases"
+    return (
+        f"the job annotated {', '.join(map(str, windows_by_node))}"
+        if windows_by_node
+        else "the job annotated no phases"
+    )
 
 
 def _both(a: Mapping[int, list[Window]], b: Mapping[int, list[Window]]) -> dict[int, list[Window]]:

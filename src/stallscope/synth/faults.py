@@ -49,7 +49,7 @@ class Fault(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
+class Signature:
     """The ledger signature of a cause: shares of the delay, and the calls made during it."""
 
     shares: dict[Category, float]
@@ -61,19 +61,19 @@ class Look:
 
 
 HOST_CAUSES = {
-    "host_sleep": Look({Category.SLEEP: 0.995, Category.ON_CPU: 0.005}),
-    "host_compute": Look({Category.ON_CPU: 0.98, Category.PREEMPTED: 0.02}),
-    "cpu_preemption": Look({Category.PREEMPTED: 0.97, Category.ON_CPU: 0.03}, chunks=8),
-    "process_stopped": Look({Category.STOPPED: 1.0}),
-    "block_io": Look({Category.IO: 0.93, Category.ON_CPU: 0.05, Category.PREEMPTED: 0.02}),
-    "lock_contention": Look({Category.LOCK: 0.99, Category.ON_CPU: 0.01}),
-    "network_wait": Look({Category.NET: 0.99, Category.ON_CPU: 0.01}),
-    "input_starvation": Look({Category.CHILD: 0.98, Category.ON_CPU: 0.02}),
-    "page_fault": Look({Category.FAULT: 0.9, Category.ON_CPU: 0.1}),
-    "driver": Look({Category.DRIVER: 0.96, Category.ON_CPU: 0.04}),
-    "cuda_alloc": Look({Category.ALLOC: 0.92, Category.ON_CPU: 0.06, Category.LOCK: 0.02}, n_allocs=32),
-    "host_device_copy": Look({Category.COPY: 0.97, Category.ON_CPU: 0.03}, n_copies=1, drains=True),
-    "excessive_sync": Look(
+    "host_sleep": Signature({Category.SLEEP: 0.995, Category.ON_CPU: 0.005}),
+    "host_compute": Signature({Category.ON_CPU: 0.98, Category.PREEMPTED: 0.02}),
+    "cpu_preemption": Signature({Category.PREEMPTED: 0.97, Category.ON_CPU: 0.03}, chunks=8),
+    "process_stopped": Signature({Category.STOPPED: 1.0}),
+    "block_io": Signature({Category.IO: 0.93, Category.ON_CPU: 0.05, Category.PREEMPTED: 0.02}),
+    "lock_contention": Signature({Category.LOCK: 0.99, Category.ON_CPU: 0.01}),
+    "network_wait": Signature({Category.NET: 0.99, Category.ON_CPU: 0.01}),
+    "input_starvation": Signature({Category.CHILD: 0.98, Category.ON_CPU: 0.02}),
+    "page_fault": Signature({Category.FAULT: 0.9, Category.ON_CPU: 0.1}),
+    "driver": Signature({Category.DRIVER: 0.96, Category.ON_CPU: 0.04}),
+    "cuda_alloc": Signature({Category.ALLOC: 0.92, Category.ON_CPU: 0.06, Category.LOCK: 0.02}, n_allocs=32),
+    "host_device_copy": Signature({Category.COPY: 0.97, Category.ON_CPU: 0.03}, n_copies=1, drains=True),
+    "excessive_sync": Signature(
         {Category.DEVICE: 0.6, Category.ON_CPU: 0.4}, n_syncs=400, n_copies=400, drains=True
     ),
 }
@@ -100,18 +100,20 @@ class HostStall:
         """Stall each rank at its own instruction of the step."""
         if not self.schedule.is_active(plan.step, rng):
             return 0
-        look = HOST_CAUSES[self.cause]
+        signature = HOST_CAUSES[self.cause]
         for rank in self.ranks:
             ns = int(self.delay_ns * np.exp(self.spread * rng.standard_normal()))
-            for at in self._places(plan, rank, look, rng):
-                plan.add_stall(at, _stall(look, rank, ns // look.chunks))
+            for at in self._instructions(plan, rank, signature, rng):
+                plan.add_stall(at, _stall(signature, rank, ns // signature.chunks))
         return 1
 
-    def _places(self, plan: Plan, rank: int, look: Look, rng: np.random.Generator) -> list[int]:
-        if look.chunks == 1:
+    def _instructions(
+        self, plan: Plan, rank: int, signature: Signature, rng: np.random.Generator
+    ) -> list[int]:
+        if signature.chunks == 1:
             return [self.schedule.position(plan, rank, rng)]
         places = plan.positions(rank, (Kind.WORK, Kind.COMPUTE, Kind.COLLECTIVE))
-        return [int(place) for place in rng.choice(places, look.chunks)]
+        return [int(place) for place in rng.choice(places, signature.chunks)]
 
     def answer(self) -> Answer:
         """The stalled ranks, for this cause; no ranks if all are stalled equally."""
@@ -121,13 +123,13 @@ class HostStall:
         )
 
 
-def _stall(look: Look, rank: int, ns: int) -> Stall:
+def _stall(signature: Signature, rank: int, ns: int) -> Stall:
     return Stall(
         np.array([rank]),
         np.array([ns], np.int64),
-        look.shares,
-        n_syncs=look.n_syncs,
-        n_allocs=look.n_allocs,
-        n_copies=look.n_copies,
-        drains=look.drains,
+        signature.shares,
+        n_syncs=signature.n_syncs,
+        n_allocs=signature.n_allocs,
+        n_copies=signature.n_copies,
+        drains=signature.drains,
     )

@@ -80,9 +80,13 @@ def communicators(found: dict[Family, Groups], node_of: Array, pid: Array) -> Ar
     """The `communicators` rows (times are filled in later), family after family, ranks in order."""
     rows = layout.empty(layout.COMMUNICATORS, len(found) * len(pid))
     for i, part in enumerate(found.values()):
-        mine = rows[i * len(pid) : (i + 1) * len(pid)]
-        mine["node"], mine["pid"] = node_of, pid
-        mine["comm_hash"], mine["comm_rank"], mine["nranks"] = part.comm_hash, part.comm_rank, part.size
+        family_rows = rows[i * len(pid) : (i + 1) * len(pid)]
+        family_rows["node"], family_rows["pid"] = node_of, pid
+        family_rows["comm_hash"], family_rows["comm_rank"], family_rows["nranks"] = (
+            part.comm_hash,
+            part.comm_rank,
+            part.size,
+        )
         if part.family is not Family.WORLD:
-            mine["parent_hash"] = found[Family.WORLD].comm_hash
+            family_rows["parent_hash"] = found[Family.WORLD].comm_hash
     return rows

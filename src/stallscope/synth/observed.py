@@ -97,8 +97,8 @@ class Agents:
         self.seen_ns[new] = part.ts_ns[begins]
         self._base_ledger[:, new] = part.ledger[:, begins]
         self._base_calls[:, new] = part.calls[:, begins]
-        seen = happens & (part.ts_ns >= self.seen_ns[part.ranks])
-        return _chosen(self._renumbered(part, seen & late), seen)
+        is_recorded = happens & (part.ts_ns >= self.seen_ns[part.ranks])
+        return _chosen(self._renumbered(part, is_recorded & late), is_recorded)
 
     def _renumbered(self, part: Arrivals, counts: Array) -> Arrivals:
         family = part.made.family or Family.WORLD
@@ -193,7 +193,7 @@ class Agents:
 
     def snapshots(self, hosts: Hosts, at_ns: Array, ranks: Array) -> Array:
         """`snapshots` rows of some ranks at true times at_ns, which must not precede their hosts' own times."""
-        ranks, at_ns = _seen(ranks, at_ns, self.seen_ns)
+        ranks, at_ns = _recorded(ranks, at_ns, self.seen_ns)
         rows = layout.empty(layout.SNAPSHOTS, len(ranks))
         standing = hosts.blocked_since[ranks] < NEVER
         ledger = hosts.ledger[:, ranks] - self._base_ledger[:, ranks]
@@ -217,13 +217,13 @@ _SYSCALLS = {Category.SLEEP: 230, Category.LOCK: 202, Category.NET: 232, Categor
 
 
 def _syscalls(category: Array, standing: Array) -> Array:
-    found = np.full(len(category), UNKNOWN, np.int32)
+    numbers = np.full(len(category), UNKNOWN, np.int32)
     for known, number in _SYSCALLS.items():
-        found[standing & (category == known)] = number
-    return found
+        numbers[standing & (category == known)] = number
+    return numbers
 
 
-def _seen(ranks: Array, at_ns: Array, seen_ns: Array) -> tuple[Array, Array]:
+def _recorded(ranks: Array, at_ns: Array, seen_ns: Array) -> tuple[Array, Array]:
     keep = at_ns >= seen_ns[ranks]
     return ranks[keep], at_ns[keep]
 

@@ -49,14 +49,14 @@ class Mismatch:
     count: int | None = None
     datatype: Datatype | None = None
 
-    def fill(self, rows: Array, theirs: Array) -> None:
+    def fill(self, rows: Array, culprit_rows: Array) -> None:
         """Write the different values into the culprits' rows."""
         if self.op is not None:
-            rows["op"][theirs] = self.op
+            rows["op"][culprit_rows] = self.op
         if self.datatype is not None:
-            rows["datatype"][theirs] = self.datatype
+            rows["datatype"][culprit_rows] = self.datatype
         if self.count is not None:
-            rows["count"][theirs] = self.count
+            rows["count"][culprit_rows] = self.count
         size = np.array(DATATYPE_BYTES)[rows["datatype"]]
         rows["count_bytes"] = rows["count"] * size
 
@@ -173,9 +173,9 @@ def plan(
 
 
 def _scatter(shape: tuple[int, int], sigma: float, rng: np.random.Generator) -> Array:
-    drawn = rng.standard_normal(shape, np.float32)
-    drawn *= np.float32(sigma)
-    return np.exp(drawn, out=drawn)
+    noise = rng.standard_normal(shape, np.float32)
+    noise *= np.float32(sigma)
+    return np.exp(noise, out=noise)
 
 
 def _add_spikes(made: Plan, timing: Timing, rng: np.random.Generator) -> None:

@@ -94,15 +94,17 @@ def _run(
 ) -> _Run:
     streams = [np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(5)]
     naming, noise, chance, clock, losing = streams
-    found = groups(job, naming)
+    job_groups = groups(job, naming)
     start_ns = noise.integers(0, _START_SPREAD_NS, job.nranks)
     may_hang = any(fault.answer().kind == "hang" for fault in faults)
     hosts = Hosts(job, timing, start_ns, may_hang=may_hang, times_launches=capture.times_launches)
     clocks = node_clocks(job.n_nodes, spread, clock)
     gpus = gpu_clocks(job.nranks, spread, clock)
-    agents = Agents(job, capture, found, clocks, gpus, start_ns, losing)
-    machine = Machine(job, found, hosts)
-    return _Run(job, timing, faults, hosts, machine, agents, found, clocks, noise, chance, [0] * len(faults))
+    agents = Agents(job, capture, job_groups, clocks, gpus, start_ns, losing)
+    machine = Machine(job, job_groups, hosts)
+    return _Run(
+        job, timing, faults, hosts, machine, agents, job_groups, clocks, noise, chance, [0] * len(faults)
+    )
 
 
 def _steps(run: _Run, snapshots: list[Array]) -> Iterator[list[Arrivals]]:
@@ -154,21 +156,21 @@ def _grouped(steps: Iterator[list[Arrivals]]) -> Iterator[list[Arrivals]]:
 def _watch(run: _Run, snapshots: list[Array]) -> int:
     """The end of the capture, true time; adds the last snapshots, and the snapshots of a hung job."""
     hosts, everyone = run.hosts, np.arange(run.job.nranks)
-    stands = hosts.now >= NEVER
-    last = np.where(stands, hosts.blocked_since, hosts.now)
-    if not stands.any():
+    is_stuck = hosts.now >= NEVER
+    last = np.where(is_stuck, hosts.blocked_since, hosts.now)
+    if not is_stuck.any():
         snapshots.append(run.agents.snapshots(hosts, last, everyone))
         return int(last.max())
     capture = run.agents.capture
     end_ns = int(last.max()) + capture.watched_ns
-    alive = np.flatnonzero(stands & ~hosts.is_dead)
+    alive = np.flatnonzero(is_stuck & ~hosts.is_dead)
     for at in range(int(last.max()) + capture.snapshot_ns, end_ns + 1, capture.snapshot_ns):
         snapshots.append(run.agents.snapshots(hosts, np.full(len(alive), at), alive))
     dead = np.flatnonzero(hosts.is_dead)
     rows = run.agents.snapshots(hosts, hosts.blocked_since[dead], dead)
     rows["alive"], rows["category"], rows["in_call"] = 0, Category.NONE, 0
     snapshots.append(rows)
-    done = np.flatnonzero(~stands)
+    done = np.flatnonzero(~is_stuck)
     snapshots.append(run.agents.snapshots(hosts, hosts.now[done], done))
     return end_ns
 
@@ -212,8 +214,8 @@ def _processes(run: _Run) -> Array:
 
 def _communicators(run: _Run) -> Array:
     rows = communicators(run.groups, run.agents.node, run.agents.pid)
-    seen = run.clocks.reading(run.agents.node, run.agents.first_seen_ns())
-    rows["ts_ns"] = np.tile(seen, len(run.groups))
+    first_ns = run.clocks.reading(run.agents.node, run.agents.first_seen_ns())
+    rows["ts_ns"] = np.tile(first_ns, len(run.groups))
     return rows
 
 

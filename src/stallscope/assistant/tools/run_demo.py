@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node
-from stallscope.demo.scenarios import SCENARIOS, made_up, named
+from stallscope.demo.scenarios import SCENARIOS, named, simulated
 from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.report import text
 from stallscope.serve.tools.registry import Params, Result, Tool
@@ -40,7 +40,7 @@ def run_demo(asker: Node, params: DemoParams) -> Demo:
     scenario = named(params.scenario)
     return Demo(
         summary=f"Simulated: {scenario.meaning}.",
-        answer=text.report(diagnose(made_up(scenario))),
+        answer=text.report(diagnose(simulated(scenario))),
         learn=list(scenario.learn),
         scenarios={one.name: one.meaning for one in SCENARIOS},
     )
