@@ -194,7 +194,9 @@ def test_counters_follow_the_ledger(late):
     before["ts_ns"], after["ts_ns"] = 10**9, 2 * 10**9
     after["ledger_ns"][0, Category.ON_CPU - 1] = before["ledger_ns"][0, Category.ON_CPU - 1] + 250 * MS
     before["n_collectives"], after["n_collectives"] = 10, 30
-    found = read(b"".join(perfetto_bytes(track_set_of(replace(late, snapshots=np.concatenate([before, after]))))))
+    found = read(
+        b"".join(perfetto_bytes(track_set_of(replace(late, snapshots=np.concatenate([before, after])))))
+    )
     own = ("host-a", "rank 0: pid 1000")
     assert found.counters[(*own, "on_cpu")] == [(2 * 10**9, 25.0)]
     assert found.counters[(*own, "collectives")] == [(10**9, 10.0), (2 * 10**9, 30.0)]
@@ -316,7 +318,9 @@ def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
     rows["kind"] = [HostKind.SIGNAL, HostKind.FILE_WAIT, HostKind.THROTTLED]
     rows["tid"], rows["by_pid"], rows["by_comm"] = [7, 7, 0], [9, -1, -1], [b"bash", b"", b""]
     rows["duration_ns"], rows["file"], rows["value"] = [-1, 5 * MS, MS], [b"", b"/data/x", b""], [19, -1, 3]
-    tracks = [track for track in track_set_of(replace(late, host_events=rows)).tracks if track.name == "machine"]
+    tracks = [
+        track for track in track_set_of(replace(late, host_events=rows)).tracks if track.name == "machine"
+    ]
     found = [(one.name, one.duration_ns, one.arguments) for track in tracks for one in track.slices]
     assert found == [
         ("file_wait", 5 * MS, {"file": "/data/x"}),

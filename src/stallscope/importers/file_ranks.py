@@ -19,8 +19,8 @@ def ranks_in_name(file: Path) -> list[int]:
 def named_rank(file: Path) -> int | None:
     """The number that follows "rank" in the file's name, otherwise in a folder's name; None without such a number."""
     for name in (file.name, *(parent.name for parent in list(file.parents)[:3])):
-        if found := _RANK.search(name):
-            return int(found[1])
+        if match := _RANK.search(name):
+            return int(match[1])
     return None
 
 

@@ -48,29 +48,29 @@ def _accepts(file: Path, head: bytes) -> bool:
 
 
 def _read(source: Source) -> Trace:
-    said = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
-    return said.trace()
+    statements = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
+    return statements.trace()
 
 
-def collect(files: Iterable[Path], said: Statements) -> None:
+def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of the timers in some logs."""
     times: dict[str, dict[int, list[float]]] = {}
     ranges: dict[str, list[tuple[float, float]]] = {}
     for file in files:
         name = ""
         for line in lines_of(file):
-            name = _take(line, name, times, ranges, said)
+            name = _take(line, name, times, ranges, statements)
     for name, by_rank in times.items():
-        _compare(name, by_rank, said)
-    is_named = any(failure.kind == "slow" for failure in said.failures)
+        _compare(name, by_rank, statements)
+    is_named = any(failure.kind == "slow" for failure in statements.failures)
     wide = {name: rows for name, rows in ranges.items() if _is_wide(rows) and not _COMMUNICATES.search(name)}
     for name, rows in wide.items():
         low, high = np.median(np.array(rows), axis=0)
         words = f"{name} takes {low:.1f} ms on the fastest rank and {high:.1f} ms on the slowest"
-        said.failures.append(Failure(UNKNOWN, "remark", words, 0))
+        statements.failures.append(Failure(UNKNOWN, "remark", words, 0))
     if not is_named:
-        said.gaps.append(
+        statements.gaps.append(
             Gap(
                 "the timers show a minimum and a maximum across ranks, not which rank is slow"
                 if ranges
@@ -78,7 +78,7 @@ def collect(files: Iterable[Path], said: Statements) -> None:
                 "Log with --timing-log-option all (Megatron-LM), or give a profile of all ranks.",
             )
         )
-    said.sources.append("timers of a training framework")
+    statements.sources.append("timers of a training framework")
 
 
 def _take(
@@ -86,25 +86,25 @@ def _take(
     name: str,
     times: dict[str, dict[int, list[float]]],
     ranges: dict[str, list[tuple[float, float]]],
-    said: Statements,
+    statements: Statements,
 ) -> str:
     """One line. Returns the timer that the next lines belong to."""
     if (row := _RANK_TIME.match(line)) and name:
         times.setdefault(name, {}).setdefault(int(row[1]), []).append(float(row[2]))
-        said.heard.add(int(row[1]))
+        statements.writers.add(int(row[1]))
     elif row := _MIN_MAX.match(line):
         ranges.setdefault(row[1], []).append((float(row[2]), float(row[3])))
     elif row := _NAME.match(line):
         return row[1].strip()
     elif row := _LOWEST.search(line):
         low, rank, high = float(row[1]), int(row[2]), float(row[3])
-        said.heard |= {rank, int(row[4])}
+        statements.writers |= {rank, int(row[4])}
         if high > _CLEAR * low:
             words = f"reaches {low:.1f} TFLOPS where the fastest rank reaches {high:.1f}"
-            said.failures.append(Failure(rank, "slow", words, 0))
+            statements.failures.append(Failure(rank, "slow", words, 0))
     elif row := _AFFECTED.search(line):
         for rank in _STRAGGLER_RANK.findall(row[1]):
-            said.failures.append(Failure(int(rank), "slow", "is a straggler by the report of NVRx", 0))
+            statements.failures.append(Failure(int(rank), "slow", "is a straggler by the report of NVRx", 0))
     elif row := _SCORE.search(line):
         times.setdefault("relative performance", {}).setdefault(int(row[1]), []).append(
             1 / max(float(row[2]), 1e-3)
@@ -113,7 +113,7 @@ def _take(
         rank = int(row[1] or row[3])
         for timer, value in re.findall(r"([\w\-]+): ([\d.]+)", row[2] or row[4]):
             times.setdefault(timer, {}).setdefault(rank, []).append(float(value))
-        said.heard.add(rank)
+        statements.writers.add(rank)
     return name
 
 
@@ -122,7 +122,7 @@ def _is_wide(rows: list[tuple[float, float]]) -> bool:
     return bool(high > _SPREAD * low > 0)
 
 
-def _compare(name: str, by_rank: dict[int, list[float]], said: Statements) -> None:
+def _compare(name: str, by_rank: dict[int, list[float]], statements: Statements) -> None:
     """Name the ranks with a timer clearly above the other ranks' timers, if they are few."""
     if len(by_rank) < 3 or _COMMUNICATES.search(name):
         return
@@ -132,7 +132,7 @@ def _compare(name: str, by_rank: dict[int, list[float]], said: Statements) -> No
     if slow and 3 * len(slow) <= len(value):
         for rank in slow:
             words = f"{name} takes {value[rank]:.1f} ms where the median rank takes {typical:.1f} ms"
-            said.failures.append(Failure(rank, "slow", words, 0))
+            statements.failures.append(Failure(rank, "slow", words, 0))
 
 
 IMPORTER = Importer(

@@ -194,32 +194,35 @@ def _ends(rows: Array) -> Array:
     """The common end of each round, ns, for every row: as logged first, but after the round before it."""
     out = np.zeros(len(rows), np.int64)
     for comm in np.unique(rows["comm"]):
-        mine = np.flatnonzero(rows["comm"] == comm)
-        _, round_ = np.unique(rows["seq"][mine], return_inverse=True)
+        selected = np.flatnonzero(rows["comm"] == comm)
+        _, round_ = np.unique(rows["seq"][selected], return_inverse=True)
         logged = np.full(round_.max() + 1, _MOST_NS, np.int64)
-        np.minimum.at(logged, round_, rows["logged_ns"][mine])
+        np.minimum.at(logged, round_, rows["logged_ns"][selected])
         inside = np.zeros(len(logged), np.int64)
-        np.maximum.at(inside, round_, rows["inside_ns"][mine])
+        np.maximum.at(inside, round_, rows["inside_ns"][selected])
         # end[i] = max(logged[i], end[i-1] + inside[i]), as a running maximum
         done = np.cumsum(inside)
-        out[mine] = (np.maximum.accumulate(logged - done) + done)[round_]
+        out[selected] = (np.maximum.accumulate(logged - done) + done)[round_]
     return out
 
 
 def _add_ledger(collectives: Array, process: Array) -> None:
     """Inside a collective a process waits; its state between two collectives is not known."""
     for number in np.unique(process):
-        mine = np.flatnonzero(process == number)
-        mine = mine[np.argsort(collectives["ts_ns"][mine], kind="stable")]
-        begin, end = collectives["ts_ns"][mine], collectives["gpu_end_ns"][mine]
+        selected = np.flatnonzero(process == number)
+        selected = selected[np.argsort(collectives["ts_ns"][selected], kind="stable")]
+        begin, end = collectives["ts_ns"][selected], collectives["gpu_end_ns"][selected]
         free = np.maximum(begin - np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]]), 0)
         other = np.cumsum(free)
-        ledger = np.zeros((len(mine), collectives["ledger_ns"].shape[1]), np.int64)
+        ledger = np.zeros((len(selected), collectives["ledger_ns"].shape[1]), np.int64)
         ledger[:, Category.OTHER_OFF - 1] = other
         ledger[:, Category.WAIT_GPU - 1] = begin - begin[0] - other
-        collectives["ledger_ns"][mine] = ledger
-        collectives["n_syncs"][mine] = np.arange(len(mine))
-        collectives["wait_enter_ns"][mine[1:]], collectives["wait_leave_ns"][mine[1:]] = begin[:-1], end[:-1]
+        collectives["ledger_ns"][selected] = ledger
+        collectives["n_syncs"][selected] = np.arange(len(selected))
+        collectives["wait_enter_ns"][selected[1:]], collectives["wait_leave_ns"][selected[1:]] = (
+            begin[:-1],
+            end[:-1],
+        )
 
 
 def _communicators(collectives: Array) -> Array:

@@ -154,20 +154,20 @@ def _has_words_later(file: Path, head: bytes) -> bool:
 
 def _read(source: Source) -> Trace:
     files = [file for file in files_of(source) if _accepts(file, head_of(file))]
-    said = Statements()
-    collect(files, said)
-    return said.trace()
+    statements = Statements()
+    collect(files, statements)
+    return statements.trace()
 
 
-def collect(files: Iterable[Path], said: Statements) -> None:
+def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of some logs."""
     n_files = 0
     for file in files:
-        _Reader(file, said).read()
+        _Reader(file, statements).read()
         n_files += 1
-    said.sources.append(f"{n_files} log{'s' * (n_files > 1)} of a launcher")
-    if not said.failures and not said.progress:
-        said.gaps.append(
+    statements.sources.append(f"{n_files} log{'s' * (n_files > 1)} of a launcher")
+    if not statements.failures and not statements.progress:
+        statements.gaps.append(
             Gap(
                 "the logs state neither a time-out nor the end of a process",
                 "Also give the dumps of the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) or the stacks of all ranks.",
@@ -191,9 +191,9 @@ class _Writer:
 class _Reader:
     """Reads one log, line by line."""
 
-    def __init__(self, file: Path, said: Statements):
+    def __init__(self, file: Path, statements: Statements):
         self.file = file
-        self.said = said
+        self.statements = statements
         self.writers: dict[str, _Writer] = {}
         self.file_rank = named_rank(file)
         self.now_ns = 0
@@ -215,18 +215,18 @@ class _Reader:
 
     def _take(self, line: Line, number: int) -> None:
         if line.ts_ns:
-            self.said.has_times = True
+            self.statements.has_times = True
             self.now_ns = line.ts_ns
         else:
             self.now_ns += 1
         writer = self._writer(line)
         if writer.rank is not None:
-            self.said.heard.add(writer.rank)
+            self.statements.writers.add(writer.rank)
         if self._continues(writer, line.text):
             return
         for pattern, take in _TAKERS:
-            if found := pattern.search(line.text):
-                take(self, writer, found, line)
+            if match := pattern.search(line.text):
+                take(self, writer, match, line)
                 return
 
     def _writer(self, line: Line) -> _Writer:
@@ -244,9 +244,9 @@ class _Reader:
     def _continues(self, writer: _Writer, text: str) -> bool:
         """Whether a line continues an open traceback or the stack of a crash."""
         if writer.is_traceback or writer.is_crash:
-            if found := FRAME_LINE.match(text):
+            if match := FRAME_LINE.match(text):
                 writer.frames.append(
-                    f"{found['file']}:{found['line']} {(found['name'] or '<module>').strip()}"
+                    f"{match['file']}:{match['line']} {(match['name'] or '<module>').strip()}"
                 )
                 return True
             if not writer.is_crash and (words := error_words(text)):
@@ -261,8 +261,8 @@ class _Reader:
                     self._close(writer, writer.is_crash)
                 return True
             self._close(writer, writer.is_crash)
-        if (found := _C10_FRAME.match(text)) and writer.c10_frames is not None:
-            writer.c10_frames.append(f"{found['file']}:{found['line']} {found['name']}")
+        if (match := _C10_FRAME.match(text)) and writer.c10_frames is not None:
+            writer.c10_frames.append(f"{match['file']}:{match['line']} {match['name']}")
             self._keep_line(writer)
             return True
         return self._summary(writer, text)
@@ -271,14 +271,14 @@ class _Reader:
         """The innermost line of the program's own code below a watchdog's "Stack trace of the failed collective"."""
         own = [f for f in writer.c10_frames if not re.search(r"/(?:site|dist)-packages/|/torch/", f)]
         if writer.rank is not None and own:
-            self.said.at(writer.group, writer.rank).line = own[0]
+            self.statements.at(writer.group, writer.rank).line = own[0]
 
     def _summary(self, writer: _Writer, text: str) -> bool:
         """A field of torchrun's list of failures. An entry ends with its traceback."""
-        if not (found := _SUMMARY.match(text)):
+        if not (match := _SUMMARY.match(text)):
             return False
-        writer.summary[found[1]] = found[2]
-        if found[1] == "traceback" and "exitcode" in writer.summary:
+        writer.summary[match[1]] = match[2]
+        if match[1] == "traceback" and "exitcode" in writer.summary:
             self._add_summary(writer.summary)
             writer.summary = {}
         return True
@@ -306,12 +306,13 @@ class _Reader:
     ) -> None:
         """The end of a rank's process."""
         if pid != UNKNOWN:
-            self.said.pids.setdefault(rank, pid)
+            self.statements.pids.setdefault(rank, pid)
         if host:
-            self.said.hosts.setdefault(rank, host[:64])
+            self.statements.hosts.setdefault(rank, host[:64])
         kind = "aftermath" if ends_of_others(status) or follows_from_others(words) else "failure"
         has_timed_out = any(
-            r == rank and one.open_seq != UNKNOWN for (_, r), one in self.said.progress.items()
+            r == rank and progress.open_seq != UNKNOWN
+            for (_, r), progress in self.statements.progress.items()
         )
         if status == 134 and has_timed_out:  # the watchdog aborts the process
             kind = "aftermath"
@@ -322,10 +323,10 @@ class _Reader:
         )
 
     def _add(self, failure: Failure) -> None:
-        if len(self.said.failures) < _MOST_FAILURES:
-            self.said.failures.append(failure)
+        if len(self.statements.failures) < _MOST_FAILURES:
+            self.statements.failures.append(failure)
         else:
-            self.said.omit("further errors in logs")
+            self.statements.omit("further errors in logs")
 
     def _close(self, writer: _Writer, words: str) -> None:
         """End an open traceback. words: its error; "" where the log breaks off."""
@@ -341,50 +342,52 @@ class _Reader:
         self.n_open -= writer.is_traceback or bool(writer.is_crash)
         writer.frames, writer.is_traceback, writer.is_crash = [], False, ""
 
-    def take_timeout(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_timeout(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """A time-out of the watchdog; the group follows in a line of its own."""
-        rank = line.rank if line.rank is not None else int(found["rank"] or -1)
+        rank = line.rank if line.rank is not None else int(match["rank"] or -1)
         if rank < 0:
             return
-        one = self.said.at(
+        progress = self.statements.at(
             "default_pg" if not (g := _GROUP.search(line.text)) else self._group(g, rank), rank
         )
-        if one.open_seq != UNKNOWN and found["seq"] and one.open_seq <= int(found["seq"]):
+        if progress.open_seq != UNKNOWN and match["seq"] and progress.open_seq <= int(match["seq"]):
             return
-        one.open_seq = int(found["seq"] or -1)
-        one.op = next((op for word, op in _OPS if word in found["op"]), Op.NONE)
-        one.count = (
-            int(found["count"]) if found["count"] and one.op not in (Op.ALL_TO_ALL, Op.GATHER) else UNKNOWN
+        progress.open_seq = int(match["seq"] or -1)
+        progress.op = next((op for word, op in _OPS if word in match["op"]), Op.NONE)
+        progress.count = (
+            int(match["count"])
+            if match["count"] and progress.op not in (Op.ALL_TO_ALL, Op.GATHER)
+            else UNKNOWN
         )
-        one.words = f"{found['op'].lower()}" + (f" [{found['count']}]" if found["count"] else "")
-        one.ts_ns = self.now_ns
+        progress.words = f"{match['op'].lower()}" + (f" [{match['count']}]" if match["count"] else "")
+        progress.ts_ns = self.now_ns
         writer.c10_frames = []
-        self.said.heard.add(rank)
+        self.statements.writers.add(rank)
 
-    def take_status(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_status(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """The progress of one rank in one group."""
         where = _GROUP.search(line.text)
         rank = line.rank if line.rank is not None else int(where["rank"]) if where else writer.rank
         if rank is None:
             return
         group = self._group(where, rank) if where else "default_pg"
-        one = self.said.at(group, rank)
-        one.enqueued = max(one.enqueued, int(found["enqueued"]))
-        one.completed = max(one.completed, int(found["completed"]))
-        one.started = max(one.started, int(found["started"] or -1))
-        one.ts_ns = one.ts_ns or self.now_ns
+        progress = self.statements.at(group, rank)
+        progress.enqueued = max(progress.enqueued, int(match["enqueued"]))
+        progress.completed = max(progress.completed, int(match["completed"]))
+        progress.started = max(progress.started, int(match["started"] or -1))
+        progress.ts_ns = progress.ts_ns or self.now_ns
         writer.group, writer.c10_frames = group, []
-        self.said.heard.add(rank)
+        self.statements.writers.add(rank)
         self._move_timeout(group, rank, line.text)
 
     def _move_timeout(self, group: str, rank: int, text: str) -> None:
         """A time-out names no group: it belongs to the group whose status states the same number."""
         at = re.search(r"work sequence id: (\d+)", text)
-        waiting = self.said.progress.get(("default_pg", rank))
+        waiting = self.statements.progress.get(("default_pg", rank))
         if group == "default_pg" or not at or waiting is None or waiting.open_seq != int(at[1]):
             return
-        one = self.said.at(group, rank)
-        one.open_seq, one.op, one.count, one.words = (
+        progress = self.statements.at(group, rank)
+        progress.open_seq, progress.op, progress.count, progress.words = (
             waiting.open_seq,
             waiting.op,
             waiting.count,
@@ -392,96 +395,98 @@ class _Reader:
         )
         waiting.open_seq, waiting.words = UNKNOWN, ""
         if waiting.enqueued == UNKNOWN:
-            del self.said.progress["default_pg", rank]
+            del self.statements.progress["default_pg", rank]
 
-    def _group(self, found: re.Match[str], rank: int) -> str:
+    def _group(self, match: re.Match[str], rank: int) -> str:
         """The name of a group that all its ranks share. Without a GUID its number is a rank's own, except group 0."""
-        words = found["words"] or ""
-        if words == "default_pg" or (found["id"] == "0" and found["guid"] in (None, "0")):
-            self.said.groups["default_pg"] = "default_pg"
+        words = match["words"] or ""
+        if words == "default_pg" or (match["id"] == "0" and match["guid"] in (None, "0")):
+            self.statements.groups["default_pg"] = "default_pg"
             return "default_pg"
-        name = found["guid"] if found["guid"] else f"{found['id']} of rank {rank}"
-        self.said.groups[name] = f"{words} (group {name})" if words else f"group {name}"
+        name = match["guid"] if match["guid"] else f"{match['id']} of rank {rank}"
+        self.statements.groups[name] = f"{words} (group {name})" if words else f"group {name}"
         return name
 
-    def take_traceback(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_traceback(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """The begin of a traceback."""
         self._close(writer, "")
         writer.is_traceback = True
         self.n_open += 1
 
-    def take_crash(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_crash(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """A crash of the interpreter, or a signal that a launcher reports."""
-        if found[3]:
-            rank = next((r for r, pid in self.said.pids.items() if pid == int(found[5])), writer.rank)
+        if match[3]:
+            rank = next((r for r, pid in self.statements.pids.items() if pid == int(match[5])), writer.rank)
             if rank is not None:
-                self._end(rank, 128 + int(found[3]), pid=int(found[5]))
+                self._end(rank, 128 + int(match[3]), pid=int(match[5]))
             return
-        if found[1]:
+        if match[1]:
             self._close(writer, "")
-            writer.is_crash, writer.frames = f"Fatal Python error: {found[1]}"[:80], []
+            writer.is_crash, writer.frames = f"Fatal Python error: {match[1]}"[:80], []
             self.n_open += 1
         elif writer.rank is not None:
             self._end(writer.rank, 139, words="Segmentation fault")
 
-    def take_exit(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_exit(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """torchrun's line on a worker; its local rank is the rank if there is a single node."""
-        pid = int(found[3])
-        rank = next((r for r, known in self.said.pids.items() if known == pid), UNKNOWN)
-        if rank == UNKNOWN and found[2] and not re.search(r"_\d+$|node[1-9]", self.file.stem):
-            rank = int(found[2])
-        self._end(rank, status_of(int(found[1])), pid=pid)
+        pid = int(match[3])
+        rank = next((r for r, known in self.statements.pids.items() if known == pid), UNKNOWN)
+        if rank == UNKNOWN and match[2] and not re.search(r"_\d+$|node[1-9]", self.file.stem):
+            rank = int(match[2])
+        self._end(rank, status_of(int(match[1])), pid=pid)
 
-    def take_srun(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_srun(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """Ends of tasks by Slurm: a task is a rank."""
-        how = found["how"]
+        how = match["how"]
         code = re.search(r"[Ee]xited with exit code (\d+)", how)
         status = int(code[1]) if code else 137 if re.search(r"Killed|Out Of Memory", how) else 143
         status = 139 if "Segmentation" in how else 134 if "Aborted" in how else status
         words = "out of memory (Slurm)" if "Out Of Memory" in how else ""
-        for rank in _numbers(found["tasks"]):
-            self._end(rank, status, host=found["host"], words=words)
+        for rank in _numbers(match["tasks"]):
+            self._end(rank, status, host=match["host"], words=words)
 
-    def take_mpirun(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_mpirun(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """Ends of ranks by mpirun."""
-        if found[1]:
-            self._end(int(found[1]), 128 + int(found[3]), host=found[2])
+        if match[1]:
+            self._end(int(match[1]), 128 + int(match[3]), host=match[2])
         else:
-            self._end(int(found[4]), int(found[5]))
+            self._end(int(match[4]), int(match[5]))
 
-    def take_oom(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_oom(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """The out-of-memory killer of the kernel."""
-        pid = int(found[1])
-        rank = next((r for r, known in self.said.pids.items() if known == pid), UNKNOWN)
+        pid = int(match[1])
+        rank = next((r for r, known in self.statements.pids.items() if known == pid), UNKNOWN)
         words = "killed by the out-of-memory killer"
         self._add(Failure(rank, "machine", words, self.now_ns, (), 137, pid))
 
-    def take_xid(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_xid(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """An error that the GPU's driver logged."""
-        pid = int(found["pid"]) if (found["pid"] or "").isdecimal() else UNKNOWN
-        rank = next((r for r, known in self.said.pids.items() if known == pid), UNKNOWN)
-        words = f"Xid {found['xid']} on GPU {found['pci'].removeprefix('PCI:')}{found['words'].replace(', name=', ' ')}"
+        pid = int(match["pid"]) if (match["pid"] or "").isdecimal() else UNKNOWN
+        rank = next((r for r, known in self.statements.pids.items() if known == pid), UNKNOWN)
+        words = f"Xid {match['xid']} on GPU {match['pci'].removeprefix('PCI:')}{match['words'].replace(', name=', ' ')}"
         self._add(Failure(rank, "machine", words, self.now_ns, (), UNKNOWN, pid))
 
-    def take_barrier(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_barrier(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """monitoredBarrier names the ranks that did not arrive."""
-        for rank in _numbers(found[1].replace(" ", "")):
+        for rank in _numbers(match[1].replace(" ", "")):
             self._add(Failure(rank, "failure", "did not reach monitoredBarrier", self.now_ns))
 
-    def take_restart(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_restart(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """A new attempt: the statements of the attempt before are left out."""
-        if self.said.failures or self.said.progress:
-            self.said.omit("lines of an earlier attempt", len(self.said.failures) + len(self.said.progress))
-        self.said.failures.clear()
-        self.said.progress.clear()
-        self.said.members.clear()
-        self.said.pids.clear()
+        if self.statements.failures or self.statements.progress:
+            self.statements.omit(
+                "lines of an earlier attempt", len(self.statements.failures) + len(self.statements.progress)
+            )
+        self.statements.failures.clear()
+        self.statements.progress.clear()
+        self.statements.members.clear()
+        self.statements.pids.clear()
         self.writers.clear()
         self.n_open = 0
 
-    def take_world_size(self, writer: _Writer, found: re.Match[str], line: Line) -> None:
+    def take_world_size(self, writer: _Writer, match: re.Match[str], line: Line) -> None:
         """The number of ranks of the job."""
-        self.said.world_size = max(self.said.world_size, int(found[1]))
+        self.statements.world_size = max(self.statements.world_size, int(match[1]))
 
 
 def _numbers(text: str) -> list[int]:

@@ -46,9 +46,9 @@ class Line:
 def parse(line: str, *, has_labels: bool) -> Line:
     """One line. has_labels: leading numbers are task numbers of srun --label."""
     ts_ns = 0
-    if found := _TIME.match(line):
-        ts_ns = _ns(found["date"].replace("/", "-"), found["time"], found["part"])
-        line = line[found.end() :]
+    if match := _TIME.match(line):
+        ts_ns = _ns(match["date"].replace("/", "-"), match["time"], match["part"])
+        line = line[match.end() :]
     rank: int | None = None
     source = ""
     for _ in range(4):
@@ -61,19 +61,19 @@ def parse(line: str, *, has_labels: bool) -> Line:
         else:
             source += f"{value} "
         line = line[prefix.end() :]
-        if not ts_ns and (found := _TIME.match(line)):
-            ts_ns = _ns(found["date"].replace("/", "-"), found["time"], found["part"])
-            line = line[found.end() :]
-    if rank is None and (found := _RANK.search(line[:400])):
-        rank = int(next(group for group in found.groups() if group))
+        if not ts_ns and (match := _TIME.match(line)):
+            ts_ns = _ns(match["date"].replace("/", "-"), match["time"], match["part"])
+            line = line[match.end() :]
+    if rank is None and (match := _RANK.search(line[:400])):
+        rank = int(next(group for group in match.groups() if group))
     return Line(line, rank, source, ts_ns or _other_time(line))
 
 
 def _other_time(line: str) -> int:
-    if found := _GLOG.search(line[:80]):
-        return _ns(f"0001-{int(found['month']):02d}-{found['day']}", found["time"], found["part"])
-    if found := _SYSLOG.match(line):
-        return _ns(f"0001-{_MONTHS[found['month']]:02d}-{int(found['day']):02d}", found["time"], None)
+    if match := _GLOG.search(line[:80]):
+        return _ns(f"0001-{int(match['month']):02d}-{match['day']}", match["time"], match["part"])
+    if match := _SYSLOG.match(line):
+        return _ns(f"0001-{_MONTHS[match['month']]:02d}-{int(match['day']):02d}", match["time"], None)
     return 0
 
 

@@ -89,28 +89,28 @@ class _Job:
 
 
 def _read(source: Source) -> Trace:
-    said = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
-    return said.trace()
+    statements = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
+    return statements.trace()
 
 
-def collect(files: Iterable[Path], said: Statements) -> None:
+def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of some logs."""
     job = _Job()
     for file in files:
         for raw in lines_of(file):
-            if "NCCL" in raw and (found := _LINE.search(raw)):
+            if "NCCL" in raw and (match := _LINE.search(raw)):
                 job.n_lines += 1
-                _take(job, found)
-    _state(job, said)
-    said.sources.append(f"NCCL logs of {len(job.devices)} processes")
+                _take(job, match)
+    _state(job, statements)
+    statements.sources.append(f"NCCL logs of {len(job.devices)} processes")
 
 
-def _take(job: _Job, found: re.Match[str]) -> None:
-    process = found["host"], int(found["pid"])
-    job.devices.setdefault(process, int(found["device"]))
-    text = found["text"]
-    if found["level"] == "WARN":
+def _take(job: _Job, match: re.Match[str]) -> None:
+    process = match["host"], int(match["pid"])
+    job.devices.setdefault(process, int(match["device"]))
+    text = match["text"]
+    if match["level"] == "WARN":
         if len(job.warnings) < _MOST_WARNINGS:
             job.warnings.append((process, text, job.n_lines))
     elif call := _CALL.search(text):
@@ -132,29 +132,29 @@ def _take(job: _Job, found: re.Match[str]) -> None:
         job.has_gdr[process] = job.has_gdr.get(process, False) or "GDRDMA" in channel["via"] + channel["rest"]
 
 
-def _state(job: _Job, said: Statements) -> None:
+def _state(job: _Job, statements: Statements) -> None:
     """Turn the lines into statements on ranks."""
     ranks = _ranks(job)
     for (host, pid), rank in ranks.items():
-        said.heard.add(rank)
-        said.hosts.setdefault(rank, host)
-        said.pids.setdefault(rank, pid)
+        statements.writers.add(rank)
+        statements.hosts.setdefault(rank, host)
+        statements.pids.setdefault(rank, pid)
     size = max((member.size for member in job.members.values()), default=UNKNOWN)
-    said.world_size = max(said.world_size, size)
+    statements.world_size = max(statements.world_size, size)
     for comm, members in _communicators(job).items():
-        _add_progress(said, comm, members, ranks)
-    _add_transports(job, said, ranks)
+        _add_progress(statements, comm, members, ranks)
+    _add_transports(job, statements, ranks)
     for process, text, number in job.warnings:
         kind = "aftermath" if _FOLLOWS.search(text) else "remark"
-        said.failures.append(
+        statements.failures.append(
             Failure(ranks.get(process, UNKNOWN), kind, f"NCCL WARN {text}", number, host=process[0])
         )
     if not any(member.n_calls for member in job.members.values()):
-        said.gaps.append(
+        statements.gaps.append(
             Gap("the NCCL logs hold no calls", "Log them with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL.")
         )
     else:
-        said.gaps.append(
+        statements.gaps.append(
             Gap(
                 "NCCL logs show calls that were made, not that they completed",
                 "Also dump the stacks of all ranks.",
@@ -182,38 +182,38 @@ def _ranks(job: _Job) -> dict[Process, int]:
 
 def _communicators(job: _Job) -> dict[str, list[tuple[Process, _Member]]]:
     """The members of each communicator: by its id, otherwise by equal size and position in the processes' order."""
-    found: dict[str, list[tuple[Process, _Member]]] = {}
-    seen: dict[tuple[Process, int], int] = {}
+    by_name: dict[str, list[tuple[Process, _Member]]] = {}
+    n_of_size: dict[tuple[Process, int], int] = {}
     for (process, _), member in job.members.items():
-        ordinal = seen[process, member.size] = seen.get((process, member.size), 0) + 1
+        ordinal = n_of_size[process, member.size] = n_of_size.get((process, member.size), 0) + 1
         name = member.comm_id or f"{member.size} ranks, number {ordinal}"
-        found.setdefault(name, []).append((process, member))
-    return found
+        by_name.setdefault(name, []).append((process, member))
+    return by_name
 
 
 def _add_progress(
-    said: Statements, comm: str, members: list[tuple[Process, _Member]], ranks: dict[Process, int]
+    statements: Statements, comm: str, members: list[tuple[Process, _Member]], ranks: dict[Process, int]
 ) -> None:
     """The calls of each member; the ranks that made most are ahead."""
-    said.groups[comm] = f"communicator {comm}"
+    statements.groups[comm] = f"communicator {comm}"
     calls = [member.n_calls for _, member in members]
     most = max(calls)
     is_initialising = any(not m.is_complete and m.comm_id for _, m in members) and most == 0
     for process, member in members:
-        said.members.setdefault(comm, set()).add(ranks[process])
+        statements.members.setdefault(comm, set()).add(ranks[process])
         if most == 0 and not is_initialising:
             continue
-        one = said.progress.setdefault((comm, ranks[process]), Progress(comm))
-        one.enqueued = member.n_calls - 1
-        one.completed = min(calls) - 1
-        one.words = member.last
+        progress = statements.progress.setdefault((comm, ranks[process]), Progress(comm))
+        progress.enqueued = member.n_calls - 1
+        progress.completed = min(calls) - 1
+        progress.words = member.last
         if member.comm_id:  # otherwise the members are a guess, and a difference between them decides nothing
-            one.op, one.count = member.op, member.count
+            progress.op, progress.count = member.op, member.count
         if member.n_calls == most and most > min(calls):
-            one.open_seq = member.n_calls - 1
+            progress.open_seq = member.n_calls - 1
 
 
-def _add_transports(job: _Job, said: Statements, ranks: dict[Process, int]) -> None:
+def _add_transports(job: _Job, statements: Statements, ranks: dict[Process, int]) -> None:
     """Processes whose network differs from the network of most: fallen back to sockets, or without GPUDirect."""
     for states, words in (
         (job.networks, "uses network {0} where most ranks use {1}"),
@@ -227,7 +227,9 @@ def _add_transports(job: _Job, said: Statements, ranks: dict[Process, int]) -> N
         for process, value in states.items():
             if value != usual and 2 * values.count(usual) > len(values):
                 text = words.format(value, usual)
-                said.failures.append(Failure(ranks.get(process, UNKNOWN), "remark", text, 0, host=process[0]))
+                statements.failures.append(
+                    Failure(ranks.get(process, UNKNOWN), "remark", text, 0, host=process[0])
+                )
 
 
 IMPORTER = Importer("NCCL log (NCCL_DEBUG=INFO or TRACE)", _accepts, _read)

@@ -29,19 +29,19 @@ def _accepts(file: Path, head: bytes) -> bool:
 
 
 def _read(source: Source) -> Trace:
-    said = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
-    return said.trace()
+    statements = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
+    return statements.trace()
 
 
-def collect(files: Iterable[Path], said: Statements) -> None:
+def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of some files."""
     inside: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for file in files:
         head = head_of(file)
         if b'"CommHash"' in head:
-            said.heard |= {int(rank) for rank in _PLUGIN_RANK.findall(head)}
-            said.gaps.append(
+            statements.writers |= {int(rank) for rank in _PLUGIN_RANK.findall(head)}
+            statements.gaps.append(
                 Gap(
                     "traces of NCCL's example profiler plugin show when collectives were enqueued, not who waited",
                     "Load the Inspector plugin (libnccl-profiler-inspector.so), or profile with torch.profiler.",
@@ -49,18 +49,18 @@ def collect(files: Iterable[Path], said: Statements) -> None:
             )
             continue
         for line in lines_of(file):
-            if found := _METRIC.match(line):
-                _add(inside, dict(_LABEL.findall(found["labels"])), float(found["value"]))
+            if match := _METRIC.match(line):
+                _add(inside, dict(_LABEL.findall(match["labels"])), float(match["value"]))
     for group, by_gpu in inside.items():
-        _compare(group, by_gpu, said)
+        _compare(group, by_gpu, statements)
     if inside:
-        said.gaps.append(
+        statements.gaps.append(
             Gap(
                 "metrics are averages per GPU, which show no single round",
                 "Write the Inspector's JSON log instead (unset NCCL_INSPECTOR_PROM_DUMP).",
             )
         )
-    said.sources.append("metrics of NCCL plugins")
+    statements.sources.append("metrics of NCCL plugins")
 
 
 def _add(inside: dict[tuple[str, ...], dict[str, list[float]]], labels: dict[str, str], value: float) -> None:
@@ -75,17 +75,17 @@ def _add(inside: dict[tuple[str, ...], dict[str, list[float]]], labels: dict[str
     inside.setdefault(group, {}).setdefault(owner, []).append(value)
 
 
-def _compare(group: tuple[str, ...], by_gpu: dict[str, list[float]], said: Statements) -> None:
+def _compare(group: tuple[str, ...], by_gpu: dict[str, list[float]], statements: Statements) -> None:
     """Report a GPU that is inside for much less time than the others: it enters last."""
     if len(by_gpu) < 3:
         return
     value = {owner: float(np.median(own)) for owner, own in by_gpu.items()}
     typical = float(np.median(list(value.values())))
-    short = [owner for owner, one in value.items() if one < _SHORT * typical]
+    short = [owner for owner, each in value.items() if each < _SHORT * typical]
     if len(short) == 1:
         words = f"{short[0]} is {value[short[0]]:.0f} us inside {group[3]}, the median {typical:.0f} us: it enters last"
         rank = int(short[0][5:]) if short[0].startswith("rank ") else UNKNOWN
-        said.failures.append(Failure(rank, "slow", words, 0))
+        statements.failures.append(Failure(rank, "slow", words, 0))
 
 
 IMPORTER = Importer("metrics of NCCL's Inspector (.prom)", _accepts, _read)

@@ -50,8 +50,8 @@ def _accepts(path: Path, head: bytes) -> bool:
     if head[: len(_MAGIC)] != _MAGIC:
         return False
     try:
-        with closing(_opened(path)) as found:
-            return all(needed <= _columns(found, table) for table, needed in _NEEDED.items())
+        with closing(_opened(path)) as database:
+            return all(needed <= _columns(database, table) for table, needed in _NEEDED.items())
     except (OSError, sqlite3.Error, UnicodeDecodeError):  # SQLite quotes damaged data in its errors
         return False
 
@@ -68,11 +68,11 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _columns(found: sqlite3.Connection, table: str) -> set[str]:
-    is_table = found.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    is_table = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
     if is_table.fetchone() is None:  # a view could compute anything
         return set()
-    return {row[1] for row in found.execute(f"PRAGMA table_info({table})")}
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
 
 
 def _read(source: Source) -> Trace:
@@ -83,19 +83,19 @@ def _read(source: Source) -> Trace:
         raise BadTrace(f"{len(files)} node databases are given: give one of them, or merge their traces")
     (path,) = files
     try:
-        with closing(_opened(path)) as found:
-            return _trace(found, path)
+        with closing(_opened(path)) as database:
+            return _trace(database, path)
     except (sqlite3.Error, OverflowError, TypeError, ValueError, MemoryError) as error:
         raise BadTrace(f"{path} cannot be read as a node database ({error}): copy it again") from error
 
 
-def _trace(found: sqlite3.Connection, path: Path) -> Trace:
-    has_node = "node" in _columns(found, "events")
-    names = _rows(found, "SELECT source_id, op_id, name FROM ops", path, _MOST_NAMES)
+def _trace(database: sqlite3.Connection, path: Path) -> Trace:
+    has_node = "node" in _columns(database, "events")
+    names = _rows(database, "SELECT source_id, op_id, name FROM ops", path, _MOST_NAMES)
     op_names = {(int(source), int(op)): str(name)[:64] for source, op, name in names}
     node = "node" if has_node else "''"
     events = _rows(
-        found,
+        database,
         f"SELECT {node}, timestamp, pid, tid, source, op, duration, arg0, ret_code FROM events",
         path,
         _MOST_ROWS,
@@ -113,19 +113,19 @@ def _trace(found: sqlite3.Connection, path: Path) -> Trace:
     return Trace(
         calls=calls,
         offcpu=offcpu,
-        snapshots=_snapshots(found, path, op_names, ends_ns=max(ends)),
-        processes=_processes(found, path, whole, number),
+        snapshots=_snapshots(database, path, op_names, ends_ns=max(ends)),
+        processes=_processes(database, path, whole, number),
         nodes=nodes,
         symbols=symbols,
         clocks=tuple(Clock(i, end, end) for i, end in enumerate(ends) if end > 0),
         ends_ns=tuple(ends),
         source=f"node database of another agent ({path.name}), {len(nodes)} node{'s' * (len(nodes) > 1)}",
-        facts=_facts(found, path),
+        facts=_facts(database, path),
     )
 
 
-def _rows(found: sqlite3.Connection, question: str, path: Path, most: int) -> Sequence[tuple[Any, ...]]:
-    rows = found.execute(question).fetchmany(most + 1)
+def _rows(database: sqlite3.Connection, question: str, path: Path, most: int) -> Sequence[tuple[Any, ...]]:
+    rows = database.execute(question).fetchmany(most + 1)
     if len(rows) > most:
         raise BadTrace(f"{path} has more than {most:,} rows in a table: cut it down before importing it")
     return rows
@@ -161,10 +161,10 @@ def _offcpu(whole: Array, op_names: dict[tuple[int, int], str]) -> Array:
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
-def _processes(found: sqlite3.Connection, path: Path, whole: Array, number: dict[str, int]) -> Array:
+def _processes(database: sqlite3.Connection, path: Path, whole: Array, number: dict[str, int]) -> Array:
     named = (
-        _rows(found, "SELECT pid, name FROM process_names", path, _MOST_NAMES)
-        if {"pid", "name"} <= _columns(found, "process_names")
+        _rows(database, "SELECT pid, name FROM process_names", path, _MOST_NAMES)
+        if {"pid", "name"} <= _columns(database, "process_names")
         else []
     )
     names = {int(pid): str(name) for pid, name in named}
@@ -180,14 +180,14 @@ def _processes(found: sqlite3.Connection, path: Path, whole: Array, number: dict
 
 
 def _snapshots(
-    found: sqlite3.Connection, path: Path, op_names: dict[tuple[int, int], str], *, ends_ns: int
+    database: sqlite3.Connection, path: Path, op_names: dict[tuple[int, int], str], *, ends_ns: int
 ) -> Array:
     """Ledgers of processes that leave the CPU all the time, by minute: time that was not off the CPU was on it."""
     wanted = {"bucket", "source", "op", "pid", "count", "sum_dur"}
-    if not wanted <= _columns(found, "event_aggregates"):
+    if not wanted <= _columns(database, "event_aggregates"):
         return layout.empty(layout.SNAPSHOTS)
     sums = _rows(
-        found,
+        database,
         "SELECT bucket, source, op, pid, count, sum_dur FROM event_aggregates ORDER BY bucket",
         path,
         _MOST_ROWS,
@@ -212,15 +212,15 @@ def _snapshots(
     return np.concatenate(out) if out else layout.empty(layout.SNAPSHOTS)
 
 
-def _facts(found: sqlite3.Connection, path: Path) -> dict[str, str]:
+def _facts(database: sqlite3.Connection, path: Path) -> dict[str, str]:
     facts: dict[str, str] = {}
-    columns = _columns(found, "sessions")
+    columns = _columns(database, "sessions")
     for name in ("gpu_model", "kernel", "cuda_ver", "python_ver"):
         if name in columns:
-            values = _rows(found, f"SELECT DISTINCT {name} FROM sessions", path, _MOST_NAMES)
+            values = _rows(database, f"SELECT DISTINCT {name} FROM sessions", path, _MOST_NAMES)
             facts[name] = ", ".join(sorted(str(value) for (value,) in values if value))[:200]
-    if {"cpu_pct"} <= _columns(found, "system_snapshots"):
-        busy = [row[0] for row in _rows(found, "SELECT cpu_pct FROM system_snapshots", path, _MOST_ROWS)]
+    if {"cpu_pct"} <= _columns(database, "system_snapshots"):
+        busy = [row[0] for row in _rows(database, "SELECT cpu_pct FROM system_snapshots", path, _MOST_ROWS)]
         used = [float(value) for value in busy if isinstance(value, int | float)]
         if used:
             facts["cpu_percent"] = f"{float(np.median(used)):.0f}"

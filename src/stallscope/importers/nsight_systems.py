@@ -183,12 +183,12 @@ def _steps(db: sqlite3.Connection, strings: dict[int, str]) -> Array:
     if "start" not in has or not has & {"text", "textId"}:
         return np.empty((0, 3), np.int64)
     columns = ", ".join(name if name in has else "NULL" for name in ("start", "text", "textId", "globalTid"))
-    found = []
+    steps = []
     for start, text, text_id, tid in db.execute(f"SELECT {columns} FROM NVTX_EVENTS LIMIT {_MOST_ROWS}"):
         step = _STEP.match(str(text if text is not None else strings.get(text_id, "")))
         if step and isinstance(start, int):
-            found.append((start, int(step[1]), tid if isinstance(tid, int) else -1))
-    return np.array(found, np.int64).reshape(-1, 3)
+            steps.append((start, int(step[1]), tid if isinstance(tid, int) else -1))
+    return np.array(steps, np.int64).reshape(-1, 3)
 
 
 IMPORTER = Importer("Nsight Systems report (SQLite)", _accepts, _read)

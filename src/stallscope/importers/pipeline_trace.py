@@ -51,7 +51,7 @@ class _Rows:
     """
 
     step: Array
-    told_step: Array
+    file_step: Array
     rank: Array
     stage: Array
     replica: Array
@@ -106,7 +106,7 @@ def _rows(file: Path) -> _Rows:
     order = np.lexsort((begin_ns, rank, number))
     rows = _Rows(
         step=number.astype(np.int64),
-        told_step=step,
+        file_step=step,
         rank=rank,
         stage=stage,
         replica=replica,
@@ -180,7 +180,7 @@ def _hashes(name: str, first: Array, second: Array) -> Array:
 def _spans(rows: _Rows) -> Array:
     spans = layout.empty(layout.SPANS, len(rows.step))
     spans["ts_ns"], spans["duration_ns"] = rows.begin_ns, rows.end_ns - rows.begin_ns
-    spans["pid"], spans["step"] = rows.rank, rows.told_step
+    spans["pid"], spans["step"] = rows.rank, rows.file_step
     spans["op"] = np.array([_operation(kind) for kind in rows.kinds])[rows.kind]
     spans["label"] = np.array([kind.encode()[:32] for kind in rows.kinds], "S32")[rows.kind]
     return spans

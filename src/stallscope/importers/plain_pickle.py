@@ -84,11 +84,11 @@ class _Machine:
 
     def take(self, n: int) -> bytes:
         """The next n bytes."""
-        found = self.data[self.at : self.at + n]
-        if len(found) != n:
+        content = self.data[self.at : self.at + n]
+        if len(content) != n:
             raise BadTrace(f"{self.name} ends in the middle of a value: copy it again")
         self.at += n
-        return found
+        return content
 
     def sized(self, width: int) -> bytes:
         """Bytes that follow their own length, an unsigned number of n bytes."""

@@ -60,26 +60,28 @@ def in_order(profile: Profile) -> Array:
     out[:, 0] = kernels["begin_ns"]
     has_launch = calls[calls["correlation"] >= 0]
     launches = has_launch[np.argsort(has_launch["correlation"], kind="stable")]
-    place = np.searchsorted(launches["correlation"], kernels["correlation"], side="right") - 1
-    found = (place >= 0) & (kernels["correlation"] >= 0)
-    found[found] = launches["correlation"][place[found]] == kernels["correlation"][found]
-    launch = launches[place[found]]
-    out[found, 0], out[found, 1] = launch["begin_ns"], np.maximum(launch["tid"], 0)
-    out[found, 2] = launch["op"] == Op.GRAPH_LAUNCH
+    position = np.searchsorted(launches["correlation"], kernels["correlation"], side="right") - 1
+    is_launched = (position >= 0) & (kernels["correlation"] >= 0)
+    is_launched[is_launched] = (
+        launches["correlation"][position[is_launched]] == kernels["correlation"][is_launched]
+    )
+    launch = launches[position[is_launched]]
+    out[is_launched, 0], out[is_launched, 1] = launch["begin_ns"], np.maximum(launch["tid"], 0)
+    out[is_launched, 2] = launch["op"] == Op.GRAPH_LAUNCH
     return out
 
 
 def name_groups(profiles: Sequence[Profile]) -> int:
     """Give kernels without arguments a group where their ends allow it. Returns the number of kernels left without."""
     n_left = 0
-    by_place: dict[int, list[Series]] = {}
+    by_position: dict[int, list[Series]] = {}
     for number, profile in enumerate(profiles):
-        for place, rows in enumerate(_unnamed_streams(profile)):
-            by_place.setdefault(place, []).append(_series(number, profile, rows))
-    for place, sequences in by_place.items():
+        for position, rows in enumerate(_unnamed_streams(profile)):
+            by_position.setdefault(position, []).append(_series(number, profile, rows))
+    for position, sequences in by_position.items():
         groups = _partition(sequences)
         for members in groups or []:
-            _name(profiles, members, place, is_all=len(groups or []) == 1)
+            _name(profiles, members, position, is_all=len(groups or []) == 1)
         if groups is None:
             n_left += sum(len(sequence.rows) for sequence in sequences)
     return n_left + sum(_n_unnamed(profile, Op.NONE) for profile in profiles)
@@ -89,8 +91,8 @@ def _unnamed_streams(profile: Profile) -> list[Array]:
     """The kernels without a group by stream, streams in order of their first kernel."""
     wanted = [
         number
-        for number, one in enumerate(profile.collectives)
-        if not one.has_arguments and one.op != Op.NONE
+        for number, each in enumerate(profile.collectives)
+        if not each.has_arguments and each.op != Op.NONE
     ]
     rows = np.flatnonzero(np.isin(profile.kernels["collective"], wanted))
     rows = rows[np.argsort(profile.kernels["begin_ns"][rows], kind="stable")]
@@ -99,13 +101,13 @@ def _unnamed_streams(profile: Profile) -> list[Array]:
 
 
 def _n_unnamed(profile: Profile, op: Op) -> int:
-    wanted = [n for n, one in enumerate(profile.collectives) if not one.has_arguments and one.op == op]
+    wanted = [n for n, each in enumerate(profile.collectives) if not each.has_arguments and each.op == op]
     return int(np.isin(profile.kernels["collective"], wanted).sum())
 
 
 def _series(number: int, profile: Profile, rows: Array) -> Series:
-    codes = np.array([hash((one.op, one.count, one.datatype)) for one in profile.collectives], np.int64)
-    is_synchronising = np.array([one.op in SYNCHRONISING_OPS for one in profile.collectives], bool)
+    codes = np.array([hash((each.op, each.count, each.datatype)) for each in profile.collectives], np.int64)
+    is_synchronising = np.array([each.op in SYNCHRONISING_OPS for each in profile.collectives], bool)
     which = profile.kernels["collective"][rows]
     ends_together = 2 * int(is_synchronising[which].sum()) > len(rows)
     return Series(number, rows, codes[which], profile.kernels["end_ns"][rows], ends_together)
@@ -122,12 +124,12 @@ def _partition(sequences: list[Series]) -> list[list[Series]] | None:
             if found is not None and found.spread_ns <= _AGREE_NS:
                 group.append(other)
         groups.append(group)
-        left = [one for one in left if not any(one is member for member in group)]
+        left = [each for each in left if not any(each is member for member in group)]
     sizes = {len(group) for group in groups}
     return groups if len(sizes) == 1 and sizes.pop() > 1 else None
 
 
-def _name(profiles: Sequence[Profile], members: list[Series], place: int, *, is_all: bool) -> None:
+def _name(profiles: Sequence[Profile], members: list[Series], position: int, *, is_all: bool) -> None:
     ranks = tuple(sorted(profiles[member.profile].rank for member in members))
     known = ranks if UNKNOWN not in ranks and len(set(ranks)) == len(ranks) else ()
     world = max(profiles[member.profile].nranks for member in members)
@@ -137,9 +139,9 @@ def _name(profiles: Sequence[Profile], members: list[Series], place: int, *, is_
         for number in np.unique(profile.kernels["collective"][member.rows]).tolist():
             named = replace(
                 profile.collectives[number],
-                group=f"{UNNAMED} {place}",
+                group=f"{UNNAMED} {position}",
                 ranks=known,
-                ranks_text=str(known or place),
+                ranks_text=str(known or position),
                 size=size,
             )
             profile.collectives.append(named)
@@ -150,15 +152,15 @@ def _name(profiles: Sequence[Profile], members: list[Series], place: int, *, is_
 def match(first: Series, other: Series) -> Match | None:
     """The shift at which two sequences are the same rounds; None if no shift fits."""
     reach = min(_REACH, max(len(first.call), len(other.call)) - 1)
-    found = [one for shift in range(-reach, reach + 1) if (one := _at(first, other, shift)) is not None]
+    found = [each for shift in range(-reach, reach + 1) if (each := _at(first, other, shift)) is not None]
     if not found:
         return None
     prior = len(first.call) - len(other.call)
-    plain = next((one for one in found if one.shift == 0), None) or min(
-        found, key=lambda one: min(abs(one.shift), abs(one.shift - prior))
+    plain = next((each for each in found if each.shift == 0), None) or min(
+        found, key=lambda each: min(abs(each.shift), abs(each.shift - prior))
     )
-    enough = [one for one in found if one.n >= min(3, plain.n)]
-    best = min(enough, key=lambda one: (max(one.spread_ns, _LEAST_SPREAD_NS), abs(one.shift)))
+    enough = [each for each in found if each.n >= min(3, plain.n)]
+    best = min(enough, key=lambda each: (max(each.spread_ns, _LEAST_SPREAD_NS), abs(each.shift)))
     is_better = max(best.spread_ns, _LEAST_SPREAD_NS) * _CLEARLY < plain.spread_ns
     return best if is_better else plain
 
@@ -217,9 +219,9 @@ def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
         if not len(profile.kernels):
             continue
         hashes = np.array(
-            [one.comm_hash if one.has_arguments else 0 for one in profile.collectives], np.uint64
+            [each.comm_hash if each.has_arguments else 0 for each in profile.collectives], np.uint64
         )
-        is_round = np.array([one.op not in (*P2P_OPS, Op.NONE) for one in profile.collectives])
+        is_round = np.array([each.op not in (*P2P_OPS, Op.NONE) for each in profile.collectives])
         group = hashes[profile.kernels["collective"]]
         order = np.lexsort((profile.kernels["begin_ns"], in_order(profile)[:, 0]))
         order = order[is_round[profile.kernels["collective"][order]]]
@@ -234,14 +236,14 @@ def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
 def _clocks(units: list[str], links: dict[tuple[str, str], list[Match]]) -> dict[str, tuple[int, int]]:
     """The shift of each unit's times, and its accuracy, from the links with most rounds first."""
     known = {units[0]: (0.0, 0.0)} if units else {}
-    ordered = sorted(links.items(), key=lambda link: -max(one.n for one in link[1]))
+    ordered = sorted(links.items(), key=lambda link: -max(each.n for each in link[1]))
     while True:
-        link = next((one for one in ordered if (one[0][0] in known) != (one[0][1] in known)), None)
+        link = next((each for each in ordered if (each[0][0] in known) != (each[0][1] in known)), None)
         if link is None:
             break
         (a, b), matches = link
-        offset = float(np.median([one.offset_ns for one in matches]))
-        error = float(np.median([one.spread_ns for one in matches]))
+        offset = float(np.median([each.offset_ns for each in matches]))
+        error = float(np.median([each.spread_ns for each in matches]))
         base, base_error = known.get(a) or known[b]
         known[b if a in known else a] = (base + (offset if a in known else -offset), base_error + error)
     return {

@@ -47,7 +47,9 @@ def trace_of(profiles: list[Profile], source: str) -> Trace:
     errors = [
         max(e for e, n in zip(matched.error_ns, nodes, strict=True) if n == i) for i in range(len(hosts))
     ]
-    groups = {one.comm_hash: one for profile in profiles for one in profile.collectives if one.has_arguments}
+    groups = {
+        each.comm_hash: each for profile in profiles for each in profile.collectives if each.has_arguments
+    }
     return Trace(
         collectives=collectives[np.argsort(collectives["ts_ns"], kind="stable")],
         calls=calls[np.argsort(calls["ts_ns"], kind="stable")],
@@ -67,7 +69,7 @@ def trace_of(profiles: list[Profile], source: str) -> Trace:
 def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
     """The profiles, with the parts of one process merged. Raises BadTrace for parts that overlap in time."""
     kept: dict[object, Profile] = {}
-    for profile in sorted(profiles, key=lambda one: one.span_ns):
+    for profile in sorted(profiles, key=lambda each: each.span_ns):
         key = profile.rank if profile.rank != UNKNOWN else profile.file
         other = kept.get(key)
         if other is None:
@@ -83,13 +85,13 @@ def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
         else:  # a restarted job
             profile.omitted["files of an earlier attempt"] = 1
             kept[key] = profile
-    return sorted(kept.values(), key=lambda one: (one.rank, str(one.file)))
+    return sorted(kept.values(), key=lambda each: (each.rank, str(each.file)))
 
 
 def _joined(first: Profile, second: Profile) -> Profile:
     """Two parts of one process's profile."""
     symbol = np.array([_number(first.names, name) for name in second.names], np.uint32)
-    number = np.array([_number(first.collectives, one) for one in second.collectives], np.int32)
+    number = np.array([_number(first.collectives, each) for each in second.collectives], np.int32)
     calls, kernels = second.calls.copy(), second.kernels.copy()
     if len(calls):
         calls["symbol"] = symbol[calls["symbol"]]
@@ -128,7 +130,7 @@ def _distinguish(profiles: list[Profile]) -> None:
 
 def _facts(profiles: list[Profile], clock_ns: list[int], groups: dict[int, Collective]) -> dict[str, str]:
     moved = {p.host or p.label: ns for p, ns in zip(profiles, clock_ns, strict=True) if ns}
-    facts = {group_fact(comm_hash): one.group_words for comm_hash, one in groups.items()}
+    facts = {group_fact(comm_hash): each.group_words for comm_hash, each in groups.items()}
     if all(len(profile.steps) for profile in profiles):
         facts[SCHEDULE_FACT] = "yes"
     if moved:
@@ -174,7 +176,7 @@ def _end_ns(profiles: Sequence[Profile]) -> int:
 def _rows(profile: Profile, node: int, seq: Array) -> tuple[Array, Array]:
     """Collectives and communicators of one rank."""
     arrival = in_order(profile)
-    is_known = np.array([one.has_arguments and one.op != Op.NONE for one in profile.collectives], bool)
+    is_known = np.array([each.has_arguments and each.op != Op.NONE for each in profile.collectives], bool)
     which = (
         np.flatnonzero(is_known[profile.kernels["collective"]]) if len(profile.kernels) else np.zeros(0, int)
     )
@@ -187,8 +189,8 @@ def _rows(profile: Profile, node: int, seq: Array) -> tuple[Array, Array]:
     rows["seq"] = seq[which]
     rows["flags"] = CollectiveFlag.NO_SYSCALLS
     rows["flags"][arrival[which, 2] > 0] |= np.uint32(CollectiveFlag.GRAPH)
-    for number, one in enumerate(profile.collectives):
-        _describe(rows, np.flatnonzero(kernels["collective"] == number), one, profile.rank)
+    for number, each in enumerate(profile.collectives):
+        _describe(rows, np.flatnonzero(kernels["collective"] == number), each, profile.rank)
     _number_unmatched(rows)
     _add_ledger(rows, profile)
     _, first = np.unique(rows["comm_hash"], return_index=True)
@@ -199,17 +201,17 @@ def _rows(profile: Profile, node: int, seq: Array) -> tuple[Array, Array]:
     return rows, communicators
 
 
-def _describe(rows: Array, here: Array, one: Collective, rank: int) -> None:
+def _describe(rows: Array, here: Array, each: Collective, rank: int) -> None:
     """Fill in the arguments of a collective, from its kernel."""
-    if not len(here) or not one.has_arguments:
+    if not len(here) or not each.has_arguments:
         return
-    rows["op"][here], rows["comm_hash"][here] = one.op, one.comm_hash
-    rows["nranks"][here], rows["datatype"][here], rows["count"][here] = one.size, one.datatype, one.count
-    rows["comm_rank"][here] = one.ranks.index(rank) if rank in one.ranks else UNKNOWN
-    if one.count != UNKNOWN and one.datatype:
-        rows["count_bytes"][here] = one.count * DATATYPE_BYTES[one.datatype]
-    if one.op in P2P_OPS:
-        rows["peer_rank"][here] = one.ranks.index(one.peer) if one.peer in one.ranks else UNKNOWN
+    rows["op"][here], rows["comm_hash"][here] = each.op, each.comm_hash
+    rows["nranks"][here], rows["datatype"][here], rows["count"][here] = each.size, each.datatype, each.count
+    rows["comm_rank"][here] = each.ranks.index(rank) if rank in each.ranks else UNKNOWN
+    if each.count != UNKNOWN and each.datatype:
+        rows["count_bytes"][here] = each.count * DATATYPE_BYTES[each.datatype]
+    if each.op in P2P_OPS:
+        rows["peer_rank"][here] = each.ranks.index(each.peer) if each.peer in each.ranks else UNKNOWN
 
 
 def _number_unmatched(rows: Array) -> None:
@@ -243,14 +245,14 @@ def _steps(profile: Profile, node: int) -> Array:
 def _slow_calls(profile: Profile, node: int, symbols: Sequence[str]) -> Array:
     slow = profile.calls[profile.calls["duration_ns"] >= _LONG_NS]
     rows = layout.empty(layout.CALLS, len(slow))
-    place = np.array([symbols.index(name) for name in profile.names] or [0])
+    position = np.array([symbols.index(name) for name in profile.names] or [0])
     rows["ts_ns"], rows["duration_ns"], rows["tid"] = (
         slow["begin_ns"],
         slow["duration_ns"],
         np.maximum(slow["tid"], 0),
     )
     rows["node"], rows["pid"] = node, profile.pid
-    rows["op"], rows["symbol"] = slow["op"], place[slow["symbol"]]
+    rows["op"], rows["symbol"] = slow["op"], position[slow["symbol"]]
     return rows
 
 
@@ -274,9 +276,12 @@ def _add_ledger(rows: Array, profile: Profile) -> None:
         category[is_sync] = kinds = waits_or_device(begin, end, at)
         waits = kinds == Category.WAIT_GPU
         ends = np.maximum.accumulate(end[waits])
-        place = np.searchsorted(ends, at, side="right") - 1
-        has = place >= 0
-        rows["wait_enter_ns"][has], rows["wait_leave_ns"][has] = begin[waits][place[has]], ends[place[has]]
+        position = np.searchsorted(ends, at, side="right") - 1
+        has = position >= 0
+        rows["wait_enter_ns"][has], rows["wait_leave_ns"][has] = (
+            begin[waits][position[has]],
+            ends[position[has]],
+        )
     rows["ledger_ns"] = account(_threads(profile, calls, category), at)
 
 
@@ -338,15 +343,15 @@ def _split(gaps: Array, loader: list[list[int]]) -> Array:
     for begin, end in gaps.tolist():
         while at < len(loader) and loader[at][1] <= begin:
             at += 1
-        place = at
-        while place < len(loader) and loader[place][0] < end:
-            inner = max(begin, loader[place][0]), min(end, loader[place][1])
+        position = at
+        while position < len(loader) and loader[position][0] < end:
+            inner = max(begin, loader[position][0]), min(end, loader[position][1])
             if inner[0] > begin:
                 out.append((begin, inner[0], int(Category.OTHER_OFF)))
             if inner[1] > inner[0]:
                 out.append((*inner, int(Category.CHILD)))
             begin = max(begin, inner[1])
-            place += 1
+            position += 1
         if begin < end:
             out.append((begin, end, int(Category.OTHER_OFF)))
     return np.array(out, np.int64).reshape(-1, 3)

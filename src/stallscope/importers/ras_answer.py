@@ -170,8 +170,8 @@ def _from_text(text: str) -> Answer:
         elif current is None:
             if error == "DEAD" and (process := _DEAD_PROCESS.match(line)):
                 dead[process[2], int(process[1])] = True
-        elif found := _OPERATION.search(line):
-            operation, group = found[1], 0
+        elif match := _OPERATION.search(line):
+            operation, group = match[1], 0
         elif operation and (many := _MANY.match(line)):
             group = _number(many[2] or 0)
             current.rest[operation] = max(current.rest.get(operation, 0), group)

@@ -107,7 +107,7 @@ def _trace(change: _Change, *, n_answers: int) -> Trace:
         _row(
             member,
             at_ns=last.at_ns,
-            who=(node_of[member.host], pid_of[member.comm_hash, member.rank]),
+            process=(node_of[member.host], pid_of[member.comm_hash, member.rank]),
             **entered,
         )
         for comm_hash, comm in comms.items()
@@ -191,9 +191,9 @@ def _entered(comm: _Comm, *, is_still: bool) -> Iterator[tuple[Member, dict[str,
         )
 
 
-def _row(member: Member, *, at_ns: int, who: tuple[int, int], seq: int, op: int, flags: int) -> Array:
+def _row(member: Member, *, at_ns: int, process: tuple[int, int], seq: int, op: int, flags: int) -> Array:
     row = layout.empty(layout.COLLECTIVES, 1)
-    row["ts_ns"], row["node"], row["pid"] = max(at_ns, 0), who[0], who[1]
+    row["ts_ns"], row["node"], row["pid"] = max(at_ns, 0), process[0], process[1]
     row["comm_hash"], row["comm_rank"], row["nranks"] = member.comm_hash, member.rank, member.size
     row["seq"], row["op"] = seq, op
     row["flags"] = CollectiveFlag.NO_LEDGER | flags

@@ -50,11 +50,11 @@ def read_files(paths: Sequence[Path]) -> Reading:
     if missing := next((path for path in paths if not path.exists()), None):
         raise NotFound(f"{missing} does not exist: check the path")
     reading = Reading()
-    by_kind, said_by = _assigned(paths, reading)
-    said = Statements()
+    by_kind, statement_files = _assigned(paths, reading)
+    statements = Statements()
     for importer, collect in _STATEMENTS:
-        if files := said_by.get(importer.name):
-            collect(files, said)
+        if files := statement_files.get(importer.name):
+            collect(files, statements)
             reading.used[importer.name] = len(files)
     for importer in importers():
         for source in by_kind.get(importer.name, []):
@@ -65,8 +65,8 @@ def read_files(paths: Sequence[Path]) -> Reading:
             except (BadTrace, NotFound) as error:
                 first = source if isinstance(source, Path) else source[0]
                 reading.unread.append((first, f"({importer.name}): {error}"))
-    if said.sources:
-        _add_statements(reading, said)
+    if statements.sources:
+        _add_statements(reading, statements)
     if not reading.traces:
         given = ", ".join(map(str, paths[:4]))
         why = "; ".join(reading.unread_lines()[:4])
@@ -88,18 +88,18 @@ def _assigned(
     """The sources of each measuring importer, and the files of each importer of statements."""
     folders = [importer for importer in importers() if importer.takes_folders]
     measuring = [
-        one
-        for one in importers()
-        if not one.takes_folders and one.name not in {i.name for i, _ in _STATEMENTS}
+        importer
+        for importer in importers()
+        if not importer.takes_folders and importer.name not in {i.name for i, _ in _STATEMENTS}
     ]
     by_kind: dict[str, list[Path | list[Path]]] = {}
-    said_by: dict[str, list[Path]] = {}
+    statement_files: dict[str, list[Path]] = {}
     whole = [
-        (folder, one)
+        (folder, importer)
         for path in paths
         for folder in _folders(path)
-        for one in folders
-        if one.accepts(folder, b"")
+        for importer in folders
+        if importer.accepts(folder, b"")
     ]
     for folder, importer in whole:
         by_kind.setdefault(importer.name, []).append(folder)
@@ -109,28 +109,30 @@ def _assigned(
         if any(folder in file.parents for folder in taken):
             continue
         head = head_of(file)
-        if kind := next((one for one in measuring if one.accepts(file, head)), None):
+        if kind := next((importer for importer in measuring if importer.accepts(file, head)), None):
             plain.setdefault(kind.name, []).append(file)
             continue
         stating = [importer for importer, _ in _STATEMENTS if importer.accepts(file, head)]
         for importer in stating:
-            said_by.setdefault(importer.name, []).append(file)
+            statement_files.setdefault(importer.name, []).append(file)
         if not stating:
             reading.unread.append((file, why_unknown(file)))
     for name, files in plain.items():
         by_kind.setdefault(name, []).append(files)
-    return by_kind, said_by
+    return by_kind, statement_files
 
 
 def _folders(path: Path) -> list[Path]:
     return [Path(parent) for parent, _, _ in os.walk(path)] if path.is_dir() else []
 
 
-def _add_statements(reading: Reading, said: Statements) -> None:
+def _add_statements(reading: Reading, statements: Statements) -> None:
     """Add the statements of logs and stacks to the first trace of the same ranks, or as a separate trace."""
-    stated = said.trace()
+    stated = statements.trace()
     ranks = set(stated.told_ranks().values()) - {UNKNOWN}
-    base = next((i for i, trace in enumerate(reading.traces) if ranks & set(trace.told_ranks().values())), None)
+    base = next(
+        (i for i, trace in enumerate(reading.traces) if ranks & set(trace.told_ranks().values())), None
+    )
     if base is None:
         reading.traces.append(stated)
     else:
@@ -139,8 +141,8 @@ def _add_statements(reading: Reading, said: Statements) -> None:
 
 def combined(base: Trace, stated: Trace) -> Trace:
     """A measured trace with the statements on its ranks: stacks, failures and words of calls."""
-    place = {rank: who for who, rank in base.told_ranks().items()}
-    moved = {who: place[rank] for who, rank in stated.told_ranks().items() if rank in place}
+    measured = {rank: process for process, rank in base.told_ranks().items()}
+    moved = {process: measured[rank] for process, rank in stated.told_ranks().items() if rank in measured}
     first_stack = max(base.stacks, default=-1) + 1
     positions = _moved(stated.positions, moved)
     positions["stack"] = np.where(
@@ -159,9 +161,9 @@ def combined(base: Trace, stated: Trace) -> Trace:
     )
 
 
-def _moved(rows: Array, who: dict[tuple[int, int], tuple[int, int]]) -> Array:
+def _moved(rows: Array, process: dict[tuple[int, int], tuple[int, int]]) -> Array:
     """Rows with the processes of another trace; rows of processes that it lacks stay unranked."""
     out = rows.copy()
     for row in out:
-        row["node"], row["pid"] = who.get((int(row["node"]), int(row["pid"])), (0, 1 << 30))
+        row["node"], row["pid"] = process.get((int(row["node"]), int(row["pid"])), (0, 1 << 30))
     return out

@@ -416,8 +416,8 @@ def _outermost(is_enter: Array, symbol: Array) -> tuple[Array, Array, Array]:
                 calls.append((begin, i, True))
     if inside:
         calls.append((begin, -1, False))
-    found = np.array(calls, np.int64).reshape(-1, 3)
-    return found[:, 0], found[:, 1], found[:, 2].astype(bool)
+    outermost = np.array(calls, np.int64).reshape(-1, 3)
+    return outermost[:, 0], outermost[:, 1], outermost[:, 2].astype(bool)
 
 
 def _is_to_host(made: _Raw) -> Array:
@@ -641,20 +641,35 @@ def _add_gpu_times(collectives: Array, path: Path) -> None:
     """Start and end on the GPU, from the NCCL profiler plugin's records of the same calls."""
     if not path.is_file():
         return
-    seen = _table(path, _PROFILER_COLUMNS)
-    is_kernel, is_coll = seen["event"] == "kernel", seen["event"] == "coll"
+    plugin_rows = _table(path, _PROFILER_COLUMNS)
+    is_kernel, is_coll = plugin_rows["event"] == "kernel", plugin_rows["event"] == "coll"
     for pid in np.unique(collectives["pid"]):
-        mine = np.flatnonzero((collectives["pid"] == pid) & ~np.isin(collectives["op"], [Op.SEND, Op.RECV]))
-        mine = mine[np.argsort(collectives["ts_ns"][mine], kind="stable")]
-        enqueued = is_coll & (seen["pid"] == pid)
-        before = np.searchsorted(collectives["ts_ns"][mine], seen["t_start_ns"][enqueued], side="right") - 1
-        row_of = dict(zip(seen["id"][enqueued].tolist(), mine[np.maximum(before, 0)].tolist(), strict=True))
-        kernels = is_kernel & (seen["pid"] == pid) & (seen["gpu_start_ns"] > 0)
-        rows = np.array([row_of.get(parent, -1) for parent in seen["parent_id"][kernels].tolist()], np.int64)
+        process_rows = np.flatnonzero(
+            (collectives["pid"] == pid) & ~np.isin(collectives["op"], [Op.SEND, Op.RECV])
+        )
+        process_rows = process_rows[np.argsort(collectives["ts_ns"][process_rows], kind="stable")]
+        enqueued = is_coll & (plugin_rows["pid"] == pid)
+        before = (
+            np.searchsorted(
+                collectives["ts_ns"][process_rows], plugin_rows["t_start_ns"][enqueued], side="right"
+            )
+            - 1
+        )
+        row_of = dict(
+            zip(
+                plugin_rows["id"][enqueued].tolist(),
+                process_rows[np.maximum(before, 0)].tolist(),
+                strict=True,
+            )
+        )
+        kernels = is_kernel & (plugin_rows["pid"] == pid) & (plugin_rows["gpu_start_ns"] > 0)
+        rows = np.array(
+            [row_of.get(parent, -1) for parent in plugin_rows["parent_id"][kernels].tolist()], np.int64
+        )
         known = rows >= 0
         start = np.full(len(collectives), np.iinfo(np.int64).max)
-        np.minimum.at(start, rows[known], seen["gpu_start_ns"][kernels][known])
-        np.maximum.at(collectives["gpu_end_ns"], rows[known], seen["gpu_stop_ns"][kernels][known])
+        np.minimum.at(start, rows[known], plugin_rows["gpu_start_ns"][kernels][known])
+        np.maximum.at(collectives["gpu_end_ns"], rows[known], plugin_rows["gpu_stop_ns"][kernels][known])
         touched = np.unique(rows[known])
         collectives["gpu_start_ns"][touched] = start[touched]
 

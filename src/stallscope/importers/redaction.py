@@ -46,7 +46,7 @@ def _cleaner(names: dict[str, str]) -> Callable[[str], str]:
 
     def clean(text: str) -> str:
         if hosts is not None:
-            text = hosts.sub(lambda found: names[found[0]], text)
+            text = hosts.sub(lambda match: names[match[0]], text)
         return _USER.sub("USER", _ADDRESS.sub("ADDRESS", _FOLDERS.sub("", text)))
 
     return clean

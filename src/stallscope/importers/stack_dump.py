@@ -80,29 +80,29 @@ class _Process:
 
 
 def _read(source: Source) -> Trace:
-    said = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], said)
-    return said.trace()
+    statements = Statements()
+    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
+    return statements.trace()
 
 
-def collect(files: Iterable[Path], said: Statements) -> None:
+def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the stacks of some dumps."""
     found: list[tuple[Path, _Process]] = []
     for file in files:
         processes = [process for process in _processes(file) if process.in_order()]
         found += [(file, process) for process in processes]
         if not processes:
-            said.omit("stack dumps without a frame")
+            statements.omit("stack dumps without a frame")
     ranks = _ranks(found)
     for (_, process), rank in zip(found, ranks, strict=True):
-        said.heard.add(rank)
+        statements.writers.add(rank)
         if process.pid:
-            said.pids.setdefault(rank, process.pid)
+            statements.pids.setdefault(rank, process.pid)
         for stack in process.in_order():
-            said.add_stack(rank, stack)
-    said.sources.append(f"stacks of {len(set(ranks))} rank{'s' * (len(set(ranks)) != 1)}")
+            statements.add_stack(rank, stack)
+    statements.sources.append(f"stacks of {len(set(ranks))} rank{'s' * (len(set(ranks)) != 1)}")
     if len(set(ranks)) < 2:
-        said.gaps.append(
+        statements.gaps.append(
             Gap(
                 "stacks of one rank only cannot show which rank differs",
                 "Dump the stacks of all ranks at one time.",
