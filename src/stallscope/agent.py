@@ -180,7 +180,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 prometheus=options.prometheus,
                 otlp=options.otlp,
                 node=options.node,
-                say=status.note,
+                note=status.note,
             )
         )
         stack.enter_context(
@@ -307,7 +307,7 @@ def _run(
         labels=labels,
         gpus=gpus,
         driver_calls=driver_calls,
-        say=status.note,
+        note=status.note,
     )
     begin_ns = time.monotonic_ns()
     end_ns = begin_ns + int(options.duration_s * _SECOND_NS) if options.duration_s is not None else None
@@ -368,7 +368,7 @@ class _Scribe:
         gpu_processes: Callable[[], Iterable[int]],
         exports: Outputs | None,
         labels: Labels | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        note: Callable[[str], None] = lambda _: None,
         gpus: Gpus | None = None,
         driver_calls: DriverCalls | None = None,
     ):
@@ -411,7 +411,7 @@ class _Scribe:
             Stacks(
                 self._node,
                 partial(store.stack, self._node),
-                say,
+                note,
                 probes.walk_python,
                 probes.peek,
                 probes.know_native,

@@ -220,7 +220,7 @@ class Settings:
         ),
     ] = None
     hub_requests_per_minute: Annotated[
-        int, About("requests that one token may make of the hub's API", unit="a minute", minimum=1)
+        int, About("requests per token to the hub's API", unit="a minute", minimum=1)
     ] = 1200
 
 

@@ -38,7 +38,7 @@ def test_the_job_runs_between_attach_and_ctrl_c(tmp_path: Path):
     lines: list[str] = []
     db = tmp_path / "trace.db"
     found = traced.trace_job(
-        "healthy", ranks=2, seconds=0.3, trace_db=db, say=lines.append, command=agent(ATTACHES % 0)
+        "healthy", ranks=2, seconds=0.3, trace_db=db, note=lines.append, command=agent(ATTACHES % 0)
     )
     assert found == db
     assert db.read_text().count('"--pid"') == 2
@@ -63,7 +63,7 @@ def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path, by: signal.Sign
     demo = f"""
 from pathlib import Path
 from stallscope.demo import traced
-traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), say=print, command={agent(here)!r})
+traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), note=print, command={agent(here)!r})
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(

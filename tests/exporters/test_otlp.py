@@ -221,7 +221,7 @@ def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
     receiver, start = sent
     receiver.refusals = list(receiver.busy)
     said: list[str] = []
-    start(say=said.append).incident(**INCIDENT._asdict())
+    start(note=said.append).incident(**INCIDENT._asdict())
     receiver.until(lambda: receiver.spans)
     assert receiver.n_asked >= 4
     receiver.until(lambda: len(said) > 1)
@@ -233,7 +233,7 @@ def test_nobody_there_is_told_once_and_waits(meter: Meter):
         port = free.getsockname()[1]
     said: list[str] = []
     otlp_sender = OtlpSender(
-        meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, say=said.append
+        meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, note=said.append
     )
     end_s = time.monotonic() + 10
     while not said and time.monotonic() < end_s:

@@ -1,6 +1,6 @@
 """The CUDA and NCCL calls of the loop, by ctypes: the interpreter lock is free during each.
 
-The emulated libraries provide the one kernel that the loop launches; with real ones real_gpu provides it.
+The loop launches a single kernel. The emulated libraries provide it; for real libraries real_gpu does.
 """
 
 import ctypes

@@ -60,7 +60,7 @@ def run(
     first_step: int | None = None,
     trace_db: Path | None = None,
     gpus: Found | None = None,
-    say: Callable[[str], None] = _print_line,
+    note: Callable[[str], None] = _print_line,
 ) -> Iterator[Trace]:
     """Runs a scenario under the agent and yields the trace; see trace_job.
 
@@ -78,7 +78,7 @@ def run(
             first_step=first_step,
             trace_db=trace_db or Path(folder) / "trace.db",
             libraries=libraries,
-            say=say,
+            note=note,
         )
         yield node.read(db)
 
@@ -91,12 +91,12 @@ def trace_job(
     first_step: int | None = None,
     trace_db: Path,
     libraries: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    note: Callable[[str], None] = lambda line: None,
     command: Sequence[str] = COMMAND,
 ) -> Path:
     """Runs a scenario under the agent and returns the node trace.
 
-    first_step: no fault before it; None: the fault's own. libraries: a folder of real libraries; None: emulated. say
+    first_step: no fault before it; None: the fault's own. libraries: a folder of real libraries; None: emulated. note
     gets each line of the agent. command starts stallscope. Raises BadInput for an unknown scenario, CannotTrace when
     the agent does not attach or fails, NotFound without a C compiler.
     """
@@ -106,11 +106,11 @@ def trace_job(
     if first_step is not None:
         plan = replace(plan, first_step=first_step)
     where = "the GPUs of this machine" if libraries else "emulated GPUs"
-    say(f"a job on {where}, {seconds:.0f} s: {described(plan)}")
+    note(f"a job on {where}, {seconds:.0f} s: {described(plan)}")
     with (
         _ended_by_sigterm(),
         live.started(plan) as job,
-        _tracing(job.pids, trace_db=trace_db, say=say, command=command),
+        _tracing(job.pids, trace_db=trace_db, note=note, command=command),
     ):
         job.go()
         # A job that hangs is still there when the agent ends: it is ended afterwards.
@@ -133,7 +133,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _tracing(
-    pids: Sequence[int], *, trace_db: Path, say: Callable[[str], None], command: Sequence[str]
+    pids: Sequence[int], *, trace_db: Path, note: Callable[[str], None], command: Sequence[str]
 ) -> Iterator[None]:
     """The agent, attached to both libraries; at the end it is stopped as by Ctrl-C."""
     named = [word for pid in pids for word in ("--pid", str(pid))]
@@ -146,7 +146,7 @@ def _tracing(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     lines: list[str] = []
-    reader = threading.Thread(target=_read, args=(agent, lines, say), name="agent-output")
+    reader = threading.Thread(target=_read, args=(agent, lines, note), name="agent-output")
     reader.start()
     try:
         _await_attached(agent, lines)
@@ -171,10 +171,10 @@ def _code_after_ctrl_c(agent: "subprocess.Popen[str]") -> int:
         return agent.wait()
 
 
-def _read(agent: "subprocess.Popen[str]", lines: list[str], say: Callable[[str], None]) -> None:
+def _read(agent: "subprocess.Popen[str]", lines: list[str], note: Callable[[str], None]) -> None:
     for line in agent.stdout or ():
         lines.append(line.rstrip("\n"))
-        say(lines[-1])
+        note(lines[-1])
 
 
 def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
@@ -190,4 +190,4 @@ def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
 
 def _last(lines: list[str]) -> str:
     printed = [line for line in lines if line.strip()]
-    return printed[-1] if printed else "it said nothing"
+    return printed[-1] if printed else "it printed nothing"

@@ -66,7 +66,7 @@ def outputs(
     prometheus: str,
     otlp: str,
     node: str,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> Iterator[Outputs | None]:
     """The requested outputs; None without any. prometheus: an address; otlp: a URL; empty: not requested.
 
@@ -81,11 +81,11 @@ def outputs(
             from stallscope.exporters.prometheus import metrics_server
 
             port = stack.enter_context(metrics_server(meter, prometheus, node=node))
-            say(f"metrics at http://{prometheus.rpartition(':')[0] or '127.0.0.1'}:{port}/metrics")
+            note(f"metrics at http://{prometheus.rpartition(':')[0] or '127.0.0.1'}:{port}/metrics")
         sender = None
         if otlp:
             from stallscope.exporters.otlp import otlp_sender
 
-            sender = stack.enter_context(otlp_sender(meter, otlp, node=node, say=say))
-            say(f"metrics and incidents go to {otlp}")
+            sender = stack.enter_context(otlp_sender(meter, otlp, node=node, note=note))
+            note(f"metrics and incidents go to {otlp}")
         yield Outputs(MetricUpdates(meter), sender)

@@ -34,12 +34,12 @@ class OtlpSender:
         node: str,
         every_s: float = EVERY_S,
         wall_ns: Callable[[], int] = time.time_ns,
-        say: Callable[[str], None] = lambda text: None,
+        note: Callable[[str], None] = lambda text: None,
     ):
         from stallscope.exporters import otlp_messages
 
         self._messages = otlp_messages
-        self._meter, self._wire, self._every_s, self._wall_ns, self._say = meter, to, every_s, wall_ns, say
+        self._meter, self._wire, self._every_s, self._wall_ns, self._note = meter, to, every_s, wall_ns, note
         self._resource = otlp_messages.resource(node)
         self._waiting: deque[otlp_messages.Incident] = deque(maxlen=MAX_WAITING)
         self._is_over = threading.Event()
@@ -79,11 +79,11 @@ class OtlpSender:
                     self._waiting.popleft()
         if answer.is_taken:
             if self._n_failures:
-                self._say("the OTLP receiver is reachable again")
+                self._note("the OTLP receiver is reachable again")
             self._n_failures = 0
             return self._every_s
         if not self._n_failures:
-            self._say(f"the OTLP receiver accepts no data: {answer.reason}; stallscope will retry")
+            self._note(f"the OTLP receiver accepts no data: {answer.reason}; stallscope will retry")
         self._n_failures += 1
         if answer.retry_after_s is not None:
             return answer.retry_after_s
@@ -93,7 +93,7 @@ class OtlpSender:
 
 @contextmanager
 def otlp_sender(
-    meter: Meter, url: str, *, node: str, say: Callable[[str], None] = lambda text: None
+    meter: Meter, url: str, *, node: str, note: Callable[[str], None] = lambda text: None
 ) -> Iterator[OtlpSender]:
     """Sends inside the with block, and once at its end. Raises BadInput."""
     try:
@@ -102,7 +102,7 @@ def otlp_sender(
         raise BadInput(
             "--otlp needs the package opentelemetry-proto: pip install 'stallscope[export]'"
         ) from None
-    sender = OtlpSender(meter, wire(url), node=node, say=say)
+    sender = OtlpSender(meter, wire(url), node=node, note=note)
     try:
         yield sender
     finally:

@@ -14,9 +14,9 @@ _COLUMNS = ("made_wall_ns", "verdict")
 class VerdictJournal:
     """Takes lines of live/incidents.py from any thread; write() stores them in the thread that owns the trace."""
 
-    def __init__(self, say: Callable[[str], None] | None):
-        """say: prints a line for each incident that opens or closes; None prints nothing."""
-        self._say = say
+    def __init__(self, note: Callable[[str], None] | None):
+        """note: prints a line for each incident that opens or closes; None prints nothing."""
+        self._note = note
         self._lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def take(self, line: dict[str, Any]) -> None:
@@ -30,8 +30,8 @@ class VerdictJournal:
             return
         insert("verdicts", _COLUMNS, [(line["at_ns"], json.dumps(_stored(line))) for line in lines])
         for line in lines:
-            if self._say and line["change"] != "updated":
-                self._say(_sentence(line))
+            if self._note and line["change"] != "updated":
+                self._note(_sentence(line))
 
 
 def _stored(line: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Columns: step, rank, stage (of the pipeline), dp_rank (data-parallel replica), optype, start_ts and duration in
 seconds, seq_id (n-th operation of its type in the step), mc (model chunk). start_ts counts from the beginning of
-the step, so steps are placed one after the other on the time axis, and there is no wall clock.
+the step, so steps are placed one after the other on the time axis, without a wall clock.
 
 Workers that take part in an operation follow from the type's name: params-* and grads-* among the replicas of a
 stage, *-send and *-recv between neighbouring stages of a replica, embedding-* between its first and last stage.

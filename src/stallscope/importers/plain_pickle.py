@@ -15,7 +15,7 @@ MOST_BYTES = 64 << 20
 """Larger files are refused: a dump of 20,000 calls with their stacks is some 20 MB."""
 
 MOST_VALUES = 2_000_000
-"""The most values that one file may make or store; at about 100 bytes each, less than a quarter of a gigabyte."""
+"""The most values per file, made or stored; at about 100 bytes each, less than a quarter of a gigabyte."""
 
 _MARK = object()
 _NAMES_OF_CODE = {

@@ -1,6 +1,6 @@
 """Functions that stallscope adds to SQLite: names for numbers, wall-clock times, and exact quantiles.
 
-`median` and `quantile_cont` have DuckDB's names, so that one statement suits both engines.
+`median` and `quantile_cont` have DuckDB's names, so that a statement works in both engines.
 """
 
 import sqlite3

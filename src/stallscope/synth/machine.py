@@ -147,7 +147,7 @@ class Machine:
         return shares
 
     def _enter_early(self, at: int, plan: Plan, note: Note) -> None:
-        """Some ranks enter a later collective first. Their peers wait in this one; they wait in the later one."""
+        """Some ranks enter a later collective first. Their peers wait in this collective, and they in the later."""
         crossing = plan.crossings[at]
         made = plan.program[crossing.partner]
         family, hosts = made.family or Family.WORLD, self.hosts

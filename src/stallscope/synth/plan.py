@@ -63,7 +63,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Ranks enter the collective `partner` (a later instruction) before this one. Neither ends."""
+    """Ranks enter the collective `partner` (a later instruction) before this collective. Neither ends."""
 
     ranks: Array
     partner: int
