@@ -46,7 +46,7 @@ def test_steps_epochs_and_phases_arrive_in_order(path, labels):
         ("phase", "train"),
         ("phase", ""),
     ]
-    assert (note.n_told, note.n_dropped) == (8, 0)
+    assert (note.n_sent, note.n_dropped) == (8, 0)
 
 
 def test_the_time_is_that_of_the_call(path, labels):
@@ -63,7 +63,7 @@ def test_without_an_agent_labels_are_dropped_and_counted(path):
     for number in range(100):
         note.step(number)
     assert note.flush(20)
-    assert (note.n_told, note.n_dropped) == (0, 100)
+    assert (note.n_sent, note.n_dropped) == (0, 100)
 
 
 def test_an_agent_that_goes_away_is_no_matter(path):
@@ -75,7 +75,7 @@ def test_an_agent_that_goes_away_is_no_matter(path):
     note.step(2)
     note.step(3)
     assert note.flush(20)
-    assert (note.n_told, note.n_dropped) == (1, 2)
+    assert (note.n_sent, note.n_dropped) == (1, 2)
 
 
 def test_more_than_fits_is_dropped_not_waited_for(path, monkeypatch):
