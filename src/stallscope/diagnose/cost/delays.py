@@ -12,7 +12,7 @@ import numpy as np
 
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
-from stallscope.diagnose.cost.retransmits import sent_again
+from stallscope.diagnose.cost.retransmits import retransmits_to
 from stallscope.diagnose.cost.step_growth import Growth, growth, stretches
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.lateness.late_steps import LateStep
@@ -336,7 +336,7 @@ def _excess(
     counts = np.concatenate([np.zeros((0, 4)), *(part for _, part in parts)]).sum(axis=0)
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
-    host = np.concatenate([host, sent_again(case.trace, host)])
+    host = np.concatenate([host, retransmits_to(case.trace, host)])
     return Excess(
         total_ns=float(sum(one.excess_ns for one in late)),
         ledger_ns=ledger,

@@ -1,7 +1,7 @@
-"""Segments that the other end of a connection had to send again, while a rank waited on its own end.
+"""Segments that the other end of a connection retransmitted while a rank waited on its own end.
 
-The sender counts them, the receiver waits: of packets that are lost on the way to a rank its own sockets tell nothing.
-Two ends are one connection where each one's own port is the other's peer's port.
+The sender counts retransmits, the receiver waits: a rank's own sockets do not show packets lost on the way to the rank.
+Two ends belong to one connection if the local port of each is the peer port of the other.
 """
 
 import numpy as np
@@ -11,14 +11,14 @@ from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
 from stallscope.events.trace import Trace
 
-_SECOND_NS = 1_000_000_000  # resent segments are counted once a second
+_SECOND_NS = 1_000_000_000  # retransmits are counted once a second
 
 Ends = tuple[str, str]
-"""Own port and the peer's, as text."""
+"""The local port and the peer port, as text."""
 
 
-def sent_again(trace: Trace, own: Array) -> Array:
-    """Rows of HOST_EVENTS: what others sent again to a rank while it waited for them.
+def retransmits_to(trace: Trace, own: Array) -> Array:
+    """Rows of HOST_EVENTS: the retransmits of others to a rank while it waited for them.
 
     own: the rank's own rows of HOST_EVENTS.
     """
@@ -43,12 +43,12 @@ def _is_for(trace: Trace, row: Array, waits: dict[Ends, list[tuple[int, int]]]) 
 
 
 def _ends(row: Array) -> Ends | None:
-    own, peer = (row[name].item().decode("utf-8", "replace") for name in ("detail", "file"))
-    return (own.rpartition(" ")[2], peer.rpartition(":")[2]) if own and ":" in peer else None
+    local, peer = (row[name].item().decode("utf-8", "replace") for name in ("detail", "file"))
+    return (local.rpartition(" ")[2], peer.rpartition(":")[2]) if local and ":" in peer else None
 
 
 def _span(trace: Trace, row: Array, *, slack_ns: int) -> tuple[int, int]:
-    """Begin and end, on the wall clock where there is one."""
+    """Begin and end, on the wall clock if it is known."""
     at_ns = wall_ns(trace, int(row["node"]), int(row["ts_ns"]))
     begin = int(row["ts_ns"]) if at_ns is None else at_ns
     return begin, begin + max(int(row["duration_ns"]), 0) + slack_ns

@@ -1,8 +1,8 @@
-"""What a late rank cost the others: for each victim how much longer it waited than it would have anyway.
+"""The cost of a late rank: for each victim, its additional waiting time because of that rank.
 
-A late step shows in every round of the step; the sum over the rounds would count one delay many times. Victims would
-have waited for the next one that is behind by its own doing. Lateness that they did not wait for was absorbed and costs
-nothing; so may be what a GPU hid that had work enqueued (see hidden).
+A late step shows in every round of the step, so the sum over the rounds would count a delay many times. Without the
+late rank, victims would have waited for the next rank that is late because of its own time. Lateness without a wait was
+absorbed and costs nothing. A GPU with enqueued work may absorb a delay as well (see absorbed).
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 
-_NO_WAIT_NS = 10_000  # shorter calls wait for nobody
-_SHORT_WAIT = 0.05  # nor do those below this share of a step: copies of the input
+_NO_WAIT_NS = 10_000  # shorter calls are not waits
+_SHORT_WAIT = 0.05  # nor are calls below this share of a step, such as copies of the input
 _RUNS_AHEAD_STEPS = 2
 _FEWEST_WAITS = 3
-_TIGHT = 0.1  # quantile of bounds from above that is taken for the tightest
-_STEPS_ASIDE = 3  # so many rows a process may be off the others before it is searched for
-_ROWS_BESIDE = 2 * _STEPS_ASIDE + 2
+_TIGHT = 0.1  # quantile of the upper bounds that counts as the tightest bound
+_ROWS_ASIDE = 3  # rows by which a process may be off the others before a full search
+_ROWS_NEARBY = 2 * _ROWS_ASIDE + 2
 
 
 @dataclass(frozen=True)
 class Cost:
-    """float64 (p,) by process, time it was kept waiting: lost_ns at most, least_ns for sure."""
+    """float64 (p,) by process, the time it was kept waiting: lost_ns at most, least_ns at least."""
 
     lost_ns: Array
     least_ns: Array
@@ -40,8 +40,8 @@ class Cost:
 def longest_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> Array:
     """The longest interval of each run of intervals that overlap, summed by group: float64 (n_groups,).
 
-    Who comes to the next round before the late one has come to this one was not held up in between.
-    group: int64 (n,). begin_ns, end_ns: int64 (n,); empty and negative intervals count nothing.
+    A process that enters the next round before the late process has entered this round was not held up in between.
+    group: int64 (n,). begin_ns, end_ns: int64 (n,); empty and negative intervals do not count.
     """
     real = end_ns > begin_ns
     group, begin_ns, end_ns = group[real], begin_ns[real], end_ns[real]
@@ -50,7 +50,7 @@ def longest_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -
     if not ((group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (begin_ns[1:] >= begin_ns[:-1]))).all():
         order = np.lexsort((begin_ns, group))
         group, begin_ns, end_ns = group[order], begin_ns[order], end_ns[order]
-    # One running maximum for all groups: each group is moved behind the one before it.
+    # A single running maximum covers all groups: each group is shifted behind the previous group.
     base = begin_ns.min()
     shift = group * (int(end_ns.max() - base) + 1) - base
     reached = np.maximum.accumulate(end_ns + shift)
@@ -61,40 +61,41 @@ def longest_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -
 
 @dataclass(frozen=True)
 class Waits:
-    """What the cost of every process is worked out from. released_ns: see _releases(); released_in: the step after
-    each. in_each_step: whether the job waits in most steps.
+    """The input of every process's cost. released_ns: see _releases(); released_in: the step after each release.
+    in_each_step: whether the job waits in most steps.
     """
 
-    place: "_Place"
+    row_index: "_RowIndex"
     released_ns: Array
     released_in: Array
     in_each_step: bool
 
     @staticmethod
     def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float, first_step: int = 0) -> "Waits":
-        """step: int64 (n,), the step of each row, see programs. step_ns: the usual step. first_step: those before it
-        are warm-up, and no stretch with some of them is like the others.
+        """step: int64 (n,), the step of each row, see programs. step_ns: the median step. first_step: earlier steps
+        are warm-up, and stretches with such steps are left out.
         """
-        place = _Place.of(line, arrival_ns)
-        released_ns, released_in = _releases(line, arrival_ns, place, step=step, step_ns=step_ns)
+        row_index = _RowIndex.of(line, arrival_ns)
+        released_ns, released_in = _releases(line, arrival_ns, row_index, step=step, step_ns=step_ns)
         is_warm = released_in >= first_step
         if np.count_nonzero(is_warm) >= _FEWEST_WAITS:
             released_ns, released_in = released_ns[is_warm], released_in[is_warm]
-        return Waits(place, released_ns, released_in, _share_of_steps_with_waits(line))
+        return Waits(row_index, released_ns, released_in, _waits_regularly(line))
 
     @cached_property
     def between_releases_ns(self) -> Array:
-        """How long each process waited between two releases: float64 (k - 1, p)."""
-        ends = [self.place.at(moment, "right") + 1 for moment in self.released_ns.tolist()]
-        before = self.place.synced_ns[np.minimum(np.array(ends), self.place.first[1:])]
+        """The time each process waited between two releases: float64 (k - 1, p)."""
+        ends = [self.row_index.at(moment, "right") + 1 for moment in self.released_ns.tolist()]
+        before = self.row_index.synced_ns[np.minimum(np.array(ends), self.row_index.first[1:])]
         return np.diff(before, axis=0).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class RowsByRound:
-    """Rows by round, and where each round begins among them: int64 (k,), (n_rounds + 1,). behind_ns: float64 (k,), how
-    late each is by its own doing; 0 for those that are late steps themselves. ends: by peak row of a late step, where
-    its rows end.
+    """Rows by round, and the first row of each round: int64 (k,), (n_rounds + 1,).
+
+    behind_ns: float64 (k,), the lateness of each row because of its rank's own time; 0 in late steps. ends: by peak row
+    of a late step, the end of its rows.
     """
 
     rows: Array
@@ -105,11 +106,11 @@ class RowsByRound:
     @staticmethod
     def of(met: Rounds, table: Cells, late: list[LateStep], *, among: list[LateStep]) -> "RowsByRound":
         """The rows of all rounds in which a late step may have held up others. among: all late steps."""
-        is_asked = np.zeros(met.n_rounds, bool)
+        is_examined = np.zeros(met.n_rounds, bool)
         ends = _ends(table, late)
-        for one in late:
-            is_asked[met.round[_late_rows(met, one, ends[one.peak_row])]] = True
-        rows = np.flatnonzero(is_asked[met.round])
+        for step in late:
+            is_examined[met.round[_late_rows(met, step, ends[step.peak_row])]] = True
+        rows = np.flatnonzero(is_examined[met.round])
         rows = rows[order_of(met.round[rows], met.n_rounds)]
         behind_ns = np.maximum(np.nan_to_num(met.late_ns[rows], nan=0.0), 0.0)
         late_at = np.flatnonzero(behind_ns)
@@ -118,15 +119,15 @@ class RowsByRound:
         return RowsByRound(rows, start, behind_ns, ends)
 
 
-def _late_rows(met: Rounds, one: LateStep, end: int) -> Array:
-    """The rows of a late step, up to the end of the step, in which it is about as late as at its peak."""
-    late_ns = met.late_ns[one.first_row : end]
-    return one.first_row + np.flatnonzero(late_ns >= 0.5 * one.late_ns)
+def _late_rows(met: Rounds, step: LateStep, end: int) -> Array:
+    """The rows of a late step, up to its end, with at least half of the peak lateness."""
+    late_ns = met.late_ns[step.first_row : end]
+    return step.first_row + np.flatnonzero(late_ns >= 0.5 * step.late_ns)
 
 
 def _ends(table: Cells, late: list[LateStep]) -> dict[int, int]:
-    """By peak row of each late step, where the rows of the step end."""
-    peaks = np.array([one.peak_row for one in late], np.int64)
+    """By peak row of each late step, the end of the step's rows."""
+    peaks = np.array([step.peak_row for step in late], np.int64)
     if not len(table.step):
         return {row: row + 1 for row in peaks.tolist()}
     ends = table.end_row[np.maximum(np.searchsorted(table.first_row, peaks, side="right") - 1, 0)]
@@ -134,11 +135,11 @@ def _ends(table: Cells, late: list[LateStep]) -> dict[int, int]:
 
 
 def _own_ns(table: Cells, among: list[LateStep], rows: Array) -> Array:
-    """By row, what its process took longer than its peers in the step; 0 in late steps and outside of steps."""
+    """By row, the excess of its process over its peers in the step; 0 in late steps and outside of steps."""
     if not len(table.step) or not len(rows):
         return np.zeros(len(rows))
     excess_ns = table.excess_ns.copy()
-    late = np.array([one.peak_row for one in among], np.int64)
+    late = np.array([step.peak_row for step in among], np.int64)
     excess_ns[np.maximum(np.searchsorted(table.first_row, late, side="right") - 1, 0)] = 0.0
     cell = np.maximum(np.searchsorted(table.first_row, rows, side="right") - 1, 0)
     inside = (rows >= table.first_row[cell]) & (rows < table.end_row[cell])
@@ -159,78 +160,79 @@ def cost(
     step_ns: float,
     limits: Thresholds,
 ) -> Cost:
-    """What these late steps of one process cost every other one.
+    """The cost of these late steps of one process for every other process.
 
-    among: all late steps, of whatever process. share: see shares(). passed_on: float64 by late step, see hidden.
-    step_ns: the usual step, as far as a delay is looked for behind its peak.
+    among: the late steps of all processes. share: see shares(). passed_on: float64 by late step, see absorbed.
+    step_ns: the median step, up to which a delay is searched after its peak.
     """
     lost, least = np.zeros(line.n_processes), np.zeros(line.n_processes)
-    place, job_waits = waits.place, waits.in_each_step
+    row_index, job_waits = waits.row_index, waits.in_each_step
     if late and len(waits.released_ns):
         return _waited_longer(waits, arrival_ns, late=late, among=among)
-    for one, part in zip(late, passed_on.tolist(), strict=True):
-        direct = _waited_for(line, met, arrival_ns, one=one, by_round=by_round)
-        late_before = max(float(np.nan_to_num(met.late_ns[one.peak_row])) - one.late_ns, 0.0)
+    for step, part in zip(late, passed_on.tolist(), strict=True):
+        direct = _waited_for(line, met, arrival_ns, step=step, by_round=by_round)
+        late_before = max(float(np.nan_to_num(met.late_ns[step.peak_row])) - step.late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
-        begin, end = arrival_ns[one.peak_row] - one.late_ns, arrival_ns[one.peak_row] + step_ns
-        window = place.between(begin, end)
-        waited = place.grown(place.waited_ns, window)
-        # The late one's own copies and allocations may be the delay itself.
-        in_syncs = place.grown(place.synced_ns, window)[one.process]
-        own = max(waited[one.process] - one.excess_ns, in_syncs)
-        indirect = np.clip(waited - own, 0, one.late_ns)
-        is_recorded = place.at(arrival_ns[one.peak_row], "right") < place.first[1:]
+        begin, end = arrival_ns[step.peak_row] - step.late_ns, arrival_ns[step.peak_row] + step_ns
+        window = row_index.between(begin, end)
+        waited = row_index.grown(row_index.waited_ns, window)
+        # The late process's own copies and allocations may be the delay itself.
+        in_syncs = row_index.grown(row_index.synced_ns, window)[step.process]
+        own = max(waited[step.process] - step.excess_ns, in_syncs)
+        indirect = np.clip(waited - own, 0, step.late_ns)
+        is_recorded = row_index.at(arrival_ns[step.peak_row], "right") < row_index.first[1:]
         absorbed = (waited < limits.absorbed_share * direct) & job_waits & is_recorded
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
         if not job_waits:
-            each, part = _delayed(line, arrival_ns, place, one=one, step_ns=step_ns), 0.0
-        each[one.process] = 0
-        each *= share.get((one.process, one.step), 1.0)
+            each, part = _delayed(line, arrival_ns, row_index, step=step, step_ns=step_ns), 0.0
+        each[step.process] = 0
+        each *= share.get((step.process, step.step), 1.0)
         lost += each
-        # A job that waits in each step has no more than a step's work in its queues.
+        # A job that waits in each step has at most one step of work in its queues.
         least += np.maximum(each * part, each - step_ns if job_waits else 0.0)
     return Cost(lost, least)
 
 
 def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], float]:
-    """By process and step of some late steps, its part in what the others waited meanwhile: 1 where it alone was late;
-    while several are, the others wait for all of them, and each is to blame for an equal part.
+    """By process and step of late steps, the share of the others' waiting time that the step caused.
+
+    The share is 1 for the only late step at a time. Late steps at the same time cause equal shares.
     """
     if not among:
         return {}
-    end = np.array([arrival_ns[one.peak_row] for one in among], np.float64)
-    begin = end - np.array([max(one.excess_ns, 1.0) for one in among])
+    end = np.array([arrival_ns[step.peak_row] for step in among], np.float64)
+    begin = end - np.array([max(step.excess_ns, 1.0) for step in among])
     edges = np.unique(np.concatenate([begin, end]))
     starts, ends = np.searchsorted(edges, begin), np.searchsorted(edges, end)
     n_late = np.cumsum(np.bincount(starts, minlength=len(edges)) - np.bincount(ends, minlength=len(edges)))
     parts = np.append(0.0, np.cumsum(np.diff(edges) / np.maximum(n_late[:-1], 1)))
     whole = (parts[ends] - parts[starts]) / (end - begin)
-    return {(one.process, one.step): float(part) for one, part in zip(among, whole, strict=True)}
+    return {(step.process, step.step): float(part) for step, part in zip(among, whole, strict=True)}
 
 
 def _waited_for(
-    line: Timeline, met: Rounds, arrival_ns: Array, *, one: LateStep, by_round: RowsByRound
+    line: Timeline, met: Rounds, arrival_ns: Array, *, step: LateStep, by_round: RowsByRound
 ) -> Array:
-    """Time each process that shares a late round of the step sat there until the late one came, beyond what it would
-    have sat there for the next one.
-    """
-    own, start = _late_rows(met, one, by_round.ends[one.peak_row]), by_round.start
-    if not len(own):
+    """The time each member of a late round waited for the late process, beyond its wait for the next late process."""
+    late_rows, start = _late_rows(met, step, by_round.ends[step.peak_row]), by_round.start
+    if not len(late_rows):
         return np.zeros(line.n_processes)
-    here = [slice(start[r], start[r + 1]) for r in met.round[own].tolist()]
-    next_ns = np.array([by_round.behind_ns[part].max() for part in here])
-    until = arrival_ns[own]
+    here = [slice(start[r], start[r + 1]) for r in met.round[late_rows].tolist()]
+    next_late_ns = np.array([by_round.behind_ns[part].max() for part in here])
+    until = arrival_ns[late_rows]
     others, begin, until = _by_row(
-        [by_round.rows[part] for part in here], (until - met.late_ns[own] + next_ns).astype(np.int64), until
+        [by_round.rows[part] for part in here],
+        (until - met.late_ns[late_rows] + next_late_ns).astype(np.int64),
+        until,
     )
     begin = np.maximum(arrival_ns[others], begin)
     return longest_ns(line.process[others], begin, until, n_groups=line.n_processes)
 
 
 def _by_row(parts: list[Array], *values: Array) -> tuple[Array, ...]:
-    """The rows of all parts, sorted as longest_ns wants them, and for each the values (k,) of its part."""
+    """The rows of all parts in the order for longest_ns, and for each row the values (k,) of its part."""
     counts = [len(part) for part in parts]
-    if min(counts) == max(counts):  # of successive rounds of the same processes each has a row in turn
+    if min(counts) == max(counts):  # successive rounds of the same processes: their rows alternate
         in_turn = np.stack(parts, axis=1).ravel()
         if (in_turn[1:] > in_turn[:-1]).all():
             return in_turn, *(np.tile(value, counts[0]) for value in values)
@@ -240,11 +242,11 @@ def _by_row(parts: list[Array], *values: Array) -> tuple[Array, ...]:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """To find every process's row at a moment at once: key, sorted, is process x span_ns + time since base_ns.
+class _RowIndex:
+    """Finds the row of every process at a moment in one search. key: sorted, process x span_ns + time since base_ns.
 
-    first: int64 (p + 1,), where each process's rows begin. waited_ns, synced_ns: running sums of time in all calls
-    that can wait for the GPU, and in synchronise calls for others only, before each row.
+    first: int64 (p + 1,), the first row of each process. waited_ns, synced_ns: running sums of the time in all calls
+    that can wait for the GPU, and in synchronise calls only, before each row.
     """
 
     key: Array
@@ -255,12 +257,12 @@ class _Place:
     synced_ns: Array
 
     @staticmethod
-    def of(line: Timeline, arrival_ns: Array) -> "_Place":
+    def of(line: Timeline, arrival_ns: Array) -> "_RowIndex":
         base = int(arrival_ns.min(initial=0))
         span = int(arrival_ns.max(initial=0)) - base + 2
         key = np.repeat(np.arange(line.n_processes) * span - base, np.diff(line.first))
         key += arrival_ns
-        return _Place(
+        return _RowIndex(
             key=np.maximum.accumulate(key, out=key),
             span_ns=span,
             base_ns=base,
@@ -272,51 +274,52 @@ class _Place:
     def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
         """Each process's first row at or after (left), or after (right), a moment: int64 (p,).
 
-        Processes keep step with each other, so that most are found beside where the first one is.
+        Processes advance together, so most rows are near the position of the first process's row.
         """
         inside = min(max(int(t_ns) - self.base_ns, -1), self.span_ns - 1)
-        wanted = np.arange(len(self.first) - 1) * self.span_ns + inside
-        if len(self.key) < _ROWS_BESIDE:
-            return np.searchsorted(self.key, wanted, side=side)
-        guess = int(np.searchsorted(self.key[: self.first[1]], wanted[0], side=side))
-        begin = np.clip(self.first[:-1] + (guess - _STEPS_ASIDE), 0, len(self.key) - _ROWS_BESIDE)
-        beside = self.key[begin + np.arange(_ROWS_BESIDE)[:, None]]
-        n_before = np.count_nonzero(beside < wanted if side == "left" else beside <= wanted, axis=0)
-        is_found = ((n_before > 0) | (begin == 0)) & (
-            (n_before < _ROWS_BESIDE) | (begin + _ROWS_BESIDE == len(self.key))
+        target = np.arange(len(self.first) - 1) * self.span_ns + inside
+        if len(self.key) < _ROWS_NEARBY:
+            return np.searchsorted(self.key, target, side=side)
+        guess = int(np.searchsorted(self.key[: self.first[1]], target[0], side=side))
+        begin = np.clip(self.first[:-1] + (guess - _ROWS_ASIDE), 0, len(self.key) - _ROWS_NEARBY)
+        nearby = self.key[begin + np.arange(_ROWS_NEARBY)[:, None]]
+        n_before = np.count_nonzero(nearby < target if side == "left" else nearby <= target, axis=0)
+        is_nearby = ((n_before > 0) | (begin == 0)) & (
+            (n_before < _ROWS_NEARBY) | (begin + _ROWS_NEARBY == len(self.key))
         )
-        found = begin + n_before
-        if not is_found.all():
-            left = np.flatnonzero(~is_found)
-            found[left] = np.searchsorted(self.key, wanted[left], side=side)
-        return found
+        row = begin + n_before
+        if not is_nearby.all():
+            missed = np.flatnonzero(~is_nearby)
+            row[missed] = np.searchsorted(self.key, target[missed], side=side)
+        return row
 
     def between(self, begin_ns: float, end_ns: float) -> tuple[Array, Array]:
-        """The rows by process whose intervals end within a window or are the first after it: first, and after last."""
+        """The rows by process whose intervals overlap a window: the first, and the row after the last."""
         return self.at(begin_ns, "right"), np.minimum(self.at(end_ns, "left") + 1, self.first[1:])
 
     def grown(self, total_ns: Array, rows: tuple[Array, Array]) -> Array:
-        """By process, what a running sum grew by over some rows: float64 (p,)."""
+        """By process, the growth of a running sum over some rows: float64 (p,)."""
         return np.maximum(total_ns[rows[1]] - total_ns[rows[0]], 0).astype(np.float64)
 
 
 def _before_each(value: Array) -> Array:
-    """The sum of all values before each one, and of all: int64 (n + 1,)."""
+    """The sum of the values before each value, and the total: int64 (n + 1,)."""
     total = np.zeros(len(value) + 1, np.int64)
     np.cumsum(value, out=total[1:])
     return total
 
 
 def _releases(
-    line: Timeline, arrival_ns: Array, place: "_Place", *, step: Array, step_ns: float
+    line: Timeline, arrival_ns: Array, row_index: "_RowIndex", *, step: Array, step_ns: float
 ) -> tuple[Array, Array]:
-    """When a job that runs ahead was released from its waits, on the common clock, and the step that came then: int64
-    (k,) each, those of the process that waits most. Empty where it synchronises in most steps, or too seldom to tell
-    anything.
+    """The releases of a job that runs ahead, on the common clock, and the step after each: int64 (k,) each.
+
+    The releases come from the process that waits most. Empty if it synchronises in most steps, or too rarely.
     """
     if not line.n_processes:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    own = slice(*place.first[int(np.argmax(np.diff(place.synced_ns[place.first]))) :][:2].tolist())
+    longest = int(np.argmax(np.diff(row_index.synced_ns[row_index.first])))
+    own = slice(*row_index.first[longest : longest + 2].tolist())
     n_syncs = line.rows.column("n_syncs", np.arange(own.start, own.stop))
     synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
     edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
@@ -328,40 +331,43 @@ def _releases(
 
 
 def _waited_longer(waits: Waits, arrival_ns: Array, *, late: list[LateStep], among: list[LateStep]) -> Cost:
-    """For jobs that run ahead: how much longer each process waited at the end of stretches with late steps than of
-    those without. Several late processes in a stretch share that in proportion.
+    """For jobs that run ahead: the additional wait of each process at the end of stretches with late steps.
 
-    Where too few are without late steps, a stretch would have lasted at most as many usual steps as it has; how much of
-    the delays was hidden is not known.
+    It is compared with stretches without late steps. Several late processes in a stretch share it in proportion.
+
+    With too few stretches without late steps, a stretch would have lasted at most the longest possible steps; the
+    absorbed part of the delays is unknown.
     """
     process, waited = late[0].process, waits.between_releases_ns
-    mine, everyones = (_late_in(waits.released_ns, arrival_ns, steps) for steps in (late, among))
+    own_late, all_late = (_late_in(waits.released_ns, arrival_ns, steps) for steps in (late, among))
     n_steps = np.diff(waits.released_in)
-    quiet = (everyones == 0) & (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
-    share = np.divide(mine, everyones, out=np.zeros_like(mine), where=everyones > 0)
+    quiet = (all_late == 0) & (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
+    share = np.divide(own_late, all_late, out=np.zeros_like(own_late), where=all_late > 0)
 
     def lost_ns(longer: Array) -> Array:
-        lost: Array = (np.clip(longer, 0, everyones[:, None]) * share[:, None]).sum(axis=0)
+        lost: Array = (np.clip(longer, 0, all_late[:, None]) * share[:, None]).sum(axis=0)
         lost[process] = 0
         return lost
 
     if quiet.sum() >= _FEWEST_WAITS:
-        usual = np.median(waited[quiet] / n_steps[quiet, None], axis=0) * n_steps[:, None]
-        return Cost(lost_ns(waited - usual), lost_ns(waited - usual))
+        expected = np.median(waited[quiet] / n_steps[quiet, None], axis=0) * n_steps[:, None]
+        return Cost(lost_ns(waited - expected), lost_ns(waited - expected))
     beyond = np.diff(waits.released_ns) - n_steps * _step_at_most_ns(waits, late, arrival_ns)
     return Cost(lost_ns(waited), lost_ns(np.minimum(beyond[:, None], waited)))
 
 
 def _step_at_most_ns(waits: Waits, late: list[LateStep], arrival_ns: Array) -> float:
-    """What a step takes without the delays of a process, at most: what it takes in the shortest stretches, and what the
-    steps that the process enqueued after its last delay in a stretch took to the release.
+    """An upper bound of the step time without the delays of a process.
+
+    It follows from the shortest stretches, and from the time between the process's last delay in a stretch and the
+    release, divided by the steps in between.
     """
     n_steps, n_stretches = np.diff(waits.released_in), len(waits.released_in) - 1
     last_late, since_ns = np.full(n_stretches, -1), np.zeros(n_stretches)
-    for one in late:
-        number = int(np.searchsorted(waits.released_ns, arrival_ns[one.peak_row], side="right")) - 1
-        if 0 <= number < n_stretches and one.step > last_late[number]:
-            last_late[number], since_ns[number] = one.step, arrival_ns[one.peak_row]
+    for step in late:
+        stretch = int(np.searchsorted(waits.released_ns, arrival_ns[step.peak_row], side="right")) - 1
+        if 0 <= stretch < n_stretches and step.step > last_late[stretch]:
+            last_late[stretch], since_ns[stretch] = step.step, arrival_ns[step.peak_row]
     n_after = waits.released_in[1:] - 1 - last_late
     known, long = (last_late >= 0) & (n_after > 0), (n_steps > 0) & (n_steps >= 0.5 * np.median(n_steps))
     bounds = (
@@ -372,31 +378,33 @@ def _step_at_most_ns(waits: Waits, late: list[LateStep], arrival_ns: Array) -> f
 
 
 def _late_in(released_ns: Array, arrival_ns: Array, late: list[LateStep]) -> Array:
-    """Lateness in each stretch between two releases: float64 (k - 1,)."""
+    """The lateness in each stretch between two releases: float64 (k - 1,)."""
     out = np.zeros(len(released_ns) - 1)
-    for one in late:
-        number = int(np.searchsorted(released_ns, arrival_ns[one.peak_row], side="right")) - 1
-        if 0 <= number < len(out):
-            out[number] += one.late_ns
+    for step in late:
+        stretch = int(np.searchsorted(released_ns, arrival_ns[step.peak_row], side="right")) - 1
+        if 0 <= stretch < len(out):
+            out[stretch] += step.late_ns
     return out
 
 
-def _share_of_steps_with_waits(line: Timeline) -> bool:
-    """Whether the job waits regularly: at least one interval in fifty holds a real wait, on most processes."""
+def _waits_regularly(line: Timeline) -> bool:
+    """Whether the job waits regularly: at least 2 % of the intervals of most processes contain a wait."""
     if not len(line.rows):
         return False
     each = np.add.reduceat(line.in_gpu_calls_ns > _NO_WAIT_NS, line.first[:-1], dtype=np.int64)
     return bool(np.median(each / np.diff(line.first)) >= 0.02)
 
 
-def _delayed(line: Timeline, arrival_ns: Array, place: _Place, *, one: LateStep, step_ns: float) -> Array:
-    """For jobs that run ahead: how much longer than usual each process took for its next ten steps' calls."""
-    begin, window = arrival_ns[one.peak_row] - one.late_ns, 10 * step_ns + one.late_ns
-    first, last = place.at(begin, "left"), place.at(begin + window, "left") - 1
+def _delayed(
+    line: Timeline, arrival_ns: Array, row_index: _RowIndex, *, step: LateStep, step_ns: float
+) -> Array:
+    """For jobs that run ahead: the additional time of each process for the calls of its next ten steps."""
+    begin, window = arrival_ns[step.peak_row] - step.late_ns, 10 * step_ns + step.late_ns
+    first, last = row_index.at(begin, "left"), row_index.at(begin + window, "left") - 1
     n_calls = last - first
-    whole_first, whole_last = place.first[:-1], place.first[1:] - 1
-    usual = (arrival_ns[whole_last] - arrival_ns[whole_first]) / np.maximum(whole_last - whole_first, 1)
+    whole_first, whole_last = row_index.first[:-1], row_index.first[1:] - 1
+    mean_ns = (arrival_ns[whole_last] - arrival_ns[whole_first]) / np.maximum(whole_last - whole_first, 1)
     took = (arrival_ns[np.maximum(last, 0)] - arrival_ns[np.minimum(first, len(arrival_ns) - 1)]).astype(
         np.float64
     )
-    return np.where(n_calls >= 2, np.clip(took - usual * n_calls, 0, one.late_ns), 0.0)
+    return np.where(n_calls >= 2, np.clip(took - mean_ns * n_calls, 0, step.late_ns), 0.0)

@@ -1,12 +1,12 @@
-"""How long each GPU worked before a collective and waited in it, by its own clock.
+"""The work of each GPU before a collective and its wait in the collective, by the GPU's clock.
 
-Between the end of one collective and the start of the next a GPU does its own work. Both are times of its own
-clock, so no other clock is needed; only time it spent idle until the host enqueued is to be taken off. For that the
-host's arrivals are put on the GPU's clock. A kernel cannot start before it was enqueued, nor can a host be released
-before what it waited for has ended: bounds from both sides, made anew all along, as GPU clocks drift by milliseconds
-in minutes. The second is close to the truth (a release follows the end at once) where the waits are for the
-collectives; where they are not, it scatters and is not used. The first is close only where the GPU is not behind.
-Which one is close may differ from rank to rank: so it is told, too, what a GPU has worked at least and at most.
+Between the end of a collective and the start of the next, a GPU does its own work. Both times are on its own clock, so
+no other clock is needed, except to subtract the idle time before the host enqueued the collective. For that, the
+host's arrivals are converted to the GPU's clock. A kernel cannot start before it was enqueued. A host cannot be
+released before the work that it waits for has ended. These two bounds are updated continuously, as GPU clocks drift by
+milliseconds in minutes. The second bound is tight (a release immediately follows the end) if the waits are for the
+collectives; otherwise it scatters and is not used. The first bound is tight only if the GPU is not behind. The tighter
+bound may differ from rank to rank, so the least and the most work of each GPU are provided as well.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ _ROWS_IN_BLOCK = 32
 _PROMPT_NS = 200_000  # releases that follow the ends of collectives scatter by less than this
 _FEWEST = 8
 _BLOCKS_FOR_DRIFT = 24
-_NOT_SEEN = 1e18
+_NO_BOUND = 1e18
 
 
 @dataclass(frozen=True)
 class GpuTime:
-    """known: bool (n,), the row's own and the previous one's times are known, and no record was lost between.
-    own_ns: float64 (n,), work of the GPU between the collective before and this one; least_ns, most_ns: what it is at
-    least and at most by the bounds on its clock. held_ns: float64 (n,), from its start to its end, in which the GPU
-    waits for the others' and transfers. All 0 where not known.
-    error_ns: float64 (p,), how far the host's arrivals may be off on the GPU's clock.
+    """known: bool (n,), the times of the row and of the previous row are known, and no record was lost in between.
+    own_ns: float64 (n,), work of the GPU between the previous collective and this collective; least_ns, most_ns: its
+    bounds by the bounds on the GPU's clock. held_ns: float64 (n,), from its start to its end, in which the GPU waits
+    for other GPUs and transfers. All 0 where not known.
+    error_ns: float64 (p,), the error of the host's arrivals on the GPU's clock.
     """
 
     known: Array
@@ -41,19 +41,19 @@ class GpuTime:
 
 
 def gpu_time(line: Timeline) -> GpuTime | None:
-    """The GPUs' times; None where no collective has any."""
+    """The GPUs' times; None if no collective has GPU times."""
     start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
-    told = (start_ns != UNKNOWN) & (end_ns != UNKNOWN)
-    if not told.any():
+    has_times = (start_ns != UNKNOWN) & (end_ns != UNKNOWN)
+    if not has_times.any():
         return None
-    known = line.is_whole & told & ~_near_gaps(line)
-    known[1:] &= told[:-1]
-    enqueued = _enqueued(line, told)
-    at, held = np.flatnonzero(known), np.zeros(len(told))
+    known = line.is_whole & has_times & ~_near_gaps(line)
+    known[1:] &= has_times[:-1]
+    enqueued = _enqueued(line, has_times)
+    at, held = np.flatnonzero(known), np.zeros(len(has_times))
     held[at] = np.maximum(end_ns[at] - start_ns[at], 0)
 
     def worked(since_ns: Array) -> Array:
-        own = np.zeros(len(told))
+        own = np.zeros(len(has_times))
         own[at] = np.maximum(start_ns[at] - np.maximum(end_ns[at - 1], since_ns[at]), 0)
         return own
 
@@ -68,8 +68,10 @@ def gpu_time(line: Timeline) -> GpuTime | None:
 
 
 def _near_gaps(line: Timeline) -> Array:
-    """Rows between which a record of their process may have been lost: bool (n,). A gap is seen in the next row of the
-    same communicator only, and what was lost may have come right after any row since the one before it there.
+    """Rows before which a record of their process may have been lost: bool (n,).
+
+    A gap shows only in the next row of the same communicator. The lost record may follow any row since the previous row
+    of that communicator.
     """
     near = np.zeros(len(line.rows) + 1, np.int64)
     gaps = np.flatnonzero(~line.is_whole & ~line.is_first)
@@ -88,7 +90,7 @@ def _near_gaps(line: Timeline) -> Array:
 
 @dataclass(frozen=True)
 class _Enqueued:
-    """Arrivals on the clock of the process's GPU, float64 (n,); and how far the likely ones may be off, (p,)."""
+    """Arrivals on the clock of the process's GPU, float64 (n,); and the error of likely_ns, (p,)."""
 
     earliest_ns: Array
     likely_ns: Array
@@ -96,29 +98,29 @@ class _Enqueued:
     error_ns: Array
 
 
-def _enqueued(line: Timeline, told: Array) -> _Enqueued:
+def _enqueued(line: Timeline, has_times: Array) -> _Enqueued:
     ts_ns, start_ns, end_ns = (line.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
     release, is_last = line.releases
-    has_release = told & is_last & (release != UNKNOWN)
+    has_release = has_times & is_last & (release != UNKNOWN)
     earliest, likely, latest = (ts_ns.copy() for _ in range(3))
     error = np.zeros(line.n_processes)
     for process in range(line.n_processes):
-        mine = slice(int(line.first[process]), int(line.first[process + 1]))
-        here = np.flatnonzero(told[mine]) + mine.start
-        if not len(here):
+        of_process = slice(int(line.first[process]), int(line.first[process + 1]))
+        rows = np.flatnonzero(has_times[of_process]) + of_process.start
+        if not len(rows):
             continue
-        high = (start_ns[here] - ts_ns[here]).astype(np.float64)
-        low = np.where(has_release[here], end_ns[here] - release[here], -_NOT_SEEN)
-        offset = _offset(ts_ns[here], low, high)
+        high = (start_ns[rows] - ts_ns[rows]).astype(np.float64)
+        low = np.where(has_release[rows], end_ns[rows] - release[rows], -_NO_BOUND)
+        offset = _offset(ts_ns[rows], low, high)
         for out, by in ((earliest, offset.least), (likely, offset.likely), (latest, offset.most)):
-            out[here] += np.rint(by).astype(np.int64)
+            out[rows] += np.rint(by).astype(np.int64)
         error[process] = offset.error
     return _Enqueued(earliest, likely, latest, error)
 
 
 @dataclass(frozen=True)
 class _Offset:
-    """What to add to each host time to get the GPU's, float64 (k,). error: of the likely one."""
+    """The offset from each host time to the GPU's time, float64 (k,). error: of `likely`."""
 
     least: Array
     likely: Array
@@ -129,13 +131,13 @@ class _Offset:
 def _offset(ts: Array, low: Array, high: Array) -> _Offset:
     base = float(high.min())
     low, high = low - base, high - base  # small numbers keep their digits
-    seen = low > -_NOT_SEEN / 2
-    least = np.full(len(ts), -_NOT_SEEN)
-    if seen.sum() >= _FEWEST:
-        drift = _drift(ts[seen], low[seen], np.maximum)
-        flat = np.where(seen, low - drift * (ts - ts[0]), -np.inf)
+    has_low = low > -_NO_BOUND / 2
+    least = np.full(len(ts), -_NO_BOUND)
+    if has_low.sum() >= _FEWEST:
+        drift = _drift(ts[has_low], low[has_low], np.maximum)
+        flat = np.where(has_low, low - drift * (ts - ts[0]), -np.inf)
         tightest = _nearby(flat, np.maximum)
-        behind = (tightest - flat)[seen]
+        behind = (tightest - flat)[has_low]
         spread = float(np.median(behind[np.isfinite(behind)]))
         least = tightest + drift * (ts - ts[0]) + base
         if spread <= _PROMPT_NS and (tightest <= high - drift * (ts - ts[0]) + _PROMPT_NS).mean() > 0.9:
@@ -147,24 +149,24 @@ def _offset(ts: Array, low: Array, high: Array) -> _Offset:
 
 
 def _drift(ts: Array, bound: Array, tightest: np.ufunc) -> float:
-    """The slope of the tightest bounds of some stretches: the median over pairs, which a loose one cannot move."""
+    """The slope of the tightest bounds of some blocks: the median over pairs, which a loose bound cannot move."""
     n_blocks = min(_BLOCKS_FOR_DRIFT, len(ts) // _FEWEST)
     if n_blocks < 4:
         return 0.0
     starts = np.linspace(0, len(ts), n_blocks, endpoint=False).astype(np.int64)
-    value, when = tightest.reduceat(bound, starts), ts[starts].astype(np.float64)
+    value, times = tightest.reduceat(bound, starts), ts[starts].astype(np.float64)
     i, j = np.triu_indices(n_blocks, k=max(n_blocks // 4, 1))
-    return float(np.median((value[j] - value[i]) / np.maximum(when[j] - when[i], 1.0)))
+    return float(np.median((value[j] - value[i]) / np.maximum(times[j] - times[i], 1.0)))
 
 
 def _nearby(bound: Array, tightest: np.ufunc) -> Array:
-    """The tightest bound of each row's block and the two beside it; finite wherever any is."""
+    """The tightest bound of each row's block and its two neighbours, interpolated where it is not finite."""
     starts = np.arange(0, len(bound), _ROWS_IN_BLOCK)
     each = tightest.reduceat(bound, starts)
     padded = np.concatenate([each[:1], each, each[-1:]])
     around = tightest(tightest(padded[:-2], padded[1:-1]), padded[2:])
     if not np.isfinite(around).all():
-        usual = np.flatnonzero(np.isfinite(around))
-        around = np.interp(np.arange(len(around)), usual, around[usual])
+        known = np.flatnonzero(np.isfinite(around))
+        around = np.interp(np.arange(len(around)), known, around[known])
     smooth: Array = np.repeat(around, _ROWS_IN_BLOCK)[: len(bound)]
     return smooth
