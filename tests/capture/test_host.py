@@ -1,6 +1,6 @@
-"""What the machine does to traced processes: faults made for real, each named by its kind and whose doing it is.
+"""Actions of the machine on traced processes: real faults, each recorded with its kind and its originator.
 
-And nothing of it where it happens to a process that is not traced.
+The same actions on an untraced process are not recorded.
 """
 
 import os

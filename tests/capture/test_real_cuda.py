@@ -1,7 +1,7 @@
 """The real runtime libraries, where they are installed (pip install nvidia-cuda-runtime-cu12, nvidia-cuda-runtime).
 
-Every call is seen: without a GPU the calls fail; the hooks fire all the same, and tell the arguments. The headers say
-whether the table has the arguments right, and whether a function is missing.
+Every call is recorded: without a GPU the calls fail, but the probes fire and record the arguments. The headers show
+whether the arguments in the table are right, and whether a function is missing.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
-"""The real library, where it is installed (pip install nvidia-nccl-cu13): every call of the table is seen.
+"""The real library, where it is installed (pip install nvidia-nccl-cu13): every call of the table is recorded.
 
-Without a GPU the calls fail, for their communicator is none; the hooks fire all the same, and tell the arguments.
+Without a GPU the calls fail, because their communicator is invalid, but the probes fire and record the arguments.
 """
 
 import importlib.util

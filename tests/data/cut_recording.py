@@ -1,4 +1,4 @@
-"""Cut a recording down to what the diagnosis needs, to ship it: python cut_recording.py FOLDER OUT [SECONDS].
+"""Reduce a recording to the events that the diagnosis needs: python cut_recording.py FOLDER OUT [SECONDS].
 
 Dropped: launches and stream waits, events of threads that make no CUDA or NCCL call, other processes' disk
 requests, the NCCL profiler's file. Kept as they are: all other events, and the clock out of truth.json.

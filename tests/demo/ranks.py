@@ -1,6 +1,6 @@
-"""What the processes of the library tests do: `python ranks.py PROGRAM FOLDER RANK NRANKS` prints JSON.
+"""Programs of the library tests: `python ranks.py PROGRAM FOLDER RANK NRANKS` prints JSON.
 
-Programs run in processes of their own so that the test process never becomes one with a GPU.
+They run in separate processes, so that the test process never becomes a GPU process.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Known reports of slow and hung jobs, with the numbers reported, as events: the right answer, or silence.
 
-The numbers of the cases are those of bench/accuracy/cases.py, which says why some have no test here.
+The cases have the numbers of bench/accuracy/cases.py, which states why some cases have no test here.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Costs where slack hides delays: in pipelines, behind work that GPUs have enqueued, behind others that are late, too.
+"""Costs where slack hides delays: in pipelines, behind queued GPU work, behind other late ranks.
 
-The truth is the simulator's: how much later the job ends than its twin without the fault, for each of the others.
+The truth comes from the simulator: how much later the job ends than its twin without the fault, for each other rank.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Jobs that hang, made by hand, as the flight-recorder dumps their ranks leave.
+"""Hand-made hanging jobs, as the flight-recorder dumps of their ranks.
 
 Every rank runs a program of calls on its process groups. Its host runs ahead of its GPU by a few calls. A call
-completes when all its members have made it and their earlier calls are complete. What stops a rank is given; how
-far the others get follows.
+completes when all its members have made it and their earlier calls are complete. The caller gives the stop of a rank;
+the progress of the other ranks follows.
 """
 
 import pickle

@@ -1,7 +1,7 @@
-"""Runs inside the small machine: the agent beside an emulated job, as a user starts both; prints what came out.
+"""Runs inside the virtual machine: the agent and an emulated job, as a user starts both; prints the results.
 
-On the way the kernel makes trouble for real, by control groups of version 2: one rank is throttled for a while, and
-a process is ended for memory that another one has asked for. Each part says when it begins, by the machine's clock.
+The kernel causes real faults by control groups of version 2: one rank is throttled for a while, and a process is killed
+for memory that another process requested. Each part prints its start by the machine's clock.
 """
 
 import csv

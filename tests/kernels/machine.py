@@ -1,8 +1,8 @@
-"""A small machine on a kernel of one's choice: QEMU without KVM, and all that a run needs in its initramfs.
+"""A virtual machine with a given kernel: QEMU without KVM, and all requirements of a run in its initramfs.
 
-The initramfs holds busybox, this Python with its standard library, what stallscope and its emulated job import,
-the shared libraries of all that, and stallscope, compiled, with the built BPF object. The machine runs one script and
-ends. Every instruction is emulated: what the machine can be spared is done here.
+The initramfs contains busybox, this Python with its standard library, the imports of stallscope and its emulated job,
+their shared libraries, and stallscope, compiled, with the built BPF object. The machine runs one script and ends. Every
+instruction is emulated, so this file does as much of the work as possible.
 """
 
 import compileall

@@ -1,6 +1,6 @@
-"""On other kernels, in a small machine: the programs load, hook in the best way there is, and count right.
+"""On other kernels, in a virtual machine: the programs load, attach by the best available method, and count right.
 
-setup/kernels.sh fetches the kernels into folders; where one could not be had, its folder says why, and its test is
+setup/kernels.sh downloads the kernels into folders. The folder of an unavailable kernel has the reason, and its test is
 skipped.
 """
 

@@ -1,4 +1,4 @@
-"""What the Arrow lane refuses, so that what a hub stores can be read again."""
+"""Batches that the Arrow endpoint refuses, so that all stored rows can be read again."""
 
 import json
 

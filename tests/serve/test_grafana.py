@@ -1,6 +1,6 @@
-"""What the documentation tells to set up in Grafana is sent as its Infinity data source sends it, and gives flat rows.
+"""The documented Grafana setup, sent as its Infinity data source sends it, returns flat rows.
 
-What the plugin sends, in its source (grafana-infinity-datasource, pkg/infinity/headers.go and request.go): the body as
+The plugin's requests, by its source (grafana-infinity-datasource, pkg/infinity/headers.go and request.go): the body as
 it was typed, with Grafana's variables in it replaced; for a raw body the content type that was chosen; for the type
 JSON an Accept header with two kinds; a bearer token; Go's user agent. With the parser "backend" the rows found under
 the root become a frame, a column for each key: an object or a list in one would be text.
