@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
-from stallscope.diagnose.cost.step_growth import Growth, growth, stretches
+from stallscope.diagnose.cost.step_growth import Growth, growth, stretches, without_others
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
 
@@ -36,7 +36,12 @@ def absorption(case: Case, named: Late) -> Absorption:
     parts = stretches(case, [one for late in named.values() for one in late]) if named else None
     if parts is None:
         return Absorption()
-    grown = {process: growth(parts, [process]) for process in named}
+    least = case.limits.min_late_steps
+    grown = {
+        process: growth(without_others(parts, process, n_least=least), [process])
+        for process in named
+        if process in parts.delay_ns
+    }
     known = {process: each for process, each in grown.items() if each is not None}
     proved = {process for process, each in known.items() if _is_absorbed(case, each, named[process])}
     possible = {

@@ -129,6 +129,27 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
     return Growth(min(max(least - error, 0.0), most) / seen, most / seen, delay / seen, found.is_measured)
 
 
+def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
+    """The stretches in which no other named process is late: what these last longer is due to the process alone.
+
+    All stretches where the process is late in fewer than n_least of these.
+    """
+    others = [other for other in parts.delay_ns if other != process]
+    kept = parts.delay_of(others) == 0
+    own = parts.delay_ns[process]
+    if kept.all() or np.count_nonzero(own[kept]) < n_least:
+        return parts
+    return replace(
+        parts,
+        n_steps=parts.n_steps[kept],
+        length_ns=parts.length_ns[kept],
+        delay_ns={process: own[kept]},
+        excess_ns={other: each[kept] for other, each in parts.excess_ns.items() if other == process},
+        is_warm=parts.is_warm[kept],
+        in_all_ns={process: float(own[kept].sum())},
+    )
+
+
 def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
     """The group's share of the delays in each stretch, and how many ranks waited in it: float64 (k,) each."""
     others = [process for process in parts.delay_ns if process not in group]

@@ -134,9 +134,10 @@ def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
 
 
 def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
-    """Late cells of ranks whose late steps last no longer than steps around which nobody is late: nobody had to wait.
+    """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
+    wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 
-    Nothing is said where there are too few such steps to compare with.
+    Nothing is known where there are too few such steps to compare with.
     """
     out = np.zeros(len(is_late), bool)
     length = lengths_ns(line, table)
@@ -152,6 +153,7 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     n_quiet = np.bincount(table.process[quiet], minlength=line.n_processes)
     is_absorbed = n_quiet >= limits.steady_steps
     is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)
+    is_absorbed &= longer < limits.late_step_share * usual(length, quiet)
     out[late] = is_absorbed[table.process[late]]
     return out
 
