@@ -47,7 +47,7 @@ def absorption(case: Case, named: Late) -> Absorption:
     possible = {
         process
         for process, each in known.items()
-        if process not in proved and not each.is_measured and not each.least_ns
+        if process not in proved and not each.least_ns
     }
     return Absorption(
         proved={process: named[process] for process in proved},

@@ -130,24 +130,40 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
 
 
 def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
-    """The stretches in which no other named process is late: what these last longer is due to the process alone.
+    """The stretches as the delays of one process alone made them: without those in which another named process is late.
 
-    All stretches where the process is late in fewer than n_least of these.
+    Where the process is late in fewer than n_least of the rest, all stretches, without what they grew with the delays
+    of the other processes.
     """
     others = [other for other in parts.delay_ns if other != process]
-    kept = parts.delay_of(others) == 0
-    own = parts.delay_ns[process]
-    if kept.all() or np.count_nonzero(own[kept]) < n_least:
+    if not others:
         return parts
+    own, length = parts.delay_ns[process], parts.length_ns
+    kept = parts.delay_of(others) == 0
+    if np.count_nonzero(own[kept]) < n_least:
+        kept, length = np.ones(len(own), bool), length - _grown_with(parts, others, own)
     return replace(
         parts,
         n_steps=parts.n_steps[kept],
-        length_ns=parts.length_ns[kept],
+        length_ns=length[kept],
         delay_ns={process: own[kept]},
         excess_ns={other: each[kept] for other, each in parts.excess_ns.items() if other == process},
         is_warm=parts.is_warm[kept],
         in_all_ns={process: float(own[kept].sum())},
     )
+
+
+def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array:
+    """By how much each stretch lasts longer with the delays of other processes, by a linear fit: float64 (k,)."""
+    delays = [own_ns, *(parts.delay_ns[process] for process in others)]
+    if parts.is_step:
+        delays = [column for each in delays for column in (each, np.append(0.0, each[:-1]))]
+    x, n_own = np.column_stack([parts.n_steps, *delays]).astype(np.float64), 3 if parts.is_step else 2
+    known = parts.is_usual & np.append(False, parts.is_usual[:-1])
+    if np.count_nonzero(known) < x.shape[1] + _FEWEST_FREE:
+        return np.zeros(len(own_ns))
+    by, *_ = np.linalg.lstsq(x[known], parts.length_ns[known], rcond=None)
+    return np.asarray(x[:, n_own:] @ by[n_own:])
 
 
 def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
@@ -206,11 +222,15 @@ def _quiet(parts: Stretches, typical_ns: float) -> Array:
 
 
 def _bounded(parts: Stretches, delay_ns: Array) -> _Estimate:
-    """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest."""
+    """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest, or what
+    longer delays make steps last beyond those with a typical delay.
+    """
     most, slope = delay_ns.copy(), _slope(parts, delay_ns)
+    least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
     if slope is not None:
         most *= min(max(sum(slope), 0.0), 1.0)
-    least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
+        sure = max(slope[0] - slope[1], 0.0) * (delay_ns - np.median(delay_ns[delay_ns > 0]))
+        least = np.minimum(np.maximum(least, sure), most)
     return _Estimate(least, most, 0.0, slope is not None and slope[1] <= _SURE_SLOPE)
 
 

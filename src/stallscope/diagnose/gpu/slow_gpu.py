@@ -107,8 +107,8 @@ def slow_devices(
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
         others = np.delete(counts, process)
         during = _steadily(is_late, limits)
-        if during is None and counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
-            during = _now_and_then(is_late, limits)
+        if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
+            during = _with_more(is_late, during, _now_and_then(is_late, limits))
         if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
             continue
         values = more.by_cell_ns[cells[during]]
@@ -209,6 +209,12 @@ def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
     if len(slow) < 3 * limits.min_late_steps:
         return None
     return slice(slow[0], slow[-1] + 1) if len(slow) >= _OFTEN * (slow[-1] + 1 - slow[0]) else None
+
+
+def _with_more(is_late: Array, *stretches: slice | None) -> slice | None:
+    """The stretch with the most slow steps; None without any."""
+    known = [each for each in stretches if each is not None]
+    return max(known, key=lambda each: int(is_late[each].sum()), default=None)
 
 
 def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
