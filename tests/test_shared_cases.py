@@ -21,7 +21,6 @@ ANSWERS = (0, 20, 21)
 
 KNOWN_FAILURES: dict[str, str] = {
     "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
-    "traces/device_async": "gpu: more work on one GPU",
 }
 
 pytestmark = pytest.mark.shared

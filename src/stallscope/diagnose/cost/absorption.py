@@ -44,11 +44,7 @@ def absorption(case: Case, named: Late) -> Absorption:
     }
     known = {process: each for process, each in grown.items() if each is not None}
     proved = {process for process, each in known.items() if _is_absorbed(case, each, named[process])}
-    possible = {
-        process
-        for process, each in known.items()
-        if process not in proved and not each.least_ns
-    }
+    possible = {process for process, each in known.items() if process not in proved and not each.least_ns}
     return Absorption(
         proved={process: named[process] for process in proved},
         possible={process: named[process] for process in possible if _may_be_absorbed(case, named[process])},

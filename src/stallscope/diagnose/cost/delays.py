@@ -231,12 +231,14 @@ def device_cost(case: Case, process: int, late: list[LateStep]) -> Delays:
 def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep]:
     """Late steps of a process, and each step between the first and the last as a typical one."""
     table, by_step = case.judged, {one.step: one for one in late}
-    typical = float(np.median([one.excess_ns for one in late]))
+    late_ns, excess_ns = (
+        float(np.median([getattr(one, name) for one in late])) for name in ("late_ns", "excess_ns")
+    )
     found = list(late)
     for i in range(*np.searchsorted(table.process, [process, process + 1]).tolist()):
         step, row = int(table.step[i]), int(table.end_row[i]) - 1
         if min(by_step) < step < max(by_step) and step not in by_step:
-            found.append(replace(late[0], step=step, peak_row=row, late_ns=typical, excess_ns=typical))
+            found.append(replace(late[0], step=step, peak_row=row, late_ns=late_ns, excess_ns=excess_ns))
     return found
 
 

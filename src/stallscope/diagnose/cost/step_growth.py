@@ -27,6 +27,7 @@ _ALSO_LATE = 0.5  # share of it from which a step of a named rank counts as late
 _SURE_SLOPE = 0.3  # error of a slope from which the slope proves nothing
 _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
+_TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
@@ -130,27 +131,38 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
 
 
 def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
-    """The stretches as the delays of one process alone made them: without those in which another named process is late.
+    """The stretches without those in which another named process is late for a reason of its own.
 
     Where the process is late in fewer than n_least of the rest, all stretches, without what they grew with the delays
     of the other processes.
     """
-    others = [other for other in parts.delay_ns if other != process]
+    own, length = parts.delay_ns[process], parts.length_ns
+    others = [other for other, delay in parts.delay_ns.items() if not _is_together(own, delay)]
     if not others:
         return parts
-    own, length = parts.delay_ns[process], parts.length_ns
     kept = parts.delay_of(others) == 0
     if np.count_nonzero(own[kept]) < n_least:
         kept, length = np.ones(len(own), bool), length - _grown_with(parts, others, own)
+    delay, excess = (
+        {each: by_step[kept] for each, by_step in of.items() if each not in others}
+        for of in (parts.delay_ns, parts.excess_ns)
+    )
     return replace(
         parts,
         n_steps=parts.n_steps[kept],
         length_ns=length[kept],
-        delay_ns={process: own[kept]},
-        excess_ns={other: each[kept] for other, each in parts.excess_ns.items() if other == process},
+        delay_ns=delay,
+        excess_ns=excess,
         is_warm=parts.is_warm[kept],
-        in_all_ns={process: float(own[kept].sum())},
+        in_all_ns={each: float(by_step.sum()) for each, by_step in delay.items()},
     )
+
+
+def _is_together(one_ns: Array, other_ns: Array) -> bool:
+    """Whether two processes are late in the same stretches by like amounts, as ranks of a node are."""
+    one, other = one_ns - one_ns.mean(), other_ns - other_ns.mean()
+    spread = float((one * one).sum() * (other * other).sum()) ** 0.5
+    return spread == 0 or float((one * other).sum()) >= _TOGETHER * spread
 
 
 def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array:

@@ -47,7 +47,7 @@ def on_device(case: Case, found: list[LateStep]) -> OnDevice:
     host_excess_ns = excess_ns(line, case.plan, line.host_ns)
     more = device_excess(line, case.plan, table, times, host_excess_ns=host_excess_ns)
     late = late_devices(table, more, usual=case.pace, limits=limits, found=found)
-    slow = slow_devices(table, more, late, limits=limits, found=found)
+    slow = slow_devices(table, more, late, usual=case.pace, limits=limits, found=found)
     stage = slow_stage(
         line,
         case.plan,

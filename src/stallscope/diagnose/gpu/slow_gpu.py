@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.grouping import by_group, median_of_others, medians, numbered
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.gpu.gpu_clock import GpuTime
 from stallscope.diagnose.lateness.late_steps import LateStep, Pace
@@ -24,6 +24,9 @@ from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # so many times more slow steps than any other GPU has
 _OFTEN = 0.3  # share of the steps
+_FEWEST_PEERS = 3  # other GPUs of a node that show what is usual there
+_FEW = 0.25  # share of the steps in which a GPU must be slow by little: small excesses wander
+_LIKE = 0.5  # share of a GPU's usual excess from which a slow step is like its others
 _BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
 _FEWEST_ROUNDS = 8
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
@@ -42,11 +45,12 @@ class SlowDevice:
 
 @dataclass(frozen=True)
 class DeviceExcess:
-    """by_cell_ns: float64 (c,), device time of a process in a step beyond its peers'. error_ns: float64 (p,).
-    noise_ns: how much that of a quiet GPU varies from step to step.
+    """by_cell_ns, most_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
+    error_ns: float64 (p,). noise_ns: how much that of a quiet GPU varies from step to step.
     """
 
     by_cell_ns: Array
+    most_ns: Array
     error_ns: Array
     noise_ns: float = 0.0
 
@@ -60,13 +64,36 @@ def device_excess(
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
-    beyond = plan.calls.beyond_others(times.least_ns, times.known, held_against=times.most_ns)
-    more = np.nan_to_num(beyond, nan=0.0)
+
+    def beyond_peers(own_ns: Array, peers_ns: Array) -> Array:
+        beyond = plan.calls.beyond_others(own_ns, times.known, held_against=peers_ns)
+        return table.sums(np.nan_to_num(beyond, nan=0.0))
+
     # A call's own host time lies in the interval after its arrival.
-    of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(more)]
+    of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(times.known)]
     by_host = np.maximum(table.sums(of_host), 0.0)
-    by_cell = table.sums(more) - by_host
-    return DeviceExcess(np.maximum(by_cell, 0.0), times.error_ns, _noise_ns(table, by_cell, line.n_processes))
+    by_cell = beyond_peers(times.least_ns, times.most_ns) - by_host
+    by_cell -= _of_node(line, table, by_cell)
+    most = beyond_peers(times.most_ns, times.least_ns) - by_host
+    return DeviceExcess(
+        by_cell_ns=np.maximum(by_cell, 0.0),
+        most_ns=np.maximum(np.maximum(by_cell, most), 0.0),
+        error_ns=times.error_ns,
+        noise_ns=_noise_ns(table, by_cell, line.n_processes),
+    )
+
+
+def _of_node(line: Timeline, table: Cells, by_cell_ns: Array) -> Array:
+    """By cell, the excess that the other GPUs of the node have as well in that step: float64 (c,).
+
+    Nodes may run other kernels (drivers, libraries, models of GPUs); no single GPU is slow by that. 0 on small nodes.
+    """
+    if line.node.min(initial=0) == line.node.max(initial=0):
+        return np.zeros(len(by_cell_ns))
+    group, n_groups = numbered(line.node[table.process], table.step)
+    typical = np.maximum(median_of_others(group, by_cell_ns), 0.0)
+    is_large = np.bincount(group, minlength=n_groups)[group] > _FEWEST_PEERS
+    return np.where(is_large, np.nan_to_num(typical), 0.0)
 
 
 def late_devices(
@@ -77,7 +104,7 @@ def late_devices(
     needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
     explained = {(late.process, late.step) for late in found}
     return [
-        _late(table, i, float(more.by_cell_ns[i]))
+        _late(table, i, float(more.by_cell_ns[i]), most_ns=float(more.most_ns[i]))
         for i in np.flatnonzero(more.by_cell_ns >= needed).tolist()
         if (int(table.process[i]), int(table.step[i])) not in explained
     ]
@@ -89,24 +116,36 @@ def least_device_ns(usual: Pace, limits: Thresholds) -> float:
 
 
 def slow_devices(
-    table: Cells, more: DeviceExcess, late: list[LateStep], *, limits: Thresholds, found: list[LateStep]
+    table: Cells,
+    more: DeviceExcess,
+    late: list[LateStep],
+    *,
+    usual: Pace,
+    limits: Thresholds,
+    found: list[LateStep],
 ) -> dict[int, SlowDevice]:
     """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
 
     late: see late_devices(). found: late steps of the hosts, which say nothing of the GPU.
     """
     explained = {(one.process, one.step) for one in found}
+    least_ns = least_device_ns(usual, limits)
     least = limits.steady_noise_factor * more.noise_ns
     late = [one for one in late if one.excess_ns >= least]
-    counts = np.bincount([one.process for one in late], minlength=len(more.error_ns))
+    process_of = np.array([one.process for one in late], np.int64)
+    sizes = np.array([one.excess_ns for one in late])
     slow: dict[int, SlowDevice] = {}
-    for process in np.flatnonzero(counts >= limits.min_late_steps).tolist():
+    for process in np.flatnonzero(np.bincount(process_of) >= limits.min_late_steps).tolist():
+        typical = float(np.median(sizes[process_of == process]))
+        is_like = sizes >= _LIKE * typical
+        counts = np.bincount(process_of[is_like], minlength=len(more.error_ns))
         cells = np.flatnonzero(table.process == process)
         cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
-        by_step = {one.step: one for one in late if one.process == process}
+        by_step = {late[i].step: late[i] for i in np.flatnonzero(is_like & (process_of == process)).tolist()}
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
         others = np.delete(counts, process)
-        during = _steadily(is_late, limits)
+        is_clear = typical >= limits.clear_factor * least_ns
+        during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
         if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
             during = _with_more(is_late, during, _now_and_then(is_late, limits))
         if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
@@ -195,10 +234,10 @@ def _follows_host(late_ns: Array, came_late_ns: Array) -> bool:
     return bool((grew * host).sum() >= _BY_HOST * max(float((host * host).sum()), 1.0))
 
 
-def _steadily(is_late: Array, limits: Thresholds) -> slice | None:
-    """The stretch of a process's steps in which most are slow; None without a long one."""
+def _steadily(is_late: Array, limits: Thresholds, *, n_least: int) -> slice | None:
+    """The stretch of a process's steps in which most are slow; None without a long one, of at least n_least steps."""
     run = _longest_slow_run(is_late)
-    if run is None or run[1] - run[0] < 2 * limits.min_late_steps:
+    if run is None or run[1] - run[0] < max(2 * limits.min_late_steps, n_least):
         return None
     return slice(*run) if is_late[slice(*run)].mean() >= limits.steady_share else None
 
@@ -230,13 +269,14 @@ def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
     return best_range
 
 
-def _late(table: Cells, i: int, excess_ns: float) -> LateStep:
+def _late(table: Cells, i: int, excess_ns: float, *, most_ns: float = 0.0) -> LateStep:
+    """most_ns: how late the GPU may have been, where bounds on its clock leave that open."""
     return LateStep(
         process=int(table.process[i]),
         step=int(table.step[i]),
         first_row=int(table.first_row[i]),
         peak_row=int(table.end_row[i]) - 1,
-        late_ns=excess_ns,
+        late_ns=max(excess_ns, most_ns),
         excess_ns=excess_ns,
         n_rounds=int(table.end_row[i] - table.first_row[i]),
     )
