@@ -1,5 +1,7 @@
 """Delays of hosts behind queued GPU work, host work before a wait, and additional work on a GPU accuse no GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,22 @@ def test_a_delay_longer_than_the_queue_names_its_rank():
     assert verdict.cost is not None
     passed_on_ms = 60 - 20 + 1  # the GPU needs 20 ms, 1 ms of which lies before the delay
     true = passed_on_ms / 1e3 * (N_STEPS - 20) * (N_RANKS - 1)
+    assert verdict.cost.gpu_seconds == pytest.approx(true, rel=0.1)
+
+
+def test_an_absorbed_delay_next_to_a_late_rank_names_the_late_rank_only():
+    """Rank 0's GPU hides 4.5 ms of its host in every step; rank 3 is 60 ms late in every fifth step."""
+    job = queued(first=5, delay_ms=4.5)
+    late = tuple(Delay(3, step, 60 * MS, Category.IO, call=1) for step in range(10, N_STEPS, 5))
+    verdict = only(report_of(trace_of(replace(job, delays=job.delays + late))))
+    assert verdict.ranks == [3]
+
+
+def test_a_queue_that_absorbs_most_of_a_delay_passes_on_the_rest():
+    """Of 24 ms, the GPU needs 20 ms for the work before, of which 1 ms lies before the delay: 5 ms of 24 are lost."""
+    verdict = only(report_of(trace_of(queued(first=20, delay_ms=24))))
+    assert verdict.ranks == [0] and verdict.cost is not None
+    true = (24 - 20 + 1) / 1e3 * (N_STEPS - 20) * (N_RANKS - 1)
     assert verdict.cost.gpu_seconds == pytest.approx(true, rel=0.1)
 
 

@@ -1,6 +1,7 @@
 """The GPU's own clock: slowness that the host does not see."""
 
 import numpy as np
+import pytest
 
 from stallscope.events.names import Op
 
@@ -28,6 +29,24 @@ def test_a_gpu_that_works_by_turns_is_shared():
     verdict = only(report_of(slow_gpu(lambda step: rng.exponential(5 * MS) + 1.2 * MS)))
     assert (verdict.kind, verdict.ranks) == ("device", [1])
     assert verdict.causes[0].cause.name == "gpu_shared"
+
+
+def test_a_gpu_that_is_slow_again_and_again_costs_all_its_slow_steps():
+    """Four slow steps of every twelve: all of them count, though no single stretch of slow steps is long."""
+    verdict = only(report_of(slow_gpu(lambda step: 30 * MS if step % 12 < 4 else 0)))
+    assert (verdict.kind, verdict.ranks) == ("device", [1])
+    n_slow = sum(step % 12 < 4 for step in range(10, 60))
+    assert verdict.evidence["n_late_steps"] == n_slow
+    assert verdict.cost.gpu_seconds == pytest.approx(0.030 * n_slow * 3, rel=0.1)
+
+
+def test_kernels_that_differ_by_node_name_no_gpu():
+    late = {(rank, step): 8 * MS for rank in range(4, 8) for step in range(10, 60)}
+    program, node = data_parallel(8, work_ns=500_000, gpu_ns=3 * MS), (0, 0, 0, 0, 1, 1, 1, 1)
+    job = Job(
+        program, 8, 60, node=node, offset_ns=(0, 0), gpu_late_ns=late, has_gpu_times=True, jitter_ns=200_000
+    )
+    assert not [verdict for verdict in report_of(trace_of(job)).verdicts if verdict.ranks]
 
 
 def test_without_gpu_times_nobody_is_accused():

@@ -32,6 +32,24 @@ def test_the_missing_rank_is_named_with_what_it_does_instead():
     assert "state io" in verdict.summary
 
 
+def test_ranks_of_a_node_whose_capture_ended_before_the_hang_are_not_missing():
+    """Node 1 (ranks 2 and 3) is captured until the middle of the job; rank 1 stops later."""
+    trace = hung(Gone(1, 30, 1, Category.LOCK), node=(0, 0, 1, 1), offset_ns=(0, 0))
+    rows, states = trace.collectives, trace.snapshots
+    end_ns = int(np.median(rows["ts_ns"]))
+    cut = replace(
+        trace,
+        collectives=rows[(rows["node"] == 0) | (rows["ts_ns"] <= end_ns)],
+        snapshots=states[(states["node"] == 0) | (states["ts_ns"] <= end_ns)],
+        ends_ns=[trace.ends_ns[0], end_ns],
+    )
+    verdict = only(report_of(cut))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [1], [0])
+    waited_s = verdict.evidence["waited_s"]
+    assert verdict.cost.gpu_seconds == pytest.approx(waited_s, rel=0.05)
+    assert verdict.cost.at_most_gpu_seconds == pytest.approx(3 * waited_s, rel=0.05)
+
+
 IN_PYTHON = ("clock_nanosleep+0xbf (libc.so.6)", "/job/train.py:88 wait_for_ever", "/job/train.py:120 main")
 FOR_WORK = (
     "0x98e51 (libc.so.6)",

@@ -50,13 +50,15 @@ class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or where hosts run ahead of their GPUs, from a release to the
     next.
 
-    n_steps: steps in it. length_ns: float64, mean over the ranks that wait. delay_ns: float64, by named process.
-    excess_ns: float64, by named process, late or not. is_warm: part of the warm-up. is_step: each is one step.
-    step_at_most_ns: a step without delays lasts no longer. n_waiting: ranks that are not named. in_all_ns: the delays
-    of each named process, also those outside of all stretches.
+    n_steps: steps in it. kind: int64, how many calls a step makes; 0 where that is open. length_ns: float64, mean over
+    the ranks that wait. delay_ns: float64, by named process. excess_ns: float64, by named process, late or not.
+    is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
+    n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
+    stretches.
     """
 
     n_steps: Array
+    kind: Array
     length_ns: Array
     delay_ns: Mapping[int, Array]
     excess_ns: Mapping[int, Array]
@@ -150,6 +152,7 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
     return replace(
         parts,
         n_steps=parts.n_steps[kept],
+        kind=parts.kind[kept],
         length_ns=length[kept],
         delay_ns=delay,
         excess_ns=excess,
@@ -197,11 +200,7 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     n_quiet = np.count_nonzero(quiet)
     if n_quiet < _FEWEST_QUIET:
         return None
-    step = parts.length_ns / np.maximum(parts.n_steps, 1)
-    usual = float(np.median(step[quiet]))
-    spread = 1.4826 * float(np.median(np.abs(step[quiet] - usual)))
-    cut_off = np.clip(step[quiet], usual - _OUTLIER * spread, usual + _OUTLIER * spread)
-    usual, spread = float(cut_off.mean()), max(spread, float(cut_off.std()))
+    usual, spread = _usual(parts, quiet)
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
     is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
@@ -209,8 +208,31 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     grown[~is_hit] = 0.0
     grown = _without_other_kinds(grown, delay_ns, is_hit & is_other)
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
-    error = spread * float(parts.n_steps[is_hit].max(initial=0)) * (n + n * n / n_quiet) ** 0.5
-    return _Estimate(grown, grown, error * (_ERRORS + 5.0 / (n_quiet - 1)), True)
+    error = float((spread_ns[is_hit] ** 2).mean()) ** 0.5 if is_hit.any() else 0.0
+    error *= (n + n * n / n_quiet) ** 0.5 * (_ERRORS + 5.0 / (n_quiet - 1))
+    return _Estimate(grown, grown, error, True)
+
+
+def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array]:
+    """How long a step of each stretch lasts without delays, and how much that varies: float64 (k,) each.
+
+    By quiet stretches of the same kind where there are enough.
+    """
+    step = parts.length_ns / np.maximum(parts.n_steps, 1)
+    usual, spread = np.empty((2, len(step)))
+    for kind in np.unique(parts.kind).tolist():
+        here = parts.kind == kind
+        alike = quiet & here if np.count_nonzero(quiet & here) > _FEWEST_QUIET else quiet
+        usual[here], spread[here] = _typical(step[alike])
+    return usual, spread
+
+
+def _typical(values: Array) -> tuple[float, float]:
+    """The mean of values without outliers, and their spread."""
+    usual = float(np.median(values))
+    spread = 1.4826 * float(np.median(np.abs(values - usual)))
+    cut_off = np.clip(values, usual - _OUTLIER * spread, usual + _OUTLIER * spread)
+    return float(cut_off.mean()), max(spread, float(cut_off.std()))
 
 
 def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> Array:
@@ -276,11 +298,13 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         is_known &= ~is_named[table.process]
     n_known = np.bincount(table.step[is_known], minlength=n)
     total = np.bincount(table.step[is_known], weights=length[is_known], minlength=n)
-    kept = n_known > 0
+    kept, n_calls = n_known > 0, np.zeros(n, np.int64)
+    np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
     delay, excess = _by_named(table, late, named, is_warm)
     parts = Stretches(
         n_steps=np.ones(int(kept.sum())),
+        kind=n_calls[kept],
         length_ns=total[kept] / n_known[kept],
         delay_ns={process: each[kept] for process, each in delay.items()},
         excess_ns={process: each[kept] for process, each in excess.items()},
@@ -340,6 +364,7 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
             delay[one.process][k] += max(size, one.excess_ns)
     return Stretches(
         n_steps=n_steps,
+        kind=np.zeros(len(n_steps), np.int64),
         length_ns=np.diff(when).astype(np.float64),
         delay_ns=delay,
         excess_ns={},

@@ -33,6 +33,7 @@ class Stuck:
     is_circle: the missing processes wait for each other, over several communicators. doing: the state of each missing
     process. ranks, nodes: of the missing processes; some are not on the timeline (see absent). is_ahead: the missing
     processes are the majority and ended with status 0, so the few that wait may have made an extra call.
+    n_unwatched: processes on nodes whose capture had ended before.
     """
 
     comm: int
@@ -46,6 +47,7 @@ class Stuck:
     ranks: tuple[int, ...]
     nodes: tuple[int, ...]
     is_ahead: bool = False
+    n_unwatched: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
     """
     arrival_ns = clocks.arrival_ns
     without_call = absent(line, trace)
-    open_rounds = _open_rounds(line, arrival_ns, without_call.members)
+    unwatched_ns = _unwatched_since_ns(without_call.line, clocks, trace)
+    open_rounds = _open_rounds(line, arrival_ns, without_call.members, unwatched_ns)
     if not open_rounds:
         return None
     patience = patience_ns(line, arrival_ns, limits)
@@ -119,20 +122,32 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         doing=states,
         ranks=tuple(line.rank[chosen].tolist()),
         nodes=tuple(line.node[chosen].tolist()),
+        n_unwatched=int((unwatched_ns < first.since_ns).sum()),
         is_ahead=len(chosen) > len(waiting) and all(state.get("exit_status") == 0 for state in states),
     )
 
 
-def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array]) -> list[_Open]:
+def _unwatched_since_ns(line: Timeline, clocks: Clocks, trace: Trace) -> Array:
+    """By process, on the common clock, when the capture on its node ended: int64 (p,); far ahead where that is open."""
+    ends = np.full(line.n_processes, np.iinfo(np.int64).max)
+    for node, end_ns in enumerate(trace.ends_ns):
+        if end_ns >= 0 and node in clocks.offsets:
+            ends[line.node == node] = clocks.common_ns(node, end_ns)
+    return ends
+
+
+def _open_rounds(
+    line: Timeline, arrival_ns: Array, absent: Mapping[int, Array], unwatched_ns: Array
+) -> list[_Open]:
     """The earliest round of each communicator that some members have not entered.
 
-    absent: members that have entered no round, by communicator.
+    absent: members that have entered no round, by communicator. unwatched_ns: by process, when the capture on its node
+    ended: a member that was not behind yet may have entered the round since, and is left out.
 
     The round counts as open from the last call of the first blocked member. While all present members make calls, the
     rank behind is only late, or has other round numbers (it was attached late).
     """
     out = []
-    last_call_ns = np.maximum.reduceat(arrival_ns, line.first[:-1]) if len(arrival_ns) else arrival_ns
     for rows in _rows_of_unfinished(line, absent):
         seq_of, process = line.rows["seq"][rows], line.process[rows]
         order = np.lexsort((seq_of, process))
@@ -140,15 +155,31 @@ def _open_rounds(line: Timeline, arrival_ns: Array, absent: Mapping[int, Array])
         members, reached = process[order[is_last]], np.maximum(seq_of[order[is_last]], -1)
         never = absent.get(int(line.comm[rows[0]]), _NO_PROCESSES)
         members, reached = np.append(members, never), np.append(reached, np.full(len(never), -1))
-        if len(members) < 2 or reached.min() == reached.max():
-            continue
-        seq = int(reached.min()) + 1
-        present = members[reached >= seq]
-        entered = rows[seq_of == seq]
-        since = int(arrival_ns[entered].max()) if len(entered) else int(arrival_ns[rows].max())
-        since = max(since, int(last_call_ns[present].min()))
-        out.append(_Open(int(line.comm[rows[0]]), seq, members[reached < seq], present, since))
+        earliest = _first_open(line, arrival_ns, rows, members, reached, unwatched_ns)
+        if earliest and (unwatched_ns[earliest.missing] < earliest.since_ns).any():
+            kept = unwatched_ns[members] >= earliest.since_ns
+            earliest = _first_open(line, arrival_ns, rows, members[kept], reached[kept], unwatched_ns)
+        if earliest:
+            out.append(earliest)
     return out
+
+
+def _first_open(
+    line: Timeline, arrival_ns: Array, rows: Array, members: Array, reached: Array, unwatched_ns: Array
+) -> _Open | None:
+    """The first round that some members have entered and others have not. reached: the last round of each member.
+
+    The last call of a member shows nothing where the capture on its node ended before the last call of all members.
+    """
+    if len(members) < 2 or reached.min() == reached.max():
+        return None
+    seq, seq_of = int(reached.min()) + 1, line.rows["seq"][rows]
+    present, entered = members[reached >= seq], rows[seq_of == seq]
+    last_call_ns = np.maximum.reduceat(arrival_ns, line.first[:-1]) if len(arrival_ns) else arrival_ns
+    since = int(arrival_ns[entered if len(entered) else rows].max())
+    watched = present[unwatched_ns[present] >= arrival_ns[rows].max()]
+    since = max(since, int(last_call_ns[watched if len(watched) else present].min()))
+    return _Open(int(line.comm[rows[0]]), seq, members[reached < seq], present, since)
 
 
 def _rows_of_unfinished(line: Timeline, absent: Mapping[int, Array]) -> list[Array]:

@@ -9,7 +9,7 @@ from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
-from stallscope.diagnose.verdicts._late import priced
+from stallscope.diagnose.verdicts._late import between, priced
 from stallscope.events.names import CATEGORY_NAMES, Category
 
 
@@ -49,7 +49,7 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         causes=[Explained(why, 1.0, float(hang.for_ns), evidence)],
         confidence=0.95 if not hang.is_circle else 0.7,
         victims=sorted(int(line.rank[process]) for process in hang.waiting),
-        cost=still_cost(case, hang.for_ns, len(hang.waiting)),
+        cost=still_cost(case, hang.for_ns, len(hang.waiting), n_unwatched=hang.n_unwatched),
         advice=why.advice(
             {
                 "is_alive": not have_ended,
@@ -137,7 +137,11 @@ def _why_no_rank(wedge: Wedged) -> str:
     )
 
 
-def still_cost(case: Case, still_ns: int, n_waiting: int) -> VerdictCost:
-    """The cost of a standstill that began with the last arrivals."""
-    gpu_seconds, observed_ns = still_ns * n_waiting / 1e9, case.observed_ns + still_ns
-    return priced(case, gpu_seconds, is_lower_bound=True, observed_ns=observed_ns)
+def still_cost(case: Case, still_ns: int, n_waiting: int, *, n_unwatched: int = 0) -> VerdictCost:
+    """What a standstill cost that began with the last arrivals. n_unwatched: processes that may have waited as well."""
+    per_rank, observed_ns = still_ns / 1e9, case.observed_ns + still_ns
+    if n_unwatched:
+        return between(
+            case, per_rank * n_waiting, per_rank * (n_waiting + n_unwatched), observed_ns=observed_ns
+        )
+    return priced(case, per_rank * n_waiting, is_lower_bound=True, observed_ns=observed_ns)
