@@ -49,7 +49,7 @@ from stallscope.capture.rows.device_numbers import Renumbering
 from stallscope.capture.rows.lost_records import Losses
 from stallscope.capture.rows.snapshots import snapshots
 from stallscope.capture.stacks.sampler import Stacks
-from stallscope.capture.stacks.silent_ranks import Seen, Unseen
+from stallscope.capture.stacks.silent_ranks import Examined, Unseen
 from stallscope.capture.stacks.thread_samples import Samples
 from stallscope.ending import ASKS, set_by_signals, signal_descriptor
 from stallscope.errors import CannotTrace, NotFound
@@ -208,7 +208,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         driver_calls = None
         if probes.ioctl_way:
             driver_calls = DriverCalls(probes.know_drivers, probes.caller, options.gpu_majors)
-        if driver_calls and (remark := driver_calls.look()):
+        if driver_calls and (remark := driver_calls.refresh()):
             status.note(remark)
         if probes.ioctl_way == "tracepoint":
             status.note(
@@ -525,7 +525,7 @@ class _Scribe:
             positions = self._stacks.of_silent(state, now_ns, members=self._processes.members())
             self._store.append(layout.POSITIONS, positions)
         if self._unseen:
-            self._keep_unseen(self._unseen.look(frozenset(state.pids.tolist()), now_ns), now_ns)
+            self._keep_unseen(self._unseen.examine(frozenset(state.pids.tolist()), now_ns), now_ns)
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
         exit_ns = dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True))
         if exit_ns:
@@ -542,7 +542,7 @@ class _Scribe:
                 self._to_hub.process_ended(pid, ended_ns)
         self.tally.n_processes = len(self._processes)
 
-    def _keep_unseen(self, seen: Seen, now_ns: int) -> None:
+    def _keep_unseen(self, seen: Examined, now_ns: int) -> None:
         """Ranks that have made no call yet, and their code locations."""
         self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(seen.pids, now_ns)))
         self._store.append(layout.SNAPSHOTS, seen.snapshots)
@@ -550,7 +550,7 @@ class _Scribe:
 
     def _keep_callers(self, calls: DriverCalls, counted: Array, now_ns: int) -> None:
         """Processes that call into the GPU driver without being traced: their labels, and their end."""
-        calls.look()
+        calls.refresh()
         traced = frozenset(self._processes.pids())
         self._keep_labels(calls.named(counted["pid"][counted["op"] == Op.IOCTL].tolist(), traced, now_ns))
         if ended := self._tallies.strays(traced):

@@ -46,7 +46,7 @@ def test_a_struct_that_is_not_there_is_a_key_error(types: btf.Btf):
 
 
 def test_variables_are_found_by_name(types: btf.Btf):
-    places = types.places(".rodata")
+    places = types.locations(".rodata")
     assert {name: place.n_bytes for name, place in places.items()} == {"setting": 4, "other": 8}
 
 

@@ -92,7 +92,7 @@ def test_a_grown_communicator_is_one_for_old_and_new_ranks(tracing: Callable[...
     assert born["nranks"][2:].tolist() == [4, 4, 4]
     grown = Grown()
     assert len(set(grown.born(born)["comm_hash"][2:].tolist())) == 1
-    assert len(set(grown.told(arrivals)["comm_hash"].tolist())) == 1
+    assert len(set(grown.renamed(arrivals)["comm_hash"].tolist())) == 1
     assert arrivals["seq"].tolist() == [0, 0, 0]
 
 

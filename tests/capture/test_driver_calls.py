@@ -315,11 +315,11 @@ def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
 def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
     told, now = [], {}
     calls = DriverCalls(told.append, lambda _: "", lambda: dict(now))
-    assert "no NVIDIA driver" in calls.look() and told == []
+    assert "no NVIDIA driver" in calls.refresh() and told == []
     now[195] = Driver.NVIDIA
-    assert calls.look() == "" and calls.look() == ""
+    assert calls.refresh() == "" and calls.refresh() == ""
     now = {510: Driver.UVM}
-    calls.look()
+    calls.refresh()
     assert told == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
 
 

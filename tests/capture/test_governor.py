@@ -32,9 +32,9 @@ WAY_NS, TIMES_WAY = 50, 20.0
 def spending(hits: dict[tuple[int, int], int], *, way_ns: int = WAY_NS, inside_ns: int = 0) -> Group:
     """A group that has been on for a second, in which hooks were hit so often."""
     group = Group(period_ns=0)
-    group.look(dict.fromkeys(hits, Count()), 0, times_way=TIMES_WAY)
+    group.add_counts(dict.fromkeys(hits, Count()), 0, times_way=TIMES_WAY)
     now = {thread: Count(n * way_ns, inside_ns) for thread, n in hits.items()}
-    group.look(now, SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts(now, SECOND_NS, times_way=TIMES_WAY)
     return group
 
 
@@ -46,8 +46,8 @@ def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_c
 
 def test_what_the_scheduler_s_side_takes_is_off_the_budget():
     group = Group(period_ns=0)
-    group.look({THREAD: Count()}, 0, times_way=TIMES_WAY)
-    group.look({THREAD: Count(2 * 1000 * WAY_NS, scheduler_ns=500_000)}, SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts({THREAD: Count()}, 0, times_way=TIMES_WAY)
+    group.add_counts({THREAD: Count(2 * 1000 * WAY_NS, scheduler_ns=500_000)}, SECOND_NS, times_way=TIMES_WAY)
     assert group.spent == 1000 * 1000 + 500_000 * SCHEDULER_TIMES
 
 
@@ -95,7 +95,7 @@ def test_copies_so_short_that_hooks_are_dear_beside_them_have_a_budget_too():
 
 def test_a_thread_that_takes_over_a_place_starts_from_nothing():
     group = spending({THREAD: 2 * 1000})
-    group.look({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, times_way=TIMES_WAY)
     assert group.spent == 500 * 1000
 
 
@@ -185,8 +185,10 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
     monkeypatch: pytest.MonkeyPatch,
 ):
     looks: list[int] = []
-    look = Group.look
-    monkeypatch.setattr(Group, "look", lambda *told, **more: looks.append(1) or look(*told, **more))
+    add_counts = Group.add_counts
+    monkeypatch.setattr(
+        Group, "add_counts", lambda *args, **kwargs: looks.append(1) or add_counts(*args, **kwargs)
+    )
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS // 10))
     governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
     with elf.opened(library) as image:

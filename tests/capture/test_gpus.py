@@ -52,7 +52,7 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_a_gpu_tells_all_that_its_driver_knows(fake_gpus):
     fake_gpus.have(H100)
     with library() as nvml:
-        look = GpuStates(nvml, node=3).look(5 * SECOND)
+        look = GpuStates(nvml, node=3).read(5 * SECOND)
     (row,) = look.gpus
     assert (row["ts_ns"], row["node"], row["gpu"], row["mig"]) == (5 * SECOND, 3, 0, UNKNOWN)
     assert row["uuid"].decode() == H100["uuid"] and row["name"].decode() == H100["name"]
@@ -65,7 +65,7 @@ def test_a_gpu_tells_all_that_its_driver_knows(fake_gpus):
 def test_what_a_gpu_cannot_tell_is_unknown(fake_gpus):
     fake_gpus.have({"uuid": "GPU-old", "name": "Tesla", "no_processes": 1, "power_mw": 1000})
     with library() as nvml:
-        look = GpuStates(nvml, node=0).look(0)
+        look = GpuStates(nvml, node=0).read(0)
     (row,) = look.gpus
     assert row["power_mw"] == 1000
     for entry in layout.GPUS.fields:
@@ -85,7 +85,7 @@ def test_partitions_are_told_beside_their_gpu(fake_gpus):
     }
     fake_gpus.have(whole, part)
     with library() as nvml:
-        look = GpuStates(nvml, node=0).look(0)
+        look = GpuStates(nvml, node=0).read(0)
     assert look.gpus[["gpu", "mig", "uuid"]].tolist() == [
         (0, UNKNOWN, str(H100["uuid"]).encode()),
         (0, 1, b"MIG-a"),
@@ -108,10 +108,10 @@ def test_a_gpu_that_fell_off_the_bus_tells_nothing(fake_gpus):
     fake_gpus.have(H100, OTHER)
     with library() as nvml:
         states = GpuStates(nvml, node=0)
-        states.look(0)
+        states.read(0)
         fake_gpus.have(H100, OTHER | {"lost": 1})
         for _ in range(5):
-            look = states.look(SECOND)
+            look = states.read(SECOND)
     assert look.gpus["sm_mhz"].tolist() == [1980, UNKNOWN]
     assert look.gpus["n_ecc_corrected"].tolist()[0] == 2
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.process.identity import Identity, identity, place
+from stallscope.capture.process.identity import Identity, identity, launcher_ranks
 
 LAUNCHED = {
     "torchrun": {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},
@@ -40,23 +40,23 @@ def process(proc: Path, pid: int, variables: dict[str, str], devices: tuple[str,
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
 def test_each_launcher_tells_the_place(launcher):
-    assert place(LAUNCHED[launcher]) == (5, 1, 8)
+    assert launcher_ranks(LAUNCHED[launcher]) == (5, 1, 8)
 
 
 def test_torchrun_inside_a_slurm_step_tells_the_rank():
     """srun starts one torchrun a node: its own task number is no rank of the job."""
     slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
-    assert place(slurm | LAUNCHED["torchrun"]) == (5, 1, 8)
+    assert launcher_ranks(slurm | LAUNCHED["torchrun"]) == (5, 1, 8)
 
 
 @pytest.mark.parametrize("rank", ["", "-1", "one", "5.0", "9" * 5000, "٣", "8"])
 def test_what_is_no_rank_is_unknown(rank):
     """8 is none either: there are 8 ranks, from 0."""
-    assert place({"RANK": rank, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (-1, -1, -1)
+    assert launcher_ranks({"RANK": rank, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (-1, -1, -1)
 
 
 def test_a_rank_without_a_world_size_stays_a_rank():
-    assert place({"RANK": "5"}) == (5, -1, -1)
+    assert launcher_ranks({"RANK": "5"}) == (5, -1, -1)
 
 
 def test_name_and_start_are_read_past_brackets_in_the_name(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.probes.discovery import Discovery, Library
-from stallscope.capture.probes.mmap_watch import Mapped, Told
+from stallscope.capture.probes.mmap_watch import Mapped, Records
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -55,12 +55,12 @@ def load(path: Path) -> str:
     return f"ctypes.CDLL({str(path)!r})"
 
 
-def awaited(mapped: Mapped, is_there: Callable[[Told], bool]) -> Told:
+def awaited(mapped: Mapped, is_there: Callable[[Records], bool]) -> Records:
     """What is told until it is there; the kernel tells it at once, other processes tell, too."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         mapped.wait(1)
-        told = mapped.told()
+        told = mapped.taken()
         if is_there(told):
             return told
     raise AssertionError("not told")
@@ -76,7 +76,7 @@ def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: Map
     does(child, load(nccl))
     assert mapped.wait(20)
     mapped.wait(1)
-    assert (child.pid, os.fsencode(nccl)) in mapped.told().mappings
+    assert (child.pid, os.fsencode(nccl)) in mapped.taken().mappings
 
 
 def test_a_fork_is_told_and_a_thread_is_not(mapped: Mapped, child):
@@ -91,7 +91,7 @@ def test_where_records_are_lost_it_is_told(mapped: Mapped, child, nccl: Path):
     many = f"[_ctypes.dlclose(_ctypes.dlopen({str(nccl)!r}, 2)) for _ in range(3000)]"
     does(child, many)
     does(child, load(nccl))
-    assert mapped.told().n_lost > 0
+    assert mapped.taken().n_lost > 0
 
 
 def found(discovery: Discovery, now_ns: int, built: Path) -> list[Library]:
@@ -134,8 +134,8 @@ def test_what_others_do_costs_no_look_at_them(mapped: Mapped, child):
 
 def test_the_net_finds_what_was_not_told(child, nccl: Path):
     class Silent:
-        def told(self) -> Told:
-            return Told([], [], 0)
+        def taken(self) -> Records:
+            return Records([], [], 0)
 
     discovery = Discovery(mapped=Silent())  # type: ignore[arg-type]
     discovery.scan(OLD_NS)

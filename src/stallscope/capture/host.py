@@ -64,33 +64,33 @@ class HostEvents:
     def rows(self, events: Array, pids: Iterable[int], now_ns: int) -> Array:
         """Rows of HOST_EVENTS for the time since the last call."""
         traced = list(pids)
-        told = records.of_kind(events, Kind.HOST)
-        away = records.of_kind(events, Kind.OFF_CPU)
-        self._follow(told)
-        everyone = [*traced, *(self._descendants - set(traced))]
-        waits = self._waits(away)
-        found = [
+        host_events = records.of_kind(events, Kind.HOST)
+        off_cpu = records.of_kind(events, Kind.OFF_CPU)
+        self._follow(host_events)
+        all_pids = [*traced, *(self._descendants - set(traced))]
+        waits = self._waits(off_cpu)
+        parts = [
             waits,
-            self._told(told[told["pid"] != 0]),
-            self._for_others(told[told["pid"] == 0], waits),
+            self._event_rows(host_events[host_events["pid"] != 0]),
+            self._for_others(host_events[host_events["pid"] == 0], waits),
             self._moves_and_short_stalls(now_ns),
             self._disks(now_ns),
-            self._resent(everyone, now_ns),
+            self._resent(all_pids, now_ns),
             self._throttled(traced, now_ns),
         ]
         self._last_ns = now_ns
-        rows = np.concatenate(found)
+        rows = np.concatenate(parts)
         rows["node"] = self.node
-        ended = told[told["op"] == HostKind.EXIT]["pid"].tolist()
+        ended = host_events[host_events["op"] == HostKind.EXIT]["pid"].tolist()
         self._descendants -= set(ended)
-        left = set(everyone).difference(ended)
-        self._names = {pid: name for pid, name in self._names.items() if pid in left}
+        alive = set(all_pids).difference(ended)
+        self._names = {pid: name for pid, name in self._names.items() if pid in alive}
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
-    def _follow(self, told: Array) -> None:
+    def _follow(self, host_events: Array) -> None:
         """Update the descendants of the traced processes, and the names of all processes."""
-        named = told[np.isin(told["op"], (HostKind.FORK, HostKind.EXEC))]
-        self._descendants |= set(told[told["op"] == HostKind.FORK]["pid"].tolist())
+        named = host_events[np.isin(host_events["op"], (HostKind.FORK, HostKind.EXEC))]
+        self._descendants |= set(host_events[host_events["op"] == HostKind.FORK]["pid"].tolist())
         self._names |= dict(zip(named["pid"].tolist(), named["name"].tolist(), strict=True))
 
     def _name(self, pid: int) -> bytes:
@@ -101,29 +101,31 @@ class HostEvents:
                 return b""
         return self._names[pid]
 
-    def _told(self, told: Array) -> Array:
+    def _event_rows(self, host_events: Array) -> Array:
         """Events that name their process."""
-        rows = layout.empty(layout.HOST_EVENTS, len(told))
+        rows = layout.empty(layout.HOST_EVENTS, len(host_events))
         for name in ("ts_ns", "duration_ns", "pid", "tid", "value", "by_pid", "by_comm", "cgroup"):
-            rows[name] = told[name]
-        rows["kind"] = told["op"]
-        rows["comm"] = told["name"]
+            rows[name] = host_events[name]
+        rows["kind"] = host_events["op"]
+        rows["comm"] = host_events["name"]
         is_end = rows["kind"] == HostKind.EXIT
-        rows["detail"][is_end] = [b"core dumped" if v & _CORE_DUMPED else b"" for v in told["value"][is_end]]
-        rows["value"][is_end] = [exit_status(int(value)) for value in told["value"][is_end]]
+        rows["detail"][is_end] = [
+            b"core dumped" if v & _CORE_DUMPED else b"" for v in host_events["value"][is_end]
+        ]
+        rows["value"][is_end] = [exit_status(int(value)) for value in host_events["value"][is_end]]
         for i in np.flatnonzero(rows["kind"] == HostKind.BLOCK_IO).tolist():
-            pid = int(told["pid"][i])
-            rows["device"][i] = self.devices.name(int(told["device"][i]), pid).encode()
-            rows["detail"][i] = _request(int(told["request"][i]))
-            rows["comm"][i] = told["by_comm"][i]
+            pid = int(host_events["pid"][i])
+            rows["device"][i] = self.devices.name(int(host_events["device"][i]), pid).encode()
+            rows["detail"][i] = _request(int(host_events["request"][i]))
+            rows["comm"][i] = host_events["by_comm"][i]
         for i in np.flatnonzero(rows["kind"] == HostKind.DRIVER_CALL).tolist():
-            rows["device"][i] = drivers.device_name(int(told["device"][i]), self.drivers()).encode()
-            rows["detail"][i] = SYMBOLS[int(told["request"][i])].encode()
+            rows["device"][i] = drivers.device_name(int(host_events["device"][i]), self.drivers()).encode()
+            rows["detail"][i] = SYMBOLS[int(host_events["request"][i])].encode()
         return rows
 
-    def _for_others(self, told: Array, waits: Array) -> Array:
+    def _for_others(self, host_events: Array, waits: Array) -> Array:
         """Slow requests by kernel threads, assigned to the process that waited for the same disk at the same time."""
-        rows = self._told(told)
+        rows = self._event_rows(host_events)
         begin, end = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
         waits = waits[(waits["kind"] == HostKind.FILE_WAIT) | (waits["kind"] == HostKind.MAJOR_FAULT)]
         keep = np.zeros(len(rows), bool)
@@ -134,56 +136,56 @@ class HostEvents:
             keep |= meets
         return rows[keep]
 
-    def _waits(self, away: Array) -> Array:
+    def _waits(self, off_cpu: Array) -> Array:
         """Waits of GPU threads for a file, a socket, or memory that has to be read from a disk."""
-        is_file = (away["category"] == Category.IO) & (away["device"] != 0)
-        is_socket = (away["category"] == Category.NET) & (away["inode"] != 0) & (away["device"] == 0)
-        is_fault = (away["flags"] & OffCpuFlag.IOWAIT > 0) & (away["syscall_nr"] == UNKNOWN)
-        is_told = is_file | is_socket | is_fault
-        away = away[is_told]
-        rows = layout.empty(layout.HOST_EVENTS, len(away))
+        is_file = (off_cpu["category"] == Category.IO) & (off_cpu["device"] != 0)
+        is_socket = (off_cpu["category"] == Category.NET) & (off_cpu["inode"] != 0) & (off_cpu["device"] == 0)
+        is_fault = (off_cpu["flags"] & OffCpuFlag.IOWAIT > 0) & (off_cpu["syscall_nr"] == UNKNOWN)
+        is_wait = is_file | is_socket | is_fault
+        off_cpu = off_cpu[is_wait]
+        rows = layout.empty(layout.HOST_EVENTS, len(off_cpu))
         for name in ("ts_ns", "duration_ns", "pid", "tid"):
-            rows[name] = away[name]
+            rows[name] = off_cpu[name]
         rows["kind"] = np.select(
-            [is_file[is_told], is_socket[is_told]],
+            [is_file[is_wait], is_socket[is_wait]],
             [int(HostKind.FILE_WAIT), int(HostKind.SOCKET_WAIT)],
             int(HostKind.MAJOR_FAULT),
         )
-        for row, one in zip(rows, away, strict=True):
-            row["comm"] = self._name(int(one["pid"]))
+        for row, event in zip(rows, off_cpu, strict=True):
+            row["comm"] = self._name(int(event["pid"]))
             if row["kind"] == HostKind.FILE_WAIT:
-                row["device"] = self.devices.name(int(one["device"]), int(one["pid"])).encode()
-                row["file"] = self._path(one).encode()[:128]
+                row["device"] = self.devices.name(int(event["device"]), int(event["pid"])).encode()
+                row["file"] = self._path(event).encode()[:128]
             elif row["kind"] == HostKind.SOCKET_WAIT:
-                row["file"], row["detail"] = _both_ends(_ends(one))
+                row["file"], row["detail"] = _both_ends(_ends(event))
         return rows
 
-    def _path(self, one: Any) -> str:
+    def _path(self, event: Any) -> str:
         """The path of a descriptor if it still refers to that file; otherwise the name that the kernel reported."""
-        name: str = one["file"].decode("utf-8", "replace")
+        name: str = event["file"].decode("utf-8", "replace")
         try:
-            link = self.proc / str(one["pid"]) / "fd" / str(one["fd"])
-            if link.stat().st_ino == one["inode"]:
+            link = self.proc / str(event["pid"]) / "fd" / str(event["fd"])
+            if link.stat().st_ino == event["inode"]:
                 return str(link.readlink()).removesuffix(" (deleted)")
         except OSError:
             pass  # it is closed, or its process has ended: the name remains
         return name
 
     def _moves_and_short_stalls(self, now_ns: int) -> Array:
-        found = []
-        for pid, new in self._grown("host_sums", np.dtype("<u4"), kernel.HOST_SUMS):
+        rows = []
+        for pid, new in self._growth("host_sums", np.dtype("<u4"), kernel.HOST_SUMS):
             if new["n_migrations"] >= MIN_MOVES:
-                found.append(self._summed(HostKind.MIGRATION, int(pid), int(new["n_migrations"]), now_ns))
+                rows.append(self._summed(HostKind.MIGRATION, int(pid), int(new["n_migrations"]), now_ns))
             for kind, n, ns in zip(_SHORT_STALLS, new["n_short"], new["short_ns"], strict=True):
                 if n:
                     row = self._summed(kind, int(pid), int(n), now_ns)
                     row["duration_ns"], row["detail"] = ns, b"short ones"
-                    found.append(row)
-        return _joined(found)
+                    rows.append(row)
+        return _joined(rows)
 
     def _disks(self, now_ns: int) -> Array:
-        found = []
-        for key, new in self._grown("disk_sums", kernel.DISK_KEY, kernel.DISK_SUMS):
+        rows = []
+        for key, new in self._growth("disk_sums", kernel.DISK_KEY, kernel.DISK_SUMS):
             row = self._summed(HostKind.BLOCK_IO, int(key["pid"]), int(new["n_bytes"]), now_ns)
             row["device"] = self.devices.name(int(key["device"]), int(key["pid"])).encode()
             row["duration_ns"] = new["ns"]
@@ -192,32 +194,32 @@ class HostEvents:
                 _request(int(key["request"])),
                 b" ".join(b"%d:%d" % (1 << i, n) for i, n in enumerate(new["delays"].tolist()) if n),
             )
-            found.append(row)
-        return _joined(found)
+            rows.append(row)
+        return _joined(rows)
 
     def _resent(self, pids: list[int], now_ns: int) -> Array:
-        grown = self._grown("resent", np.dtype("<u8"), kernel.RESENT)
-        owners = self._owners.of([int(inode) for inode, _ in grown], pids, now_ns)
-        found = []
-        for inode, new in grown:
+        growth = self._growth("resent", np.dtype("<u8"), kernel.RESENT)
+        owners = self._owners.of([int(inode) for inode, _ in growth], pids, now_ns)
+        rows = []
+        for inode, new in growth:
             if pid := owners.get(int(inode)):
                 row = self._summed(HostKind.RETRANSMIT, pid, int(new["n"]), now_ns)
                 row["ts_ns"] = max(int(new["first_ns"]), self._last_ns)
                 row["duration_ns"] = max(int(new["last_ns"]) - int(row["ts_ns"]), 0)
                 row["device"] = new["interface"]
                 row["file"], row["detail"] = _both_ends(new["ends"])
-                found.append(row)
-        return _joined(found)
+                rows.append(row)
+        return _joined(rows)
 
     def _throttled(self, pids: list[int], now_ns: int) -> Array:
-        found = []
-        for one in self._groups.throttled(pids, now_ns):
-            for pid in one.pids:
-                row = self._summed(HostKind.THROTTLED, pid, one.n, now_ns)
-                row["ts_ns"], row["duration_ns"] = one.since_ns, one.ns
-                row["file"], row["detail"] = one.group.name.encode()[:128], one.quota.encode()
-                found.append(row)
-        return _joined(found)
+        rows = []
+        for throttled in self._groups.throttled(pids, now_ns):
+            for pid in throttled.pids:
+                row = self._summed(HostKind.THROTTLED, pid, throttled.n, now_ns)
+                row["ts_ns"], row["duration_ns"] = throttled.since_ns, throttled.ns
+                row["file"], row["detail"] = throttled.group.name.encode()[:128], throttled.quota.encode()
+                rows.append(row)
+        return _joined(rows)
 
     def _summed(self, kind: HostKind, pid: int, value: int, now_ns: int) -> Any:
         """A row for the sum since the last reading."""
@@ -227,7 +229,7 @@ class HostEvents:
         row["kind"], row["pid"], row["value"], row["comm"] = kind, pid, value, self._name(pid)
         return row
 
-    def _grown(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
+    def _growth(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
         """The growth of the sums of a map since the last reading: (key, sums) of the entries that have grown."""
         keys, values = self.entries(name, key, value)
         if not len(keys):
@@ -235,9 +237,9 @@ class HostEvents:
             return []
         now, sums = _words(values), _sums_of(value)
         marks = keys.view(f"V{key.itemsize}").tolist()
-        places, last = self._sums.get(name, ({}, now[:0]))
+        indices, last = self._sums.get(name, ({}, now[:0]))
         self._sums[name] = {mark: i for i, mark in enumerate(marks)}, now
-        at = np.array([places.get(mark, -1) for mark in marks])
+        at = np.array([indices.get(mark, -1) for mark in marks])
         before, new = np.zeros_like(now), now.copy()
         before[at >= 0] = last[at[at >= 0]]
         before[(now < before)[:, sums].any(axis=1)] = 0  # the entry was deleted and created again
@@ -272,9 +274,9 @@ def _both_ends(ends: Array) -> tuple[bytes, bytes]:
     return other.encode(), b"from port %d" % ends["own_port"] if ":" in other else b""
 
 
-def _ends(one: Any) -> Array:
+def _ends(event: Any) -> Array:
     """kernel.ENDS, stored in the field for a file's name."""
-    return np.frombuffer(one["file"].ljust(24, b"\0"), kernel.ENDS)[0]
+    return np.frombuffer(event["file"].ljust(24, b"\0"), kernel.ENDS)[0]
 
 
 def _request(op: int) -> bytes:

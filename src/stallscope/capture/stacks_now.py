@@ -48,9 +48,9 @@ def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> Now:
         pid, memory, MappedCode(pid, files, proc), python, Codes(memory, python) if python else None
     )
     try:
-        found = target.now([pid], peek=None, proc=proc)
+        stacks = target.now([pid], peek=None, proc=proc)
     except Unreadable:
-        found = {}
+        stacks = {}
     blocked = objects.of(pid, pid, memory)
     stat = small_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
     return Now(
@@ -59,5 +59,5 @@ def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> Now:
         command=small_file(f"{proc}/{pid}/comm").decode("utf-8", "replace").strip(),
         state=stat[0].decode() if stat else "",
         waits_for=blocked.object if blocked else "",
-        frames=found.get(pid, ()),
+        frames=stacks.get(pid, ()),
     )

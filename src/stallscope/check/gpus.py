@@ -34,7 +34,7 @@ def driver_version(proc: Path) -> str:
 def _gpus() -> Iterator[Finding]:
     try:
         with nvml.library() as library:
-            rows = GpuStates(library, node=0).look(0).gpus
+            rows = GpuStates(library, node=0).read(0).gpus
     except CannotTrace as error:
         yield warned("GPUs", "not watched", str(error))
         return

@@ -84,7 +84,7 @@ def _capabilities(proc: Path) -> Finding:
     if not missing:
         names = ", ".join(each.name for each in preflight.PURPOSES)
         return passed("capabilities", f"all that tracing needs: {names}")
-    lack, remedy = f"missing: {preflight.told(missing)}", preflight.remedy(proc, "stallscope check")
+    lack, remedy = f"missing: {preflight.described(missing)}", preflight.remedy(proc, "stallscope check")
     if preflight.necessary(missing):
         return failed("capabilities", lack, remedy)
     return warned("capabilities", lack, f"some libraries will not be traced: {remedy}")

@@ -87,7 +87,7 @@ def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
 def names(program: Program, pid: int, tid: int) -> list[str]:
     """The functions that a thread is in, innermost first, once it waits; "..." at the end of a cut stack."""
     code, calls = waits_in(program, pid, tid)
-    return [plain(code.name(place)) for place in calls.places] + ["..."] * calls.is_cut
+    return [plain(code.name(place)) for place in calls.addresses] + ["..."] * calls.is_cut
 
 
 def plain(name: str) -> str:
@@ -149,7 +149,7 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
         for _ in range(500):
             thread = standing(program.peek, pid)
             if thread and thread.syscall_nr < 0:
-                assert [plain(code.name(one)) for one in addresses(code, thread).places[:4]] == INNER
+                assert [plain(code.name(one)) for one in addresses(code, thread).addresses[:4]] == INNER
                 n_told += 1
     assert n_told < 500
 
@@ -163,7 +163,7 @@ def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
     assert ours.keys() == theirs.keys()
     assert len(ours) == 8
     for tid, calls in ours.items():
-        found = [calls.places[0], *(place + 1 for place in calls.places[1:])]
+        found = [calls.addresses[0], *(place + 1 for place in calls.addresses[1:])]
         found = [address for address, _ in itertools.groupby(found)]
         assert not calls.is_cut or len(found) > 20
         assert found == theirs[tid][: len(found)]
@@ -202,7 +202,7 @@ def test_a_thread_that_runs_is_sampled(compiled):
         while found[:1] != ["innermost"]:  # at first it writes
             assert time.monotonic() < until
             if thread := sampled(pid):
-                found = [plain(code.name(place)) for place in addresses(code, thread).places]
+                found = [plain(code.name(place)) for place in addresses(code, thread).addresses]
     assert found[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
     assert found[-1] == "_start"
 

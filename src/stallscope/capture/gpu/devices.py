@@ -46,8 +46,8 @@ class Devices:
         except OSError:
             return ""
         for line in text.splitlines():
-            own, _, behind = line.partition(" - ")
-            if own.split()[2] == number:
+            mount, _, behind = line.partition(" - ")
+            if mount.split()[2] == number:
                 kind, source = behind.split()[:2]
                 source = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), source)
                 return kind if source in (kind, "none") else f"{source} ({kind})"

@@ -1,7 +1,7 @@
 """Calls into the GPU driver: registers the driver's devices with the kernel side and names processes outside the job.
 
-    calls = DriverCalls(tell=program.know_drivers, caller=program.caller)
-    calls.look()                                     # once a second: UVM gets its number when it is first loaded
+    calls = DriverCalls(register=program.know_drivers, caller=program.caller)
+    calls.refresh()                                  # once a second: UVM gets its number when it is first loaded
     labels = calls.named(pids, traced, now_ns)       # labels with the names of untraced processes
 
 Every process that calls into the driver is counted, including a monitor that queries the GPU once a second. Such a
@@ -20,21 +20,21 @@ _NONE_YET = "no NVIDIA driver in /proc/devices: calls into it are counted once i
 
 @dataclass
 class DriverCalls:
-    """tell: registers drivers by the major number of their devices. caller: name of a process that has called into the
-    driver; empty if not known. majors: finds drivers. known: the drivers registered last.
+    """register: registers drivers by the major number of their devices. caller: name of a process that has called
+    into the driver; empty if not known. majors: finds drivers. known: the drivers registered last.
     """
 
-    tell: Callable[[Mapping[int, int]], None]
+    register: Callable[[Mapping[int, int]], None]
     caller: Callable[[int], str]
     majors: Callable[[], Mapping[int, Driver]] = majors
     known: Mapping[int, Driver] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
 
-    def look(self) -> str:
+    def refresh(self) -> str:
         """Register changes of the driver list. Returns a note for the user; empty where a driver is loaded."""
         now = self.majors()
         if now != self.known:
-            self.tell(dict.fromkeys(self.known, Driver.NONE) | dict(now))
+            self.register(dict.fromkeys(self.known, Driver.NONE) | dict(now))
             self.known = now
         return "" if now else _NONE_YET
 

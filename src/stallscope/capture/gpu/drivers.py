@@ -170,12 +170,12 @@ def majors(proc: Path = Path("/proc")) -> dict[int, Driver]:
         text = (proc / "devices").read_text()
     except OSError:
         return {}
-    found = {}
+    drivers = {}
     for line in text.partition("Block devices:")[0].splitlines():
         number, _, name = line.strip().partition(" ")
         if number.isdigit() and name.startswith("nvidia"):
-            found[int(number)] = _REGISTERED.get(name, Driver.ANOTHER)
-    return found
+            drivers[int(number)] = _REGISTERED.get(name, Driver.ANOTHER)
+    return drivers
 
 
 def _symbol(driver: Driver, number: int) -> str:

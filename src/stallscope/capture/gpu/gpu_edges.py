@@ -43,13 +43,13 @@ class GpuEdges:
 
         rows: all processes at now_ns.
         """
-        here = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
+        present = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
         kept = []
-        for key in self._processes.keys() - here.keys():
-            gone = self._processes.pop(key)
-            gone["ts_ns"], gone["alive"] = now_ns, 0
-            kept.append(gone)
-        for key, row in here.items():
+        for key in self._processes.keys() - present.keys():
+            ended = self._processes.pop(key)
+            ended["ts_ns"], ended["alive"] = now_ns, 0
+            kept.append(ended)
+        for key, row in present.items():
             last = self._processes.get(key)
             if last is None or _is_due(row, last) or _differs(row, last):
                 kept.append(row)

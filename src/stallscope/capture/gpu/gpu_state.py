@@ -32,7 +32,7 @@ _NVLINK_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Look:
+class Reading:
     """One reading of all GPUs. gpus: rows of GPUS, one for each. processes: rows of GPU_PROCESSES; None if not queried.
 
     use: rows of GPU_USE; empty where the driver does not count by process.
@@ -62,7 +62,7 @@ class GpuStates:
         self._nvml, self._node, self._proc = nvml, node, proc
         self._whole = [_device(nvml, number, handle) for number, handle in devices(nvml)]
         self._parts: list[_Device] = []
-        self._n_looks = 0
+        self._n_readings = 0
         self._n_processes: dict[tuple[int, int], int] = {}
         self._use_until_us: dict[int, int] = {}
 
@@ -71,59 +71,65 @@ class GpuStates:
 
     def numbers(self) -> dict[bytes, int]:
         """Number of each GPU by its UUID."""
-        return {one.uuid: one.gpu for one in self._whole}
+        return {device.uuid: device.gpu for device in self._whole}
 
     def gpu_numbers(self) -> GpuNumbers:
         """The identifiers that processes use for GPUs: device files and UUIDs."""
         minors = {
-            one.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, one.handle) for one in self._whole
+            device.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, device.handle)
+            for device in self._whole
         }
-        parts = [part for one in self._whole for part in self._partitions(one)]
+        parts = [part for device in self._whole for part in self._partitions(device)]
         return GpuNumbers(
             by_file={int(minor): gpu for gpu, minor in minors.items() if minor is not None},
-            by_uuid={one.uuid.decode(): one.gpu for one in (*self._whole, *parts)},
+            by_uuid={device.uuid.decode(): device.gpu for device in (*self._whole, *parts)},
         )
 
-    def look(self, now_ns: int) -> Look:
+    def read(self, now_ns: int) -> Reading:
         """Query all GPUs. The row of a GPU that has fallen off the bus is all unknown."""
-        if self._n_looks % _SELDOM_EVERY == 0:
-            self._look_seldom()
-        processes = self._processes(now_ns) if self._n_looks % _PROCESSES_EVERY == 0 else None
-        self._n_looks += 1
+        if self._n_readings % _SELDOM_EVERY == 0:
+            self._read_seldom()
+        processes = self._processes(now_ns) if self._n_readings % _PROCESSES_EVERY == 0 else None
+        self._n_readings += 1
         known = [*self._whole, *self._parts]
         rows = layout.empty(layout.GPUS, len(known))
         rows["ts_ns"], rows["node"] = now_ns, self._node
-        for row, one in zip(rows, known, strict=True):
-            row["gpu"], row["mig"], row["uuid"], row["name"] = one.gpu, one.mig, one.uuid, one.name
-            for name, value in (one.seldom | dict(self._often(one))).items():
+        for row, device in zip(rows, known, strict=True):
+            row["gpu"], row["mig"], row["uuid"], row["name"] = (
+                device.gpu,
+                device.mig,
+                device.uuid,
+                device.name,
+            )
+            for name, value in (device.seldom | dict(self._often(device))).items():
                 row[name] = value
-            row["n_processes"] = self._n_processes.get((one.gpu, one.mig), UNKNOWN)
-        return Look(rows, processes, self._use(now_ns))
+            row["n_processes"] = self._n_processes.get((device.gpu, device.mig), UNKNOWN)
+        return Reading(rows, processes, self._use(now_ns))
 
     def _use(self, now_ns: int) -> Array:
         """The mean share of each process since the last reading, by the driver's own samples."""
-        nvml, found = self._nvml, []
-        for one in self._whole:
-            since_us = self._use_until_us.get(one.gpu, 0)
-            told = asked(nvml, nvml.nvmlDeviceGetProcessUtilization, one.handle, since_us) or []
-            fresh = [sample for sample in told if sample.timeStamp > since_us]
+        nvml, uses = self._nvml, []
+        for device in self._whole:
+            since_us = self._use_until_us.get(device.gpu, 0)
+            samples = asked(nvml, nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us) or []
+            fresh = [sample for sample in samples if sample.timeStamp > since_us]
             if not fresh:
                 continue
-            self._use_until_us[one.gpu] = max(int(sample.timeStamp) for sample in fresh)
+            self._use_until_us[device.gpu] = max(int(sample.timeStamp) for sample in fresh)
             shares: dict[int, list[int]] = {}
             for sample in fresh if since_us else ():
                 shares.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-            found += [(one.gpu, pid, round(sum(each) / len(each))) for pid, each in shares.items()]
-        rows = layout.empty(layout.GPU_USE, len(found))
+            uses += [(device.gpu, pid, round(sum(each) / len(each))) for pid, each in shares.items()]
+        rows = layout.empty(layout.GPU_USE, len(uses))
         rows["ts_ns"], rows["node"] = now_ns, self._node
-        for row, (gpu, pid, percent) in zip(rows, found, strict=True):
+        for row, (gpu, pid, percent) in zip(rows, uses, strict=True):
             row["gpu"], row["pid"], row["sm_percent"] = gpu, pid, percent
         return rows[(rows["sm_percent"] > 0) & (rows["pid"] > 0)]
 
-    def _look_seldom(self) -> None:
-        self._parts = [part for one in self._whole for part in self._partitions(one)]
-        for one in self._whole:
-            one.seldom = dict(self._seldom(one.handle))
+    def _read_seldom(self) -> None:
+        self._parts = [part for device in self._whole for part in self._partitions(device)]
+        for device in self._whole:
+            device.seldom = dict(self._seldom(device.handle))
 
     def _partitions(self, whole: _Device) -> Iterator[_Device]:
         nvml = self._nvml
@@ -135,12 +141,12 @@ class GpuStates:
             if handle is not None:
                 yield _device(nvml, whole.gpu, handle, mig=number)
 
-    def _often(self, one: _Device) -> Iterator[tuple[str, int]]:
-        nvml, handle = self._nvml, one.handle
+    def _often(self, device: _Device) -> Iterator[tuple[str, int]]:
+        nvml, handle = self._nvml, device.handle
         if memory := asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle):
             yield "memory_used_bytes", int(memory.used)
             yield "memory_total_bytes", int(memory.total)
-        if one.mig != UNKNOWN:
+        if device.mig != UNKNOWN:
             return
         if use := asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle):
             yield "utilization_percent", int(use.gpu)
@@ -185,28 +191,30 @@ class GpuStates:
         once.
         """
         nvml = self._nvml
-        found: dict[tuple[int, int, int], int] = {}
+        memory_bytes: dict[tuple[int, int, int], int] = {}
         self._n_processes = {}
         partitioned = {part.gpu for part in self._parts}
-        for one in [*(one for one in self._whole if one.gpu not in partitioned), *self._parts]:
-            told = [
-                asked(nvml, question, one.handle)
+        for device in [*(device for device in self._whole if device.gpu not in partitioned), *self._parts]:
+            lists = [
+                asked(nvml, question, device.handle)
                 for question in (
                     nvml.nvmlDeviceGetComputeRunningProcesses,
                     nvml.nvmlDeviceGetGraphicsRunningProcesses,
                 )
             ]
-            if told[0] is None:
+            if lists[0] is None:
                 continue
-            pids = {process.pid: process.usedGpuMemory for each in told for process in each or ()}
-            self._n_processes[one.gpu, one.mig] = len(pids)
-            found |= {(one.gpu, one.mig, pid): UNKNOWN if n is None else n for pid, n in pids.items()}
-        rows = layout.empty(layout.GPU_PROCESSES, len(found))
+            pids = {process.pid: process.usedGpuMemory for each in lists for process in each or ()}
+            self._n_processes[device.gpu, device.mig] = len(pids)
+            memory_bytes |= {
+                (device.gpu, device.mig, pid): UNKNOWN if n is None else n for pid, n in pids.items()
+            }
+        rows = layout.empty(layout.GPU_PROCESSES, len(memory_bytes))
         rows["ts_ns"], rows["node"], rows["alive"] = now_ns, self._node, 1
-        if found:
-            rows["gpu"], rows["mig"], rows["pid"] = np.array(list(found)).T
-            rows["memory_used_bytes"] = list(found.values())
-            rows["comm"] = [_comm(self._proc, pid) for _, _, pid in found]
+        if memory_bytes:
+            rows["gpu"], rows["mig"], rows["pid"] = np.array(list(memory_bytes)).T
+            rows["memory_used_bytes"] = list(memory_bytes.values())
+            rows["comm"] = [_comm(self._proc, pid) for _, _, pid in memory_bytes]
         return rows
 
 
@@ -218,8 +226,8 @@ def _device(nvml: Any, number: int, handle: Any, mig: int = UNKNOWN) -> _Device:
 def _reasons(nvml: Any, handle: Any) -> int | None:
     """By the present name, or by the name before 535, which old drivers and old bindings use."""
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-        if hasattr(nvml, name) and (told := asked(nvml, getattr(nvml, name), handle)) is not None:
-            return int(told)
+        if hasattr(nvml, name) and (reasons := asked(nvml, getattr(nvml, name), handle)) is not None:
+            return int(reasons)
     return None
 
 
@@ -239,13 +247,13 @@ def _nvlink_errors(nvml: Any, handle: Any) -> int | None:
     values = asked(
         nvml, nvml.nvmlDeviceGetFieldValues, handle, [getattr(nvml, name) for name in _NVLINK_ERRORS]
     )
-    told = [_number(nvml, one) for one in values or () if one.nvmlReturn == nvml.NVML_SUCCESS]
-    return sum(told) if told else None
+    errors = [_number(nvml, value) for value in values or () if value.nvmlReturn == nvml.NVML_SUCCESS]
+    return sum(errors) if errors else None
 
 
-def _number(nvml: Any, one: Any) -> int:
-    is_small = one.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
-    return int(one.value.uiVal if is_small else one.value.ullVal)
+def _number(nvml: Any, field: Any) -> int:
+    is_small = field.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    return int(field.value.uiVal if is_small else field.value.ullVal)
 
 
 def _comm(proc: Path, pid: int) -> bytes:

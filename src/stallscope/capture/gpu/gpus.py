@@ -80,19 +80,19 @@ class Gpus:
 
     def _watch(self) -> None:
         while True:
-            self._look()
+            self._read()
             if self._stop.wait(self._every_s):
                 return
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         now_ns = self._now_ns()
-        look = self._states.look(now_ns)
-        rows = self._edges.gpus(np.concatenate([look.gpus, *self._errors(look.gpus)]))
-        processes = None if look.processes is None else self._edges.processes(look.processes, now_ns)
+        reading = self._states.read(now_ns)
+        rows = self._edges.gpus(np.concatenate([reading.gpus, *self._errors(reading.gpus)]))
+        processes = None if reading.processes is None else self._edges.processes(reading.processes, now_ns)
         with self._lock:
-            self._latest = look.gpus
+            self._latest = reading.gpus
             self._put(layout.GPUS, rows)
-            self._put(layout.GPU_USE, look.use)
+            self._put(layout.GPU_USE, reading.use)
             if processes is not None:
                 self._put(layout.GPU_PROCESSES, processes)
 
@@ -103,12 +103,12 @@ class Gpus:
 
     def _errors(self, rows: Array) -> list[Array]:
         """A separate row for each Xid since the last reading: the GPU's present state with the error number."""
-        found = []
+        error_rows = []
         for uuid, xid in self._xids.new():
-            mine = rows[(rows["gpu"] == self._numbers.get(uuid, -1)) & (rows["mig"] == UNKNOWN)].copy()
-            mine["xid"] = xid
-            found.append(mine)
-        return found
+            gpu_rows = rows[(rows["gpu"] == self._numbers.get(uuid, -1)) & (rows["mig"] == UNKNOWN)].copy()
+            gpu_rows["xid"] = xid
+            error_rows.append(gpu_rows)
+        return error_rows
 
 
 def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
@@ -132,15 +132,15 @@ class _XidEvents:
     def new(self) -> list[tuple[bytes, int]]:
         """UUID of the GPU and number of each error since the last call."""
         nvml = self._nvml
-        found: list[tuple[bytes, int]] = []
-        while self._set is not None and len(found) < _MOST_XIDS:
+        errors: list[tuple[bytes, int]] = []
+        while self._set is not None and len(errors) < _MOST_XIDS:
             event = asked(nvml, nvml.nvmlEventSetWait, self._set, 0)
             if event is None:
                 break
             if event.eventType & nvml.nvmlEventTypeXidCriticalError:
                 uuid = asked(nvml, nvml.nvmlDeviceGetUUID, event.device) or ""
-                found.append((text(uuid).encode()[:48], int(event.eventData)))
-        return found
+                errors.append((text(uuid).encode()[:48], int(event.eventData)))
+        return errors
 
     def close(self) -> None:
         if self._set is not None:

@@ -51,19 +51,19 @@ def asked(nvml: Any, question: Callable[..., Any], *words: Any) -> Any:
         return None
 
 
-def text(told: Any) -> str:
+def text(value: Any) -> str:
     """Text, which older bindings give as bytes."""
-    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _why(nvml: Any, error: Any) -> str:
-    said = {
+    messages = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: _NO_DRIVER,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded: modprobe nvidia",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             "the NVIDIA driver was updated, but the old version is still loaded: restart the machine"
         ),
     }
-    return said.get(
+    return messages.get(
         error.value, f"NVML: {error}; run `nvidia-smi`, and restart the driver if that also fails"
     )

@@ -36,21 +36,21 @@ def visible(home: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tu
     """Numbers of the GPUs that a process (its folder in /proc) sees, in its own order; empty if unknown."""
     files = _device_files(home)
     present = tuple(numbers.of_file(number) for number in files)
-    told = variables.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
+    setting = variables.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
         return present
-    found: list[int] = []
-    for word in map(str.strip, told.split(",")):
+    gpus: list[int] = []
+    for word in map(str.strip, setting.split(",")):
         if _UUID.fullmatch(word):
             named = {number for uuid, number in numbers.by_uuid.items() if uuid.startswith(word)}
             if len(named) != 1:
                 return ()
-            found += named
+            gpus += named
         elif re.fullmatch(r"[0-9]{1,4}", word) and (not present or int(word) < len(present)):
-            found.append(present[int(word)] if present else int(word))
+            gpus.append(present[int(word)] if present else int(word))
         else:
             break  # as in CUDA: an invalid entry hides all entries after it
-    return tuple(found)
+    return tuple(gpus)
 
 
 def _device_files(home: Path) -> list[int]:

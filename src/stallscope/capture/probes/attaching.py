@@ -90,13 +90,14 @@ class Attaching:
             governed = operations.GOVERNED if self.governor else ()
             always = (HookGroup.ALWAYS,) if self.governor else operations.ALWAYS
             wanted = operations.names(launches=self.launches, groups=(*always, *governed))
-            found = functions(image, wanted, is_static=library.is_static)
-            entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
-            places = hooked_at(found, entries)
+            symbols = functions(image, wanted, is_static=library.is_static)
+            entries = {name: elf.entry(image, symbol) for name, symbol in symbols.items()}
+            offsets = hooked_at(symbols, entries)
             by_group = {
-                group: operations.hooks(places, launches=self.launches, groups=(group,)) for group in governed
+                group: operations.hooks(offsets, launches=self.launches, groups=(group,))
+                for group in governed
             }
-            hooks = operations.hooks(places, launches=self.launches, groups=always)
+            hooks = operations.hooks(offsets, launches=self.launches, groups=always)
             if self.only_few:
                 hooks = operations.few(hooks)
                 by_group = {group: operations.few(each) for group, each in by_group.items()}
@@ -110,11 +111,11 @@ class Attaching:
         return [f"attached to {n_hooks} functions of {library.name}", *_dear(library, entries)]
 
 
-def hooked_at(found: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
+def hooked_at(symbols: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
     """File offset of each function's probe: after an endbr64, otherwise its first instruction."""
     return {
         name: symbol.offset + _ENDBR_BYTES if entries[name] is Entry.AFTER_ENDBR else symbol.offset
-        for name, symbol in found.items()
+        for name, symbol in symbols.items()
     }
 
 

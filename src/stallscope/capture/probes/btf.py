@@ -26,7 +26,7 @@ class _Type(NamedTuple):
     tail: bytes
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The location of a variable in its section."""
 
     offset: int
@@ -51,54 +51,54 @@ class Btf:
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """The dtype of `struct name`. KeyError if the object has none."""
-        for found in self._types:
-            if found.kind == _STRUCT and found.name == name:
-                return self._struct(found)
+        for type_ in self._types:
+            if type_.kind == _STRUCT and type_.name == name:
+                return self._struct(type_)
         raise KeyError(name)
 
-    def places(self, section_name: str) -> dict[str, Place]:
+    def locations(self, section_name: str) -> dict[str, Location]:
         """The variables of a section, such as .rodata."""
-        places = {}
-        for found in self._types:
-            if found.kind == _DATASEC and found.name == section_name:
-                for number, offset, n_bytes in struct.iter_unpack("<III", found.tail):
-                    places[self._types[number].name] = Place(offset, n_bytes)
-        return places
+        locations = {}
+        for type_ in self._types:
+            if type_.kind == _DATASEC and type_.name == section_name:
+                for number, offset, n_bytes in struct.iter_unpack("<III", type_.tail):
+                    locations[self._types[number].name] = Location(offset, n_bytes)
+        return locations
 
     def _name(self, at: int) -> str:
         return self._names[at : self._names.index(b"\0", at)].decode()
 
-    def _struct(self, found: _Type) -> np.dtype[Any]:
-        members = list(struct.iter_unpack("<III", found.tail))
+    def _struct(self, type_: _Type) -> np.dtype[Any]:
+        members = list(struct.iter_unpack("<III", type_.tail))
         return np.dtype(
             {
                 "names": [self._name(name) for name, _, _ in members],
                 "formats": [self._format(number) for _, number, _ in members],
                 "offsets": [(bits & 0xFFFFFF) // 8 for _, _, bits in members],
-                "itemsize": found.size,
+                "itemsize": type_.size,
             }
         )
 
     def _format(self, number: int) -> Any:
-        found = self._resolved(number)
-        if found.kind == _STRUCT:
-            return self._struct(found)
-        if found.kind == _ARRAY:
-            element, _, n = struct.unpack("<III", found.tail)
+        type_ = self._resolved(number)
+        if type_.kind == _STRUCT:
+            return self._struct(type_)
+        if type_.kind == _ARRAY:
+            element, _, n = struct.unpack("<III", type_.tail)
             inner = self._resolved(element)
             return f"S{n}" if inner.name == "char" else (self._format(element), (n,))
-        if found.kind == _INT:
-            encoding = found.tail[3]
-            return f"<{'i' if encoding & _SIGNED else 'u'}{found.size}"
-        if found.kind == _ENUM:
-            return f"<u{found.size}"
-        raise ValueError(f"{found.name or 'a type'} of kind {found.kind} is not supported in a record")
+        if type_.kind == _INT:
+            encoding = type_.tail[3]
+            return f"<{'i' if encoding & _SIGNED else 'u'}{type_.size}"
+        if type_.kind == _ENUM:
+            return f"<u{type_.size}"
+        raise ValueError(f"{type_.name or 'a type'} of kind {type_.kind} is not supported in a record")
 
     def _resolved(self, number: int) -> _Type:
-        found = self._types[number]
-        while found.kind in _ALIASES:
-            found = self._types[found.size]
-        return found
+        type_ = self._types[number]
+        while type_.kind in _ALIASES:
+            type_ = self._types[type_.size]
+        return type_
 
 
 def section(elf: bytes, name: str) -> bytes:
@@ -118,10 +118,10 @@ def difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> str:
     """The first field in which two struct layouts differ, in words; empty when they are the same."""
     if ours == theirs:
         return ""
-    own, other = dict(ours.fields or {}), dict(theirs.fields or {})
-    for name, place in own.items():
-        if name not in other:
+    our_fields, their_fields = dict(ours.fields or {}), dict(theirs.fields or {})
+    for name, field in our_fields.items():
+        if name not in their_fields:
             return f"{name} is missing"
-        if other[name] != place:
-            return f"{name} is {other[name]}, not {place}"
+        if their_fields[name] != field:
+            return f"{name} is {their_fields[name]}, not {field}"
     return f"{theirs.names} in {theirs.itemsize} bytes, not {ours.names} in {ours.itemsize}"

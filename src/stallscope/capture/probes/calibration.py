@@ -58,12 +58,12 @@ def times_way_in(program: Program) -> float:
     try:
         path = _libc()
         with elf.opened(path) as image:
-            found = elf.exported(image, _HARMLESS)
-            entries = {name: elf.entry(image, symbol) for name, symbol in found.items()}
-            cheap = [name for name in _HARMLESS if name in found and entries[name] is not Entry.STEPPED]
+            symbols = elf.exported(image, _HARMLESS)
+            entries = {name: elf.entry(image, symbol) for name, symbol in symbols.items()}
+            cheap = [name for name in _HARMLESS if name in symbols and entries[name] is not Entry.STEPPED]
             if not cheap:
                 return ASSUMED
-            offset = hooked_at(found, entries)[cheap[0]]
+            offset = hooked_at(symbols, entries)[cheap[0]]
             return AFTERMATH * fmean(_measured(program, image.path, cheap[0], offset))
     except (OSError, NotElf, Refused, StopIteration):
         return ASSUMED
@@ -82,12 +82,12 @@ def _measured(program: Program, path: str, name: str, offset: int) -> list[float
     hooked_ns: list[list[float]] = [[] for _ in _FILLS]
     way_ns: list[list[float]] = [[] for _ in _FILLS]
     for _ in range(_N_TURNS):
-        for told_ns, fill in zip(plain_ns, _FILLS, strict=True):
-            told_ns.append(_ns_per_call(call, *fill))
+        for samples_ns, fill in zip(plain_ns, _FILLS, strict=True):
+            samples_ns.append(_ns_per_call(call, *fill))
         link = program.attach(path, [Hook(offset, 0, "gauge", name)], pid=os.getpid())
         try:
-            for told_ns, ways_ns, fill in zip(hooked_ns, way_ns, _FILLS, strict=True):
-                told_ns.append(_ns_per_call(call, *fill))
+            for samples_ns, ways_ns, fill in zip(hooked_ns, way_ns, _FILLS, strict=True):
+                samples_ns.append(_ns_per_call(call, *fill))
                 ways_ns.append(_way_in_ns(program))
                 program.forget([os.getpid()])
         finally:
@@ -100,21 +100,23 @@ def _measured(program: Program, path: str, name: str, offset: int) -> list[float
 
 def _ns_per_call(call: Callable[[], None], n_bytes: int, n_calls: int) -> float:
     """The median, including the time of the clock reading."""
-    other, took_ns = ctypes.create_string_buffer(n_bytes), []
+    other, durations_ns = ctypes.create_string_buffer(n_bytes), []
     for _ in range(n_calls):
         ctypes.memset(other, 1, n_bytes)
         begin_ns = time.perf_counter_ns()
         call()
-        took_ns.append(time.perf_counter_ns() - begin_ns)
-    return median(took_ns)
+        durations_ns.append(time.perf_counter_ns() - begin_ns)
+    return median(durations_ns)
 
 
 def _way_in_ns(program: Program) -> float:
     """The mean entry cost of the calls that the program saw, passed as their bytes. Raises StopIteration without
     calls.
     """
-    told = program.operations()
-    row = next(row for key, row in zip(told.keys, told.values, strict=True) if key["tgid"] == os.getpid())
+    operations = program.operations()
+    row = next(
+        row for key, row in zip(operations.keys, operations.values, strict=True) if key["tgid"] == os.getpid()
+    )
     return max(float(row["count_bytes"] / row["n"]), 1.0)
 
 

@@ -59,7 +59,7 @@ class Library(NamedTuple):
 
 
 @dataclass
-class _Seen:
+class _Process:
     """The known state of a process: its mappings are read again when its size has changed."""
 
     since_ns: int
@@ -81,7 +81,7 @@ class Discovery:
     pids: frozenset[int] = frozenset()
     ignored: frozenset[int] = frozenset()
     mapped: Mapped | None = None
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _processes: dict[int, _Process] = field(default_factory=dict)
     _left_out: set[int] = field(default_factory=set)
     _used_ns: dict[FileKey, int] = field(default_factory=dict)
     _files: dict[tuple[str, int, str], Library | None] = field(default_factory=dict)
@@ -96,14 +96,14 @@ class Discovery:
         self._follow_processes(now_ns)
         if now_ns < self._next_due_ns:
             return []
-        due = [pid for pid, seen in self._seen.items() if seen.next_ns <= now_ns]
-        found = [library for pid in due for library in self._look(pid, now_ns)]
-        self._next_due_ns = min((seen.next_ns for seen in self._seen.values()), default=now_ns)
-        return found
+        due = [pid for pid, process in self._processes.items() if process.next_ns <= now_ns]
+        libraries = [library for pid in due for library in self._scan_process(pid, now_ns)]
+        self._next_due_ns = min((process.next_ns for process in self._processes.values()), default=now_ns)
+        return libraries
 
     def unused(self, now_ns: int) -> list[FileKey]:
         """The files that no process has had mapped for ten minutes; to be called from time to time."""
-        mapped = frozenset[FileKey]().union(*(seen.keys for seen in self._seen.values()))
+        mapped = frozenset[FileKey]().union(*(process.keys for process in self._processes.values()))
         self._used_ns |= dict.fromkeys(mapped & self._used_ns.keys(), now_ns)
         return [key for key, used_ns in self._used_ns.items() if now_ns - used_ns > _UNUSED_NS]
 
@@ -111,46 +111,46 @@ class Discovery:
         """Forget the file, so that it can be found again: the attach failed, or the probes were detached."""
         self._used_ns.pop(key, None)
         self._files.clear()
-        self._look_at_all()
+        self._rescan_all()
 
     def chosen(self) -> KeysView[int]:
         """The running processes in scope: the chosen processes and their descendants."""
-        return self._seen.keys()
+        return self._processes.keys()
 
     def gpu_processes(self) -> tuple[int, ...]:
         """Processes that have a GPU library mapped, whether they use it or not."""
-        return tuple(pid for pid, seen in self._seen.items() if seen.uses_gpu)
+        return tuple(pid for pid, process in self._processes.items() if process.uses_gpu)
 
     def _follow_events(self, mapped: Mapped, now_ns: int) -> None:
         """Scan the processes with relevant new mappings now; scan all processes if records were lost."""
-        mappings, forks, n_lost = mapped.told()
+        mappings, forks, n_lost = mapped.taken()
         if n_lost:
             self._next_list_ns = 0
-            self._look_at_all()
+            self._rescan_all()
         for _, pid, parent in forks if self.pids else ():
             self._left_out.discard(pid)
-            if parent in self._seen:
-                self._see(pid, now_ns)
+            if parent in self._processes:
+                self._rescan(pid, now_ns)
         for pid, name in mappings:
             if name.startswith(b"//") or not name.startswith(b"/"):
                 continue
-            seen = self._seen.get(pid)
-            if (seen and (seen.uses_gpu or self.pids)) or _LIBRARY.search(
+            process = self._processes.get(pid)
+            if (process and (process.uses_gpu or self.pids)) or _LIBRARY.search(
                 os.fsdecode(name).removesuffix(_DELETED)
             ):
-                self._see(pid, now_ns)
+                self._rescan(pid, now_ns)
 
-    def _look_at_all(self) -> None:
+    def _rescan_all(self) -> None:
         self._next_due_ns = 0
-        for seen in self._seen.values():
-            seen.size, seen.next_ns = b"", 0
+        for process in self._processes.values():
+            process.size, process.next_ns = b"", 0
 
-    def _see(self, pid: int, now_ns: int) -> None:
+    def _rescan(self, pid: int, now_ns: int) -> None:
         """Scan the process next time, whatever is known of it."""
-        if pid not in self._seen and not self._is_wanted(pid):
+        if pid not in self._processes and not self._is_wanted(pid):
             return
-        seen = self._seen.setdefault(pid, _Seen(since_ns=now_ns, next_ns=now_ns))
-        seen.size, seen.next_ns = b"", now_ns
+        process = self._processes.setdefault(pid, _Process(since_ns=now_ns, next_ns=now_ns))
+        process.size, process.next_ns = b"", now_ns
         self._next_due_ns = now_ns
 
     def _follow_processes(self, now_ns: int) -> None:
@@ -163,12 +163,12 @@ class Discovery:
         self._last_pid = last_pid
         self._next_list_ns = now_ns + (_NET_EVERY_NS if self.mapped else _LIST_EVERY_NS)
         present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
-        for pid in self._seen.keys() - present:
-            del self._seen[pid]
+        for pid in self._processes.keys() - present:
+            del self._processes[pid]
         self._left_out &= present
-        for pid in present - self._seen.keys() - self._left_out:
+        for pid in present - self._processes.keys() - self._left_out:
             if self._is_wanted(pid):
-                self._seen[pid] = _Seen(since_ns=now_ns, next_ns=now_ns)
+                self._processes[pid] = _Process(since_ns=now_ns, next_ns=now_ns)
                 self._next_due_ns = now_ns
             else:
                 self._left_out.add(pid)
@@ -178,27 +178,27 @@ class Discovery:
         if pid in self.ignored or not self.pids or pid in self.pids:
             return pid not in self.ignored
         parent = _parent(self.proc, pid)
-        while parent > 0 and parent not in self.pids and parent not in self._seen:
+        while parent > 0 and parent not in self.pids and parent not in self._processes:
             parent = _parent(self.proc, parent) if parent not in self._left_out else 0
         return parent > 0
 
-    def _look(self, pid: int, now_ns: int) -> list[Library]:
-        seen = self._seen[pid]
-        age_ns = now_ns - seen.since_ns
+    def _scan_process(self, pid: int, now_ns: int) -> list[Library]:
+        process = self._processes[pid]
+        age_ns = now_ns - process.since_ns
         every_ns = next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
-        seen.next_ns = now_ns + (_NET_EVERY_NS if self.mapped else every_ns)
+        process.next_ns = now_ns + (_NET_EVERY_NS if self.mapped else every_ns)
         size = _size(self.proc, pid)
-        if size == seen.size:
+        if size == process.size:
             return []
-        seen.size = size
+        process.size = size
         mappings = code_mappings(self.proc, pid)
-        seen.uses_gpu = any(is_gpu_library(mapping) for mapping in mappings)
-        if not seen.uses_gpu and pid not in self.pids:
+        process.uses_gpu = any(is_gpu_library(mapping) for mapping in mappings)
+        if not process.uses_gpu and pid not in self.pids:
             return []
         libraries = [self._library(pid, mapping) for mapping in mappings]
-        found = {library.key: library for library in libraries if library is not None}
-        seen.keys = frozenset(found)
-        new = [library for key, library in found.items() if key not in self._used_ns]
+        by_key = {library.key: library for library in libraries if library is not None}
+        process.keys = frozenset(by_key)
+        new = [library for key, library in by_key.items() if key not in self._used_ns]
         self._used_ns |= dict.fromkeys((library.key for library in new), now_ns)
         return new
 
@@ -215,8 +215,8 @@ class Discovery:
 def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
     """The functions among `names` in the file: exported functions, and local functions if linked statically."""
     names = tuple(names)
-    found = elf.exported(image, names)
-    return elf.local(image, names) | found if is_static else found
+    exported = elf.exported(image, names)
+    return elf.local(image, names) | exported if is_static else exported
 
 
 def is_gpu_library(mapping: Mapping) -> bool:
@@ -230,14 +230,14 @@ def code_mappings(proc: Path, pid: int) -> list[Mapping]:
         data = (proc / str(pid) / "maps").read_bytes()
     except OSError:
         return []
-    found: dict[tuple[bytes, bytes], Mapping] = {}
+    mappings: dict[tuple[bytes, bytes], Mapping] = {}
     for addresses, device, inode, raw in _MAPPED.findall(data):
         name = os.fsdecode(raw.replace(b"\\012", b"\n"))
         is_deleted = name.endswith(_DELETED)
         plain = name.removesuffix(_DELETED)
         mapping = Mapping(addresses.decode(), device.decode(), int(inode), plain, is_deleted)
-        found.setdefault((device, inode), mapping)
-    return list(found.values())
+        mappings.setdefault((device, inode), mapping)
+    return list(mappings.values())
 
 
 def _examined(proc: Path, pid: int, mapping: Mapping) -> Library | None:

@@ -122,8 +122,8 @@ def exported(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
     if table is None or _DT_SYMTAB not in image.dynamic or _DT_STRTAB not in image.dynamic:
         return {}
     lookup = _GnuHash.of(image, table)
-    found = ((name, lookup.symbol(image, name)) for name in names)
-    return {name: symbol for name, symbol in found if symbol is not None}
+    symbols = ((name, lookup.symbol(image, name)) for name in names)
+    return {name: symbol for name, symbol in symbols if symbol is not None}
 
 
 def variables(image: Image, names: Iterable[str]) -> dict[str, Variable]:
@@ -174,7 +174,7 @@ def function_rows(image: Image) -> Array:
     """
     sections = _sections(image)
     for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-        table = next((one for one in sections if one[1] == kind), None)
+        table = next((section for section in sections if section[1] == kind), None)
         if table is not None and table[6] < len(sections) and table[5] <= _MAX_FUNCTIONS_BYTES:
             return _function_rows(image, table[4], table[5], sections[table[6]][4])
     return np.empty(0, _FUNCTION)
@@ -191,10 +191,10 @@ def _function_rows(image: Image, start: int, n_bytes: int, strings: int) -> Arra
     for at in range(0, n_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize, step):
         rows = np.frombuffer(_read(image.fd, start + at, min(step, n_bytes - at) // 24 * 24), _SYMBOL)
         rows = rows[(rows["section"] != 0) & ((rows["info"] & 15) == _STT_FUNC) & (rows["size"] > 0)]
-        found = np.empty(len(rows), _FUNCTION)
-        found["value"], found["size"] = rows["value"], rows["size"]
-        found["position"] = rows["name"].astype("<u8") + np.uint64(strings)
-        kept.append(found)
+        functions = np.empty(len(rows), _FUNCTION)
+        functions["value"], functions["size"] = rows["value"], rows["size"]
+        functions["position"] = rows["name"].astype("<u8") + np.uint64(strings)
+        kept.append(functions)
     return np.concatenate(kept) if kept else np.empty(0, _FUNCTION)
 
 
@@ -271,9 +271,9 @@ def _build_id(fd: int, segments: tuple[_Segment, ...]) -> str:
         if segment.kind != _PT_NOTE:
             continue
         data = _read(fd, segment.offset, min(segment.n_bytes, _MAX_NOTE_BYTES))
-        found = _build_id_in(data)
-        if found:
-            return found
+        build_id = _build_id_in(data)
+        if build_id:
+            return build_id
     return ""
 
 
@@ -392,15 +392,15 @@ def _string_positions(image: Image, start: int, n_bytes: int, names: frozenset[s
     """Positions in a string table that hold any of the names, including the tail of a longer name."""
     longest = max(map(len, names), default=0) + 1
     heads = {name[:4].encode() for name in names}
-    found: dict[int, str] = {}
+    names_at: dict[int, str] = {}
     end = min(n_bytes, image.n_bytes)
     for at in range(0, end, _STRINGS_CHUNK_BYTES):
         chunk = _upto(image.fd, start + at, min(_STRINGS_CHUNK_BYTES + longest, end - at))
         for head in heads:
             for position, text in _strings_with(chunk, head, longest):
                 if text in names:
-                    found[at + position] = text
-    return found
+                    names_at[at + position] = text
+    return names_at
 
 
 def _strings_with(chunk: bytes, head: bytes, longest: int) -> Iterator[tuple[int, str]]:
@@ -414,7 +414,7 @@ def _strings_with(chunk: bytes, head: bytes, longest: int) -> Iterator[tuple[int
 
 def _named_symbols(image: Image, start: int, n_bytes: int, by_position: dict[int, str]) -> dict[str, Symbol]:
     wanted = np.array(sorted(by_position), "<u4")
-    found: dict[str, Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     step = _SYMBOLS_CHUNK * _SYMBOL.itemsize
     for at in range(0, n_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize, step):
         rows = np.frombuffer(_read(image.fd, start + at, min(step, n_bytes - at) // 24 * 24), _SYMBOL)
@@ -422,5 +422,5 @@ def _named_symbols(image: Image, start: int, n_bytes: int, by_position: dict[int
         for row in rows[is_function & np.isin(rows["name"], wanted)]:
             offset = _offset_of(image, int(row["value"]), _PF_X)
             if offset is not None:
-                found[by_position[int(row["name"])]] = Symbol(offset, int(row["size"]))
-    return found
+                symbols[by_position[int(row["name"])]] = Symbol(offset, int(row["size"]))
+    return symbols

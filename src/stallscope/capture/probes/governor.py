@@ -36,7 +36,7 @@ from stallscope.capture.rows.call_statistics import Covered
 from stallscope.events.kernel import HookGroup
 
 _FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
-_LOOK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.2
 _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
@@ -95,7 +95,7 @@ class Group:
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """By thread: ns lost, ns inside."""
 
-    def look(self, now: Counted, now_ns: int, *, times_way: float) -> None:
+    def add_counts(self, now: Counted, now_ns: int, *, times_way: float) -> None:
         """Add the counts since the last reading."""
         for thread, count in now.items():
             before = self._before.get(thread, Count())
@@ -166,8 +166,8 @@ class Governor:
     _links: dict[tuple[FileKey, HookGroup], Link] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _notes: list[str] = field(default_factory=list)
-    _told: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
-    _has_said: set[str] = field(default_factory=set)
+    _covered_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
+    _noted: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
@@ -184,8 +184,8 @@ class Governor:
         now_ns = self._quiet_ns = self.clock_ns()
         for group in GOVERNED:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
-            self._told[group] = (now_ns, 0)
-        self._told[HookGroup.ALWAYS] = (now_ns, 0)
+            self._covered_until[group] = (now_ns, 0)
+        self._covered_until[HookGroup.ALWAYS] = (now_ns, 0)
         self._always.begins(now_ns)
         if not self.has_hot_hooks:
             self.groups[HookGroup.HOT].switched(now_ns, is_on=False)
@@ -243,37 +243,38 @@ class Governor:
     def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
         """The time since the last result that was not None; None while a period of a cycling group continues."""
         with self._lock:
-            told_ns, on_then_ns = self._told[group]
+            since_ns, on_then_ns = self._covered_until[group]
             state = self.groups.get(group)
             if state is None:
-                self._told[group] = (now_ns, 0)
-                return Covered(now_ns - told_ns, now_ns - told_ns)
-            is_overdue = now_ns - told_ns > 2 * _PERIOD_NS or self._stop.is_set()
+                self._covered_until[group] = (now_ns, 0)
+                return Covered(now_ns - since_ns, now_ns - since_ns)
+            is_overdue = now_ns - since_ns > 2 * _PERIOD_NS or self._stop.is_set()
             on_ns = state.on_so_far_ns(now_ns)
             if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
                 return None
-            self._told[group] = (now_ns, on_ns)
-            return Covered(now_ns - told_ns, on_ns - on_then_ns)
+            self._covered_until[group] = (now_ns, on_ns)
+            return Covered(now_ns - since_ns, on_ns - on_then_ns)
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._next_look_s()):
+            while not self._stop.wait(self._next_check_s()):
                 self.govern()
         except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by notes())
             self._failure = error
 
-    def _next_look_s(self) -> float:
+    def _next_check_s(self) -> float:
         """The next check: sooner while a group that is on may have to be switched off; later at low hit rates.
 
         A burst that begins between two checks costs a thread at most 0.4 s x the probes' share of its time, about 60 %:
         the budget pays for that by 48 s without probes.
         """
         is_costly = any(
-            one.is_on and (one.is_cycling or one.length_ns < _PERIOD_NS) for one in self.groups.values()
+            state.is_on and (state.is_cycling or state.length_ns < _PERIOD_NS)
+            for state in self.groups.values()
         )
         if self._was_quiet:
-            return _LOOK_EVERY_S * 2
-        return _LOOK_EVERY_S / 4 if is_costly else _LOOK_EVERY_S
+            return _CHECK_EVERY_S * 2
+        return _CHECK_EVERY_S / 4 if is_costly else _CHECK_EVERY_S
 
     def govern(self) -> None:
         """Check once, and switch the groups that are due."""
@@ -284,23 +285,23 @@ class Governor:
                 self._relieve(now_ns)
             return
         is_on = [group for group, one in self.groups.items() if one.is_on]
-        found = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
+        counts = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
         with self._lock:
-            self._look_at_always(found.pop(HookGroup.ALWAYS), now_ns)
-            for group, so_far in found.items():
+            self._count_always(counts.pop(HookGroup.ALWAYS), now_ns)
+            for group, so_far in counts.items():
                 if self.groups[group].is_on:
-                    self.groups[group].look(so_far, now_ns, times_way=self.times_way)
+                    self.groups[group].add_counts(so_far, now_ns, times_way=self.times_way)
             whole = self.budget or _COPIES_BUDGET
-            left = whole - self._always_load
+            remaining = whole - self._always_load
             for group, state in self.groups.items():
                 load = state.load(now_ns)
                 if group is HookGroup.COPIES or self.has_hot_hooks:
-                    self._switch(group, max(left, whole * _LEAST_SHARE), now_ns)
-                left -= load
+                    self._switch(group, max(remaining, whole * _LEAST_SHARE), now_ns)
+                remaining -= load
             self._relieve(now_ns)
 
-    def _look_at_always(self, so_far: Counted, now_ns: int) -> None:
-        self._always.look(so_far, now_ns, times_way=self.times_way)
+    def _count_always(self, so_far: Counted, now_ns: int) -> None:
+        self._always.add_counts(so_far, now_ns, times_way=self.times_way)
         if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
             self._always_load = self._always.load(now_ns)
             self._always.begins(now_ns)
@@ -311,8 +312,8 @@ class Governor:
         Few means within the budget even if a single thread had hit all of them.
         """
         is_steady = all(
-            one.is_on and not one.is_cycling and now_ns - one.period_ns < one.length_ns
-            for one in self.groups.values()
+            state.is_on and not state.is_cycling and now_ns - state.period_ns < state.length_ns
+            for state in self.groups.values()
         )
         if not is_steady or self.program.events.fill() > _EMPTY:
             return False
@@ -328,7 +329,7 @@ class Governor:
         if state.is_on and is_to_be_off(group, state, budget):
             state.next_on_ns = off_until_ns(state, budget)
             state.is_cycling = True
-            self._say(group, state, now_ns)
+            self._note_estimate(group, state, now_ns)
             self._turn(group, is_on=False)
         elif state.is_on and now_ns - state.period_ns >= state.length_ns:
             state.begins(now_ns)
@@ -349,7 +350,7 @@ class Governor:
                 else:
                     self._detach(key, group)
             except Refused as refusal:
-                self._say_once(f"probes on hot functions stay off: {refusal}")
+                self._note_once(f"probes on hot functions stay off: {refusal}")
         if is_on:
             state.switched(self.clock_ns(), is_on=True)
 
@@ -387,30 +388,30 @@ class Governor:
             else "the threshold of slow calls is back to its default"
         )
 
-    def _say(self, group: HookGroup, state: Group, now_ns: int) -> None:
-        what = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+    def _note_estimate(self, group: HookGroup, state: Group, now_ns: int) -> None:
+        functions = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
         share = state.spent / max(now_ns - state.period_ns, 1)
-        self._say_once(
-            f"counts of {what} are estimates: probes on all of them would cost {share:.1%} of a thread"
+        self._note_once(
+            f"counts of {functions} are estimates: probes on all of them would cost {share:.1%} of a thread"
         )
 
-    def _say_once(self, words: str) -> None:
+    def _note_once(self, words: str) -> None:
         about = words.partition(":")[0]
-        if about not in self._has_said:
-            self._has_said.add(about)
+        if about not in self._noted:
+            self._noted.add(about)
             self._notes.append(words)
 
 
 def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Counted]:
     """Counts of each group so far, by process and thread. slots: from Program.slots()."""
     tids = slots.values["tid"]
-    of, which = np.nonzero(tids)
-    threads = list(zip(slots.keys[of].tolist(), tids[of, which].tolist(), strict=True))
-    told = [slots.values[name][of, which].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
+    of, slot = np.nonzero(tids)
+    threads = list(zip(slots.keys[of].tolist(), tids[of, slot].tolist(), strict=True))
+    columns = [slots.values[name][of, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
     return {
         group: {
             thread: Count(way_ns[group], inside_ns[group], scheduler_ns if group is HookGroup.ALWAYS else 0)
-            for thread, way_ns, inside_ns, scheduler_ns in zip(threads, *told, strict=True)
+            for thread, way_ns, inside_ns, scheduler_ns in zip(threads, *columns, strict=True)
         }
         for group in groups
     }

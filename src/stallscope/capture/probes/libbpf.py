@@ -18,7 +18,7 @@ UPROBE_SESSION = 57
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 _LINK_CREATE, _ENABLE_STATS, _ITERATOR_CREATE = 28, 32, 33
 _TRACE_ITERATOR = 28
-_MOST_TOLD_BYTES = 1 << 16
+_MOST_OUTPUT_BYTES = 1 << 16
 _MULTI_RETURN = 1
 _PATTERNS = {
     "bpf_object__open_file": (c.c_void_p, (c.c_char_p, c.c_void_p)),
@@ -225,11 +225,11 @@ class Object:
         """One link for many offsets in a file, in one process if pid is given. Raises Refused."""
         n = len(offsets)
         name = c.create_string_buffer(os.fsencode(path))
-        places, values = (c.c_uint64 * n)(*offsets), (c.c_uint64 * n)(*cookies)
+        locations, values = (c.c_uint64 * n)(*offsets), (c.c_uint64 * n)(*cookies)
         attributes = struct.pack(
             "=IIIIQQQQIIII",
             *(self.program_fd(program), 0, UPROBE_SESSION if is_session else UPROBE_MULTI, 0),
-            *(c.addressof(name), c.addressof(places), 0, c.addressof(values)),
+            *(c.addressof(name), c.addressof(locations), 0, c.addressof(values)),
             *(n, _MULTI_RETURN if is_return else 0, pid, 0),
         )
         try:
@@ -237,23 +237,23 @@ class Object:
         except OSError as error:
             raise Refused(f"cannot attach to {path}: {error.strerror}", error.errno or 0) from None
 
-    def told_of_thread(self, program: str, tid: int) -> bytes:
+    def thread_output(self, program: str, tid: int) -> bytes:
         """The output of an iterator over threads for one thread; empty without such a thread. Raises Refused.
 
         Before Linux 6.1 the kernel passes all threads to the program, which has to choose.
         """
-        which = c.create_string_buffer(struct.pack("=III", tid, 0, 0))
+        link_info = c.create_string_buffer(struct.pack("=III", tid, 0, 0))
         attributes = struct.pack(
-            "=IIIIQI", self.program_fd(program), 0, _TRACE_ITERATOR, 0, c.addressof(which), 12
+            "=IIIIQI", self.program_fd(program), 0, _TRACE_ITERATOR, 0, c.addressof(link_info), 12
         )
         fds: list[int] = []
         try:
             fds.append(self._library.bpf(_LINK_CREATE, attributes))
             fds.append(self._library.bpf(_ITERATOR_CREATE, struct.pack("=II", fds[0], 0)))
-            told = b""
-            while len(told) < _MOST_TOLD_BYTES and (more := os.read(fds[1], _MOST_TOLD_BYTES)):
-                told += more
-            return told
+            output = b""
+            while len(output) < _MOST_OUTPUT_BYTES and (more := os.read(fds[1], _MOST_OUTPUT_BYTES)):
+                output += more
+            return output
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.EINVAL):  # the thread has gone
                 return b""
@@ -269,21 +269,21 @@ class Object:
             self._handle = None
 
     def _named(self, following: Any, name: Any) -> dict[str, int]:
-        found, item = {}, following(self._handle, None)
+        handles, item = {}, following(self._handle, None)
         while item:
-            found[name(item).decode()] = item
+            handles[name(item).decode()] = item
             item = following(self._handle, item)
-        return found
+        return handles
 
     def _reason(self, error: int) -> str:
         """The error in words, with the last message of the verifier or libbpf about it."""
-        said = [
+        lines = [
             line
             for text in self._library.messages
             for line in text.splitlines()
             if line.startswith("libbpf: ")
         ]
-        worth = [line for line in said if "failed" in line or "Error" in line or "error" in line]
+        worth = [line for line in lines if "failed" in line or "Error" in line or "error" in line]
         return os.strerror(error) + (f" ({worth[0].removeprefix('libbpf: ')})" if worth else "")
 
 

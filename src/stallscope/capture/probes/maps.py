@@ -89,8 +89,8 @@ class Reader:
                 self.__post_init__()
                 continue
             if error not in (0, errno.ENOENT):
-                told = errno.errorcode.get(error, error)
-                raise CannotTrace(f"the kernel's statistics cannot be read: {told}")
+                code = errno.errorcode.get(error, error)
+                raise CannotTrace(f"the kernel's statistics cannot be read: {code}")
             yield self._keys[:n], self._values[:n]
             if error:
                 return

@@ -43,7 +43,7 @@ class Fork(NamedTuple):
     parent: int
 
 
-class Told(NamedTuple):
+class Records(NamedTuple):
     """The records since the last call; n_lost > 0: some records found no room."""
 
     mappings: list[Mapping]
@@ -72,21 +72,21 @@ class Mapped:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a record, up to a timeout; records within 5 ms are returned together."""
-        self._look(0 if self._due else max(timeout_s, 0))
+        self._poll(0 if self._due else max(timeout_s, 0))
         if not self._due:
             return False
         time.sleep(_GATHER_S)
         return True
 
-    def told(self) -> Told:
+    def taken(self) -> Records:
         """The records since the last call; does not wait."""
-        told = Told([], [], 0)
-        self._look(0)
+        records = Records([], [], 0)
+        self._poll(0)
         for fd in self._due:
-            told = _taken(self._rings[fd], told)
+            records = _taken(self._rings[fd], records)
         self._due.clear()
-        told.forks.sort()
-        return told
+        records.forks.sort()
+        return records
 
     def close(self) -> None:
         """Stop recording."""
@@ -102,7 +102,7 @@ class Mapped:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _look(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> None:
         self._due.update(fd for fd, _ in self._ready.poll(timeout_s) if fd in self._rings)
 
     def _open(self, cpu: int) -> None:
@@ -129,7 +129,7 @@ def opened(waking: int | None = None) -> "Mapped | None":
     return None
 
 
-def _taken(ring: mmap.mmap, told: Told) -> Told:
+def _taken(ring: mmap.mmap, records: Records) -> Records:
     """The records in the ring, which is then free again."""
     head, tail = struct.unpack_from("=QQ", ring, _HEAD_AT)
     size = _PAGES * mmap.PAGESIZE
@@ -143,27 +143,27 @@ def _taken(ring: mmap.mmap, told: Told) -> Told:
     struct.pack_into("=Q", ring, _HEAD_AT + 8, head)
     # The kernel reports lost records only with the next record.
     if head - tail > size - _RECORD_AT_MOST_BYTES:
-        told = told._replace(n_lost=told.n_lost + 1)
-    return _parsed(data, told)
+        records = records._replace(n_lost=records.n_lost + 1)
+    return _parsed(data, records)
 
 
-def _parsed(data: bytes, told: Told) -> Told:
-    at, n_lost = 0, told.n_lost
+def _parsed(data: bytes, records: Records) -> Records:
+    at, n_lost = 0, records.n_lost
     while at + 8 <= len(data):
         kind, _, n_bytes = struct.unpack_from("=IHH", data, at)
         if n_bytes < 8:
             break
         body = data[at + 8 : at + n_bytes]
         if kind == _RECORD_MMAP:
-            told.mappings.append(Mapping(struct.unpack_from("=I", body)[0], body[32:].rstrip(b"\0")))
+            records.mappings.append(Mapping(struct.unpack_from("=I", body)[0], body[32:].rstrip(b"\0")))
         elif kind == _RECORD_FORK:
             pid, parent, _, _, ts_ns = struct.unpack_from("=IIIIQ", body)
             if pid != parent:
-                told.forks.append(Fork(ts_ns, pid, parent))
+                records.forks.append(Fork(ts_ns, pid, parent))
         elif kind == _RECORD_LOST:
             n_lost += struct.unpack_from("=QQ", body)[1]
         at += n_bytes
-    return told._replace(n_lost=n_lost)
+    return records._replace(n_lost=n_lost)
 
 
 def _online() -> list[int]:

@@ -194,9 +194,9 @@ def cookie(entry: Entry) -> int:
 
 def functions() -> Array:
     """How the arguments of each CUDA function are read: kernel.FUNCTION (FIRST_IOCTL,), by number of the symbol."""
-    found = np.zeros(FIRST_IOCTL, FUNCTION)
+    rows = np.zeros(FIRST_IOCTL, FUNCTION)
     for entry in ENTRIES:
-        operation, row = entry.operation, found[_NUMBER[entry.symbol]]
+        operation, row = entry.operation, rows[_NUMBER[entry.symbol]]
         if entry.part not in ("cuda", "counted"):
             continue
         row["shape"], row["group"] = operation.shape, operation.group
@@ -204,7 +204,7 @@ def functions() -> Array:
         for argument, number in operation.arguments.items():
             row[argument] = number
         row["n_stack"] = _n_stack(operation)
-    return found
+    return rows
 
 
 def _n_stack(operation: Operation) -> int:
@@ -222,8 +222,8 @@ def hooks(
     the time in launches to them. Two names at one offset share one probe of each part; the name that comes first in the
     table counts.
     """
-    found = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
-    first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(found)}
+    entries = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
+    first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(entries)}
     return [
         Hook(offset, cookie(entry), part, entry.symbol) for (offset, part), entry in sorted(first.items())
     ]

@@ -63,7 +63,7 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
         raise CannotTrace(f"cannot trace on {machine}: only {' and '.join(_ARCHITECTURES)} are supported")
     missing = necessary(missing_capabilities(effective(proc)))
     if missing:
-        raise CannotTrace(f"not allowed to trace: {told(missing)} missing; {remedy(proc)}")
+        raise CannotTrace(f"not allowed to trace: {described(missing)} missing; {remedy(proc)}")
     if has_own_pids(proc):
         raise CannotTrace(
             "cannot trace from a container with its own pid namespace: the kernel reports the machine's numbers; "
@@ -110,7 +110,7 @@ def necessary(capabilities: Iterable[Capability]) -> list[Capability]:
     return [each for each in capabilities if each in _NECESSARY]
 
 
-def told(capabilities: Iterable[Capability]) -> str:
+def described(capabilities: Iterable[Capability]) -> str:
     """Their names and purposes, in words."""
     return ", ".join(f"{each.name} (to {PURPOSES[each]})" for each in capabilities)
 

@@ -92,10 +92,10 @@ def _inheritable() -> int:
 def _is_writable(path: Path) -> bool:
     """Whether the path is writable without a capability; for a path that does not exist, the parent counts."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return True
-    if found.st_uid == os.geteuid():
+    if status.st_uid == os.geteuid():
         return True
-    shift = 3 if found.st_gid in {os.getegid(), *os.getgroups()} else 0
-    return bool(found.st_mode >> shift & os.W_OK)
+    shift = 3 if status.st_gid in {os.getegid(), *os.getgroups()} else 0
+    return bool(status.st_mode >> shift & os.W_OK)

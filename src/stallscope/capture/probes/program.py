@@ -240,7 +240,7 @@ class Program:
             return b""
         self._put("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
         try:
-            return self._object.told_of_thread("peek", tid)
+            return self._object.thread_output("peek", tid)
         except Refused:
             return b""
 
@@ -300,17 +300,17 @@ class Program:
 
         A process that changes during the reading is read again a few times, then mended().
         """
-        found, calls = self._of_processes().timed()
+        entries, calls = self._of_processes().timed()
         now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
-        state = State(found.keys.astype(np.int64), found.values, now_ns)
+        state = State(entries.keys.astype(np.int64), entries.values, now_ns)
         for i in np.flatnonzero(state.rows["begun"] != state.rows["ended"]).tolist():
             self._read_again(state, i)
         return state._replace(rows=mended(state.rows, state.now_ns))
 
     def slots(self) -> Entries:
         """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
-        found = self._of_processes().entries()
-        return Entries(found.keys, found.values["slots"])
+        entries = self._of_processes().entries()
+        return Entries(entries.keys, entries.values["slots"])
 
     def ways_ns(self) -> Array:
         """SLOT.way_ns summed over all present threads: (4,), by group of probes. Raises CannotTrace."""
@@ -394,7 +394,7 @@ class Program:
             except Refused:
                 optional.give_up([name])
         self.missing = optional.missing()
-        self._tell_functions()
+        self._put_functions()
         try:
             for name in (switch, *_TRACEPOINTS):
                 self._tracepoints.append(self._object.attach(name))
@@ -402,7 +402,7 @@ class Program:
             self.close()
             raise
 
-    def _tell_functions(self) -> None:
+    def _put_functions(self) -> None:
         """Write the table that describes the arguments of each function."""
         for number, row in enumerate(operations.functions().reshape(-1, 1)):
             self._put("functions", number, row)
@@ -460,9 +460,9 @@ def _checked(path: Path) -> btf.Btf:
     except OSError as error:
         raise CannotTrace(f"{path}: {error.strerror}; build the BPF programs with `make bpf`") from None
     for name, dtype in kernel.STRUCTS.items():
-        if found := btf.difference(dtype, types.dtype(name)):
+        if difference := btf.difference(dtype, types.dtype(name)):
             raise CannotTrace(
-                f"{path} has another version: in struct {name}, {found}; rebuild it with `make bpf`"
+                f"{path} has another version: in struct {name}, {difference}; rebuild it with `make bpf`"
             )
     return types
 
@@ -486,8 +486,8 @@ def _loaded(
             for name in hooked:
                 opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
         for name, value in _constants(options).items():
-            place = types.places(".rodata")[name]
-            opened.set_constant(place.offset, value.to_bytes(place.n_bytes, "little"))
+            location = types.locations(".rodata")[name]
+            opened.set_constant(location.offset, value.to_bytes(location.n_bytes, "little"))
         for ring in ("arrivals", "events"):
             opened.resize(ring, options.ring_bytes)
         if options.ioctl_ways:

@@ -59,7 +59,7 @@ class Labels:
     proc: Path = Path("/proc")
     now_ns: Callable[[], int] = time.monotonic_ns
     n_refused: int = 0
-    _told: list[Label] = field(default_factory=list)
+    _labels: list[Label] = field(default_factory=list)
     _lines: dict[int, tuple[socket.socket, Peer, bytearray]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,8 +76,8 @@ class Labels:
     def taken(self) -> list[Label]:
         """The labels received since the last call."""
         with self._lock:
-            told, self._told = self._told, []
-        return told
+            labels, self._labels = self._labels, []
+        return labels
 
     def close(self) -> None:
         """Stop listening; the socket is removed."""
@@ -105,7 +105,7 @@ class Labels:
         with suppress(OSError):
             line, _ = self._listening.accept()
             peer = _peer(line)
-            if len(self._lines) >= _MOST_CONNECTIONS or not self._may_tell(peer):
+            if len(self._lines) >= _MOST_CONNECTIONS or not self._may_set(peer):
                 self.n_refused += 1
                 with suppress(OSError):
                     line.send(b"not allowed\n" if len(self._lines) < _MOST_CONNECTIONS else b"too many\n")
@@ -115,7 +115,7 @@ class Labels:
             self._lines[line.fileno()] = (line, peer, bytearray())
             self._selector.register(line, selectors.EVENT_READ)
 
-    def _may_tell(self, peer: Peer) -> bool:
+    def _may_set(self, peer: Peer) -> bool:
         return peer.uid in (0, os.geteuid()) or (self.group is not None and self.group in peer.groups)
 
     def _read(self, fd: int) -> None:
@@ -128,7 +128,7 @@ class Labels:
             new = b""
         rest += new
         *whole, tail = rest.split(b"\n")
-        answers = "".join(f"{self._answer(peer, bytes(one))}\n" for one in whole)
+        answers = "".join(f"{self._answer(peer, bytes(whole_line))}\n" for whole_line in whole)
         rest[:] = tail
         is_over = not new or len(rest) > _MOST_BYTES
         if answers:
@@ -144,9 +144,9 @@ class Labels:
     def _answer(self, peer: Peer, line: bytes) -> str:
         """Accept one label. Returns "ok", or the error."""
         try:
-            told = json.loads(line[:_MOST_BYTES])
-            label, value = told["label"], told.get("value", "")
-            pid, ts_ns = told.get("pid", peer.pid), told.get("ts_ns", self.now_ns())
+            message = json.loads(line[:_MOST_BYTES])
+            label, value = message["label"], message.get("value", "")
+            pid, ts_ns = message.get("pid", peer.pid), message.get("ts_ns", self.now_ns())
         except (ValueError, KeyError, TypeError, AttributeError):
             return 'send {"label": ..., "value": ...}'
         if not isinstance(label, str) or not _LABEL.fullmatch(label):
@@ -159,9 +159,9 @@ class Labels:
         if not isinstance(ts_ns, int) or not now_ns - _OLDEST_NS <= ts_ns <= now_ns:
             ts_ns = now_ns
         with self._lock:
-            if len(self._told) >= _MOST_WAITING:
+            if len(self._labels) >= _MOST_WAITING:
                 return "too many labels at once"
-            self._told.append(Label(ts_ns, pid, label, str(value)[:_MOST_VALUE]))
+            self._labels.append(Label(ts_ns, pid, label, str(value)[:_MOST_VALUE]))
         return "ok"
 
     def _is_of(self, peer: Peer, pid: int) -> bool:
@@ -180,7 +180,7 @@ def _bound(path: Path, group: int | None) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _check_place(path)
+        _check_path(path)
         with suppress(FileNotFoundError):
             part.unlink()
         listening.bind(str(part))
@@ -191,15 +191,15 @@ def _bound(path: Path, group: int | None) -> socket.socket:
         part.rename(path)
     except OSError as error:
         listening.close()
-        told = error.strerror or str(error)
-        raise CannotTrace(f"cannot listen at {path}: {told}; choose another --annotate-socket") from error
+        reason = error.strerror or str(error)
+        raise CannotTrace(f"cannot listen at {path}: {reason}; choose another --annotate-socket") from error
     except CannotTrace:
         listening.close()
         raise
     return listening
 
 
-def _check_place(path: Path) -> None:
+def _check_path(path: Path) -> None:
     """Raises CannotTrace if another agent listens there, or if the file or folder belongs to another user."""
     folder = path.parent.stat()
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
@@ -207,10 +207,10 @@ def _check_place(path: Path) -> None:
             f"cannot listen at {path}: its folder is writable for all users; choose another --annotate-socket"
         )
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
         raise CannotTrace(
             f"cannot listen at {path}: the file belongs to another user; choose another --annotate-socket"
         )

@@ -19,10 +19,10 @@ _MOST_CHARACTERS = 128
 def machine(cloud: str, address: str = _ADDRESS) -> dict[str, str]:
     """cloud, instance, type, zone and name of this machine from aws, gcp or azure; empty without an answer."""
     try:
-        told = _ASKED[cloud](address)
+        answer = _ASKED[cloud](address)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    facts = {"cloud": cloud} | {name: _plain(value) for name, value in told.items()}
+    facts = {"cloud": cloud} | {name: _plain(value) for name, value in answer.items()}
     return {name: value for name, value in facts.items() if value}
 
 
@@ -76,8 +76,8 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     with opener.open(request, timeout=_TIMEOUT_S) as answer:
-        told: bytes = answer.read(_MOST_BYTES)
-    return told.decode()
+        body: bytes = answer.read(_MOST_BYTES)
+    return body.decode()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

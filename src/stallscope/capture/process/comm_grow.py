@@ -32,9 +32,9 @@ class Grown:
             old = child_hash(int(row["parent_hash"]), _OF_GROWS | int(row["n_splits"]), int(row["nranks"]))
             if old != row["comm_hash"]:
                 self._id_of[old] = int(row["comm_hash"])
-        return self.told(rows)
+        return self.renamed(rows)
 
-    def told(self, rows: Array) -> Array:
+    def renamed(self, rows: Array) -> Array:
         """Replaces the hashes of any rows with a comm_hash, (n,), in place."""
         for old, new in self._id_of.items():
             rows["comm_hash"][rows["comm_hash"] == old] = new

@@ -42,20 +42,20 @@ class Splits:
         if self._n_held > self.n_patience:
             is_open[:] = False
             self._n_held = 0
-        told: Array = rows[~is_open]
+        ready: Array = rows[~is_open]
         self._held = rows[is_open]
-        return told
+        return ready
 
     def filled(self, collectives: Array) -> Array:
         """Rows of COLLECTIVES with rank and size of those communicators, in place."""
-        self.grown.told(collectives)
+        self.grown.renamed(collectives)
         unknown = np.flatnonzero((collectives["comm_rank"] < 0) & (collectives["comm_hash"] != 0))
         if not len(unknown) or not self._known:
             return collectives
-        members, which = np.unique(collectives[unknown][["pid", "comm_hash"]], return_inverse=True)
-        found = np.array([self._known.get(member, (-1, -1)) for member in members.tolist()], np.int32)
-        collectives["comm_rank"][unknown] = found[which, 0]
-        collectives["nranks"][unknown] = found[which, 1]
+        members, index = np.unique(collectives[unknown][["pid", "comm_hash"]], return_inverse=True)
+        ranks = np.array([self._known.get(member, (-1, -1)) for member in members.tolist()], np.int32)
+        collectives["comm_rank"][unknown] = ranks[index, 0]
+        collectives["nranks"][unknown] = ranks[index, 1]
         return collectives
 
     def _rank(self, rows: Array, siblings: Array) -> None:

@@ -72,19 +72,19 @@ class ControlGroups:
         for pid in pids:
             for group in self._groups(pid):
                 members.setdefault(group, []).append(pid)
-        found, seen = [], {}
+        groups, counters_of = [], {}
         for group, inside in members.items():
             quota = _quota(group)
             counters = _counters(f"{group.path}/cpu.stat", now_ns) if quota else None
             if counters is None:
                 continue
-            seen[group.path] = counters
+            counters_of[group.path] = counters
             before = self._last.get(group.path)
             if before and counters.n > before.n:
                 n, ns = counters.n - before.n, max(counters.ns - before.ns, 0)
-                found.append(Throttled(before.at_ns, group, n, ns, quota, tuple(inside)))
-        self._last = seen
-        return found
+                groups.append(Throttled(before.at_ns, group, n, ns, quota, tuple(inside)))
+        self._last = counters_of
+        return groups
 
     def _groups(self, pid: int) -> list[Group]:
         """The group of a process in each hierarchy, and all above it but the root, which has no quota."""
@@ -106,31 +106,31 @@ def _roots(mounts: str) -> Roots:
         lines = Path(mounts).read_text().splitlines()
     except OSError:
         return []
-    found = []
+    roots = []
     for line in lines:
-        own, _, behind = line.partition(" - ")
+        mount, _, behind = line.partition(" - ")
         kind, _, options = [*behind.split(), "", "", ""][:3]
         if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            fields = own.split()
-            found.append((fields[3], Path(fields[4]), kind == "cgroup2"))
-    return found
+            fields = mount.split()
+            roots.append((fields[3], Path(fields[4]), kind == "cgroup2"))
+    return roots
 
 
 def _groups(lines: list[str], roots: Roots) -> list[Group]:
     """lines: of a process's file `cgroup`, NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers."""
-    found = []
+    groups = []
     for line in lines:
-        number, controllers, place = line.split(":", 2)
+        number, controllers, path = line.split(":", 2)
         is_v2 = number == "0" and not controllers
         if not is_v2 and "cpu" not in controllers.split(","):
             continue
         for mounted, root, root_is_v2 in roots:
-            inside = place.removeprefix(mounted.rstrip("/"))
-            if root_is_v2 != is_v2 or ".." in Path(inside).parts or (inside == place and mounted != "/"):
+            inside = path.removeprefix(mounted.rstrip("/"))
+            if root_is_v2 != is_v2 or ".." in Path(inside).parts or (inside == path and mounted != "/"):
                 continue
             parts = Path(inside).parts[1:]
-            found += [Group(root.joinpath(*parts[:i]), root, is_v2) for i in range(len(parts), 0, -1)]
-    return found
+            groups += [Group(root.joinpath(*parts[:i]), root, is_v2) for i in range(len(parts), 0, -1)]
+    return groups
 
 
 def _quota(group: Group) -> str:

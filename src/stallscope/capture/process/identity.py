@@ -68,7 +68,7 @@ def identity(
     """
     home = proc / str(pid)
     variables = environment(home) if variables is None else variables
-    rank, local_rank, nranks = place(variables)
+    rank, local_rank, nranks = launcher_ranks(variables)
     comm, started = _comm_and_start(home)
     return Identity(pid, rank, local_rank, nranks, _device(home, variables, gpus), comm, started)
 
@@ -84,7 +84,7 @@ def environment(home: Path) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def place(variables: Mapping[str, str]) -> tuple[int, int, int]:
+def launcher_ranks(variables: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, number of ranks) from the first launcher that sets a rank."""
     for launcher in _LAUNCHERS:
         rank = _number(variables.get(launcher.rank))
@@ -132,8 +132,8 @@ def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
     devices = {gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, opened(home)) if match}
     if len(devices) == 1:
         return devices.pop()
-    seen = visible(home, variables, gpus)
-    return seen[0] if len(seen) == 1 and (seen[0] in devices or not devices) else UNKNOWN
+    gpu_numbers = visible(home, variables, gpus)
+    return gpu_numbers[0] if len(gpu_numbers) == 1 and (gpu_numbers[0] in devices or not devices) else UNKNOWN
 
 
 def opened(home: Path) -> list[str]:

@@ -12,10 +12,10 @@ def facts(mode: str, proc: Path = Path("/proc"), *, not_told: Sequence[str] = ()
 
     not_told: events that the kernel cannot report.
     """
-    told = {"gpu": model} if (model := gpu_model(proc)) else {}
+    texts = {"gpu": model} if (model := gpu_model(proc)) else {}
     if not_told:
-        told["not_told"] = ", ".join(not_told)
-    return told | {
+        texts["not_told"] = ", ".join(not_told)
+    return texts | {
         "boot_id": boot_id(proc),
         "kernel": platform.release(),
         "machine": platform.machine(),
@@ -28,11 +28,11 @@ def gpu_model(proc: Path = Path("/proc")) -> str:
     """The model of the first NVIDIA GPU as its driver names it; empty without a GPU."""
     for path in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
         try:
-            found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
+            model = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
         except OSError:
             continue
-        if found:
-            return found[1]
+        if model:
+            return model[1]
     return ""
 
 

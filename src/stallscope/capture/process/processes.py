@@ -52,8 +52,8 @@ class Processes:
             pid: environment(self.proc / str(pid)) for pid in first_ns if pid not in self._running
         }
         new = [
-            identity(pid, self.proc, variables=told, gpus=self.gpus)
-            for pid, told in self._started_with.items()
+            identity(pid, self.proc, variables=variables, gpus=self.gpus)
+            for pid, variables in self._started_with.items()
         ]
         self._running.update((each.pid, each) for each in new)
         rows = layout.empty(layout.PROCESSES, len(new))
@@ -87,21 +87,21 @@ class Processes:
 
     def placed(self) -> list[Identity]:
         """The processes whose rank is now known from their communicators, because the launcher set none."""
-        found = []
+        identities = []
         for pid, member in self._member.items():
             known = self._running.get(pid)
             if known is None or member.rank == UNKNOWN:
                 continue
-            told = (known.rank, known.nranks)
+            ranks = (known.rank, known.nranks)
             is_ours = known.rank == UNKNOWN or known.is_from_nccl
             if (
                 is_ours
-                and told != (member.rank, member.nranks)
+                and ranks != (member.rank, member.nranks)
                 and (known.nranks in (UNKNOWN, member.nranks) or known.is_from_nccl)
             ):
                 self._running[pid] = replace(known, rank=member.rank, nranks=member.nranks, is_from_nccl=True)
-                found.append(self._running[pid])
-        return found
+                identities.append(self._running[pid])
+        return identities
 
     def located(self, collectives: Array) -> list[Identity]:
         """The processes whose only GPU is now known from rows of COLLECTIVES: they can see several GPUs and use one."""
@@ -113,25 +113,27 @@ class Processes:
         if not lacking:
             return []
         rows = collectives[np.isin(collectives["pid"], lacking) & (collectives["device"] >= 0)]
-        found = []
+        identities = []
         for pid in np.unique(rows["pid"]).tolist():
             devices = np.unique(rows["device"][rows["pid"] == pid])
             if len(devices) == 1:
                 self._running[pid] = replace(self._running[pid], device=int(devices[0]))
-                found.append(self._running[pid])
-        return found
+                identities.append(self._running[pid])
+        return identities
 
     def _is_several_ranks(self, pid: int) -> bool:
         member = self._member.get(pid)
         return member is not None and member.rank == UNKNOWN
 
-    def gone(self, told: Container[int] = ()) -> list[int]:
+    def gone(self, reported: Container[int] = ()) -> list[int]:
         """The processes that have ended since the last reading; they are no longer known.
 
-        told: processes whose end the kernel has reported, including those that became another program.
+        reported: processes whose end the kernel has reported, including those that became another program.
         """
         ended = [
-            pid for pid, known in self._running.items() if pid in told or not _is_running(self.proc, known)
+            pid
+            for pid, known in self._running.items()
+            if pid in reported or not _is_running(self.proc, known)
         ]
         for pid in ended:
             del self._running[pid]
@@ -152,8 +154,8 @@ class Snapshots:
 
     def at_end(self, pids: Iterable[int], now_ns: int) -> Array:
         """The last known rows of the processes, marked as ended."""
-        found = [self._last.pop(pid) for pid in pids if pid in self._last]
-        rows = np.array(found, layout.dtype(layout.SNAPSHOTS))
+        snapshots = [self._last.pop(pid) for pid in pids if pid in self._last]
+        rows = np.array(snapshots, layout.dtype(layout.SNAPSHOTS))
         rows["ts_ns"], rows["alive"] = now_ns, 0
         return rows
 

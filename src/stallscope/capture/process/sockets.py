@@ -36,11 +36,11 @@ class Owners:
             if now_ns - at_ns < _FORGET_AFTER_NS
         }
         if missing := wanted - self._known.keys():
-            found: dict[int, int] = {}
+            owners: dict[int, int] = {}
             for pid in pids:
                 for inode in self._opened(pid) & missing:
-                    found.setdefault(inode, pid)
-            self._known |= {inode: (found.get(inode, 0), now_ns) for inode in missing}
+                    owners.setdefault(inode, pid)
+            self._known |= {inode: (owners.get(inode, 0), now_ns) for inode in missing}
         return {inode: pid for inode in wanted if (pid := self._known[inode][0])}
 
     def _opened(self, pid: int) -> set[int]:

@@ -135,7 +135,7 @@ class WaitObjects:
     def _child(self, pid: int, child: int) -> str:
         """The program that a process waits for; for a wait on any child, the present child."""
         children = [child] if child else self.children(pid)
-        names = [name for one in children[:2] if (name := self.program(one))]
+        names = [name for each in children[:2] if (name := self.program(each))]
         return f"end of {', '.join(names)}" if names else "end of a child process"
 
     def children(self, pid: int) -> list[int]:
@@ -159,15 +159,15 @@ class WaitObjects:
 
     def _others(self, pid: int, target: str, *, wants_reader: bool) -> list[str]:
         """Other processes that have the wanted end of a pipe open, at most two."""
-        found = []
+        programs = []
         for entry in self.proc.iterdir():
             if not entry.name.isdecimal() or int(entry.name) == pid:
                 continue
             if _has_end(entry, target, wants_reader=wants_reader):
-                found.append(self.program(int(entry.name)))
-            if len(found) == 2:
+                programs.append(self.program(int(entry.name)))
+            if len(programs) == 2:
                 break
-        return [name for name in found if name]
+        return [name for name in programs if name]
 
     def _socket(self, pid: int, target: str) -> str:
         inode = target[8:-1].encode()

@@ -45,27 +45,27 @@ def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc"))
         groups = (home / "cgroup").read_text()
     except OSError:
         groups = ""
-    pod_uid = _found(_POD, groups).replace("_", "-")
+    pod_uid = _first_match(_POD, groups).replace("_", "-")
     is_pod = bool(pod_uid) or "KUBERNETES_SERVICE_HOST" in variables
     labels = {
         "container": container_in(groups),
         "pod_uid": pod_uid,
         "pod": _first(variables, _POD_NAMES) or (variables.get("HOSTNAME", "") if is_pod else ""),
         "namespace": (_first(variables, _NAMESPACES) or _inside(home, _SERVICE_ACCOUNT)) if is_pod else "",
-        "task": _found(_ECS, groups),
-        "job": _first(variables, _JOBS) or _found(_SLURM, groups),
+        "task": _first_match(_ECS, groups),
+        "job": _first(variables, _JOBS) or _first_match(_SLURM, groups),
     }
     return {name: _plain(value) for name, value in labels.items() if _plain(value)}
 
 
 def container_in(groups: str) -> str:
     """The first twelve digits of the container id in the text of /proc/PID/cgroup; empty without a container."""
-    return _found(_CONTAINER, groups)
+    return _first_match(_CONTAINER, groups)
 
 
-def _found(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return found[1] if found else ""
+def _first_match(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
 
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:

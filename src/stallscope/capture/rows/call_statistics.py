@@ -42,12 +42,12 @@ class AlwaysOn:
     """The coverage of probes that are always on."""
 
     since_ns: int
-    _told_ns: dict[HookGroup, int] = field(default_factory=dict)
+    _since_ns: dict[HookGroup, int] = field(default_factory=dict)
 
     def covered(self, group: HookGroup, now_ns: int) -> Covered:
         """The whole interval since the last result."""
-        interval_ns = now_ns - self._told_ns.get(group, self.since_ns)
-        self._told_ns[group] = now_ns
+        interval_ns = now_ns - self._since_ns.get(group, self.since_ns)
+        self._since_ns[group] = now_ns
         return Covered(interval_ns, interval_ns)
 
 
@@ -60,7 +60,7 @@ class Tallies:
     balances: Callable[[], Entries]
     coverage: Coverage
     own_pid: int = 0
-    _told: dict[int, Array] = field(default_factory=dict)
+    _last: dict[int, Array] = field(default_factory=dict)
     _held: dict[int, Array] = field(default_factory=dict)
 
     def rows(self, now_ns: int) -> list[tuple[Table, Array]]:
@@ -72,16 +72,16 @@ class Tallies:
 
     def ended(self, pids: Collection[int], ended_ns: int) -> Array:
         """Rows of layout.MEMORY in which these processes hold no memory any more; then the processes are forgotten."""
-        gone = frozenset(pids)
-        self._told = {
-            key: told
-            for key, told in self._told.items()
-            if int(_keys(key, kernel.OPERATION_KEY)["tgid"]) not in gone
+        ended_pids = frozenset(pids)
+        self._last = {
+            key: values
+            for key, values in self._last.items()
+            if int(_keys(key, kernel.OPERATION_KEY)["tgid"]) not in ended_pids
         }
         last = {
             key: held
             for key, held in self._held.items()
-            if int(_keys(key, kernel.BALANCE_KEY)["tgid"]) in gone
+            if int(_keys(key, kernel.BALANCE_KEY)["tgid"]) in ended_pids
         }
         for key in last:
             del self._held[key]
@@ -94,64 +94,68 @@ class Tallies:
 
     def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
         """Counted processes that have ended and are not traced; the end of a traced process is reported separately."""
-        keys = np.fromiter(self._told, np.uint64, len(self._told)).view(kernel.OPERATION_KEY)
+        keys = np.fromiter(self._last, np.uint64, len(self._last)).view(kernel.OPERATION_KEY)
         return [
             pid
             for pid in np.unique(keys["tgid"]).tolist()
             if pid not in known and not (proc / str(pid)).exists()
         ]
 
-    def _calls(self, found: Entries, now_ns: int) -> Array:
-        is_known = (found.keys["symbol"] > 0) & (found.keys["tgid"] != self.own_pid)
-        keys, values = found.keys[is_known], found.values[is_known]
+    def _calls(self, entries: Entries, now_ns: int) -> Array:
+        is_known = (entries.keys["symbol"] > 0) & (entries.keys["tgid"] != self.own_pid)
+        keys, values = entries.keys[is_known], entries.values[is_known]
         groups = GROUPS[keys["symbol"]]
         parts = [
-            self._grown(keys[groups == group], values[groups == group], covered, now_ns)
+            self._growth_rows(keys[groups == group], values[groups == group], covered, now_ns)
             for group in HookGroup
             if (covered := self.coverage.covered(group, now_ns)) is not None
         ]
         return np.concatenate([layout.empty(layout.OPERATIONS), *parts])
 
-    def _grown(self, keys: Array, values: Array, covered: Covered, now_ns: int) -> Array:
+    def _growth_rows(self, keys: Array, values: Array, covered: Covered, now_ns: int) -> Array:
         names = keys.view(np.uint64).tolist()
         nothing = np.zeros((), kernel.OPERATION)
-        before = np.array([self._told.get(name, nothing) for name in names], kernel.OPERATION)
+        before = np.array([self._last.get(name, nothing) for name in names], kernel.OPERATION)
         has_grown = values["n"] != before["n"]
         keys, values, before = keys[has_grown], values[has_grown], before[has_grown]
         for name, value in zip(keys.view(np.uint64).tolist(), values, strict=True):
-            self._told[name] = value.copy()
+            self._last[name] = value.copy()
         is_estimate = covered.on_ns < _ENOUGH * covered.interval_ns
         scale = covered.interval_ns / max(covered.on_ns, 1) if is_estimate else 1.0
         rows = layout.empty(layout.OPERATIONS, len(keys))
-        grown = {name: (values[name] - before[name]).astype(np.int64) for name in _SUMS}
+        growth = {name: (values[name] - before[name]).astype(np.int64) for name in _SUMS}
         rows["ts_ns"], rows["interval_ns"], rows["node"] = now_ns, covered.interval_ns, self.node
         rows["pid"], rows["symbol"], rows["op"] = keys["tgid"], keys["symbol"], OPS[keys["symbol"]]
         rows["direction"], rows["host_memory"] = keys["direction"], keys["host_memory"]
-        rows["n_seen"], rows["n_failed"] = grown["n"], grown["n_failed"]
-        rows["n"] = np.rint(grown["n"] * scale)
-        rows["total_ns"] = np.rint(grown["total_ns"] * scale)
-        rows["count_bytes"] = np.rint(grown["count_bytes"] * scale)
+        rows["n_seen"], rows["n_failed"] = growth["n"], growth["n_failed"]
+        rows["n"] = np.rint(growth["n"] * scale)
+        rows["total_ns"] = np.rint(growth["total_ns"] * scale)
+        rows["count_bytes"] = np.rint(growth["count_bytes"] * scale)
         rows["max_ns"] = values["max_ns"]
         rows["first_ns"] = np.where(before["n"] == 0, values["first_ns"].astype(np.int64), UNKNOWN)
         rows["is_estimate"] = is_estimate
-        rows["histogram"] = [_told(counts) for counts in (values["histogram"] - before["histogram"]).tolist()]
+        rows["histogram"] = [
+            _histogram(counts) for counts in (values["histogram"] - before["histogram"]).tolist()
+        ]
         return rows
 
-    def _memory(self, found: Entries, now_ns: int) -> Array:
-        names = found.keys.view(np.uint64).tolist()
+    def _memory(self, entries: Entries, now_ns: int) -> Array:
+        names = entries.keys.view(np.uint64).tolist()
         changed = [
-            i for i, name in enumerate(names) if name not in self._held or self._held[name] != found.values[i]
+            i
+            for i, name in enumerate(names)
+            if name not in self._held or self._held[name] != entries.values[i]
         ]
         for i in changed:
-            self._held[names[i]] = found.values[i].copy()
-        return self._balance_rows(Entries(found.keys[changed], found.values[changed]), now_ns)
+            self._held[names[i]] = entries.values[i].copy()
+        return self._balance_rows(Entries(entries.keys[changed], entries.values[changed]), now_ns)
 
-    def _balance_rows(self, found: Entries, ts_ns: int) -> Array:
-        rows = layout.empty(layout.MEMORY, len(found.keys))
-        rows["ts_ns"], rows["node"], rows["pid"] = ts_ns, self.node, found.keys["tgid"]
-        rows["device"], rows["kind"] = found.keys["device"], found.keys["memory"]
+    def _balance_rows(self, entries: Entries, ts_ns: int) -> Array:
+        rows = layout.empty(layout.MEMORY, len(entries.keys))
+        rows["ts_ns"], rows["node"], rows["pid"] = ts_ns, self.node, entries.keys["tgid"]
+        rows["device"], rows["kind"] = entries.keys["device"], entries.keys["memory"]
         for name in kernel.BALANCE.names or ():
-            rows[name] = found.values[name]
+            rows[name] = entries.values[name]
         return rows
 
 
@@ -159,6 +163,6 @@ def _keys(number: int, dtype: "np.dtype[np.void]") -> Array:
     return np.array([number], np.uint64).view(dtype)[0]
 
 
-def _told(counts: list[int]) -> bytes:
+def _histogram(counts: list[int]) -> bytes:
     """A histogram as JSON: the count of each bucket that is not empty, by the bucket's upper edge."""
     return f"{{{','.join(f'{edge}:{n}' for edge, n in zip(_EDGES, counts, strict=True) if n)}}}".encode()

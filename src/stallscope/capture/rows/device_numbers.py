@@ -19,7 +19,7 @@ class Renumbering:
 
     numbers: GpuNumbers
     proc: Path = Path("/proc")
-    _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _visible: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def renumber(self, rows: Array) -> None:
         """Renumbers `device` in place, in rows that have a `pid`.
@@ -27,26 +27,28 @@ class Renumbering:
         A process that sees a single GPU uses that GPU, if any. Numbers that the process cannot have stay unchanged.
         """
         for pid in np.unique(rows["pid"]).tolist():
-            seen = self._seen_by(pid)
-            if not seen or (len(seen) > 1 and seen == tuple(range(len(seen)))):
+            gpus = self._visible_to(pid)
+            if not gpus or (len(gpus) > 1 and gpus == tuple(range(len(gpus)))):
                 continue
-            mine = rows["pid"] == pid
-            own = rows["device"][mine]
-            if len(seen) == 1:
-                own = np.where((own == UNKNOWN) & _is_on_device(rows)[mine], 0, own)
-            rows["device"][mine] = np.where(
-                (own >= 0) & (own < len(seen)), np.array(seen)[np.clip(own, 0, len(seen) - 1)], own
+            is_of_process = rows["pid"] == pid
+            numbers = rows["device"][is_of_process]
+            if len(gpus) == 1:
+                numbers = np.where((numbers == UNKNOWN) & _is_on_device(rows)[is_of_process], 0, numbers)
+            rows["device"][is_of_process] = np.where(
+                (numbers >= 0) & (numbers < len(gpus)),
+                np.array(gpus)[np.clip(numbers, 0, len(gpus) - 1)],
+                numbers,
             )
 
     def forget(self, pid: int) -> None:
         """The process has ended; its number may be reused."""
-        self._seen.pop(pid, None)
+        self._visible.pop(pid, None)
 
-    def _seen_by(self, pid: int) -> tuple[int, ...]:
-        if pid not in self._seen:
+    def _visible_to(self, pid: int) -> tuple[int, ...]:
+        if pid not in self._visible:
             home = self.proc / str(pid)
-            self._seen[pid] = visible(home, environment(home), self.numbers)
-        return self._seen[pid]
+            self._visible[pid] = visible(home, environment(home), self.numbers)
+        return self._visible[pid]
 
 
 def _is_on_device(rows: Array) -> Array:

@@ -15,8 +15,8 @@ _FOREVER = np.iinfo(np.int64).max // 4
 
 def accounts(raw: Array, pid: int, at_ns: Array) -> Array:
     """ns (n, categories) that the process had spent at each moment. raw: kernel.RAW sorted by time."""
-    own = raw[raw["pid"] == pid]
-    threads = [thread for tid in np.unique(own["tid"]) for thread in _lives(own[own["tid"] == tid])]
+    events = raw[raw["pid"] == pid]
+    threads = [thread for tid in np.unique(events["tid"]) for thread in _lives(events[events["tid"] == tid])]
     return account(threads, at_ns)
 
 

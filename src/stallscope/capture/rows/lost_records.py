@@ -19,7 +19,7 @@ class Losses:
     """The counters at the last reading. n_lost: records lost so far, of all kinds."""
 
     n_lost: int = 0
-    _seen: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _last: dict[tuple[str, int | None], int] = field(default_factory=dict)
 
     def new(self, counters: Array, *, n_dropped: int = 0) -> list[tuple[str, int | None, int]]:
         """(kind, CPU, records) of the losses since the last call; the CPU is None for the agent's own.
@@ -33,7 +33,7 @@ class Losses:
             for cpu, n in enumerate(counters[counter])
         }
         totals[DROPPED, None] = n_dropped
-        new = [(*which, n - self._seen.get(which, 0)) for which, n in totals.items()]
-        self._seen = totals
+        new = [(*key, n - self._last.get(key, 0)) for key, n in totals.items()]
+        self._last = totals
         self.n_lost = sum(totals.values())
-        return [one for one in new if one[2] > 0]
+        return [loss for loss in new if loss[2] > 0]

@@ -51,10 +51,10 @@ def of_kind(events: Array, *kinds: Kind) -> Array:
     dtype = _dtype_of(kinds[0])
     if not len(events):
         return np.zeros(0, dtype)
-    is_one = events["kind"] == kinds[0]
+    is_chosen = events["kind"] == kinds[0]
     for kind in kinds[1:]:
-        is_one |= events["kind"] == kind
-    chosen: Array = events[is_one] if is_one.any() else events[:0]
+        is_chosen |= events["kind"] == kind
+    chosen: Array = events[is_chosen] if is_chosen.any() else events[:0]
     return chosen.view(dtype)
 
 
@@ -63,8 +63,8 @@ def raw(events: Array) -> Array:
 
     Switches that were missed and found later have times in the past, so the order of emission differs from that order.
     """
-    found: Array = events[events["kind"] >= kernel.FIRST_RAW].view(kernel.RAW)
-    return found[np.argsort(found["ts_ns"], kind="stable")]
+    raws: Array = events[events["kind"] >= kernel.FIRST_RAW].view(kernel.RAW)
+    return raws[np.argsort(raws["ts_ns"], kind="stable")]
 
 
 def collectives(arrivals: Array, *, node: int) -> Array:
@@ -93,9 +93,9 @@ def call_arguments(events: Array, *, node: int) -> Array:
         has_any |= is_given if is_given.ndim == 1 else is_given.any(axis=1)
     some = events[has_any]
     rows = _rows(layout.CALL_ARGUMENTS, some, node)
-    for what in ("grid", "block"):
+    for name in ("grid", "block"):
         for i, axis in enumerate("xyz"):
-            rows[f"{what}_{axis}"] = some[what][:, i]
+            rows[f"{name}_{axis}"] = some[name][:, i]
     return rows
 
 
@@ -113,7 +113,7 @@ def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
     """The destroyed or aborted communicators among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
     if splits:
-        dead = splits.grown.told(dead.copy())
+        dead = splits.grown.renamed(dead.copy())
     return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
 
 

@@ -16,17 +16,17 @@ def snapshots(state: State, *, node: int) -> Array:
 
     The row of a process whose state changed during the reading is off by the reading time, some microseconds.
     """
-    states, everyone = state.rows, np.arange(len(state.pids))
+    states, indices = state.rows, np.arange(len(state.pids))
     rows = layout.empty(layout.SNAPSHOTS, len(states))
     rows["ts_ns"], rows["node"], rows["pid"], rows["alive"] = state.now_ns, node, state.pids, 1
     by_slot = states["word"].astype("<u8").reshape(-1, 1).view(np.uint8)
     most_active = by_slot.argmax(axis=1)
-    rows["category"] = by_slot[everyone, most_active]
+    rows["category"] = by_slot[indices, most_active]
     rows["ledger_ns"] = _accounts(states, rows["category"], state.now_ns)
     rows["n_collectives"], rows["n_completed"] = states["n_collectives"], states["n_synced"]
-    slot = states["slots"][everyone, most_active]
+    slot = states["slots"][indices, most_active]
     rows["syscall_nr"] = np.where(slot["off"] > 0, slot["syscall_nr"], UNKNOWN)
-    _tell_calls(rows, slot)
+    _fill_calls(rows, slot)
     return rows
 
 
@@ -37,7 +37,7 @@ def _accounts(states: Array, category: Array, now_ns: Array) -> Array:
     return accounts[:, 1:]
 
 
-def _tell_calls(rows: Array, slot: Array) -> None:
+def _fill_calls(rows: Array, slot: Array) -> None:
     """The outermost call that the most active thread is inside, and since when."""
     is_waiting = slot["class_op"] > 0
     is_inside = is_waiting | (slot["nccl_op"] > 0)

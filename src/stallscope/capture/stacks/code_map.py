@@ -57,7 +57,7 @@ class Files:
         return self._known[key]
 
     def _n_functions(self) -> int:
-        return sum(len(one.functions.begins) for one in self._known.values() if one.functions)
+        return sum(len(known.functions.begins) for known in self._known.values() if known.functions)
 
 
 class MappedCode:
@@ -113,10 +113,10 @@ class MappedCode:
             if len(known.rules) >= _MOST_ADDRESSES:
                 known.rules.clear()
             known.rules[in_file] = self._rules(region, in_file)
-        found = known.rules[in_file]
-        if found is None:
+        rules = known.rules[in_file]
+        if rules is None:
             raise NoRules(f"{_short(region.name)} has no unwind rules for {in_file:#x}")
-        return found
+        return rules
 
     def _known(self, region: Region) -> _Known | None:
         if region not in self._keys:
@@ -133,10 +133,10 @@ class MappedCode:
             with self._opened(region) as image:
                 if known.functions is None:
                     known.functions = functions_of(image)
-                found = named(image, known.functions, elf.address_of(image, in_file))
+                function = named(image, known.functions, elf.address_of(image, in_file))
         except (OSError, NotElf):
-            found = None
-        return f"{found.name}+{found.offset:#x}" if found else f"{in_file:#x}"
+            function = None
+        return f"{function.name}+{function.offset:#x}" if function else f"{in_file:#x}"
 
     def _rules(self, region: Region, in_file: int) -> Rules | None:
         try:

@@ -103,7 +103,7 @@ def _rules(image: Image, address: int) -> Rules:
 
 def _row(image: Image, address: int) -> int:
     """The address of the entry (FDE) whose function begins last before an address."""
-    header = next((one for one in image.segments if one.kind == _PT_GNU_EH_FRAME), None)
+    header = next((segment for segment in image.segments if segment.kind == _PT_GNU_EH_FRAME), None)
     if header is None:
         raise NoRules("no table of call frame information")
     data = elf.contents(image, header.address, 12)
@@ -156,28 +156,28 @@ def _common(data: bytes) -> _Common:
     words, at = data[5:end].decode("latin-1"), end + 1
     if identity or version not in (1, 3) or (words and not words.startswith("z")):
         raise NoRules("an unsupported common entry")
-    found = _Common()
-    found.code_unit, at = _number(data, at)
-    found.data_unit, at = _signed(data, at)
+    common = _Common()
+    common.code_unit, at = _number(data, at)
+    common.data_unit, at = _signed(data, at)
     returned, at = (data[at], at + 1) if version == 1 else _number(data, at)
     if returned != IP:
         raise NoRules("an unsupported column for the return address")
     if words:
-        found.has_data = True
+        common.has_data = True
         n, at = _number(data, at)
-        _augmented(words[1:], data[at : at + n], found)
+        _augmented(words[1:], data[at : at + n], common)
         at += n
-    found.program = data[at:]
-    return found
+    common.program = data[at:]
+    return common
 
 
-def _augmented(words: str, data: bytes, found: _Common) -> None:
+def _augmented(words: str, data: bytes, common: _Common) -> None:
     at = 0
     for word in words:
         if word == "R":
-            found.encoding, at = data[at], at + 1
+            common.encoding, at = data[at], at + 1
         elif word == "S":
-            found.is_signal = True
+            common.is_signal = True
         elif word == "L":
             at += 1
         elif word == "P":
@@ -188,16 +188,18 @@ def _augmented(words: str, data: bytes, found: _Common) -> None:
 
 def _run(program: bytes, state: _State, first: _State, common: _Common, *, until: int) -> None:
     """Run a function's program up to the instruction `until` bytes into it. first: the state for "restore"."""
-    at = place = 0
+    at = location = 0
     kept: list[_State] = []
     while at < len(program):
         code, low = program[at] & 0xC0, program[at] & 0x3F
         at += 1
         if code == 0x40 or (not code and low in (0x02, 0x03, 0x04)):
             size = 0 if code else 1 << (low - 2)
-            place += (low if code else int.from_bytes(program[at : at + size], "little")) * common.code_unit
+            location += (
+                low if code else int.from_bytes(program[at : at + size], "little")
+            ) * common.code_unit
             at += size
-            if place > until:
+            if location > until:
                 return
         elif code == 0x80:
             n, at = _number(program, at)

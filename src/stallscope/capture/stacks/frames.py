@@ -38,19 +38,19 @@ def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict
     tids: the process's threads: number on the machine by their number in its own namespace. Raises Unreadable.
     """
     layout = python.layout
-    found: dict[int, int] = {}
+    state_of: dict[int, int] = {}
     head = python.runtime + layout.interpreters_head
     for interpreter in _chain(memory, head, layout.interpreter_next, _MAX_INTERPRETERS):
         for state in _chain(memory, interpreter + layout.threads_head, layout.thread_next, _MAX_THREADS):
             if layout.native_thread_id == NONE:
-                own = int.from_bytes(
+                thread_id = int.from_bytes(
                     memory.read(memory.word(state + layout.thread_id) + _TID_IN_PTHREAD, 4), "little"
                 )
             else:
-                own = memory.word(state + layout.native_thread_id)
-            if own in tids:
-                found[tids[own]] = state
-    return found
+                thread_id = memory.word(state + layout.native_thread_id)
+            if thread_id in tids:
+                state_of[tids[thread_id]] = state
+    return state_of
 
 
 def _chain(memory: Memory, head: int, following: int, limit: int) -> Iterator[int]:
@@ -87,16 +87,16 @@ def _walk(memory: Memory, python: Interpreter, state: int) -> list[tuple[int, Fr
     layout = python.layout
     holder = state if layout.cframe == NONE else memory.word(state + layout.cframe)
     at = memory.word(holder + layout.current_frame)
-    found: list[tuple[int, Frame]] = []
+    frames: list[tuple[int, Frame]] = []
     while at:
-        if at & 7 or len(found) >= MAX_FRAMES:
+        if at & 7 or len(frames) >= MAX_FRAMES:
             raise Refused(f"the chain of frames leads to {at:#x}")
         data = memory.read(at, layout.frame_bytes)
         owner = data[layout.frame_owner] if layout.frame_owner != NONE else 0
         if owner < layout.first_unowned:
-            found.append((at, _frame(memory, python, data)))
+            frames.append((at, _frame(memory, python, data)))
         (at,) = struct.unpack_from("<Q", data, layout.frame_previous)
-    return found
+    return frames
 
 
 def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
@@ -118,7 +118,7 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
 
 def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
     """The threads of a process: number on the machine by number in its own namespace. Empty if it has ended."""
-    found = {}
+    tid_of = {}
     try:
         tids = [int(entry.name) for entry in (proc / str(pid) / "task").iterdir()]
     except OSError:
@@ -128,6 +128,6 @@ def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
             text = (proc / str(pid) / "task" / str(tid) / "status").read_bytes()
         except OSError:
             continue
-        own = next((line.split()[-1] for line in text.splitlines() if line.startswith(b"NSpid:")), tid)
-        found[int(own)] = tid
-    return found
+        own_tid = next((line.split()[-1] for line in text.splitlines() if line.startswith(b"NSpid:")), tid)
+        tid_of[int(own_tid)] = tid
+    return tid_of

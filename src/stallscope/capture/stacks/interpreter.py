@@ -56,17 +56,17 @@ def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
 def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
     """The interpreter of a process, None if it does not run Python. Raises UnknownLayout, with the reason."""
     mapped = [region for region in regions(pid, proc) if region.is_code]
-    said: UnknownLayout | None = None
+    reason: UnknownLayout | None = None
     for region in _candidates(mapped):
         try:
-            found = _in_file(pid, region, proc)
+            interpreter = _in_file(pid, region, proc)
         except UnknownLayout as odd:
-            said = odd
+            reason = odd
             continue
-        if found is not None:
-            return found
-    if said is not None:
-        raise said
+        if interpreter is not None:
+            return interpreter
+    if reason is not None:
+        raise reason
     return None
 
 
@@ -94,28 +94,28 @@ def _in_file(pid: int, region: Region, proc: Path) -> Interpreter | None:
 
 
 def _of_image(pid: int, region: Region, image: Image) -> Interpreter | None:
-    found = elf.variables(image, _WANTED)
-    if "_PyRuntime" not in found or "PyCode_Type" not in found:
+    variables = elf.variables(image, _WANTED)
+    if "_PyRuntime" not in variables or "PyCode_Type" not in variables:
         return None
     moved = region.start - elf.address_of(image, region.offset)
-    runtime = found["_PyRuntime"]
-    minor = _minor(image, found.get("Py_Version"), runtime.size, region.name)
-    told = elf.contents(image, runtime.address, DEBUG_OFFSETS_BYTES) if minor >= 13 else b""
+    runtime = variables["_PyRuntime"]
+    minor = _minor(image, variables.get("Py_Version"), runtime.size, region.name)
+    offsets = elf.contents(image, runtime.address, DEBUG_OFFSETS_BYTES) if minor >= 13 else b""
     return Interpreter(
         pid=pid,
-        layout=layout_of(minor, told),
+        layout=layout_of(minor, offsets),
         runtime=runtime.address + moved,
-        code_type=found["PyCode_Type"].address + moved,
+        code_type=variables["PyCode_Type"].address + moved,
     )
 
 
 def _minor(image: Image, version: elf.Variable | None, runtime_bytes: int, name: str) -> int:
     """The minor version: from the runtime from 3.11 on; before, from the file's name and the size of the runtime."""
     if version is not None:
-        (told,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
-        if told >> 24 != 3:
-            raise UnknownLayout(f"Python {told >> 24} is not supported")
-        return int(told >> 16 & 255)
+        (version_hex,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
+        if version_hex >> 24 != 3:
+            raise UnknownLayout(f"Python {version_hex >> 24} is not supported")
+        return int(version_hex >> 16 & 255)
     in_name = _VERSION_IN_NAME.search(name)
     if in_name is None or int(in_name[1]) != 10 or runtime_bytes != _RUNTIME_BYTES_3_10:
         raise UnknownLayout(f"cannot determine the version of {name}: Python 3.10 or newer is supported")

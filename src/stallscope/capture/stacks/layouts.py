@@ -102,10 +102,10 @@ def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
         return _TABLE[minor]
     if minor not in VERSIONS:
         raise UnknownLayout(f"Python 3.{minor} is not supported: 3.{VERSIONS[0]} to 3.{VERSIONS[-1]} are")
-    return _told(minor, debug_offsets)
+    return _described(minor, debug_offsets)
 
 
-def _told(minor: int, data: bytes) -> Layout:
+def _described(minor: int, data: bytes) -> Layout:
     """The layout according to the interpreter's own description."""
     if len(data) < DEBUG_OFFSETS_BYTES or not data.startswith(COOKIE):
         raise UnknownLayout("_PyRuntime does not begin with the description of its layout")
@@ -115,7 +115,7 @@ def _told(minor: int, data: bytes) -> Layout:
     if free_threaded:
         raise UnknownLayout("free-threaded builds are not supported")
     at = _values(data, _SECTIONS_13 if minor == 13 else _SECTIONS_14)
-    found = Layout(
+    layout = Layout(
         minor=minor,
         interpreters_head=at["runtime.interpreters_head"],
         interpreter_next=at["interpreter.next"],
@@ -139,8 +139,8 @@ def _told(minor: int, data: bytes) -> Layout:
         ascii_data=40,
         other_data=56,
     )
-    _check(found, at)
-    return found
+    _check(layout, at)
+    return layout
 
 
 def _values(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
@@ -148,7 +148,7 @@ def _values(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
     return dict(zip(names, struct.unpack_from(f"<{len(names)}Q", data, 24), strict=True))
 
 
-def _check(found: Layout, at: Mapping[str, int]) -> None:
+def _check(layout: Layout, at: Mapping[str, int]) -> None:
     """Check that every field lies inside its structure, and that every structure has a possible size."""
     for name, value in at.items():
         section, _, field = name.partition(".")
@@ -156,5 +156,5 @@ def _check(found: Layout, at: Mapping[str, int]) -> None:
             raise UnknownLayout(f"offset of {name} is {value}")
         if field in _INSIDE and value + 4 > at[f"{section}.size"]:
             raise UnknownLayout(f"{name} lies outside its structure")
-    if not 64 <= found.frame_bytes <= 128 or at["object.ob_type"] != 8 or found.code_instructions > 512:
+    if not 64 <= layout.frame_bytes <= 128 or at["object.ob_type"] != 8 or layout.code_instructions > 512:
         raise UnknownLayout("unexpected structure sizes")

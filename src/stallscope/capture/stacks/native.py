@@ -3,7 +3,7 @@
     found = standing(peek, tid)            # None if the thread runs, or ran during the reading
     if found:
         calls = addresses(code, found)     # innermost first
-        code.name(calls.places[0])
+        code.name(calls.addresses[0])
 
 Each step to a caller follows the call frame information of the file (eh_frame.py). Where that is missing, or where the
 copy of the stack ends, the list of calls ends and is marked as cut. Nothing is guessed.
@@ -17,7 +17,7 @@ import numpy as np
 
 from stallscope.capture.stacks.code_map import MappedCode
 from stallscope.capture.stacks.eh_frame import BP, BX, IP, SAVED, SP, NoRules, Rules
-from stallscope.capture.stacks.peek_abi import Peek, memory_in, told_rows
+from stallscope.capture.stacks.peek_abi import Peek, memory_in, thread_rows
 from stallscope.events import kernel
 from stallscope.events.layout import Array
 
@@ -41,21 +41,20 @@ class Standing(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """places: the address of the present instruction, then of the last byte of each call instruction. is_cut: there are
+    """addresses: of the present instruction, then of the last byte of each call instruction. is_cut: there are more.
 
-    more.
     returns_at: location of each return address on the stack, in bytes from `sp` on.
     """
 
-    places: tuple[int, ...]
+    addresses: tuple[int, ...]
     returns_at: tuple[int, ...]
     is_cut: bool
 
 
 def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Standing | None:
     """A thread that does not move; None if it runs, ran during the reading, has ended, or cannot be read."""
-    told = peek(tid, 0, n_pieces)
-    rows = told_rows(told)
+    data = peek(tid, 0, n_pieces)
+    rows = thread_rows(data)
     if rows is None:
         return None
     first, last = rows
@@ -67,27 +66,27 @@ def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Sta
     ):
         return None
     registers = _registers(first)
-    stack = _unhooked(first, memory_in(told, registers[SP]))
+    stack = _unhooked(first, memory_in(data, registers[SP]))
     return Standing(registers, stack, int(first["syscall_nr"]), int(first["n_switches"]))
 
 
-def copied(told: Array) -> Standing:
+def copied(row: Array) -> Standing:
     """The thread in a copy by the kernel side: a row of kernel.NATIVE."""
-    stack = _unhooked(told, told["stack"][: int(told["n_bytes"])].tobytes())
-    return Standing(_registers(told), stack, has_returned=bool(told["is_return"]))
+    stack = _unhooked(row, row["stack"][: int(row["n_bytes"])].tobytes())
+    return Standing(_registers(row), stack, has_returned=bool(row["is_return"]))
 
 
-def shape(told: Array, calls: Calls) -> Array:
+def shape(native: Array, calls: Calls) -> Array:
     """The shape by which the kernel side recognises the same stack: a row of kernel.NATIVE_SHAPE for a row of
     kernel.NATIVE.
     """
     row = np.zeros(1, kernel.NATIVE_SHAPE)
-    places = [at // 8 for at in calls.returns_at[: kernel.N_RETURNS]]
-    row["is_known"], row["n"], row["at"][0, : len(places)] = 1, len(places), places
-    words = told["stack"].view("<u8")
+    indices = [at // 8 for at in calls.returns_at[: kernel.N_RETURNS]]
+    row["is_known"], row["n"], row["at"][0, : len(indices)] = 1, len(indices), indices
+    words = native["stack"].view("<u8")
     check = 0
-    for place in places:
-        check = _mixed(check, int(words[place]))
+    for index in indices:
+        check = _mixed(check, int(words[index]))
     row["check"] = check
     return row
 
@@ -98,14 +97,14 @@ def _mixed(value: int, word: int) -> int:
     return value ^ value >> 29
 
 
-def _registers(told: Array) -> dict[int, int]:
-    return {number: int(told["registers"][name]) for number, name in _REGISTERS.items()}
+def _registers(row: Array) -> dict[int, int]:
+    return {number: int(row["registers"][name]) for number, name in _REGISTERS.items()}
 
 
-def _unhooked(told: Array, stack: bytes) -> bytes:
+def _unhooked(row: Array, stack: bytes) -> bytes:
     """A copy of a stack with the original return addresses where probes have replaced them."""
-    begin, mended = int(told["registers"]["sp"]), bytearray(stack)
-    for at, address in told["hooked"].tolist():
+    begin, mended = int(row["registers"]["sp"]), bytearray(stack)
+    for at, address in row["hooked"].tolist():
         if 0 <= at - begin <= len(stack) - 8:
             struct.pack_into("<Q", mended, at - begin, address)
     return bytes(mended)
@@ -113,7 +112,7 @@ def _unhooked(told: Array, stack: bytes) -> bytes:
 
 def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
     """Whether the thread has not run between the two readings."""
-    rows = told_rows(peek(tid, 0, 0))
+    rows = thread_rows(peek(tid, 0, 0))
     return rows is not None and not rows[1]["is_on_cpu"] and int(rows[1]["n_switches"]) == thread.n_switches
 
 
@@ -127,19 +126,19 @@ def addresses(
     """The calls that a thread is in. until: ends before the first address for which this is true."""
     begin = thread.registers[SP]
     registers = dict(thread.registers)
-    places: list[int] = []
+    instructions: list[int] = []
     returns_at: list[int] = []
     is_return, is_cut = thread.has_returned, True
-    while len(places) < most:
-        place = registers[IP] - is_return  # the return address may belong to the next function
-        if is_return and code.region(place) is None:
+    while len(instructions) < most:
+        address = registers[IP] - is_return  # the return address may belong to the next function
+        if is_return and code.region(address) is None:
             break
-        if until(place):
+        if until(address):
             is_cut = False
             break
-        places.append(place)
+        instructions.append(address)
         try:
-            rules = code.rules(place)
+            rules = code.rules(address)
         except NoRules:
             break
         if rules.is_last:
@@ -153,7 +152,7 @@ def addresses(
             break
         returns_at.append(registers[rules.base] + rules.offset + rules.at[IP] - begin)
         registers, is_return = above, not rules.is_signal
-    return Calls(tuple(places), tuple(returns_at), is_cut)
+    return Calls(tuple(instructions), tuple(returns_at), is_cut)
 
 
 def _caller(registers: dict[int, int], rules: Rules, stack: bytes, begin: int) -> dict[int, int] | None:

@@ -17,31 +17,31 @@ Peek = Callable[[int, int, int], bytes]
 """As Program.peek: (thread, address, pieces)."""
 
 
-def told_rows(told: bytes) -> tuple[Array, Array] | None:
+def thread_rows(data: bytes) -> tuple[Array, Array] | None:
     """The two rows of kernel.PEEK_THREAD, before and after; None if the kernel side wrote nothing."""
-    if len(told) < 2 * _ROW:
+    if len(data) < 2 * _ROW:
         return None
-    return np.frombuffer(told[:_ROW], kernel.PEEK_THREAD)[0], np.frombuffer(told[-_ROW:], kernel.PEEK_THREAD)[
+    return np.frombuffer(data[:_ROW], kernel.PEEK_THREAD)[0], np.frombuffer(data[-_ROW:], kernel.PEEK_THREAD)[
         0
     ]
 
 
-def memory_in(told: bytes, address: int) -> bytes:
+def memory_in(data: bytes, address: int) -> bytes:
     """The memory from an address on."""
-    pieces = told[_ROW:-_ROW]
+    pieces = data[_ROW:-_ROW]
     first = kernel.PEEK_BYTES - address % kernel.PEEK_BYTES
     return pieces[: min(first, len(pieces))] + pieces[kernel.PEEK_BYTES :]
 
 
 def memory(peek: Peek, tid: int, address: int, n_bytes: int) -> bytes:
     """n_bytes of the memory of a thread's process; fewer if the mapping ends or cannot be read."""
-    found = b""
-    while len(found) < n_bytes:
-        at = address + len(found)
-        missing = n_bytes - len(found) + at % kernel.PEEK_BYTES
+    data = b""
+    while len(data) < n_bytes:
+        at = address + len(data)
+        missing = n_bytes - len(data) + at % kernel.PEEK_BYTES
         n_pieces = min(-(-missing // kernel.PEEK_BYTES), kernel.PEEK_PIECES)
         more = memory_in(peek(tid, at, n_pieces), at)
         if not more:
             break
-        found += more
-    return found[:n_bytes]
+        data += more
+    return data[:n_bytes]

@@ -40,8 +40,8 @@ class Target:
         """The present stacks of these threads; threads without known frames are left out. Raises Unreadable."""
         by_tid = states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
         self.code.refresh()
-        found = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
-        return {tid: words for tid, words in found.items() if words}
+        stacks = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
+        return {tid: words for tid, words in stacks.items() if words}
 
     def python_threads(self, proc: Path) -> list[int]:
         """The threads that Python knows. Raises Unreadable."""
@@ -66,7 +66,7 @@ class Target:
 
     def in_words(self, calls: Calls, python: Words) -> Words:
         """Native frames, then Python's."""
-        return (*map(self.code.name, calls.places), *(CUT,) * calls.is_cut, *python)
+        return (*map(self.code.name, calls.addresses), *(CUT,) * calls.is_cut, *python)
 
     def _calls(self, thread: Standing, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
         until = self.code.is_interpreter if has_python else _never
@@ -77,11 +77,11 @@ class Target:
         if self.python is None or self.codes is None:
             return ()
         try:
-            found = frames(self.memory, self.python, state)
-            words = tuple(str(self.codes.named(frame)) for frame in found[:MAX_KEPT_FRAMES])
+            python_frames = frames(self.memory, self.python, state)
+            words = tuple(str(self.codes.named(frame)) for frame in python_frames[:MAX_KEPT_FRAMES])
         except (Refused, Unreadable):
             return ()
-        return words + (CUT,) * (len(found) > MAX_KEPT_FRAMES)
+        return words + (CUT,) * (len(python_frames) > MAX_KEPT_FRAMES)
 
 
 def _never(_address: int) -> bool:

@@ -1,6 +1,6 @@
 """Stacks of the traced processes: stacks of events, by number in the trace, and present stacks of hanging threads.
 
-    stacks = Stacks(node, keep, say, walk)            # keep(pid, frames) stores a stack and returns its number
+    stacks = Stacks(node, keep, report, walk)         # keep(pid, frames) stores a stack and returns its number
     stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
     stacks.take(probes.natives.drain(), probes.stacks.drain())   # the stacks that it has walked
     numbers = stacks.numbers(calls["stack"])          # of the events that refer to them
@@ -54,14 +54,14 @@ class _Silence:
 
 @dataclass
 class Stacks:
-    """node: our number. keep: stores a stack. say: shows each reason for missing stacks to the user, once. walk: lets
-    the kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it there are no
-    native frames of hanging threads. know: Program.know_native.
+    """node: our number. keep: stores a stack. report: shows each reason for missing stacks to the user, once. walk:
+    lets the kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it
+    hanging threads have no native frames. know: Program.know_native.
     """
 
     node: int
     keep: Keep
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     walk: Callable[[int, Array], None]
     peek: Peek | None = None
     know: Callable[[int, Array | None], None] = lambda _stack, _shape: None
@@ -69,7 +69,7 @@ class Stacks:
     _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     _silent: dict[int, _Silence] = field(default_factory=dict)
     _targets: dict[int, Target | None] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
     _by_hash: dict[int, int] = field(default_factory=dict)
     _words: dict[int, Words] = field(default_factory=dict)
     _files: Files = field(default_factory=Files)
@@ -80,18 +80,18 @@ class Stacks:
             if pid not in self._targets and (target := self.target(pid)):
                 self.walk(pid, python_row(target.python) if target.python else np.zeros(1, kernel.PYTHON))
 
-    def take(self, natives: Array, told: Array) -> None:
+    def take(self, natives: Array, walked: Array) -> None:
         """Name the stacks that the kernel has walked: rows of kernel.NATIVE, drained first, and of kernel.STACK."""
-        for row in told:
+        for row in walked:
             target = self._targets.get(int(row["pid"]))
             if target is None or target.codes is None or target.python is None:
                 continue
             try:
-                found = words(row, target.codes, target.python.layout)
+                named = words(row, target.codes, target.python.layout)
             except (Refused, Unreadable):
                 continue
-            found += (CUT,) * bool(row["is_cut"])
-            self._keep_hash(int(row["hash"]), int(row["pid"]), found)
+            named += (CUT,) * bool(row["is_cut"])
+            self._keep_hash(int(row["hash"]), int(row["pid"]), named)
         for row in natives[:_MOST_WALKS]:
             self._take_native(row)
         for row in natives[_MOST_WALKS:]:
@@ -116,7 +116,7 @@ class Stacks:
     def numbers(self, hashes: Array) -> Array:
         """The numbers of stacks by their hashes in events (int64); UNKNOWN for stacks that have no names."""
         mask = (1 << 64) - 1
-        return np.array([self._by_hash.get(one & mask, UNKNOWN) for one in hashes.tolist()], np.int64)
+        return np.array([self._by_hash.get(value & mask, UNKNOWN) for value in hashes.tolist()], np.int64)
 
     def of_silent(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
         """Rows of POSITIONS for the threads of processes that have long made no collective.
@@ -125,17 +125,17 @@ class Stacks:
         """
         pids = state.pids.tolist()
         alive = set(pids)
-        self._silent = {pid: seen for pid, seen in self._silent.items() if pid in alive}
+        self._silent = {pid: silence for pid, silence in self._silent.items() if pid in alive}
         self._targets = {pid: known for pid, known in self._targets.items() if pid in alive}
-        found: list[tuple[int, int, int, int, int]] = []
+        positions: list[tuple[int, int, int, int, int]] = []
         for pid, row in zip(pids, state.rows, strict=True):
             n_collectives = int(row["n_collectives"])
             if self._is_due(pid, n_collectives, now_ns) and (n_collectives or pid in members):
                 tids = [pid, *(tid for tid in row["slots"]["tid"].tolist() if tid not in (0, pid))]
-                found += [
+                positions += [
                     (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
                 ]
-        return _rows(found)
+        return _rows(positions)
 
     def now(self, pid: int, tids: list[int]) -> dict[int, int]:
         """The present stacks of these threads of a process: numbers of stacks by thread, where they are known."""
@@ -143,11 +143,11 @@ class Stacks:
         if target is None:
             return {}
         try:
-            found = target.now(tids, peek=self.peek, proc=self.proc)
+            stacks = target.now(tids, peek=self.peek, proc=self.proc)
         except Unreadable as error:
-            self._tell(f"no stacks of process {pid}: its memory cannot be read ({error})")
+            self._note(f"no stacks of process {pid}: its memory cannot be read ({error})")
             return {}
-        return {tid: self.number(pid, words) for tid, words in found.items()}
+        return {tid: self.number(pid, words) for tid, words in stacks.items()}
 
     def python_threads(self, pid: int) -> list[int]:
         """The threads of a process that Python knows; empty where that is unknown."""
@@ -171,7 +171,7 @@ class Stacks:
     def target(self, pid: int) -> Target | None:
         """The interpreter and code of a process, read at the first request; None if its stacks cannot be read."""
         if pid not in self._targets:
-            self._targets[pid] = self._found(pid)
+            self._targets[pid] = self._opened(pid)
         return self._targets[pid]
 
     def forget(self, pid: int) -> None:
@@ -181,34 +181,34 @@ class Stacks:
         self._numbers = {key: number for key, number in self._numbers.items() if key[0] != pid}
         self._words = {number: words for (_, words), number in self._numbers.items()}
 
-    def _found(self, pid: int) -> Target | None:
+    def _opened(self, pid: int) -> Target | None:
         memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
         try:
             python = interpreter_in(pid, self.proc)
         except UnknownLayout as odd:
-            self._tell(f"no Python stacks of process {pid}: {odd}")
+            self._note(f"no Python stacks of process {pid}: {odd}")
             python = None
         return Target(pid, memory, code, python, Codes(memory, python) if python else None)
 
     def _is_due(self, pid: int, n_collectives: int, now_ns: int) -> bool:
-        seen = self._silent.get(pid)
-        if seen is None or seen.n_collectives != n_collectives:
+        silence = self._silent.get(pid)
+        if silence is None or silence.n_collectives != n_collectives:
             self._silent[pid] = _Silence(n_collectives, now_ns, now_ns + SILENT_NS)
             return False
-        if now_ns < seen.next_ns:
+        if now_ns < silence.next_ns:
             return False
-        apart = min(_AGAIN_FACTOR * (now_ns - seen.since_ns), _MOST_APART_NS)
-        seen.next_ns = now_ns + apart
+        apart = min(_AGAIN_FACTOR * (now_ns - silence.since_ns), _MOST_APART_NS)
+        silence.next_ns = now_ns + apart
         return True
 
-    def _tell(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self.say(text)
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.report(text)
 
 
-def _rows(found: list[tuple[int, int, int, int, int]]) -> Array:
-    rows = layout.empty(layout.POSITIONS, len(found))
-    for i, one in enumerate(found):
-        rows[i] = one
+def _rows(positions: list[tuple[int, int, int, int, int]]) -> Array:
+    rows = layout.empty(layout.POSITIONS, len(positions))
+    for i, position in enumerate(positions):
+        rows[i] = position
     return rows

@@ -1,7 +1,7 @@
 """Ranks that have made no call since the capture began, perhaps because they already hung: their present stacks.
 
     unseen = Unseen(node, stacks, gpu_processes)
-    seen = unseen.look(known, now_ns)      # once a second; known: the processes that have made a traced call
+    examined = unseen.examine(known, now_ns)      # once a second; known: the processes that have made a traced call
 
 A process is examined if it has a GPU library, a rank set by its launcher, and a parent that is not the same rank (a
 data loader's worker is left out). Its main thread and its Python threads are examined; a few ms per process each time.
@@ -32,7 +32,7 @@ many examinations.
 _MOST_PROCESSES = 64
 
 
-class Seen(NamedTuple):
+class Examined(NamedTuple):
     """The examined processes, and rows of SNAPSHOTS and POSITIONS."""
 
     pids: list[int]
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 @dataclass
 class _Watched:
     next_ns: int
-    n_looks: int = 0
+    n_examinations: int = 0
     is_rank: bool | None = None
 
 
@@ -57,23 +57,27 @@ class Unseen:
     proc: Path = Path("/proc")
     _watched: dict[int, _Watched] = field(default_factory=dict)
 
-    def look(self, known: Collection[int], now_ns: int) -> Seen:
+    def examine(self, known: Collection[int], now_ns: int) -> Examined:
         """Examine the processes that are due."""
         pids = [pid for pid in self.gpu_processes() if pid not in known]
         self._watched = {
             pid: self._watched.get(pid) or _Watched(now_ns + _SILENT_NS) for pid in pids[:_MOST_PROCESSES]
         }
-        due = [pid for pid, one in self._watched.items() if now_ns >= one.next_ns and self._is_rank(pid, one)]
+        due = [
+            pid
+            for pid, watched in self._watched.items()
+            if now_ns >= watched.next_ns and self._is_rank(pid, watched)
+        ]
         for pid in due:
-            one = self._watched[pid]
-            one.n_looks += 1
-            one.next_ns = now_ns + (_APART_NS if one.n_looks < _MOST_LOOKS else _LATER_NS)
-        found = [(pid, tid, number) for pid in due for tid, number in self._where(pid).items()]
-        positions = layout.empty(layout.POSITIONS, len(found))
+            watched = self._watched[pid]
+            watched.n_examinations += 1
+            watched.next_ns = now_ns + (_APART_NS if watched.n_examinations < _MOST_LOOKS else _LATER_NS)
+        numbers = [(pid, tid, number) for pid in due for tid, number in self._where(pid).items()]
+        positions = layout.empty(layout.POSITIONS, len(numbers))
         positions["ts_ns"], positions["node"] = now_ns, self.node
-        for i, (pid, tid, number) in enumerate(found):
+        for i, (pid, tid, number) in enumerate(numbers):
             positions[i]["pid"], positions[i]["tid"], positions[i]["stack"] = pid, tid, number
-        return Seen(due, self._states(due, now_ns), positions)
+        return Examined(due, self._states(due, now_ns), positions)
 
     def _where(self, pid: int) -> dict[int, int]:
         return self.stacks.now(pid, [pid, *self.stacks.python_threads(pid)])
@@ -98,10 +102,10 @@ class Unseen:
                 row["category"] = Category.ON_CPU
         return rows
 
-    def _is_rank(self, pid: int, one: _Watched) -> bool:
-        if one.is_rank is None:
+    def _is_rank(self, pid: int, watched: _Watched) -> bool:
+        if watched.is_rank is None:
             rank = identity(pid, self.proc).rank
             fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()
             parent = int(fields[1]) if len(fields) > 1 else 0
-            one.is_rank = rank != UNKNOWN and (not parent or identity(parent, self.proc).rank != rank)
-        return one.is_rank
+            watched.is_rank = rank != UNKNOWN and (not parent or identity(parent, self.proc).rank != rank)
+        return watched.is_rank

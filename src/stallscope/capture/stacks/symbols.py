@@ -51,10 +51,10 @@ def named(image: Image, functions: Functions, address: int) -> Named | None:
     begin = int(functions.begins[last - 1])
     same = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), last - _MOST_ALIASES), last)
     holding = [i for i in same if address < begin + int(functions.sizes[i])]
-    found = [name for i in holding if (name := _name(image, int(functions.names[i])))]
-    if not found:
+    symbol = [name for i in holding if (name := _name(image, int(functions.names[i])))]
+    if not symbol:
         return None
-    return Named(min(found, key=_plainness), address - begin)
+    return Named(min(symbol, key=_plainness), address - begin)
 
 
 def _name(image: Image, position: int) -> str:

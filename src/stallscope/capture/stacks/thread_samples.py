@@ -102,8 +102,8 @@ class _Sampled:
         if target.python is None or target.codes is None:
             return ()
         try:
-            found = frames_once(target.memory, target.python, state)[:_MOST_FRAMES]
-            return tuple(str(target.codes.named(frame)) for frame in found)
+            stack = frames_once(target.memory, target.python, state)[:_MOST_FRAMES]
+            return tuple(str(target.codes.named(frame)) for frame in stack)
         except (Refused, Unreadable):
             return ()
 
@@ -158,11 +158,11 @@ class Samples:
         while not self._stop.wait(pause_s):
             begin_s = time.thread_time()
             try:
-                found = list(self.once())
+                keys = list(self.once())
             except CannotTrace:
                 return
             with self._lock:
-                self._counts.update(found)
+                self._counts.update(keys)
             cost_s = time.thread_time() - begin_s
             pause_s = max(EVERY_S, cost_s / COST_SHARE)
 
@@ -201,9 +201,11 @@ class Samples:
         if not running:
             running = [waker_tid] if waker_tid in by_tid and waker_tid != tid else others[:_MOST_CHILDREN]
         for other in running:
-            found = self._objects.of(pid, other, sampled.target.memory if sampled else None)
+            blocked_on = self._objects.of(pid, other, sampled.target.memory if sampled else None)
             words = self._words(sampled, other, by_tid)
-            yield self._key(pid, SampleRole.SAME_PROCESS, pid, other, _category(found), found, words)
+            yield self._key(
+                pid, SampleRole.SAME_PROCESS, pid, other, _category(blocked_on), blocked_on, words
+            )
         yield from self._of_children(pid, now_ns)
 
     def _of_children(self, pid: int, now_ns: int) -> Iterator[_Key]:
@@ -212,7 +214,7 @@ class Samples:
         for child in (children + children)[first : first + min(_MOST_CHILDREN, len(children))]:
             sampled = self._known(child)
             memory = sampled.target.memory if sampled else None
-            found = self._objects.of(child, child, memory)
+            blocked_on = self._objects.of(child, child, memory)
             try:
                 by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
             except Unreadable:
@@ -220,9 +222,9 @@ class Samples:
             letter = self._state(child, child)
             if letter in (b"", b"Z", b"X"):
                 continue
-            category = _OF_STATE.get(letter) or _category(found)
+            category = _OF_STATE.get(letter) or _category(blocked_on)
             yield self._key(
-                pid, SampleRole.CHILD, child, child, category, found, self._words(sampled, child, by_tid)
+                pid, SampleRole.CHILD, child, child, category, blocked_on, self._words(sampled, child, by_tid)
             )
 
     def _words(self, sampled: _Sampled | None, tid: int, by_tid: dict[int, int]) -> Words:
@@ -233,10 +235,10 @@ class Samples:
         if sampled.target.python is not None or self._peek is None:
             return ()
         try:
-            found = sampled.target.now([tid], peek=self._peek, proc=self._proc)
+            stacks = sampled.target.now([tid], peek=self._peek, proc=self._proc)
         except Unreadable:
             return ()
-        return found.get(tid, ())[:_MOST_FRAMES]
+        return stacks.get(tid, ())[:_MOST_FRAMES]
 
     def _key(
         self, pid: int, role: int, owner: int, tid: int, category: int, blocked: Blocked | None, words: Words

@@ -43,16 +43,16 @@ def python_row(python: Interpreter) -> Array:
     return row
 
 
-def words(told: Array, codes: Codes, layout: Layout) -> tuple[str, ...]:
+def words(row: Array, codes: Codes, layout: Layout) -> tuple[str, ...]:
     """The frames of a row of kernel.STACK in words, innermost first. Raises Refused, Unreadable."""
     return tuple(
-        str(codes.named(_frame(one, layout), identity=_identity(one)))
-        for one in told["frames"][: int(told["n"])]
+        str(codes.named(_frame(frame, layout), identity=_identity(frame)))
+        for frame in row["frames"][: int(row["n"])]
     )
 
 
-def _frame(told: Array, layout: Layout) -> Frame:
-    code, instruction = int(told["code"]), int(told["instruction"])
+def _frame(row: Array, layout: Layout) -> Frame:
+    code, instruction = int(row["code"]), int(row["instruction"])
     if layout.has_frame_objects:
         return Frame(code, int(np.int32(np.uint32(instruction & 0xFFFFFFFF))))
     unit = (instruction - code - layout.code_instructions) >> 1
@@ -61,7 +61,5 @@ def _frame(told: Array, layout: Layout) -> Frame:
     return Frame(code, max(unit, 0))
 
 
-def _identity(told: Array) -> Identity:
-    return Identity(
-        int(told["filename"]), int(told["qualname"]), int(told["linetable"]), int(told["first_line"])
-    )
+def _identity(row: Array) -> Identity:
+    return Identity(int(row["filename"]), int(row["qualname"]), int(row["linetable"]), int(row["first_line"]))
