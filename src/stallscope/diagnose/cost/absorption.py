@@ -1,7 +1,7 @@
-"""Which delays of hosts cost nothing, as the queues of their GPUs absorb them, and of which this is not known.
+"""Host delays without a cost, because the GPUs' queues absorb them, and host delays for which this is unknown.
 
-A delay is absorbed when steps with it last no longer than others. Where every step has it, the end of a step shows
-whether that is possible: a GPU that still has more queued work than the delay may have worked through it.
+A delay is absorbed if steps with the delay last no longer than other steps. If every step has the delay, the end of a
+step shows whether absorption is possible: a GPU with more queued work than the delay may have continued to work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ Late = Mapping[int, Sequence[LateStep]]
 
 @dataclass(frozen=True)
 class Absorption:
-    """Late steps by process. proved: they cost nothing. possible: nothing shows whether they cost anything."""
+    """Late steps by process. proved: they cost nothing. possible: their cost is unknown and may be nothing."""
 
     proved: dict[int, Sequence[LateStep]] = field(default_factory=dict)
     possible: dict[int, Sequence[LateStep]] = field(default_factory=dict)
 
     def has(self, process: int) -> bool:
-        """Whether the delays of a process cost nothing, or perhaps nothing."""
+        """Whether the delays of a process certainly or possibly cost nothing."""
         return process in self.proved or process in self.possible
 
 
 def absorption(case: Case, named: Late) -> Absorption:
-    """The absorbed delays of ranks that are late again and again. named: their late steps by process."""
+    """The absorbed delays of ranks that are late repeatedly. named: their late steps by process."""
     parts = stretches(case, [one for late in named.values() for one in late]) if named else None
     if parts is None:
         return Absorption()
@@ -52,7 +52,7 @@ def absorption(case: Case, named: Late) -> Absorption:
 
 
 def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:
-    """Whether steps with the delays last next to no longer than others: in parts of the delay, and of a step."""
+    """Whether steps with the delays last about as long as others, relative to the delay and to a step."""
     limits, n_waiting = case.limits, max(case.line.n_processes - 1, 1)
     each_ns = grown.most_ns / n_waiting / max(len(late), 1)
     is_short = each_ns <= limits.late_step_share * case.step_ns
@@ -60,7 +60,7 @@ def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:
 
 
 def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:
-    """Whether the rank's GPU had more work left, when its host came to wait for it, than the host was late."""
+    """Whether the GPU had more remaining work, when the host began to wait for it, than the host was late."""
     table, process = case.judged, late[0].process
     here = slice(*np.searchsorted(table.process, [process, process + 1]))
     after = np.searchsorted(table.step[here], [one.step + 1 for one in late])

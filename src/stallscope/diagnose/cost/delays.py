@@ -1,6 +1,6 @@
-"""Late steps summed up: all that a verdict on them needs, so that their rows need not be kept.
+"""Sums over late steps: the data that a verdict needs, so that the rows need not be kept.
 
-Sums of two stretches of time add up to that of both; a stream of events keeps them instead of its past.
+The sums of two periods add up to the sum of both. A stream of events keeps the sums instead of its past rows.
 """
 
 from collections import Counter
@@ -23,29 +23,29 @@ from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag, SampleRole
 
 MOST_KEPT = 1024
-"""Late steps, and rows of calls and offcpu, that a sum keeps one by one: the latest, the longest."""
+"""Limit of late steps (the latest), and of rows of calls and offcpu (the longest), that a sum keeps individually."""
 
-_MOST_EXPLAINED = 200  # late steps whose ledger is looked at: the largest ones
+_MOST_EXPLAINED = 200  # late steps whose ledger is examined: the largest
 _SECOND_NS = 1_000_000_000
-_MOST_WAITS = 1 << 21  # late steps x processes that are looked at to tell the cost: some seconds of work
-_MOST_WAITS_IN_ALL = 1 << 18  # the same where only the sum is told, which some of all sizes tell as well
+_MOST_WAITS = 1 << 21  # late steps x processes examined for the cost: some seconds of work
+_MOST_WAITS_IN_ALL = 1 << 18  # the same for a sum only, which a sample of all sizes estimates
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 N = TypeVar("N", int, float)
 
 Who = tuple[int, int]
-"""A process beyond one case: node and pid."""
+"""A process outside a case: node and pid."""
 
 
 @dataclass(frozen=True)
 class Delays:
     """Late steps, in order of time, and their sums.
 
-    late: the latest MOST_KEPT; only what does not point to rows means anything. n_late: all of them. by_process: how
-    many of each process. n_rounds: late rounds. rounds: by communicator how many of the late steps peaked there, and
-    the first and last round of those. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
-    lost_ns: by process, time it was kept waiting at most, least_ns: for sure; is_lower_bound: something of that could
-    not be counted.
+    late: the latest MOST_KEPT; their row numbers are not valid. n_late: the number of all late steps. by_process: the
+    number by process. n_rounds: late rounds. rounds: by communicator, the number of late steps that peaked there, and
+    their first and last round. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
+    lost_ns: by process, the time it was kept waiting, at most; least_ns: at least. is_lower_bound: some late steps were
+    not counted in lost_ns.
     """
 
     late: tuple[LateStep, ...]
@@ -64,26 +64,26 @@ class Delays:
 
     @property
     def steps(self) -> Array:
-        """Of the late steps kept: int64."""
+        """The step numbers of the kept late steps: int64."""
         return np.array([one.step for one in self.late], np.int64)
 
     @property
     def sizes_ns(self) -> Array:
-        """Their own excess: float64."""
+        """The own excess of the kept late steps: float64."""
         return np.array([one.excess_ns for one in self.late])
 
     @property
     def comm_hash(self) -> int:
-        """The communicator in which most of them peaked."""
+        """The communicator in which most late steps peaked."""
         return max(self.rounds, key=lambda comm: self.rounds[comm][0])
 
 
 def delays_by_process(
     case: Case, late: Iterable[LateStep], *, among: Iterable[LateStep] = ()
 ) -> dict[int, Delays]:
-    """The delays of each process, with what they cost the others by waiting.
+    """The delays of each process, with their cost as waiting time of the others.
 
-    among: further late steps, which share in what the others waited.
+    among: further late steps, which cause a share of that waiting time.
     """
     late = list(late)
     if not late:
@@ -106,7 +106,7 @@ def delays_by_process(
 def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     """The sum of the delays of all processes, of at least one late step.
 
-    The others wait for the last one in a step; what is behind before it costs nothing more.
+    The others wait for the last late process in a step; earlier late processes add no cost.
     """
     late = sorted(late, key=lambda one: case.arrival_ns[one.peak_row])
     last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
@@ -115,7 +115,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     all_ns = sum(one.late_ns for one in last_ones)
     more = all_ns / sum(one.late_ns for one in counted)
     lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
-    if case.line.is_p2p.any():  # not all waits for what others wait for are seen
+    if case.line.is_p2p.any():  # indirect waits are not all recorded
         lost_ns = np.maximum(lost_ns, all_ns)
     delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
     return replace(
@@ -128,8 +128,10 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
 def _costs(
     case: Case, late: list[LateStep], among: list[LateStep], *, uneven: Sequence[LateStep] = ()
 ) -> dict[int, Cost]:
-    """What the late steps of each process cost the others. among: all that share in what the others waited. uneven:
-    others for which nobody would have waited without what is wrong.
+    """The cost of each process's late steps for the others.
+
+    among: all late steps that cause a share of the waiting time. uneven: other late steps of the same fault; no process
+    would have waited for them without the fault.
     """
     by_round = RowsByRound.of(case.met, case.table, late, among=[*among, *uneven])
     share, times = shares(case.arrival_ns, among), HostTimes.of(case.line, case.plan, late)
@@ -154,9 +156,9 @@ def _costs(
 def as_steps_grew(
     case: Case, delays: Mapping[int, Delays], *, groups: Sequence[Sequence[int]]
 ) -> dict[int, Delays]:
-    """The delays of all named processes in a whole trace, with what the job's steps lasted longer as their cost.
+    """The delays of all named processes in a whole trace, with the growth of the job's steps as their cost.
 
-    groups: the processes of each verdict; what a group costs is divided among its processes by their delays.
+    groups: the processes of each verdict. The cost of a group is divided among its processes by their delays.
     """
     parts, found = stretches(case, [one for each in delays.values() for one in each.late]), dict(delays)
     for group in groups:
@@ -171,7 +173,7 @@ def as_steps_grew(
 
 
 def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *, share: float) -> Delays:
-    """Delays with a share of a growth as their cost, which those who waited bear in equal parts."""
+    """Delays with a share of a growth as their cost, divided equally among the processes that waited."""
     members = {case.who(process) for process in group}
     waited = [who for who in delays.lost_ns if who not in members]
     waited = waited or [who for who in map(case.who, range(case.line.n_processes)) if who not in members]
@@ -186,10 +188,10 @@ def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *,
 
 
 def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
-    """By process beyond the case, those that lost something."""
+    """The lost time by process identity, for the processes that lost time."""
     kept_waiting = np.flatnonzero(lost_ns > 0)
-    places = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
-    return {(node, pid): ns for node, pid, ns in zip(*places, strict=True)}
+    columns = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
+    return {(node, pid): ns for node, pid, ns in zip(*columns, strict=True)}
 
 
 def _n_counted(case: Case, most_waits: int) -> int:
@@ -197,21 +199,21 @@ def _n_counted(case: Case, most_waits: int) -> int:
 
 
 def _largest(late: list[LateStep], most: int) -> list[LateStep]:
-    """The longest of them."""
+    """The longest late steps."""
     return late if len(late) <= most else sorted(late, key=lambda one: -one.late_ns)[:most]
 
 
 def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
-    """Some of them, evenly from the longest to the shortest."""
+    """A sample of late steps, evenly from the longest to the shortest."""
     if len(late) <= most:
         return late
     by_size = sorted(late, key=lambda one: -one.late_ns)
-    places = (2 * np.arange(most) + 1) * len(late) // (2 * most)
-    return [by_size[i] for i in places.tolist()]
+    indices = (2 * np.arange(most) + 1) * len(late) // (2 * most)
+    return [by_size[i] for i in indices.tolist()]
 
 
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
-    """The delays of a process by its GPU: each of the others loses as much at most."""
+    """The delays of a process by its GPU. Each other process loses at most the delays."""
     delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
     lost = float(sum(one.excess_ns for one in late))
     others = (other for other in range(case.line.n_processes) if other != process)
@@ -219,9 +221,9 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
 
 
 def device_cost(case: Case, process: int, late: list[LateStep]) -> Delays:
-    """The delays of a process by its GPU in a whole trace, with what the job's steps lasted longer as their cost.
+    """The delays of a process by its GPU in a whole trace, with the growth of the job's steps as their cost.
 
-    A GPU that is late in many steps works longer in those between them, too.
+    A GPU that is late in many steps works longer in the steps between them as well.
     """
     delays, parts = device_delays(case, process, late), stretches(case, _throughout(case, process, late))
     grown = growth(parts, [process]) if parts else None
@@ -229,7 +231,7 @@ def device_cost(case: Case, process: int, late: list[LateStep]) -> Delays:
 
 
 def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep]:
-    """Late steps of a process, and each step between the first and the last as a typical one."""
+    """The late steps of a process, and each step between the first and the last as a typical late step."""
     table, by_step = case.judged, {one.step: one for one in late}
     late_ns, excess_ns = (
         float(np.median([getattr(one, name) for one in late])) for name in ("late_ns", "excess_ns")
@@ -243,7 +245,7 @@ def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep
 
 
 def total(parts: Iterable[Delays]) -> Delays:
-    """The sum of one or more delays, given in order of time or of different processes."""
+    """The sum of delays, in order of time or of different processes."""
     found = list(parts)
     if len(found) == 1:
         return found[0]
@@ -251,7 +253,7 @@ def total(parts: Iterable[Delays]) -> Delays:
         late=tuple(one for part in found for one in part.late)[-MOST_KEPT:],
         n_late=sum(part.n_late for part in found),
         by_process=_added(part.by_process for part in found),
-        n_incidents=sum(part.n_incidents for part in found) - _n_going_on(found),
+        n_incidents=sum(part.n_incidents for part in found) - _n_continued(found),
         n_rounds=sum(part.n_rounds for part in found),
         rounds=_all_rounds(found),
         max_late_ns=max(part.max_late_ns for part in found),
@@ -265,7 +267,7 @@ def total(parts: Iterable[Delays]) -> Delays:
 
 
 def n_incidents(steps: Array) -> int:
-    """Runs of late steps with at most one good step between them."""
+    """The number of runs of late steps with at most one normal step in between."""
     return int((np.diff(np.unique(steps)) > _APART_STEPS).sum()) + 1 if len(steps) else 0
 
 
@@ -278,15 +280,15 @@ def _by_process(case: Case, late: list[LateStep]) -> dict[int, list[LateStep]]:
 
 
 def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
-    """What the late steps of each process have more than their peers; looked up for the largest ones."""
+    """The excess of each process's late steps over their peers, from the largest late steps."""
     largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
     more = _more_spent(case, largest)
     knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
-    looked_at = _by_process(case, largest)
+    examined = _by_process(case, largest)
     nothing = _excess(case, [], more=more, knows_syscalls=knows_syscalls)
     return {one.process: nothing for one in late} | {
         process: _excess(case, mine, more=more, knows_syscalls=knows_syscalls)
-        for process, mine in looked_at.items()
+        for process, mine in examined.items()
     }
 
 
@@ -300,7 +302,7 @@ def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Arra
 
 
 def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
-    """late: of one process or several, in order of time."""
+    """late: late steps of one or several processes, in order of time."""
     first, last = late[0], late[-1]
     begin = case.arrival_ns[first.peak_row] - first.late_ns
     steps: dict[int, list[int]] = {}
@@ -380,7 +382,7 @@ def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
     line, process = case.line, late[0].process
     own = table[(table["pid"] == line.pid[process]) & (table["node"] == line.node[process])]
     own_end = own["ts_ns"] + np.maximum(own["duration_ns"], 0)
-    if "kind" in (own.dtype.names or ()):  # what is counted once a second may have been at any time in it
+    if "kind" in (own.dtype.names or ()):  # events counted once a second may be from any time in that second
         own_end[np.isin(own["kind"], SUMMED)] += _SECOND_NS
     is_within = np.zeros(len(own), bool)
     for one in late:
@@ -389,8 +391,8 @@ def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
     return own[is_within]
 
 
-def _n_going_on(parts: list[Delays]) -> int:
-    """How many of them go on with the last incident of those before, of the same processes."""
+def _n_continued(parts: list[Delays]) -> int:
+    """The number of parts that continue the last incident of earlier parts of the same processes."""
     who, last_step, n = set(parts[0].by_process), _last_step(parts[0]), 0
     for part in parts[1:]:
         if part.late and last_step is not None and who == part.by_process.keys():
@@ -413,7 +415,7 @@ def _added(parts: Iterable[Mapping[Who, N]]) -> dict[Who, N]:
 
 
 def _in_order(lost_ns: dict[Who, float], first: Mapping[Who, float]) -> dict[Who, float]:
-    """By process; already so where the first of the parts had all of them."""
+    """The lost time sorted by process; the first part is sorted if it has all processes."""
     return lost_ns if len(lost_ns) == len(first) else dict(sorted(lost_ns.items()))
 
 
@@ -447,6 +449,6 @@ def _in_all(parts: list[Excess]) -> Excess:
 
 
 def _longest(tables: list[Array]) -> Array:
-    """The longest rows of all, in their order."""
+    """The longest rows of all tables, in order."""
     rows = np.concatenate([table for table in tables if len(table)] or tables[:1])
     return rows if len(rows) <= MOST_KEPT else rows[np.sort(np.argsort(-rows["duration_ns"])[:MOST_KEPT])]

@@ -1,10 +1,10 @@
-"""How much longer a job's steps lasted because of the delays of some ranks: the cost, measured on the whole job.
+"""The growth of a job's steps because of the delays of some ranks: the cost, measured on the whole job.
 
-The steps without such delays show how long a step lasts otherwise. Slack, in a pipeline or in the queue of a GPU, is in
-both. Where hosts run ahead of their GPUs, the stretch between two releases takes the place of the step.
+Steps without such delays are the baseline. Slack, in a pipeline or in the queue of a GPU, is in both kinds of steps. If
+hosts run ahead of their GPUs, the stretch between two releases replaces the step.
 
-Without steps to compare with, three facts remain. Steps last longer by at most the delay. Steps with a longer delay
-last longer only if delays are passed on. A step without delays lasts no longer than the shortest known one.
+Without a baseline, three facts remain. Steps last longer by at most the delay. Steps with a longer delay last longer
+only if delays are passed on. A step without delays lasts no longer than the shortest known step.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,12 +19,12 @@ from stallscope.events.layout import Array
 
 _FEWEST_QUIET = 2
 _ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
-_OUTLIER = 3.0  # spreads from which a length is cut off
+_OUTLIER = 3.0  # spreads beyond which a length is clipped
 _OTHER = 0.5  # share of a step beyond the delay from which a step is another kind of step
-_LIKE = 2.0  # times the median up to which a delay in a step of another kind is like the others
+_LIKE = 2.0  # times the median up to which a delay in a step of another kind is similar to the others
 _SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves a step quiet
-_ALSO_LATE = 0.5  # share of it from which a step of a named rank counts as late, too
-_SURE_SLOPE = 0.3  # error of a slope from which the slope proves nothing
+_ALSO_LATE = 0.5  # share of it from which a step of a named rank also counts as late
+_SURE_SLOPE = 0.3  # largest error of a usable slope
 _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
 _TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
@@ -47,8 +47,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Stretches:
-    """Parts of a job in order of time, (k,) each: steps, or where hosts run ahead of their GPUs, from a release to the
-    next.
+    """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
     n_steps: steps in it. kind: int64, how many calls a step makes; 0 where that is open. length_ns: float64, mean over
     the ranks that wait. delay_ns: float64, by named process. excess_ns: float64, by named process, late or not.
@@ -81,12 +80,12 @@ class Stretches:
         return np.asarray(np.max([np.zeros(len(self.n_steps)), *own], axis=0))
 
     def after(self, value: Array) -> Array:
-        """The larger of a value in the stretch and, for steps, in the step before: delays show in the next one, too."""
+        """The larger of a value in the stretch and, for steps, in the previous step, since delays carry over."""
         return np.maximum(value, np.append(0.0, value[:-1])) if self.is_step else value
 
     @property
     def is_usual(self) -> Array:
-        """Whether a stretch is like most others: bool (k,)."""
+        """Whether a stretch is outside the warm-up and not much shorter than the median: bool (k,)."""
         return np.asarray(~self.is_warm & (self.n_steps >= 0.5 * np.median(self.n_steps)))
 
 
@@ -103,7 +102,7 @@ class _Estimate:
 def stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
     """The stretches of a job. late: late steps of all named ranks.
 
-    None where there are none to compare: the steps of a host that never waits do not show how long its GPU takes.
+    None without comparable stretches: the steps of a host that never waits do not show the time on its GPU.
     """
     n_releases = len(case.waits.released_ns)
     if not late or len(case.table.step) < 2 or n_releases == 1 or not case.waits.in_each_step:
@@ -112,10 +111,10 @@ def stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
 
 
 def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
-    """How much GPU time the other ranks lost as the stretches grew by the delays of a group of ranks.
+    """The GPU time that the other ranks lost because the stretches grew by the delays of a group of ranks.
 
-    Named ranks share the growth of a stretch in which they are late together; one that is late for a reason of its own
-    loses what the group is later than it is. None where no delay of the group lies in a stretch.
+    Named ranks share the growth of a stretch in which they are late together. A rank that is late for its own reason
+    loses the difference to the group's delay. None if no delay of the group lies in a stretch.
     """
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
@@ -182,10 +181,10 @@ def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array
 
 
 def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
-    """The group's share of the delays in each stretch, and how many ranks waited in it: float64 (k,) each."""
+    """The group's share of the delays in each stretch, and the number of ranks that waited in it: float64 (k,) each."""
     others = [process for process in parts.delay_ns if process not in group]
     own, theirs = (parts.delay_of(each) for each in (group, others))
-    if parts.is_step:  # where no rank is late, the step before has left the delay over
+    if parts.is_step:  # if no rank is late, the delay is left from the step before
         is_left = own + theirs == 0
         own, theirs = (np.where(is_left, np.append(0.0, each[:-1]), each) for each in (own, theirs))
     share = np.divide(own, own + theirs, out=np.zeros_like(own), where=own > 0)
@@ -195,7 +194,7 @@ def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple
 
 
 def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
-    """By stretches without delays; None with too few of them."""
+    """The growth compared with stretches without delays; None with too few of them."""
     quiet = _quiet(parts, float(np.median(delay_ns[delay_ns > 0])))
     n_quiet = np.count_nonzero(quiet)
     if n_quiet < _FEWEST_QUIET:
@@ -236,7 +235,7 @@ def _typical(values: Array) -> tuple[float, float]:
 
 
 def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> Array:
-    """Growth with that of saves and validations replaced by the growth of other stretches with such a delay."""
+    """Growth, with the growth of saves and validations replaced by the growth of stretches with a similar delay."""
     alike = (delay_ns > 0) & ~is_other
     if not is_other.any() or not alike.any():
         return grown
@@ -246,7 +245,7 @@ def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> Arra
 
 
 def _quiet(parts: Stretches, typical_ns: float) -> Array:
-    """Stretches without delays of any named rank: bool (k,); those around delays only where there are no others."""
+    """Stretches without delays of named ranks: bool (k,). Stretches next to delays are included only without others."""
     named = parts.delay_ns.keys()
     in_all = parts.delay_of(named)
     free = (in_all == 0) & parts.is_usual
@@ -269,9 +268,9 @@ def _bounded(parts: Stretches, delay_ns: Array) -> _Estimate:
 
 
 def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
-    """By how much stretches last longer for each ns of delay, and the error.
+    """The growth of stretches for each ns of delay, and its error.
 
-    A queue absorbs the first part of a delay: in all, each ns costs at most as much as the last one does.
+    A queue absorbs the first part of a delay. So the mean cost of a ns is at most the cost of the last ns.
     """
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
     columns = [parts.n_steps, delay_ns] + ([np.append(0.0, delay_ns[:-1])] if parts.is_step else [])
@@ -286,7 +285,7 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
 
 
 def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
-    """Each step, from the first arrival of a rank in it to that in the next."""
+    """Each step, from the first arrival of a rank in it to its first arrival in the next step."""
     table, n = case.table, int(case.table.step.max()) + 1
     named = sorted({one.process for one in late})
     is_named = np.isin(np.arange(case.line.n_processes), named)
@@ -320,8 +319,9 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
 def _by_named(
     table: Cells, late: Sequence[LateStep], named: Sequence[int], is_warm: Array
 ) -> tuple[dict[int, Array], dict[int, Array]]:
-    """The delay and the excess of each named process in each step. Where it has half of its median delay again, it is
-    late, too, though no accusation rests on it.
+    """The delay and the excess of each named process in each step.
+
+    A step with half of the process's median delay also counts as late, although no verdict is based on it.
     """
     delay, excess = ({process: np.zeros(len(is_warm)) for process in named} for _ in range(2))
     for one in late:
@@ -337,7 +337,7 @@ def _by_named(
 
 
 def _is_normal(table: Cells, n: int) -> Array:
-    """Whether the hosts' own time in each step and in the next one is the usual one: bool (n,)."""
+    """Whether the hosts' own time in each step and in the next step is typical: bool (n,)."""
     count = np.bincount(table.step, minlength=n)
     own = np.bincount(table.step, weights=table.self_ns, minlength=n) / np.maximum(count, 1)
     is_normal = own <= _NORMAL * np.median(own[count > 0])
@@ -345,7 +345,7 @@ def _is_normal(table: Cells, n: int) -> Array:
 
 
 def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
-    """A step without delays lasts no longer than one of the warm-up in which hosts are as fast as they are later."""
+    """An upper bound of a step without delays: a warm-up step in which hosts are as fast as later."""
     named = parts.delay_ns.keys()
     typical = float(np.median([np.median(each[each > 0]) for each in parts.delay_ns.values() if each.any()]))
     is_free = parts.is_warm & is_normal & (parts.after(parts.excess_of(named)) <= _SMALL * typical)
@@ -353,7 +353,7 @@ def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
 
 
 def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
-    """From each release to the next, where hosts run ahead of their GPUs."""
+    """The time from each release to the next, for hosts that run ahead of their GPUs."""
     when, n_steps = case.waits.released_ns, np.diff(case.waits.released_in)
     delay = {one.process: np.zeros(len(n_steps)) for one in late}
     in_all = dict.fromkeys(delay, 0.0)
@@ -377,8 +377,9 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
 
 
 def _shortest_before_release(case: Case) -> float:
-    """The least time for each step between its begin on the last rank and the release that follows: a GPU does no work
-    before it is enqueued.
+    """An upper bound of a step from the end of a step's calls on the last rank to the next release.
+
+    A GPU does no work before it is enqueued.
     """
     table, when, released_in = case.judged, case.waits.released_ns, case.waits.released_in
     number, at = np.unique(table.step, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What the GPUs' side shows of a case: slow GPUs, a stage with more work, late steps that no GPU owns."""
+"""Findings from GPU times: slow GPUs, a stage with more work, late steps that move between GPUs."""
 
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ from stallscope.diagnose.timeline.excess import excess_ns
 @dataclass(frozen=True)
 class OnDevice:
     """slow: GPUs by process. more_work: GPUs that do additional work in some steps. stage: a stage whose GPUs have more
-    work. uneven: late steps that no GPU owns.
+    work. uneven: late steps that move between GPUs.
     """
 
     slow: dict[int, SlowDevice] = field(default_factory=dict)
@@ -34,9 +34,9 @@ class OnDevice:
 
 
 def on_device(case: Case, found: list[LateStep]) -> OnDevice:
-    """By the GPUs' own times; without such times, slow GPUs by when their ranks are released.
+    """The findings from the GPUs' own times; without such times, slow GPUs from the releases of their ranks.
 
-    found: late steps of the hosts, which say nothing of the GPUs.
+    found: late steps of the hosts, which are not evidence about the GPUs.
     """
     line, table, limits = case.line, case.judged, case.limits
     times = gpu_time(line)
@@ -57,23 +57,23 @@ def on_device(case: Case, found: list[LateStep]) -> OnDevice:
         wait_ns=times.held_ns,
         own_ns=times.own_ns,
     )
-    named = {process: one.late for process, one in slow.items()}
+    named = {process: device.late for process, device in slow.items()}
     least_ns = least_device_ns(case.pace, limits)
     return OnDevice(slow, stage, moving(line, late, named, table=table, least_ns=least_ns, limits=limits))
 
 
 def with_costly_gpus(case: Case, gpus: OnDevice) -> OnDevice:
-    """The slow GPUs whose slowness makes steps last longer; those that work longer every k-th step have more work."""
-    late = {process: one.late for process, one in gpus.slow.items()}
+    """The slow GPUs that make steps last longer; GPUs that work longer every k-th step have more work instead."""
+    late = {process: device.late for process, device in gpus.slow.items()}
     harmless = absorption(case, late).proved
-    costly = {process: one for process, one in gpus.slow.items() if process not in harmless}
-    more_work = {process: one for process, one in costly.items() if _is_periodic(one.late)}
-    slow = {process: one for process, one in costly.items() if process not in more_work}
+    costly = {process: device for process, device in gpus.slow.items() if process not in harmless}
+    more_work = {process: device for process, device in costly.items() if _is_periodic(device.late)}
+    slow = {process: device for process, device in costly.items() if process not in more_work}
     return replace(gpus, slow=slow, more_work=more_work)
 
 
 def _is_periodic(late: list[LateStep]) -> bool:
-    """Whether a GPU is late every k-th step, k above 1: as evaluations are, and clocks are not."""
-    steps = np.array([one.step for one in late], np.int64)
-    period = period_steps(steps, np.array([one.excess_ns for one in late]))
+    """Whether a GPU is late every k-th step, with k above 1: typical of evaluations, not of low clocks."""
+    steps = np.array([step.step for step in late], np.int64)
+    period = period_steps(steps, np.array([step.excess_ns for step in late]))
     return period is not None and period > 1

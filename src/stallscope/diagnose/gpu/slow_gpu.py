@@ -1,7 +1,7 @@
-"""Slowness on the GPU, which the host does not see: from the times collectives start and end there (see gpu_time).
+"""Slow GPUs, from the start and end times of collectives on the GPU (see gpu_clock).
 
-What a rank's host spent longer than its peers' within the calls delays the starts too; that is the host's doing, and
-taken off.
+The excess of a rank's host time over its peers within the calls also delays the starts. The host causes this part, so
+it is subtracted.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag
 
-_ALONE = 4  # so many times more slow steps than any other GPU has
+_ALONE = 4  # times as many slow steps as any other GPU
 _OFTEN = 0.3  # share of the steps
 _FEWEST_PEERS = 3  # other GPUs of a node that show what is usual there
 _FEW = 0.25  # share of the steps in which a GPU must be slow by little: small excesses wander
@@ -35,7 +35,7 @@ _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shar
 @dataclass(frozen=True)
 class SlowDevice:
     """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts.
-    seen_by: what told it.
+    seen_by: the evidence, as text.
     """
 
     late: list[LateStep]
@@ -58,9 +58,9 @@ class DeviceExcess:
 def device_excess(
     line: Timeline, plan: Programs, table: Cells, times: GpuTime, *, host_excess_ns: Array
 ) -> DeviceExcess:
-    """Own device time in each step beyond the peers' median, less what the host explains.
+    """The device time in each step beyond the peers' median, minus the part that the host explains.
 
-    By bounds: what it is at least, beyond what the peers' is at most.
+    Computed from bounds: the least device time minus the peers' most device time.
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
@@ -99,7 +99,7 @@ def _of_node(line: Timeline, table: Cells, by_cell_ns: Array) -> Array:
 def late_devices(
     table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, found: list[LateStep]
 ) -> list[LateStep]:
-    """The steps in which a GPU worked longer than its peers'; those that the host explains are left out."""
+    """The steps in which a GPU worked longer than its peers' GPUs, without the steps that the host explains."""
     least = least_device_ns(usual, limits)
     needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
     explained = {(late.process, late.step) for late in found}
@@ -111,7 +111,7 @@ def late_devices(
 
 
 def least_device_ns(usual: Pace, limits: Thresholds) -> float:
-    """From which excess on a GPU is late in a step."""
+    """The excess from which a GPU is late in a step."""
     return max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
 
 
@@ -126,7 +126,7 @@ def slow_devices(
 ) -> dict[int, SlowDevice]:
     """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
 
-    late: see late_devices(). found: late steps of the hosts, which say nothing of the GPU.
+    late: see late_devices(). found: late steps of the hosts, which are not evidence about the GPU.
     """
     explained = {(one.process, one.step) for one in found}
     least_ns = least_device_ns(usual, limits)
@@ -158,10 +158,10 @@ def slow_devices(
 
 
 def _noise_ns(table: Cells, by_cell_ns: Array, n_processes: int) -> float:
-    """How much the excess of a quiet GPU varies from step to step (robust standard deviation).
+    """The variation of a quiet GPU's excess from step to step (robust standard deviation).
 
-    The median over the GPUs; with few of them the lower quartile, which one slow GPU cannot raise. Of two each is
-    compared with the other only, and varies by what the other does: nothing is known then.
+    The median over the GPUs; with few GPUs the lower quartile, which a single slow GPU cannot raise. With two GPUs each
+    is compared with the other only, and varies with the other, so the noise is unknown (0).
     """
     if n_processes <= 2 or not len(by_cell_ns):
         return 0.0
@@ -177,13 +177,13 @@ def _spread(values: Array) -> Array:
 def released_late(
     line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
 ) -> dict[int, SlowDevice]:
-    """Processes that are released from their waits later than the others from the same round, step after step.
+    """Processes that are released from their waits later than the others after the same round, in most steps.
 
-    A collective ends for all its ranks at once; what one GPU still has to do after it takes longer where the GPU
-    is slow. Only that part of its slowness is seen, and only where a wait follows the round on all ranks. A rank whose
-    host comes to wait after the others were released, or is released as much later as its host comes later, is held
-    by its host. Where ranks also send to each other, a wait can be for those too, and where ranks attached late, a
-    round can be another one: then no GPU is named.
+    A collective ends on all its ranks at the same time. The remaining work of a slow GPU after it takes longer. Only
+    this part of its slowness shows, and only if a wait follows the round on all ranks. A rank is held by its host if
+    the host begins to wait after the others were released, or if its release is late by as much as its host. If ranks
+    also send to each other, a wait may be for a transfer. If ranks attached late, rounds may be wrong. In both cases no
+    GPU is named.
     """
     if line.is_p2p.any() or flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
         return {}
@@ -222,9 +222,9 @@ def released_late(
 
 
 def _follows_host(late_ns: Array, came_late_ns: Array) -> bool:
-    """Whether a rank is released later by as much as its host took longer since the release before.
+    """Whether a rank's release is late by as much as its host took longer since the previous release.
 
-    late_ns, came_late_ns: round by round, how much later than its peers it was released, and came to wait.
+    late_ns, came_late_ns: by round, how much later than its peers the rank was released, and began to wait.
     """
     grew, host = late_ns[1:] - late_ns[:-1], came_late_ns[1:] - late_ns[:-1]
     known = np.isfinite(grew) & np.isfinite(host)
@@ -243,7 +243,7 @@ def _steadily(is_late: Array, limits: Thresholds, *, n_least: int) -> slice | No
 
 
 def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
-    """From the first slow step to the last, where those between are often slow: what shares the GPU comes and goes."""
+    """From the first slow step to the last, if steps in between are often slow, as on a GPU that is shared at times."""
     slow = np.flatnonzero(is_late)
     if len(slow) < 3 * limits.min_late_steps:
         return None
@@ -257,7 +257,7 @@ def _with_more(is_late: Array, *stretches: slice | None) -> slice | None:
 
 
 def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
-    """Where slow steps are dense: the stretch with the largest count of slow beyond quiet steps."""
+    """The stretch with the largest number of slow steps minus quiet steps."""
     score = np.where(is_over, 1.0, -1.0)
     best, best_range, current, start = 0.0, None, 0.0, 0
     for i, value in enumerate(score.tolist()):
