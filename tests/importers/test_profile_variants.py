@@ -31,7 +31,7 @@ def kernels(file: dict[str, Any]) -> list[dict[str, Any]]:
 def lateness_ms(folder: Path) -> dict[int, float]:
     """By rank: how late it arrived after the first rank, at most, from the trace alone."""
     trace = IMPORTER.read(folder)
-    rank_of = trace.told_ranks()
+    rank_of = trace.launcher_ranks()
     rows = trace.collectives
     first = {seq: rows["ts_ns"][rows["seq"] == seq].min() for seq in np.unique(rows["seq"]).tolist()}
     late: dict[int, float] = {}

@@ -119,7 +119,7 @@ class Trace:
     facts: dict[str, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
-    def told_ranks(self) -> dict[tuple[int, int], int]:
+    def launcher_ranks(self) -> dict[tuple[int, int], int]:
         """The rank of each process, by node and pid, if its launcher reported it."""
         return {
             (node, pid): rank

@@ -129,9 +129,9 @@ def _folders(path: Path) -> list[Path]:
 def _add_statements(reading: Reading, statements: Statements) -> None:
     """Add the statements of logs and stacks to the first trace of the same ranks, or as a separate trace."""
     stated = statements.trace()
-    ranks = set(stated.told_ranks().values()) - {UNKNOWN}
+    ranks = set(stated.launcher_ranks().values()) - {UNKNOWN}
     base = next(
-        (i for i, trace in enumerate(reading.traces) if ranks & set(trace.told_ranks().values())), None
+        (i for i, trace in enumerate(reading.traces) if ranks & set(trace.launcher_ranks().values())), None
     )
     if base is None:
         reading.traces.append(stated)
@@ -141,8 +141,8 @@ def _add_statements(reading: Reading, statements: Statements) -> None:
 
 def combined(base: Trace, stated: Trace) -> Trace:
     """A measured trace with the statements on its ranks: stacks, failures and words of calls."""
-    measured = {rank: process for process, rank in base.told_ranks().items()}
-    moved = {process: measured[rank] for process, rank in stated.told_ranks().items() if rank in measured}
+    measured = {rank: process for process, rank in base.launcher_ranks().items()}
+    moved = {process: measured[rank] for process, rank in stated.launcher_ranks().items() if rank in measured}
     first_stack = max(base.stacks, default=-1) + 1
     positions = _moved(stated.positions, moved)
     positions["stack"] = np.where(

@@ -58,7 +58,7 @@ def stack_groups(trace: Trace) -> tuple[StackGroup, ...]:
 
 def _newest(trace: Trace) -> dict[int, list[tuple[str, ...]]]:
     """The stacks of each rank's newest dump, main thread first."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     newest: dict[int, tuple[int, list[tuple[str, ...]]]] = {}
     order = trace.positions[["ts_ns", "node", "pid", "tid", "stack"]].tolist()
     for ts_ns, node, pid, _tid, stack in sorted(order):

@@ -52,7 +52,7 @@ def arrived_ranks(trace: Trace) -> dict[tuple[int, int], int]:
     )
     return {
         (node, pid): rank
-        for (node, pid), rank in trace.told_ranks().items()
+        for (node, pid), rank in trace.launcher_ranks().items()
         if node << 32 | pid in with_collectives
     }
 

@@ -31,7 +31,7 @@ class _Group:
 
 def job_of(trace: Trace) -> dict[Process, int]:
     """The number of the job of each process that makes collectives, in order of time; empty for a single job."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     if len(set(ranks.values())) == len(ranks):
         return {}
     groups = _joined(_connected(trace, ranks))

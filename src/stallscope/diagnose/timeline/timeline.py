@@ -376,7 +376,7 @@ def _ranks(trace: Trace, node: Array, pid: Array, memberships: Array) -> Array:
     of the processes.
     memberships: a collective of each process in each communicator.
     """
-    rank_of = trace.told_ranks()
+    rank_of = trace.launcher_ranks()
     identities = list(zip(node.tolist(), pid.tolist(), strict=True))
     ranks = np.array([rank_of.get(identity, UNKNOWN) for identity in identities], np.int64)
     is_known = ranks != UNKNOWN

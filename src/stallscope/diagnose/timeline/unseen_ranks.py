@@ -96,7 +96,7 @@ class _Ranks:
 
     def __init__(self, line: Timeline, trace: Trace) -> None:
         self._taken = set(line.rank.tolist())
-        self._provided = trace.told_ranks()
+        self._provided = trace.launcher_ranks()
 
     def of(self, process: Process, comm_rank: int) -> int:
         for rank in (self._provided.get(process, UNKNOWN), comm_rank):

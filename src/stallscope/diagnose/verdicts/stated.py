@@ -86,7 +86,7 @@ def with_statements(trace: Trace, report: Report) -> Report:
 
 def _slow_verdicts(trace: Trace) -> list[Verdict]:
     """A verdict for each rank that timers or metrics call slow; inconclusive where they name no rank."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     by_rank: dict[int, list[str]] = {}
     for row in trace.annotations[trace.annotations["label"] == FAILURE_LABELS["slow"]]:
         rank = ranks.get((int(row["node"]), int(row["pid"])), UNKNOWN)
@@ -150,7 +150,7 @@ def _doubted(verdict: Verdict) -> Verdict:
 
 def _remarks(trace: Trace) -> list[dict[str, object]]:
     """Statements that do not end a rank: a transport that fell back, warnings of NCCL."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     rows = trace.annotations[trace.annotations["label"] == FAILURE_LABELS["remark"]]
     by_words: dict[str, list[int]] = {}
     for row in rows:
@@ -171,7 +171,7 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
     first = failures[0]
     ranks = sorted({failure.rank for failure in failures if failure.rank != UNKNOWN})
     same = [failure for failure in failures if _normal(failure.words) == _normal(first.words)]
-    known = {rank for rank in trace.told_ranks().values() if rank != UNKNOWN}
+    known = {rank for rank in trace.launcher_ranks().values() if rank != UNKNOWN}
     if len(same) > 1 and 2 * len(same) > len(known):
         return _all_failed(trace, same)
     evidence: dict[str, object] = {"stated": first.words, "n_failures": len(failures)}
@@ -203,7 +203,7 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
 
 def _failures(trace: Trace) -> list[_Failure]:
     """The failures by time, one per rank; a statement of the machine on a rank explains the end of that rank."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     kinds = {FAILURE_LABELS["failure"]: False, FAILURE_LABELS["machine"]: True}
     by_key: dict[tuple[int, int], _Failure] = {}
     for row in np.sort(trace.annotations, order="ts_ns", kind="stable"):
@@ -352,7 +352,7 @@ def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
 
 
 def _nodes(trace: Trace, ranks: Sequence[int]) -> list[str]:
-    return [trace.nodes[node] for (node, _), rank in trace.told_ranks().items() if rank in ranks]
+    return [trace.nodes[node] for (node, _), rank in trace.launcher_ranks().items() if rank in ranks]
 
 
 def _with_words(trace: Trace, verdict: Verdict) -> Verdict:
@@ -386,7 +386,7 @@ def _list(value: object) -> list[object]:
 
 def _calls(trace: Trace) -> dict[int, list[CallWords]]:
     """The calls that the source names, by rank and time."""
-    ranks = trace.told_ranks()
+    ranks = trace.launcher_ranks()
     calls: dict[int, list[CallWords]] = {}
     rows = trace.annotations[trace.annotations["label"] == CALL_LABEL]
     for row in np.sort(rows, order="ts_ns", kind="stable"):
@@ -406,7 +406,7 @@ def _with_stack(
         out["last_call"] = " at ".join(word for word in (last.operation, last.line) if word)
     if "stack" in out or not len(trace.positions):
         return out
-    processes = [key for key, value in trace.told_ranks().items() if value == rank]
+    processes = [key for key, value in trace.launcher_ranks().items() if value == rank]
     frames = _newest_stack(trace, processes[0]) if processes else ()
     return out | ({"at": user_frame.in_own_code(frames), "stack": list(frames)} if frames else {})
 
