@@ -168,7 +168,7 @@ def _is_together(one_ns: Array, other_ns: Array) -> bool:
 
 
 def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array:
-    """By how much each stretch lasts longer with the delays of other processes, by a linear fit: float64 (k,)."""
+    """The growth of each stretch by the delays of other processes, by a linear fit: float64 (k,)."""
     delays = [own_ns, *(parts.delay_ns[process] for process in others)]
     if parts.is_step:
         delays = [column for each in delays for column in (each, np.append(0.0, each[:-1]))]

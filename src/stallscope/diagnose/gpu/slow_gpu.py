@@ -24,9 +24,9 @@ from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # times as many slow steps as any other GPU
 _OFTEN = 0.3  # share of the steps
-_FEWEST_PEERS = 3  # other GPUs of a node that show what is usual there
-_FEW = 0.25  # share of the steps in which a GPU must be slow by little: small excesses wander
-_LIKE = 0.5  # share of a GPU's usual excess from which a slow step is like its others
+_FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median
+_FEW = 0.25  # share of the steps in which a small excess must occur, since small excesses drift
+_LIKE = 0.5  # share of a GPU's median excess from which slow steps are similar
 _BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
 _FEWEST_ROUNDS = 8
 _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
@@ -46,7 +46,7 @@ class SlowDevice:
 @dataclass(frozen=True)
 class DeviceExcess:
     """by_cell_ns, most_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
-    error_ns: float64 (p,). noise_ns: how much that of a quiet GPU varies from step to step.
+    error_ns: float64 (p,). noise_ns: the variation of a quiet GPU's excess from step to step.
     """
 
     by_cell_ns: Array
@@ -84,9 +84,9 @@ def device_excess(
 
 
 def _of_node(line: Timeline, table: Cells, by_cell_ns: Array) -> Array:
-    """By cell, the excess that the other GPUs of the node have as well in that step: float64 (c,).
+    """By cell, the median excess of the node's other GPUs in that step: float64 (c,).
 
-    Nodes may run other kernels (drivers, libraries, models of GPUs); no single GPU is slow by that. 0 on small nodes.
+    Nodes may run other kernels (drivers, libraries, GPU models), which makes no single GPU slow. 0 on small nodes.
     """
     if line.node.min(initial=0) == line.node.max(initial=0):
         return np.zeros(len(by_cell_ns))
@@ -270,7 +270,7 @@ def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
 
 
 def _late(table: Cells, i: int, excess_ns: float, *, most_ns: float = 0.0) -> LateStep:
-    """most_ns: how late the GPU may have been, where bounds on its clock leave that open."""
+    """most_ns: the largest possible lateness of the GPU, by the bounds on its clock."""
     return LateStep(
         process=int(table.process[i]),
         step=int(table.step[i]),
