@@ -54,12 +54,12 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
     runs_ahead = not _per_step(table, line.wait_ns, steps)[: limits.run_ahead_steps].any()
     together = _STEPS_AHEAD if runs_ahead else 1
     n = len(steps) // together
-    summed = duration[: n * together].reshape(n, together).sum(axis=1)
-    if together > 1:
-        summed[:1] = np.median(summed)  # the launch queue fills
     least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
     if n < 2 * least:
         return None
+    summed = duration[: n * together].reshape(n, together).sum(axis=1)
+    if together > 1:
+        summed[:1] = np.median(summed)  # the launch queue fills
     cut = _change(summed, least)
     if not _is_lasting(summed, cut, limits):
         return None
