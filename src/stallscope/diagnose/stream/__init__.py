@@ -1,18 +1,19 @@
-"""The diagnosis of events that keep arriving: verdicts open, are updated, and close.
+"""The diagnosis of arriving events: incidents open, are updated, and close.
 
-stream     the whole: batches go in, changes come out
-nodes      the nodes of a stream: numbers, clocks, how far each was heard
-members    which processes belong to one job
-rows       the latest rows of a job, and which of them are complete
-numbering  rounds of ranks that were captured late
-watch      a cheap look at each arriving row: is it worth a diagnosis now?
-job        one job: when to look, and what is kept
-look       one diagnosis of a job's rows, together with what is kept of the past
-sightings  what a look shows, verdict by verdict
-history    late steps whose rows are gone
-failing    CUDA calls that failed, judged when their process is known to end
-standing   hangs, told by time going by
-incidents  verdicts over time
+stream         the entry point: batches go in, changes come out
+node_clocks    the nodes of a stream: numbers, clocks, time of the latest event
+job_members    the processes of each job
+window         the latest rows of a job, and which of them are complete
+round_numbers  round numbers of ranks that were attached late
+trigger        a cheap check of each arriving row: does the job need an evaluation now?
+job            one job: its rows, its history, and the schedule of its evaluations
+evaluation     one diagnosis of a job's rows together with its history
+candidates     candidate verdicts of an evaluation
+history        late steps whose rows have been dropped
+call_errors    failed CUDA calls, judged when their process has ended
+gpu_drivers    GPU states that the drivers reported
+open_hangs     hangs, detected by the time without calls
+incidents      verdicts over time
 """
 
 from stallscope.diagnose.stream.incidents import Change

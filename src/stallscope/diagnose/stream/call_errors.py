@@ -1,7 +1,7 @@
-"""Failing CUDA calls of a stream: when they are worth a look at all calls, and which of them must wait.
+"""Failed CUDA calls of a stream: when to evaluate all calls, and which calls to evaluate later.
 
-An error that ends a context is told at once. Memory that was refused is no failure while the process may still get
-it by trying again: it is judged when the process has ended or made no sound for a while.
+An error that ends a context is reported at once. A refused allocation is not a failure while the process may still
+retry it: it is judged when the process has ended or has made no call for a while.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +18,10 @@ _PATIENCE_NS = 2 * NO_CALLS_AFTER_NS
 
 @dataclass
 class Failing:
-    """broke: some call ended its context, and was not judged. refused: when memory was refused last, of processes
-    that may go on; told: of those that were judged. Times are of the processes' nodes.
+    """Failed calls of a job. Times are on the clocks of the processes' nodes.
+
+    broke: a call that was not judged yet ended its context. refused: time of the last refused allocation, by process
+    that may continue; told: the same of processes whose failure was reported.
     """
 
     broke: bool = False
@@ -35,15 +37,15 @@ class Failing:
                 self.broke = True
 
     def absorb(self, other: "Failing") -> None:
-        """Take over those of a job that has turned out to be part of this one."""
+        """Take over the failed calls of a job that has turned out to be part of this job."""
         self.broke |= other.broke
         self.refused.update(other.refused)
         self.told.update(other.told)
 
     def is_due(self, now_ns: Callable[[int], int], ended: Iterable[Who], *, is_last: bool = False) -> bool:
-        """Whether something is to be judged now; those judged then do not wait any more.
+        """Whether failed calls must be judged now. Their processes then count as judged.
 
-        now_ns: by node, how far it was heard. ended: processes that have ended. is_last: nothing more will come.
+        now_ns: time of a node's latest event. ended: processes that have ended. is_last: the stream has ended.
         """
         gone = set(ended)
         over = {
@@ -59,14 +61,14 @@ class Failing:
         return is_due
 
     def judged(self, calls: Array) -> Array:
-        """The calls without refusals of processes that may go on."""
+        """The calls without refused allocations of processes that may continue."""
         waits = np.zeros(len(calls), bool)
         for node, pid in self.refused:
             waits |= (calls["node"] == node) & (calls["pid"] == pid) & (calls["result"] == OUT_OF_MEMORY)
         return calls[~waits] if waits.any() else calls
 
     def went_on(self, last_ns: Mapping[Who, int]) -> bool:
-        """Whether a process whose end was told makes calls again. last_ns: the last arrival of each."""
+        """Whether a process makes calls after its failure was reported. last_ns: the last arrival of each process."""
         again = {who for who, ts_ns in self.told.items() if last_ns.get(who, 0) > ts_ns + NO_CALLS_AFTER_NS}
         for who in again:
             del self.told[who]

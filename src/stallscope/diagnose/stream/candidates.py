@@ -1,4 +1,4 @@
-"""What a look shows, verdict by verdict, each with what tells whether it is an incident that is open already."""
+"""Candidate verdicts of an evaluation, each with the key of the incident to which it belongs."""
 
 from dataclasses import replace
 
@@ -16,19 +16,19 @@ from stallscope.diagnose.verdicts._late import between, late_ranks
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
 UNSURE = "unsure"
 CLAIMED = "claimed"
-_CONFIRM_STEPS = 4  # what is no matter of seconds is opened when it is still seen so many steps later
-_CONFIRM_SMALL_STEPS = 16  # hosts wander: small delays must go on
-_CONFIRM_STAGE_STEPS = 32  # a stage of a few ranks wanders, too
-_STILL_SLOW = 0.8  # of the growth that was told first
+_CONFIRM_STEPS = 4  # an incident opens when its candidate is still there this many steps later
+_CONFIRM_SMALL_STEPS = 16  # hosts vary over time, so small delays must persist longer
+_CONFIRM_STAGE_STEPS = 32  # stages of few ranks vary over time as well
+_STILL_SLOW = 0.8  # share of the growth that was reported first
 
 
 def sightings(
     seen: Look, history: History, incidents: Incidents, *, is_whole: bool = False, is_usual: bool = True
 ) -> list[Sighted]:
-    """The verdicts of a look, each on its incident only.
+    """The candidate verdicts of an evaluation, each with the delays of its own incident only.
 
-    is_whole: these are all the rows there will ever be. is_usual: the look was not made for one odd rank; then all
-    ranks are looked at for being slow alike, which takes long.
+    is_whole: no further rows will arrive. is_usual: the evaluation is periodic and not triggered by one rank; then it
+    also checks for a slowdown of all ranks, which takes long.
     """
     found, case = seen.found, seen.case
     if claims := claimed_rank.verdicts(case):
@@ -44,8 +44,8 @@ def sightings(
     devices = [one for one in _devices(seen, history, only_since=True) if not one.who & _who(seen, taken)]
     out = [*(odd(worded(verdict)) for verdict in mismatch.verdicts(case, found.mismatches)), *ranks, *devices]
     if found.stage:
-        said = worded(stage(seen, history))
-        out.append(Sighted(STAGE, frozenset(), said, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
+        verdict = worded(stage(seen, history))
+        out.append(Sighted(STAGE, frozenset(), verdict, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
     if found.uneven:
         out += _moves(seen, history, named=taken, only_since=True)
     out += _once(seen, history)
@@ -55,9 +55,9 @@ def sightings(
 
 
 def report(seen: Look, history: History, incidents: Incidents, *, standstill: list[Verdict]) -> list[Verdict]:
-    """All verdicts on a job whose first rows are gone, those on incidents that are over included.
+    """All verdicts on a job whose first rows have been dropped, including closed incidents.
 
-    What only the rows that are left show is told when an incident was opened on it.
+    A finding that only the remaining rows show is reported if it has an open incident.
     """
     found = seen.found
     if claims := claimed_rank.verdicts(seen.case):
@@ -88,13 +88,13 @@ def claimed(verdict: Verdict) -> Sighted:
 
 
 def odd(verdict: Verdict) -> Sighted:
-    """A round that was entered differently."""
+    """The candidate for a round that ranks entered with different calls."""
     sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
     return Sighted(sort, frozenset(), verdict, -1, LEAST_QUIET_STEPS)
 
 
 def stage(seen: Look, history: History) -> Verdict:
-    """The verdict on a slow stage, with what it cost before these rows."""
+    """The verdict on a slow stage, with its cost before the remaining rows."""
     assert seen.found.stage is not None
     verdict = imbalance.stage(seen.case, seen.found.stage)
     if not history.is_trimmed or verdict.cost is None:
@@ -112,9 +112,10 @@ def stage(seen: Look, history: History) -> Verdict:
 def _ranks(
     seen: Look, history: History, known: set[int], *, only_since: bool, is_whole: bool
 ) -> list[Sighted]:
-    """Ranks to name. known: those named before whose incident is open; late or not, they stay named.
+    """Candidates for late ranks.
 
-    is_whole: what is likely after one look at everything is enough.
+    known: processes with an open incident; they stay named, late or not. is_whole: the rows are complete, so no further
+    evaluation needs to confirm a name.
     """
     case, least = seen.case, seen.case.limits.min_late_steps
     held = looks.parts(seen, history.late, seen.live, only_since=only_since)
@@ -163,14 +164,14 @@ def _moves(seen: Look, history: History, *, named: set[int], only_since: bool) -
 
 
 def _moves_on_devices(seen: Look) -> list[Sighted]:
-    """Delays of the GPUs that move around, as far as the rows that are left show them."""
+    """The candidate for delays that move between GPUs, from the remaining rows."""
     assert seen.found.uneven is not None
     verdict = imbalance.moving(seen.found, seen.found.uneven, seen.examined)
     return [Sighted(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
 
 
 def _unsure(seen: Look) -> list[Sighted]:
-    """Clear late steps that chance may have chosen: told when they are still seen a good while later."""
+    """Candidates for clear late steps that may be chance; they must persist for many steps."""
     return [
         Sighted(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
         for verdict in inconclusive.doubtful(seen.found, seen.examined)
@@ -178,7 +179,7 @@ def _unsure(seen: Look) -> list[Sighted]:
 
 
 def _once(seen: Look, history: History) -> list[Sighted]:
-    """Single delays that took much of the time looked at, and of which no other rank had the like."""
+    """Candidates for single delays that took a large share of the examined time and that no other rank had."""
     least = seen.case.limits.incident_share * seen.examined.observed_ns
     found: list[tuple[int, Delays]] = []
     for process in range(seen.case.line.n_processes):
@@ -206,7 +207,7 @@ def _once(seen: Look, history: History) -> list[Sighted]:
 
 
 def _slow(seen: Look, incidents: Incidents) -> list[Sighted]:
-    """All ranks slow alike: as long as steps take nearly what they took when that was told."""
+    """Candidates for a slowdown of all ranks, as long as the steps take nearly as long as first reported."""
     found = inconclusive.all_slow(seen.case)
     known = incidents.of(SLOW, frozenset())
     if not found and known is not None:
@@ -225,7 +226,7 @@ def _who(seen: Look, processes: set[int]) -> frozenset[Who]:
 
 
 def _what(verdict: Verdict) -> tuple[object, ...]:
-    """What makes two verdicts on one job the same thing."""
+    """The key that is equal for two verdicts of a job on the same fault."""
     if verdict.kind in ("straggler", "device"):
         return "rank", tuple(verdict.ranks), verdict.evidence.get("is_one_off", False)
     if verdict.kind in ("hang", "mismatch"):
@@ -234,10 +235,10 @@ def _what(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _matters(seen: Look, verdict: Verdict) -> bool:
-    """Whether a verdict on something that is over is still worth a word beside all that was seen since."""
+    """Whether the verdict of a closed incident is still relevant, given all later steps."""
     if not verdict.evidence.get("is_one_off") or verdict.late_ms is None:
         return True
     rank = seen.case.line.rank
     if {int(rank[process]) for process, _ in seen.once - seen.alone}.issuperset(verdict.ranks):
-        return False  # others have had the like since
+        return False  # other ranks have had similar delays since
     return verdict.late_ms["max"] * 1e6 >= seen.case.limits.incident_share * seen.examined.observed_ns

@@ -1,4 +1,4 @@
-"""One diagnosis of a job's rows, together with what is kept of its past: the same steps as for a whole trace."""
+"""One diagnosis of a job's rows together with its history: the same steps as for a whole trace."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,18 +19,19 @@ from stallscope.diagnose.verdicts._late import Examined, examined_totals
 from stallscope.events.layout import UNKNOWN, Array
 
 _LOOKS = 10
-"""Who looks again and again finds chance sooner: so many times rarer it must be for small delays."""
+"""Repeated evaluations find chance events sooner, so for small delays chance must be this many times rarer."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """found: steps are the stream's; what is named takes the past into account. step_of_row: the stream's, by row.
-    live: late steps that are not in the history yet, by process; device: the same of slow GPUs. once: (process, step)
-    of long delays that happened once; alone: of those, the ones of which no other rank has had the like. step: the
-    newest.
+    """The findings on a job's rows, in steps of the stream.
 
-    Of the processes named: large are those whose late steps are far above what makes a step late; firm those with so
-    many more than the others that many looks do not make it chance, or with large ones while nobody else has such.
+    found: the named processes follow from the history and the rows. step_of_row: step of each row.
+    live: late steps that are not in the history yet, by process; device: the same for slow GPUs. once: (process, step)
+    of long delays that happened once; alone: those delays that no other rank had. step: the newest step.
+
+    large: named processes whose late steps are far above the threshold of a late step. firm: named processes with so
+    many late steps that repeated evaluations do not explain them, or with large delays that no other process has.
     """
 
     found: Findings
@@ -54,7 +55,7 @@ class Look:
         return self.found.late
 
     def late_of(self, processes: Iterable[int]) -> list[LateStep]:
-        """Late steps in the rows, those that are in the history already included; without what happened once."""
+        """Late steps in the rows, including late steps that are in the history; without delays that happened once."""
         chosen = set(processes)
         return [
             one for one in self.late if one.process in chosen and (one.process, one.step) not in self.once
@@ -66,9 +67,9 @@ class Look:
 
 
 def look(case: Case, known: Array, history: History) -> Look:
-    """Diagnose the rows that are left, and name ranks with the past in mind.
+    """Diagnose the remaining rows, and name ranks from the history and these rows.
 
-    known: the stream's step of each row, UNKNOWN where it has none yet.
+    known: the stream's step of each row, UNKNOWN for new rows.
     """
     limits = case.limits
     found = findings(case)
@@ -116,9 +117,9 @@ def look(case: Case, known: Array, history: History) -> Look:
 def parts(
     seen: Look, tracks: Tracks, live: dict[int, list[LateStep]], *, only_since: bool
 ) -> dict[int, tuple[list[Delays], list[LateStep]]]:
-    """By process of the case: what its track holds, and its late steps that are still in the rows.
+    """By process of the case: the delays in its track, and its late steps that are still in the rows.
 
-    only_since: without what belongs to incidents that are over.
+    only_since: without delays of closed incidents.
     """
     case = seen.case
     out: dict[int, tuple[list[Delays], list[LateStep]]] = {}
@@ -142,7 +143,7 @@ def parts(
 def summed(
     seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], processes: Iterable[int]
 ) -> dict[int, Delays]:
-    """The delays of some processes, those kept and those still in the rows together."""
+    """The delays of some processes, from their tracks and from the rows."""
     chosen = [process for process in processes if process in held]
     live = [one for process in chosen for one in held[process][1]]
     fresh = delays_by_process(seen.case, live, among=seen.late_of(chosen))
@@ -152,7 +153,7 @@ def summed(
 def summed_device(
     seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], process: int
 ) -> Delays | None:
-    """The same for a slow GPU."""
+    """The delays of a slow GPU, from its track and from the rows; None without any."""
     kept, late = held.get(process, ([], []))
     found = [*kept, *([device_delays(seen.case, process, late)] if late else [])]
     return total(found) if found else None
@@ -172,10 +173,10 @@ def _usual_ns(late: list[LateStep]) -> float:
 
 
 def _shift(case: Case, known: Array, history: History) -> Array:
-    """What to add to the steps of these rows to get the stream's, by process: int64 (p,).
+    """Difference between the stream's steps and the steps of these rows, by process: int64 (p,).
 
-    Before anything is gone they begin with 0. Then what most rows that were numbered before had counts, for each
-    program by itself, as the steps of each are found by themselves.
+    It is 0 until rows are dropped. Afterwards it is the median difference of the rows that have a step already, for
+    each program separately, because each program has its own steps.
     """
     step, program = case.plan.step, case.plan.program
     if not history.is_trimmed:
@@ -214,7 +215,7 @@ def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[i
 
 
 def _nodes(case: Case, everything: list[LateStep]) -> Array:
-    """The node of each process, UNKNOWN for those that are gone."""
+    """The node of each process, UNKNOWN for processes without rows."""
     n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
     node = np.full(n_processes, UNKNOWN)
     node[: case.line.n_processes] = case.line.node

@@ -1,6 +1,6 @@
-"""What drivers said of the GPUs lately, of all nodes of a stream, and verdicts with it.
+"""The latest GPU states that drivers reported, for all nodes of a stream, and verdicts with these states.
 
-A row holds until the next one of its GPU (or of a process on it), so the last one of each is never dropped.
+A row is valid until the next row of its GPU (or of a process on it), so the last row of each is never dropped.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _KEYS = {"gpus": ("node", "gpu", "mig"), "gpu_processes": ("node", "gpu", "mig",
 
 @dataclass
 class Drivers:
-    """Rows of both tables in order of time, with the stream's node numbers. most_rows: of each table, more or less."""
+    """Rows of both tables by time, with the stream's node numbers. most_rows: approximate limit of each table."""
 
     most_rows: int = 1 << 15
     tables: dict[str, Array] = field(
@@ -48,7 +48,7 @@ def explained(trace: Trace, shown: Sequence[Sighted]) -> list[Sighted]:
 
 
 def _lately(rows: Array, key: tuple[str, ...], most_rows: int) -> Array:
-    """The newest half of too many rows, and of each key the last one before it."""
+    """The newest half of the rows if they exceed most_rows, and the last earlier row of each key."""
     if len(rows) <= most_rows:
         return rows
     cut = len(rows) - most_rows // 2

@@ -1,4 +1,4 @@
-"""What is kept of a job whose rows are gone: late steps in sums, how much was looked at, incidents that are over."""
+"""The history of a job after its rows are dropped: sums of late steps, extent of the data, closed incidents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,10 @@ _MOST_OVER = 64
 
 @dataclass
 class Track:
-    """Delays of one process: of incidents that are over, and since. over_ns: where the last one ended, on its clock.
-    once: long ones that happened once, as far as was known when their rows went.
+    """Delays of one process, whose rows have been dropped.
+
+    over: of closed incidents; over_ns: end of the last closed incident, on the process's clock. since: delays after it.
+    once: long delays that had happened once when their rows were dropped.
     """
 
     over: Delays | None = None
@@ -29,15 +31,15 @@ class Track:
 
     @property
     def all(self) -> list[Delays]:
-        """Those of incidents, as far as there are any."""
+        """The delays of closed and current incidents."""
         return [part for part in (self.over, self.since) if part is not None]
 
     def recurred(self, once: set[int]) -> list[Delays]:
-        """Long delays that have come again since. once: the steps of those that have not."""
+        """Long delays that have recurred since. once: the steps of delays that have not recurred."""
         return [part for part in self.once if part.late[0].step not in once]
 
     def add(self, delays: Delays, *, is_over: bool) -> None:
-        """Take delays whose rows are going."""
+        """Take delays whose rows are about to be dropped."""
         if is_over:
             self.over = total([*([self.over] if self.over else []), delays])
             return
@@ -46,23 +48,26 @@ class Track:
         self.since = total([*([self.since] if self.since else []), delays])
 
     def end(self) -> None:
-        """What is kept belongs to an incident that is over."""
+        """Count all delays to closed incidents."""
         if self.since is not None:
             self.over, self.since = total(self.all), None
 
 
 @dataclass
 class Tracks:
-    """The tracks of a job's processes, as far as they were ever late."""
+    """The tracks of a job's processes; a process that was never late has no track."""
 
     of: dict[Who, Track] = field(default_factory=dict)
 
     def track(self, who: Who) -> Track:
-        """The track of a process, an empty one at first."""
+        """The track of a process, created where it is missing."""
         return self.of.setdefault(who, Track())
 
     def late(self, number: Mapping[Who, int]) -> list[LateStep]:
-        """The latest late steps of all, with the processes numbered as in a case; those not in it beyond."""
+        """The latest late steps of all processes.
+
+        number: processes of a case. Processes that are not in the case get the numbers after them.
+        """
         beyond = len(number)
         found = []
         for who, track in self.of.items():
@@ -77,8 +82,10 @@ class Tracks:
 
 @dataclass
 class History:
-    """settled_ns: by process, up to where on its clock late steps are in the tracks. first_step, first_seq: where
-    counting began, the latter by communicator. gone_ns: time observed before the rows that are left.
+    """The history of a job.
+
+    settled_ns: by process, the time on its clock up to which late steps are in the tracks. first_step, first_seq:
+    first step, and first round by communicator. gone_ns: observed time before the remaining rows.
     """
 
     late: Tracks = field(default_factory=Tracks)
@@ -96,15 +103,15 @@ class History:
         return ts_ns <= self.settled_ns.get(who, -(1 << 62))
 
     def add_over(self, verdict: Verdict) -> None:
-        """Keep the verdict of an incident that is over and stands in no track."""
+        """Keep the verdict of a closed incident."""
         self.over = [*self.over, verdict][-_MOST_OVER:]
 
 
 def quiet_steps(steps: np.ndarray) -> int:
-    """After how many steps on time a rank that was late in these is over it.
+    """The number of steps on time after which the incident of a rank with these late steps closes.
 
-    Several times the usual distance of its delays, so that chance seldom makes one that goes on look over; but no
-    fewer than about as many as a rank needs to be named.
+    Several times the typical distance of its delays, so that a continuing incident seldom closes by chance; at least
+    about as many as a rank needs to be named.
     """
     gaps = np.diff(np.unique(steps))
     return (
@@ -115,7 +122,7 @@ def quiet_steps(steps: np.ndarray) -> int:
 
 
 def is_far(before: int, steps: np.ndarray) -> bool:
-    """Whether late steps are so long after an earlier one that they are another matter."""
+    """Whether late steps are far enough from an earlier late step to belong to another incident."""
     gaps = np.diff(np.unique(steps))
     if not len(gaps):
         return False

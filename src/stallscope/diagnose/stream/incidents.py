@@ -1,4 +1,4 @@
-"""Verdicts over time: an incident opens, is updated while it grows, and closes with a reason. None is silently gone."""
+"""Verdicts over time: an incident opens, is updated while it grows, and closes with a reason."""
 
 import hashlib
 from collections import deque
@@ -10,13 +10,13 @@ from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream.job_members import Who
 
-_GROWN = 1.2  # told again when its delays or its cost have grown by so much ...
-_MOST_OVER = 256  # ids of incidents that are over: the same is not opened again
+_GROWN = 1.2  # growth of the delays or the cost that leads to an update
+_MOST_OVER = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to an incident. at_ns: by the stream's clock. reason: why it closed, for people."""
+    """A change of an incident. at_ns: by the stream's clock. reason: why it closed, for people."""
 
     kind: Literal["opened", "updated", "closed"]
     incident_id: str
@@ -31,10 +31,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Sighted:
-    """A verdict of one look. sort: what can be the same incident. who: its processes, empty where it has none.
+    """A candidate verdict of one evaluation.
 
-    last_step: its last late step, -1 where it lasts as long as it is seen. quiet_steps: after so many steps without
-    it, it is over. confirm_steps: it is opened when it is still seen so many steps later; 0 at once.
+    sort: candidates of one sort can belong to the same incident. who: its processes, empty for a verdict on no process.
+    last_step: its last late step, -1 where it lasts until it is missing. quiet_steps: the incident closes after this
+    many steps without the candidate. confirm_steps: it opens if the candidate is still there this many steps later;
+    0: at once.
     """
 
     sort: str
@@ -47,7 +49,7 @@ class Sighted:
 
 @dataclass
 class Incident:
-    """One that is open. seen_step: the newest step of the look that saw it last."""
+    """An open incident. seen_step: newest step of the last evaluation with its candidate. told: the reported verdict."""
 
     id: str
     sighted: Sighted
@@ -57,14 +59,14 @@ class Incident:
 
 @dataclass
 class Incidents:
-    """The incidents of one job. job: what its ids are made of."""
+    """The incidents of one job."""
 
     open: list[Incident] = field(default_factory=list)
     _over: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_OVER))
     _waiting: dict[tuple[str, frozenset[Who]], int] = field(default_factory=dict)
 
     def of(self, sort: str, who: frozenset[Who]) -> Incident | None:
-        """The open incident that a sighting belongs to: the one with most processes in common, else the oldest."""
+        """The open incident of a candidate: the incident with most common processes, otherwise the oldest."""
         same = [one for one in self.open if one.sighted.sort == sort]
         if who:
             same = [one for one in same if one.sighted.who & who]
@@ -80,7 +82,7 @@ class Incidents:
         closing: Callable[[Incident, str], None],
         job: str,
     ) -> list[Change]:
-        """The changes that a look brings. step: the newest step it saw. closing: told of each that ends."""
+        """The changes by an evaluation. step: its newest step. closing: called with each incident that closes."""
         waiting: dict[tuple[str, frozenset[Who]], int] = {}
         ready = []
         for one in sighted:
@@ -93,7 +95,7 @@ class Incidents:
         return [*self.tell(ready, step, at_ns, job=job), *self._gone(step, at_ns, closing)]
 
     def tell(self, sighted: list[Sighted], step: int, at_ns: int, *, job: str) -> list[Change]:
-        """The changes by what is certain enough: incidents that open or are updated."""
+        """The changes by confirmed candidates: incidents that open or are updated."""
         changes = []
         for one in sighted:
             known = self.of(one.sort, one.who)
@@ -113,12 +115,12 @@ class Incidents:
     def end(
         self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None
     ) -> list[Change]:
-        """Close all that are open, or those of one sort."""
+        """Close all open incidents, or the open incidents of one sort."""
         ending = [one for one in self.open if sort in (None, one.sighted.sort)]
         return [self._closed(one, at_ns, reason, closing) for one in ending]
 
     def _absorbed(self, known: Incident, sighted: list[Sighted], at_ns: int) -> list[Change]:
-        """Ranks that were told one by one and are now told together; a delay seen once that has come again."""
+        """Close incidents that are now part of a larger incident: of a group of ranks, or of a delay that recurred."""
         sort, who, still = known.sighted.sort, known.sighted.who, {one.sort for one in sighted}
         if not who or sort.startswith("once"):
             return []
@@ -166,7 +168,7 @@ def worded(verdict: Verdict) -> Verdict:
 
 
 def _is_news(told: Verdict, now: Verdict) -> bool:
-    """Whether a verdict differs from what was told last by so much that it is told again."""
+    """Whether a verdict differs enough from the reported verdict for an update."""
     if (told.kind, told.ranks, told.period_steps) != (now.kind, now.ranks, now.period_steps):
         return True
     if [part.cause.name for part in told.causes] != [part.cause.name for part in now.causes]:
@@ -179,7 +181,7 @@ def _is_news(told: Verdict, now: Verdict) -> bool:
 
 
 def _id(job: str, one: Sighted) -> str:
-    """The same for the same incident, whenever the stream is read again."""
-    said = one.verdict
-    words = (job, one.sort, said.nodes, said.ranks, said.comm_hash, said.since_ns, said.first_round)
-    return hashlib.blake2b(repr(words).encode(), digest_size=8).hexdigest()
+    """The id of an incident: equal whenever the same stream is read again."""
+    verdict = one.verdict
+    key = (job, one.sort, verdict.nodes, verdict.ranks, verdict.comm_hash, verdict.since_ns, verdict.first_round)
+    return hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()

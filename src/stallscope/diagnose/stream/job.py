@@ -1,4 +1,4 @@
-"""One job of a stream: its rows, when to look at them, what is kept of those that go, and its incidents."""
+"""One job of a stream: its rows, the schedule of its evaluations, its history and its incidents."""
 
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -33,22 +33,24 @@ from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
-_FIXED_ROWS = 10_000  # a look costs as much as so many rows, however few there are
-_BURST = 4  # looks that may follow each other at once, after quiet times
-_EVERY = 8  # without anything odd every row is looked at so many times, at most
-_EVERY_BEHIND = 2  # ... and so many times where more waits
+_FIXED_ROWS = 10_000  # fixed cost of an evaluation, in rows
+_BURST = 4  # evaluations that may follow each other at once, after quiet times
+_EVERY = 8  # periodic evaluations of each row, at most
+_EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = (
-    1.5  # where a job has made too few steps to be judged, it is looked at again with so many times the rows
+    1.5  # a job with too few steps is evaluated again with this many times the rows
 )
 _LEAST_ROWS = 12  # of each process: fewer show no pattern
 _MOST_ONCE = 8  # long delays of a rank that happened once
-_JUDGED_STEPS = 8  # before so many were judged nothing is known of what is usual
+_JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 
 
 @dataclass
 class Job:
-    """name: tells it from others, in the ids of incidents. lost: records lost on its nodes, by kind. drivers: what
-    those of all nodes said of their GPUs."""
+    """A job of a stream.
+
+    name: part of the ids of its incidents. lost: records lost on its nodes, by kind. drivers: GPU states of all nodes.
+    """
 
     name: str
     limits: Thresholds
@@ -98,12 +100,12 @@ class Job:
             self._allowance += self.retention.looks * len(arrived)
 
     def add_host_events(self, rows: Array) -> None:
-        """Take what machines tell of this job's processes."""
+        """Take host events on this job's processes."""
         if len(rows):
             self.rows.add("host_events", rows)
 
     def absorb(self, other: "Job") -> None:
-        """Take over a job that has turned out to be part of this one."""
+        """Take over a job that has turned out to be part of this job."""
         other.rows.fold()
         for name, rows in other.rows.tables.items():
             if len(rows):
@@ -128,9 +130,9 @@ class Job:
             self.lost[kind] = self.lost.get(kind, 0) + n
 
     def is_due(self, *, is_behind: bool = False) -> bool:
-        """Whether a look is worth its cost now, and within what this job may cost.
+        """Whether the job needs an evaluation now, within its budget.
 
-        is_behind: rows wait, so that the looks at regular distances are fewer.
+        is_behind: rows wait, so periodic evaluations are fewer.
         """
         n = self.rows.n
         if not self._n_since or n < max(_LEAST_ROWS * max(len(self.members), 1), self._enough_rows):
@@ -140,7 +142,7 @@ class Job:
         return is_worth and self._allowance >= n + _FIXED_ROWS
 
     def look(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:
-        """Diagnose what is complete; drop what is old. is_last: nothing will come any more."""
+        """Diagnose the complete rows, and drop old rows. is_last: the stream has ended."""
         was_urgent = self.watch.is_due
         self.rows.fold()
         n = self.rows.n
@@ -160,7 +162,7 @@ class Job:
         n_judged = seen.examined.n_steps
         self._enough_rows = 0 if n_judged >= _JUDGED_STEPS else int(_GROWTH * n)
         changes: list[Change] = []
-        # Where rounds are being numbered again, an open incident is neither confirmed nor over.
+        # While rounds are numbered again, an open incident is neither confirmed nor closed.
         if is_whole or (n_judged >= _JUDGED_STEPS and right is not None):
             shown = candidates.sightings(
                 seen, self.history, self.incidents, is_whole=is_whole, is_usual=not was_urgent
@@ -170,7 +172,7 @@ class Job:
         return changes
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
-        """Look for a hang, if enough time went by without calls."""
+        """Check for a hang after enough time without calls."""
         last = self.watch.last_ns()
         if not last:
             return []
@@ -201,7 +203,7 @@ class Job:
         return self._tell(trace, candidates.HANG, found, at_ns)
 
     def failed(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
-        """Tell CUDA calls that failed, once each is known to be the end of its process."""
+        """Report failed CUDA calls, once each is known to end its process."""
         failing = self.failing
         is_due = failing.is_due(lambda node: nodes.now_ns(node, at_ns), self._ended(nodes), is_last=is_last)
         went_on = bool(failing.told) and failing.went_on(self.watch.last_ns())
@@ -214,11 +216,11 @@ class Job:
         trace = replace(trace, calls=failing.judged(trace.calls))
         found = with_failures(trace, Report("", {}, [])).verdicts
         if went_on and not found:
-            return self.incidents.end(at_ns, "the process went on", self._close, sort=candidates.FAILED)
+            return self.incidents.end(at_ns, "the process continued", self._close, sort=candidates.FAILED)
         return self._tell(trace, candidates.FAILED, found, at_ns)
 
     def _broke(self, nodes: Nodes, at_ns: int) -> list[Change]:
-        """Tell what broke of a job that is over: calls that failed, or the rank that took it with it."""
+        """Report the failure of a job that has ended: failed calls, or the rank that failed first."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
         known = [one.sighted.verdict for one in self.incidents.open if one.sighted.sort == candidates.HANG]
@@ -227,7 +229,7 @@ class Job:
         return self._tell(trace, candidates.FAILED, broke, at_ns)
 
     def _tell(self, trace: Trace, sort: str, verdicts: list[Verdict], at_ns: int) -> list[Change]:
-        """Tell verdicts of a sort that is no matter of steps."""
+        """Report verdicts of a sort that does not depend on steps."""
         shown = [Sighted(sort, frozenset(), worded(verdict), -1, 0) for verdict in verdicts]
         return self.incidents.tell(
             self._explained(trace, shown), self.history.next_step, at_ns, job=self.name
@@ -246,15 +248,15 @@ class Job:
         ]
 
     def _resumed(self, at_ns: int) -> list[Change]:
-        """Close a hang whose ranks go on."""
+        """Close a hang whose ranks continue."""
         if self.silence.n_silent or self._n_arrived == self._n_at_hang:
             return []
-        return self.incidents.end(at_ns, "the ranks go on", self._close, sort=candidates.HANG)
+        return self.incidents.end(at_ns, "the ranks continue", self._close, sort=candidates.HANG)
 
     def trace(
         self, nodes: Nodes, at_ns: int, right: Array | None = None, *, usable: Array | None = None
     ) -> Trace:
-        """The rows that are left as a trace. right: collectives with rounds put right; usable: those to take."""
+        """The remaining rows as a trace. right: collectives with corrected rounds. usable: the rows to include."""
         tables: dict[str, Any] = dict(self.rows.tables)
         if right is not None:
             tables["collectives"] = right
@@ -276,7 +278,7 @@ class Job:
         )
 
     def _usable(self, nodes: Nodes, *, is_last: bool) -> tuple[Array, Array | None]:
-        """Which collectives to look at, and all of them with rounds put right; None where that is to be done anew."""
+        """Which collectives to evaluate, and all of them with corrected rounds; None where these must be recomputed."""
         rows = self.rows.tables["collectives"]
         right = None if is_last and is_late(rows) else self.numbering.put_right(rows)
         if is_last:
@@ -289,14 +291,14 @@ class Job:
         return told_by_all(rows, wall_ns, self.retention.lag_ns), right
 
     def _case(self, trace: Trace, *, is_numbered: bool = False) -> Case:
-        """The case of rows that are left. is_numbered: rounds of ranks that were captured late are put right."""
+        """The case of the remaining rows. is_numbered: the rounds of ranks that were attached late are corrected."""
         case = case_of(trace, self.limits, self.usd_per_gpu_hour, is_numbered=is_numbered)
         if not is_numbered:
             self.numbering.note(trace.collectives, case.line.rows)
         return case
 
     def report(self, nodes: Nodes, at_ns: int) -> Report:
-        """What is known of the job: of all of it, where its rows are still there."""
+        """The report on the job, from its history and its rows."""
         self.rows.fold()
         trace = self.trace(nodes, at_ns)
         if not self.history.is_trimmed or without_ledger.is_for(trace):
@@ -319,7 +321,7 @@ class Job:
         return engine.completed(trace, found, self.limits)
 
     def has_ended(self, nodes: Nodes) -> bool:
-        """Whether all its processes have ended, as far as their nodes were heard."""
+        """Whether all its processes have ended before the latest events of their nodes."""
         return bool(self.members) and self._ended(nodes) >= self.members
 
     def end(self, at_ns: int, reason: str) -> list[Change]:
@@ -335,7 +337,7 @@ class Job:
         return {who for who, ended_ns in self._ended_ns.items() if ended_ns <= nodes.heard_ns(who[0])}
 
     def _noted(self, seen: Look) -> None:
-        """What the next look and the cheap one go by."""
+        """Update the state that the trigger and the next evaluation depend on."""
         case, history = seen.case, self.history
         line = case.line
         for process, newest_ns in enumerate(line.ts_ns[line.first[1:] - 1].tolist()):
@@ -347,7 +349,7 @@ class Job:
         self.watch.looked(step_ns=case.step_ns, least_ns=self.limits.source_share * case.pace.least_ns)
 
     def _told(self, trace: Trace, at_ns: int, *, is_last: bool) -> list[Change]:
-        """Sources that keep no ledger tell what is wrong themselves; the whole of what is left is judged."""
+        """The changes for a source without a time ledger: all remaining rows are judged."""
         found = engine.diagnose(trace, self.limits, usd_per_gpu_hour=self.usd_per_gpu_hour).verdicts
         shown = [Sighted(f"{one.kind} {one.ranks}", frozenset(), one, -1, 0, 0) for one in found]
         self.history.next_step += 1
@@ -359,7 +361,7 @@ class Job:
         )
 
     def _close(self, incident: Incident, reason: str) -> None:
-        """The delays of an incident that is over are not those of the next one."""
+        """Separate the delays of a closed incident from the delays of the next incident."""
         sort, history = incident.sighted.sort, self.history
         if sort == candidates.MOVES:
             taken = {
@@ -381,10 +383,10 @@ class Job:
             track.over_ns = self._newest_ns.get(who, track.over_ns)
 
     def _trim(self, seen: Look, usable: Array, most_rows: int) -> None:
-        """Settle what is old, and drop its rows.
+        """Move old late steps to the history, and drop old rows.
 
-        Half of the rows go. What is late in the older half of those that stay is settled, too: so a late step is
-        judged with as much before it as after it.
+        The older half of the rows is dropped. Late steps in the older half of the remaining rows move to the history as
+        well, so that each late step is judged with as many rows before it as after it.
         """
         kept = self.retention
         wanted = max(kept.least_rows, min(kept.most_rows, int(kept.n_steps * self._rows_a_step)))
@@ -410,7 +412,7 @@ class Job:
         self.rows.keep(~gone, most_side_rows=max(min(wanted, most_rows), 1))
 
     def _settle(self, seen: Look, until: float) -> None:
-        """Put late steps up to a moment on the common clock into the history."""
+        """Move late steps up to a time on the common clock to the history."""
         case, history = seen.case, self.history
         late = [one for mine in seen.live.values() for one in mine if case.arrival_ns[one.peak_row] <= until]
         for one in [one for one in late if (one.process, one.step) in seen.once]:
@@ -439,7 +441,7 @@ class Job:
 
 
 def _before_step_at(case: Case, cut: float) -> Array:
-    """Rows before the step that goes on at a moment of the common clock, in each program: bool (n,)."""
+    """Rows before the step that is running at a time on the common clock, in each program: bool (n,)."""
     step, program = case.plan.step, case.plan.program[case.line.process]
     first = np.full(int(program.max()) + 1, np.iinfo(np.int64).max)
     after = (case.arrival_ns >= cut) & (step >= 0)
@@ -451,7 +453,7 @@ def _before_step_at(case: Case, cut: float) -> Array:
 
 
 def _latest_before(process: Array, arrival_ns: Array, until: float, ts_ns: Array) -> list[tuple[int, int]]:
-    """The own time of each process's last row up to a moment on the common clock."""
+    """The last row of each process up to a time on the common clock: (process, time on its node's clock)."""
     old = arrival_ns <= until
     newest = np.full(int(process.max(initial=-1)) + 1, np.iinfo(np.int64).min)
     np.maximum.at(newest, process[old], ts_ns[old])

@@ -1,4 +1,4 @@
-"""Which processes belong to one job: those that share communicators, directly or through others."""
+"""The processes of each job: processes that share communicators, directly or through other processes."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ Who = tuple[int, int]
 
 
 class Members:
-    """Groups of processes, growing together as communicators are seen. A group is known by its first process."""
+    """Groups of processes that merge as communicators appear. The key of a group is its first process."""
 
     def __init__(self) -> None:
         self._above: dict[Who, Who] = {}
@@ -21,7 +21,7 @@ class Members:
         self._n_ranks: dict[Who, int] = {}
 
     def add(self, batch: Trace) -> list[tuple[Who, Who]]:
-        """Note the memberships of a batch. Returns the groups that are one from now on: (kept, given up)."""
+        """Note the memberships of a batch. Returns the pairs of groups that it merged: (kept, given up)."""
         for row in batch.processes[["node", "pid", "nranks"]].tolist():
             self._n_ranks[row[0], row[1]] = row[2]
         merged = []
@@ -31,7 +31,7 @@ class Members:
         return merged
 
     def group(self, who: Who) -> Who:
-        """The group of a process, perhaps its own."""
+        """The group of a process; a process without shared communicators is its own group."""
         above = self._above.setdefault(who, who)
         while above != self._above[above]:
             above = self._above[above]
@@ -39,7 +39,7 @@ class Members:
         return above
 
     def forget(self, group: Iterable[Who]) -> None:
-        """Drop the processes of a group that has ended: their numbers may come again."""
+        """Drop the processes of a group that has ended: the kernel may reuse their pids."""
         gone = set(group)
         for who in gone:
             self._above.pop(who, None)
@@ -47,7 +47,7 @@ class Members:
         self._of_comm = {comm: who for comm, who in self._of_comm.items() if who not in gone}
 
     def _join(self, who: Who, comm: int) -> list[tuple[Who, Who]]:
-        # A communicator older than the capture has no known identity: its members are those of a job of that size.
+        # A communicator older than the capture has no known identity: all processes with this job size are its members.
         key = (comm, 0 if comm else self._n_ranks.get(who, 0))
         mine = self.group(who)
         if key not in self._of_comm:

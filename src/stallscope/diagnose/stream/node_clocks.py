@@ -1,4 +1,4 @@
-"""The nodes of a stream: their numbers, readings of their clocks, and how far each was heard."""
+"""The nodes of a stream: their numbers, readings of their clocks, and the time of their latest events."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,10 @@ import numpy as np
 from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
-_MOST_READINGS = 8  # of a node's clock: the first ones kept thinly, the latest ones closely
+_MOST_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
 _UNTIMED = frozenset({"processes", "communicators", "gpus", "gpu_processes"})
-"""Tables whose rows do not say how far the events of their node have come."""
+"""Tables whose rows do not show the time of their node's latest event."""
 
 
 class Nodes:
@@ -26,7 +26,7 @@ class Nodes:
         self._has_ends: set[int] = set()
 
     def taken(self, batch: Trace, at_ns: int) -> Trace:
-        """The batch with the stream's node numbers; its clocks and ends are noted. at_ns: when it came."""
+        """The batch with the stream's node numbers; its clocks and ends are noted. at_ns: time of its arrival."""
         number = np.array([self._number.setdefault(name, len(self._number)) for name in batch.nodes])
         for clock in batch.clocks:
             self._note_clock(replace(clock, node=int(number[clock.node])))
@@ -63,7 +63,7 @@ class Nodes:
         return tuple(self._probed[node] for node in sorted(nodes & self._probed.keys()))
 
     def wall_ns(self, rows: Array) -> Array | None:
-        """When rows happened by their nodes' wall clocks: int64 (n,); None where some node told no reading."""
+        """Times of rows on their nodes' wall clocks: int64 (n,); None where a node has no clock reading."""
         offset = np.zeros(len(self._number), np.int64)
         for node in np.unique(rows["node"]).tolist():
             if not self._clocks.get(node):
@@ -74,14 +74,14 @@ class Nodes:
         return wall
 
     def heard_ns(self, node: int) -> int:
-        """The latest moment of a node that anything was heard of; UNKNOWN before."""
+        """The time of a node's latest event, on its clock; UNKNOWN without any."""
         return self._heard_ns.get(node, UNKNOWN)
 
     def now_ns(self, node: int, at_ns: int) -> int:
-        """What a node's clock shows at a moment of the stream's, as far as the node was heard.
+        """The time on a node's clock at a time of the stream's clock.
 
-        Where the source tells how far it looked, no more is believed: a silent agent proves nothing. Where it does
-        not, time goes on by itself.
+        A source that states the end of its data does not go beyond it: a silent agent proves nothing. For other
+        sources, time continues from the latest event.
         """
         heard = self.heard_ns(node)
         if heard == UNKNOWN or node in self._has_ends:

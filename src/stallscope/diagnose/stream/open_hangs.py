@@ -1,7 +1,7 @@
-"""Hangs, told by time going by: a job whose ranks make no more calls is looked at when its patience is over.
+"""Hangs, detected by the time without calls: a job is evaluated when its patience has passed without any call.
 
-Looked at twice: what is said must have held a second before, too. Where the missing ranks' node is not heard of any
-more, it may be its agent that is gone, so twice the patience is needed.
+The hang must also have existed one second earlier. If the node of the missing ranks sends no more data, its agent may
+have ended, so a verdict needs twice the patience.
 """
 
 from dataclasses import dataclass, replace
@@ -16,21 +16,21 @@ from stallscope.diagnose.verdicts import hang
 from stallscope.events.layout import UNKNOWN
 
 _BETWEEN_LOOKS_NS = 1_000_000_000
-_LONGER = 2.0  # an open hang is told again when it has lasted so many times what it had
+_LONGER = 2.0  # an open hang is updated when it has lasted this many times as long
 
 
 @dataclass
 class Silence:
-    """When a job that makes no calls is worth a look. patience_ns: of the job, as last known."""
+    """The schedule of evaluations of a job without calls. patience_ns: latest patience of the job."""
 
     patience_ns: float
     n_silent: int = 0
     told_ns: int = 0
 
     def is_due(self, silent_ns: list[int], *, is_one_gone: bool, limits: Thresholds) -> bool:
-        """Whether more processes are silent than at the last look, or those that are for much longer.
+        """Whether more processes are silent than at the last evaluation, or are silent for much longer.
 
-        silent_ns: how long each process that runs made no call. is_one_gone: a process of the job has ended.
+        silent_ns: time without a call of each running process. is_one_gone: a process of the job has ended.
         """
         limit = min(self.patience_ns, limits.dead_after_ns) if is_one_gone else self.patience_ns
         n_silent = sum(ns >= limit + _BETWEEN_LOOKS_NS for ns in silent_ns)
@@ -45,12 +45,12 @@ class Silence:
 
 
 def usual_patience_ns(case: Case) -> float:
-    """How long a job may be silent."""
+    """The time without calls after which a job may hang."""
     return patience_ns(case.line, case.arrival_ns, case.limits)
 
 
 def hangs(case: Case) -> list[Verdict]:
-    """The standstill at the end of a job's rows, if it has lasted for two looks."""
+    """The standstill at the end of a job's rows, if it has lasted for two evaluations."""
     now = hang.verdicts(case)
     if not now:
         return []
@@ -64,7 +64,7 @@ def hangs(case: Case) -> list[Verdict]:
 
 
 def _is_heard(case: Case, verdict: Verdict) -> bool:
-    """Whether the missing ranks' nodes were heard of while the others waited, or are silent for long."""
+    """Whether the missing ranks' nodes sent data while the others waited, or have been silent for long."""
     waited_ns = float(str(verdict.evidence.get("waited_s", 0.0))) * 1e9
     patience = usual_patience_ns(case)
     nodes = {int(case.line.node[p]) for p, rank in enumerate(case.line.rank) if int(rank) in verdict.ranks}

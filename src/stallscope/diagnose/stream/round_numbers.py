@@ -1,7 +1,7 @@
-"""Rounds of ranks whose capture began late, put right by what an earlier look found (see sequences).
+"""Corrected rounds of ranks that were attached late, with the shifts that an earlier evaluation found (see sequences).
 
-Finding the shifts takes longer than all else, and once found they hold. They are found anew while the rows that they
-were found from are few.
+Finding the shifts is the slowest step of an evaluation, and they stay valid. They are computed again while they rest on
+few rows.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from stallscope.diagnose.arrays.row_order import RowsInOrder
 from stallscope.events.layout import Array
 from stallscope.events.names import P2P_OPS, CollectiveFlag
 
-_SURER = 2  # found anew when there are so many times as many rows
+_SURER = 2  # computed again with this many times the rows
 
 Unit = tuple[int, ...]
 """The calls of one process on one communicator: node, pid, hash or address, and for point-to-point op and peer."""
@@ -21,13 +21,16 @@ Unit = tuple[int, ...]
 
 @dataclass
 class Numbering:
-    """found: by unit what to add to seq, and the communicator and its size. n_rows: found from so many."""
+    """The shifts of a job's rounds.
+
+    found: by unit the shift of seq, the communicator and its size. n_rows: number of rows from which they follow.
+    """
 
     found: dict[Unit, tuple[int, int, int]] = field(default_factory=dict)
     n_rows: int = 0
 
     def put_right(self, rows: Array) -> Array | None:
-        """The rows, numbered as they were before; None where that is not known, or not yet well enough.
+        """The rows with the rounds of earlier evaluations; None where a shift is unknown or rests on too few rows.
 
         rows: COLLECTIVES sorted by node, pid, time.
         """
@@ -44,7 +47,7 @@ class Numbering:
         return out
 
     def note(self, before: Array, after: RowsInOrder) -> None:
-        """Remember what a look found. before, after: the same rows as they came and as they were put right."""
+        """Keep the shifts that an evaluation found. before, after: the same rows without and with corrected rounds."""
         _, first = _units(before)
         for row in first.tolist():
             now = after[row]
@@ -54,7 +57,7 @@ class Numbering:
 
 
 def is_late(rows: Array) -> bool:
-    """Whether some ranks were captured late."""
+    """Whether a rank was attached late."""
     return bool((rows["flags"] & CollectiveFlag.LATE_ATTACH).any())
 
 

@@ -1,7 +1,7 @@
-"""The diagnosis of events that keep arriving, of any number of jobs on any number of nodes.
+"""The diagnosis of arriving events, of any number of jobs on any number of nodes.
 
-What runs on arriving rows is what explains a whole trace (see engine); what it may cost, and what is kept, is
-bounded: docs/decisions/streaming.md. The same batches give the same changes.
+Arriving rows go through the same steps as a whole trace (see engine). Cost and memory are bounded:
+docs/decisions/streaming.md. The same batches give the same changes.
 """
 
 import threading
@@ -24,14 +24,14 @@ from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 
 _MOST_ENDED = 32
-_PASS_NS = 250_000_000  # batches closer together than this are not followed by a look at the time each
+_PASS_NS = 250_000_000  # least time between two checks for hangs and ended jobs
 
 
 @dataclass
 class Stream:
-    """Feed batches, ask for changes. May be used from several threads: one at a time is let in.
+    """Takes batches and returns changes of incidents. Safe to use from several threads.
 
-    clock: the stream's own time, ns; it dates changes, and goes on where a source does not tell how far it looked.
+    clock: the stream's own time, ns. It dates changes, and replaces the end of the data where a source does not state it.
     """
 
     limits: Thresholds = field(default_factory=Thresholds)
@@ -49,11 +49,11 @@ class Stream:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def feed(self, batch: Trace, *, is_behind: bool = False) -> list[Change]:
-        """Take new rows of any tables, and say what they change.
+        """Take new rows of any tables. Returns the changes that follow.
 
-        Nodes are told by name, numbers hold within the batch only. Rows of one node come in order of time, more or
-        less; nodes may be seconds apart. A batch that was fed before counts twice. lost: since the batch before.
-        is_behind: more waits than can be looked at as often as usual; only what is odd is worth a look then.
+        Nodes are identified by name; node numbers are valid within the batch only. Rows of one node arrive roughly in
+        order of time; nodes may be seconds apart. A batch that is fed twice counts twice. lost: since the previous batch.
+        is_behind: too many rows wait for periodic evaluations, so only the trigger starts evaluations.
         """
         with self._lock:
             at_ns = self.clock()
@@ -74,19 +74,19 @@ class Stream:
             return changes
 
     def tick(self, now_ns: int | None = None) -> list[Change]:
-        """Say what the going by of time changes: hangs, jobs that are over. now_ns: by the stream's clock."""
+        """Returns the changes that follow from passing time: hangs, ended jobs. now_ns: by the stream's clock."""
         with self._lock:
             return self._passed(self.clock() if now_ns is None else now_ns)
 
     def report(self) -> Report:
-        """All that is known of all jobs, those lately ended included."""
+        """The report on all jobs, including recently ended jobs."""
         with self._lock:
             at_ns = self.clock()
             jobs = [job for job in self._jobs.values() if job.rows.n_all]
             return together([*self._ended, *(job.report(self._nodes, at_ns) for job in jobs)])
 
     def finish(self) -> list[Change]:
-        """The events have ended: judge what is left, and close what is open."""
+        """End the stream: judge the remaining rows, and close all incidents. Returns the changes."""
         with self._lock:
             at_ns = self.clock()
             return [
@@ -102,12 +102,12 @@ class Stream:
 
     @property
     def n_jobs(self) -> int:
-        """Jobs that something was heard of lately."""
+        """Jobs that have not ended."""
         return len(self._jobs)
 
     @property
     def n_looks(self) -> tuple[int, int]:
-        """Diagnoses made on the jobs that run, and rows they looked at."""
+        """Evaluations of the running jobs, and the rows that they examined."""
         jobs = self._jobs.values()
         return sum(job.n_looks for job in jobs), sum(job.n_rows_looked_at for job in jobs)
 
@@ -145,7 +145,7 @@ class Stream:
             is_all = len(mine) == len(who)
             job.add({name: rows if is_all else _of(rows, mine) for name, rows in tables.items()}, at_ns)
             if len(batch.host_events):
-                # Of its own processes only: of those that descend from them nothing is judged.
+                # Host events of descendants of the job's processes are not evaluated.
                 members = np.array([node << 32 | pid for node, pid in sorted(job.members)], np.int64)
                 job.add_host_events(_of(batch.host_events, members))
             jobs.append(job)
@@ -158,7 +158,7 @@ class Stream:
             changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns)
             if at_ns - job.heard_at_ns >= self.forget_ns:
-                changes += self._end(group, at_ns, "nothing was heard of the job any more")
+                changes += self._end(group, at_ns, "the job sent no more events")
             elif at_ns - job.heard_at_ns >= self.linger_ns and job.has_ended(self._nodes):
                 changes += self._end(group, at_ns, "the job has ended")
         return changes

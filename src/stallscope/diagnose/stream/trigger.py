@@ -1,7 +1,7 @@
-"""A cheap look at each arriving row: did a rank take longer itself than the others did before the same round?
+"""A cheap check of each arriving row: did a rank itself take longer than the others before the same round?
 
-It decides only when a diagnosis is worth its cost, never what is said. Point-to-point calls and rounds of ranks that
-do different work tell it nothing, or too much; the job is diagnosed every so often anyway.
+It decides only when to evaluate, never the verdict. It cannot judge point-to-point calls and rounds of ranks with
+different work; periodic evaluations cover these.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Category
 
 _WAIT = Category.WAIT_GPU - 1
-_AGAIN = 4  # what waits for its round is looked at again when a quarter as much has come
+_AGAIN = 4  # waiting rows are compared again when a quarter as many have arrived
 _ROW = np.dtype(
     [("process", "i8"), ("comm", "u8"), ("seq", "i8"), ("ts", "i8"), ("own", "i8"), ("nranks", "i4")]
 )
@@ -21,8 +21,10 @@ _ROW = np.dtype(
 
 @dataclass
 class Watch:
-    """least_ns: from what on an excess is worth a look. step_ns: excesses closer together are one. count: by process,
-    excesses since the last diagnosis, those that one has not named included.
+    """The trigger of a job's evaluations.
+
+    least_ns: smallest excess that counts. step_ns: excesses closer together count once. count: by process, excesses
+    since the last evaluation, including excesses that did not lead to a name.
     """
 
     least_ns: float
@@ -39,7 +41,7 @@ class Watch:
     _n_new: int = 0
 
     def add(self, rows: Array) -> None:
-        """Look at arriving collectives, of any of the job's processes, in order of time for each."""
+        """Check arriving collectives of any of the job's processes, for each process in order of time."""
         self._arrived.append(rows)
         self._n_new += len(rows)
         if self._n_new >= max(self._n_open / _AGAIN, len(self._number)):
@@ -57,12 +59,12 @@ class Watch:
             self._arrived = []
 
     def looked(self, *, step_ns: float, least_ns: float) -> None:
-        """A diagnosis was made: only more than now is worth another."""
+        """Note an evaluation: only further excesses trigger another evaluation."""
         self.step_ns, self.least_ns, self.is_due = step_ns, least_ns, False
         self.count = {process: min(n, self.enough - 1) for process, n in self.count.items()}
 
     def _light(self, rows: Array) -> Array:
-        """Own time before each arrival, for what belongs to a round."""
+        """The process's own time before each arrival, for collectives with a round."""
         process, n = numbered(rows["node"], rows["pid"])
         order = np.lexsort((rows["ts_ns"], process))
         rows, process = rows[order], process[order]

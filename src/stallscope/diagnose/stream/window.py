@@ -1,8 +1,7 @@
 """The latest rows of one job, and which of them are complete.
 
-Nodes send at different moments. A rank's arrivals are usable up to the first round that some member has not told of
-yet, for then only is known who came last. A member that stays silent is waited for for some seconds of the others'
-time, no longer.
+Nodes send at different times. The arrivals of a rank are usable before the first round in which a member is missing,
+because the last rank of that round is not known yet. The wait for a silent member ends after some seconds.
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +20,11 @@ _KEPT = ("processes", "communicators")
 
 @dataclass(frozen=True)
 class Retention:
-    """How much of the past is kept as rows.
+    """The amount of past rows that is kept.
 
-    n_steps: of a job, at least half and at most all of so many. least_rows: but no fewer than half of so many rows of
-    a small job. most_rows: and no more of a large one. all_rows: of all jobs together. lag_ns: how long a node that
-    is behind is waited for. looks: how often a row is looked at, at most.
+    n_steps: steps of a job, of which between half and all are kept. least_rows: the same as rows, for small jobs.
+    most_rows: largest number of rows of a job. all_rows: of all jobs together. lag_ns: longest wait for a node that is
+    behind. looks: largest number of evaluations of a row.
     """
 
     n_steps: int = 128
@@ -38,9 +37,10 @@ class Retention:
 
 @dataclass
 class Rows:
-    """The rows of one job. step: number of the training step of each collective in the stream, UNKNOWN before it was
-    looked at; parallel to collectives, which are sorted by node, pid and time. new: rows not in order yet, n_waiting of
-    all tables and n_new collectives.
+    """The rows of one job.
+
+    step: training step of each collective in the stream, UNKNOWN before its first evaluation; parallel to collectives,
+    which are sorted by node, pid and time. new: unsorted rows; n_waiting of all tables, n_new collectives.
     """
 
     tables: dict[str, Array] = field(
@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def n(self) -> int:
-        """Collectives, those that have just come included."""
+        """Collectives, including unsorted ones."""
         return len(self.step) + self.n_new
 
     @property
@@ -62,13 +62,13 @@ class Rows:
         return sum(len(rows) for rows in self.tables.values()) + self.n_waiting
 
     def add(self, name: str, rows: Array) -> None:
-        """Take rows of a table; they are put in order when they are needed."""
+        """Take rows of a table; fold() sorts them."""
         self.new.setdefault(name, []).append(rows)
         self.n_waiting += len(rows)
         self.n_new += len(rows) if name == "collectives" else 0
 
     def fold(self) -> None:
-        """Put what has come in order."""
+        """Sort the new rows into the tables."""
         if not self.new:
             return
         for name, parts in self.new.items():
@@ -84,7 +84,7 @@ class Rows:
         self.new, self.n_new, self.n_waiting = {}, 0, 0
 
     def keep(self, kept: Array, *, most_side_rows: int) -> None:
-        """Drop collectives that are not kept, and what other tables tell of the time before each process's first."""
+        """Drop collectives that are not kept, and rows of other tables before each process's first kept collective."""
         rows = chosen(self.tables["collectives"], kept)
         self.tables["collectives"], self.step = rows, self.step[kept]
         who, first = np.unique(_who(rows), return_index=True)
@@ -119,7 +119,7 @@ def _as_bytes(rows: Array) -> Array:
 def complete(rows: Array, lag_ns: int) -> Array:
     """Which rows of a job are usable: bool (n,).
 
-    rows: COLLECTIVES sorted by node, pid, time, with the rounds of ranks that were captured late put right.
+    rows: COLLECTIVES sorted by node, pid, time, with corrected rounds of ranks that were attached late.
     """
     n = len(rows)
     if not n:
@@ -134,7 +134,7 @@ def complete(rows: Array, lag_ns: int) -> Array:
     comm, n_comms = numbered(comm_hash)
     here = np.flatnonzero(counted)
     pair, n_pairs = numbered(comm[here], process[here])
-    # Of each member, in order of time: what is written last stays.
+    # By member, in order of time: the last write stays.
     last, size, span_ns, comm_of = (np.zeros(n_pairs, np.int64) for _ in range(4))
     last[:] = UNKNOWN
     np.maximum.at(last, pair, seq[here])
@@ -154,9 +154,9 @@ def complete(rows: Array, lag_ns: int) -> Array:
 
 
 def told_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
-    """The same where rounds cannot be matched yet: rows up to the moment that each node has told of: bool (n,).
+    """The usable rows where rounds cannot be matched yet: rows up to the last time that each node covers: bool (n,).
 
-    wall_ns: int64 (n,), when they happened.
+    wall_ns: int64 (n,), times of the rows.
     """
     newest = np.full(int(rows["node"].max()) + 1, np.iinfo(np.int64).min)
     np.maximum.at(newest, rows["node"], wall_ns)
@@ -166,7 +166,7 @@ def told_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
 
 
 def _latest(rows: Array, name: str) -> Array:
-    """One row of each process, or of each membership: the last one, with what earlier ones knew."""
+    """The last row of each process, or of each membership, with missing values taken from earlier rows."""
     columns = ("node", "pid") if name == "processes" else ("node", "pid", "comm_hash")
     number, n = numbered(*(rows[column] for column in columns))
     if n == len(rows):
