@@ -93,7 +93,7 @@ def fed(trace: Trace) -> dict[str, Any]:
     return {
         "rows_a_second": round(len(trace.collectives) / spent),
         "changes": changes,
-        "looks_a_row": round(stream.n_looks[1] / len(trace.collectives), 2),
+        "looks_a_row": round(stream.n_evaluations[1] / len(trace.collectives), 2),
         "longest_feed_ms": round(longest * 1e3, 1),
         "most_rows_kept": most,
     }

@@ -85,7 +85,7 @@ def test_a_process_that_goes_on_after_all_closes_its_incident():
     silent, going = fed(until(trace, silent_ns), after(trace, silent_ns, end_ns))
     assert [(one.kind, one.verdict.kind) for one in silent] == [("opened", "failure")]
     closed = [one for one in going if one.verdict.kind == "failure"]
-    assert [(one.kind, one.reason) for one in closed] == [("closed", "the process went on")]
+    assert [(one.kind, one.reason) for one in closed] == [("closed", "the process continued")]
 
 
 @pytest.mark.parametrize("code", [700, 719])

@@ -1,4 +1,4 @@
-"""Every number the diagnosis decides by, with the reason for it."""
+"""All thresholds of the diagnosis, each with its reason."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,61 +6,61 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The defaults; users change those of `Chosen` through the settings."""
+    """The default thresholds; users change the thresholds of `Chosen` in the settings."""
 
     min_late_ns: int = 2_000_000
-    """Lateness below this is not worth a word: healthy 5 ms steps differ by up to 1.3 ms between ranks."""
+    """Lateness below this threshold is not reported: healthy 5 ms steps differ by up to 1.3 ms between ranks."""
 
     late_step_share: float = 0.05
-    """... nor below this share of the usual step: nobody repairs a machine for less."""
+    """... nor below this share of the typical step: the gain does not justify a repair."""
 
     noise_factor: float = 6.0
-    """... nor below so many robust standard deviations of what the ranks differ by anyway."""
+    """... nor below this many robust standard deviations of the normal differences between ranks."""
 
     steady_step_share: float = 0.03
-    """A rank that is slow in most steps is late for less: the median over the steps is much surer than one step."""
+    """Lower threshold for a rank that is slow in most steps: a median over steps is more reliable than one step."""
 
     steady_noise_factor: float = 3.0
-    """... but stands out by so many robust standard deviations of one step."""
+    """... and its lateness exceeds this many robust standard deviations of one step."""
 
     even_share: float = 0.85
-    """... or, where it is late by half the usual or more in this share of the steps, of what ranks differ by in all."""
+    """... or of the differences of all ranks, if it is late by half its median or more in this share of the steps."""
 
     steady_share: float = 0.6
     """... in at least this share of the steps."""
 
     source_share: float = 0.5
-    """A late rank is slow itself when its own excess explains this share of its lateness; else it is a victim."""
+    """A late rank is slow itself if its own excess explains this share of its lateness; otherwise it is a victim."""
 
     steady_steps: int = 8
-    """... and only when so many steps were judged: hosts wander, and stay slow for a few steps by themselves."""
+    """... and only with this many judged steps: healthy hosts vary, and can be slow for a few steps."""
 
     min_late_steps: int = 3
-    """A rank is named after this many late steps: once is chance, twice is coincidence."""
+    """A rank is named after this many late steps: one or two can be chance."""
 
     chance: float = 0.015
-    """... if the other ranks' late steps make so many a chance of at most this (Poisson)."""
+    """... if, at the rate of the other ranks, this many late steps have at most this probability (Poisson)."""
 
     clear_factor: float = 3.0
-    """Late steps this many times above the threshold count one by one; smaller ones in a row count as one."""
+    """Late steps this many times above the threshold count separately; consecutive smaller late steps count once."""
 
     min_unclear_steps: int = 5
-    """... and of those so many are needed before a rank is named."""
+    """... and a rank needs this many of them to be named."""
 
     moving_time_share: float = 0.1
-    """Delays that move around are told when together they took this share of the time: below, nobody acts."""
+    """Delays of changing ranks are reported if together they took this share of the time."""
 
     least_uneven: int = 3
-    """So many ranks, late in the same steps, have more work rather than a bad machine each ..."""
+    """This many ranks, late in the same steps, have more work rather than faulty machines ..."""
 
     uneven_share: float = 0.3
     """... if they are this share of all, and not just the ranks of one node."""
 
     elongation: float = 0.3
-    """Late steps must be longer than the rank's other steps by this share of the lateness: else it was absorbed."""
+    """Late steps must exceed the rank's other steps by this share of the lateness; otherwise it was absorbed."""
 
     shared_factor: float = 3.0
-    """In a step in which all ranks pause (checkpoint, validation) a rank is late from so many times that pause on."""
+    """In a step with a pause of all ranks (a checkpoint), a rank is late from this multiple of the pause on."""
 
     one_off_ns: int = 1_000_000_000
     """A single delay of this length is not counted among the shorter delays of its rank."""
@@ -85,13 +85,13 @@ class Thresholds:
     """Steps at the start that are never judged: compilers, caches, first use of communicators (200-300 ms)."""
 
     warm_up_factor: float = 3.0
-    """Further steps at the start, up to ten, are warm-up while they take so many times the usual step."""
+    """Further steps at the start, up to ten, are warm-up while they take this many times the typical step."""
 
     hang_after_ns: int = 10_000_000_000
     """A missing rank is a hang after this time ..."""
 
     hang_gap_factor: float = 5.0
-    """... and so many times the job's usual gap between rounds: a validation or a compile is not accused."""
+    """... and this many times the job's typical gap between rounds: a validation or a compilation is not a hang."""
 
     dead_after_ns: int = 1_000_000_000
     """A missing rank whose process has ended needs no more patience than this."""
@@ -109,11 +109,11 @@ class Thresholds:
     """... by at least `min_late_ns`, or by this factor where steps are short ..."""
 
     slowdown_steps: int = 10
-    """... for at least so many steps, after as many at the former pace."""
+    """... for at least this many steps, after as many steps at the former pace."""
 
     run_ahead_steps: int = 64
-    """Steps in which nobody waited are no former pace unless there are so many: until its launch queue (1,024 entries)
-    is full, a host runs ahead of its GPU."""
+    """Steps in which no rank waited count as the former pace only if there are this many: until its launch queue
+    (1,024 entries) is full, a host runs ahead of its GPU."""
 
     released_late_share: float = 0.03
     """A GPU is called slow when its rank is released this share of a step after the others in four steps of five ..."""
@@ -122,7 +122,7 @@ class Thresholds:
     """... and by at least this: healthy ranks are released within some ten microseconds of each other."""
 
     clock_error_factor: float = 2.0
-    """Lateness below so many clock errors counts for nothing."""
+    """Lateness below this many clock errors does not count."""
 
     fault_share: float = 0.1
     """A fault of a process without peers is named from this share of its wall clock on: below it, the gain is small."""
@@ -146,7 +146,7 @@ class Thresholds:
     """From this rate on a process may be bound by its launches ..."""
 
     launches_per_cpu_s: float = 6_000.0
-    """... if each second on the CPU holds so many (an eager operation costs the host 5 to 20 us) ..."""
+    """... with this many launches per second on the CPU (an eager operation costs the host 5 to 20 us) ..."""
 
     launching_share: float = 0.5
     """... and it is on the CPU for this share of the time."""
@@ -186,7 +186,7 @@ class Thresholds:
 
 
 class Chosen(Protocol):
-    """What users choose of it, as the settings call it."""
+    """The thresholds that users choose, with the names of the settings."""
 
     @property
     def min_late_ms(self) -> float: ...
@@ -201,7 +201,7 @@ class Chosen(Protocol):
 
 
 def thresholds(chosen: Chosen) -> Thresholds:
-    """The thresholds that the settings in force give: for explain, the hub, the live page and the tools alike."""
+    """The thresholds from the current settings, for explain, the hub, the live page and the tools."""
     return Thresholds(
         min_late_ns=int(chosen.min_late_ms * 1e6),
         min_late_steps=chosen.min_late_steps,

@@ -29,7 +29,7 @@ class Evidence:
     by its time budget. step_ms: the typical step, None where unknown.
     clock_error_ms: largest error of the alignment of the nodes' clocks, None on one node.
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
-    coverage: what the source can show.
+    coverage: limits of the source.
     """
 
     n_ranks: int

@@ -1,4 +1,4 @@
-"""The answer as data: a report with its verdicts. The JSON Schema beside this file is the contract."""
+"""The answer as data: a report with its verdicts. report.schema.json in this folder is the contract."""
 
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime

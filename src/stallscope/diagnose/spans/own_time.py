@@ -1,12 +1,12 @@
-"""Who is slow itself, from spans of work: own time per step, compared with the peers that do the same work.
+"""Slow ranks from spans of work: the work of each rank per step, compared with the peers that do the same work.
 
-For sources that tell how long each piece of work took (op COMPUTE) and when each collective began. Peers are the
-ranks that share out the same weights or gradients: the members of a communicator with all-gathers or
-reduce-scatters, else with all-reduces of ranks that have the same kinds of work.
+For sources that record the duration of each piece of work (op COMPUTE) and the start of each collective. Peers are
+ranks that share weights or gradients: the members of a communicator with all-gathers or reduce-scatters, otherwise
+with all-reduces of ranks that have the same kinds of work.
 
-Lengths need no clock. Lateness is how much longer than its peers' the way from the beginning of the step to the end
-of the last work before their last round is, each by its own clock. A rank that is late with no more work than its
-peers was kept waiting: a victim. A whole group of peers with more work than the others is a slow stage, no bad machine.
+Durations need no common clock. Lateness is the excess over the peers of the time from the start of the step to the end
+of the last work before the last common round, each on its own clock. A late rank without more work than its peers is a
+victim that waited. A whole group of peers with more work than the others is a slow stage, not a faulty machine.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Op
 from stallscope.events.trace import Trace
 
-_WORTH = 2.0  # uneven work is told from so many times the share of a step that makes a single step late
+_WORTH = 2.0  # threshold of uneven work, as a multiple of the share that makes a single step late
 _MOST, _SOME, _FEW = (
     0.5,
     0.1,
@@ -62,8 +62,8 @@ class Work:
 class HeavyStage:
     """A group of peers with more work than the others in every step.
 
-    excess_ns: beyond the median of the other groups. loss_ns: what a step would be shorter with the same work spread
-    evenly, float64 (s,): at least.
+    excess_ns: beyond the median of the other groups. loss_ns: time that each step would save at least with evenly
+    spread work, float64 (s,).
     """
 
     processes: Array
@@ -76,7 +76,7 @@ class Spread:
     """Work that differs between peers from step to step.
 
     spread_ns: longest minus mean, of the worst group, float64 (s,). worst: its process, int64 (s,). is_late: bool
-    (s,), steps in which that is worth a word.
+    (s,), steps in which the spread exceeds the threshold.
     """
 
     spread_ns: Array
@@ -85,11 +85,11 @@ class Spread:
 
 
 def work(trace: Trace, *, first_step: int) -> Work | None:
-    """The work of a trace from the training step `first_step` on; None where no source tells any."""
+    """The work of a trace from the training step `first_step` on; None where the source records no work."""
     spans = trace.spans[trace.spans["step"] >= first_step]
     if not (spans["op"] == Op.COMPUTE).any():
         return None
-    in_order, first_row = np.unique(_who(trace.processes), return_index=True)
+    in_order, first_row = np.unique(_keys(trace.processes), return_index=True)
     process = _process_of(spans, in_order)
     spans, process = spans[process >= 0], process[process >= 0]
     steps, step = np.unique(spans["step"], return_inverse=True)
@@ -124,13 +124,13 @@ def work(trace: Trace, *, first_step: int) -> Work | None:
 
 
 def least_slow_ns(done: Work, limits: Thresholds) -> float:
-    """What a process must do more than its peers in a step for the step to count as slow."""
+    """The additional work relative to the peers from which a step counts as slow."""
     noise = limits.noise_factor * _noise_ns(done.own_ns)
     return max(limits.min_late_ns, limits.late_step_share * done.step_ns, noise)
 
 
 def slow_steps(done: Work, limits: Thresholds) -> list[LateStep]:
-    """The steps in which a process had more work than its peers, and came as much later to them."""
+    """The steps in which a process had more work than its peers and reached their round as much later."""
     excess, late = _beyond_peers(done.own_ns, done.peers), _beyond_peers(done.reach_ns, done.peers)
     late = np.where(np.isnan(late), excess, late)
     noise = limits.steady_noise_factor * _noise_ns(done.own_ns)
@@ -138,7 +138,7 @@ def slow_steps(done: Work, limits: Thresholds) -> list[LateStep]:
     both = np.nan_to_num(np.fmin(excess, late), nan=0.0)
     is_steady = (both >= steady).mean(axis=0) >= limits.steady_share
     needed = np.where(is_steady, steady, least_slow_ns(done, limits))
-    found = (both >= needed) & (excess >= limits.source_share * late)
+    is_slow = (both >= needed) & (excess >= limits.source_share * late)
     return [
         LateStep(
             process=int(process),
@@ -149,36 +149,38 @@ def slow_steps(done: Work, limits: Thresholds) -> list[LateStep]:
             excess_ns=float(excess[step, process]),
             n_rounds=1,
         )
-        for step, process in np.argwhere(found)
+        for step, process in np.argwhere(is_slow)
     ]
 
 
 def losses_ns(done: Work, named: Mapping[int, list[LateStep]]) -> dict[int, Array]:
-    """By process: what each step would be shorter without the late steps of those named, at least: float64 (s,).
+    """By process: the time that each step would save at least without the late steps of the named processes.
 
-    Beside the pipelines which they keep waiting themselves, some other rank may have come late too: only what a late
-    one came later than all of them counts. What several named ones came late together is shared: each is to blame for
-    the time up to its own coming with those who came later still.
+    Returns float64 (s,) by process. Ranks of other pipelines may be late as well, so only the lateness beyond all of
+    these ranks counts. Lateness that several named processes have in common is divided among them.
     """
     beyond = {process: np.zeros(len(done.step)) for process in named}
     in_step: dict[int, set[int]] = {}
     for process, late in named.items():
-        for one in late:
-            in_step.setdefault(one.step, set()).add(process)
+        for late_step in late:
+            in_step.setdefault(late_step.step, set()).add(process)
     for process, late in named.items():
         others = (done.pipeline != done.pipeline[process]) & (done.peers == done.peers[process])
-        for one in late:
-            reach = done.reach_ns[one.step]
-            held_up = done.pipeline[list(in_step[one.step])]
+        for late_step in late:
+            reach = done.reach_ns[late_step.step]
+            held_up = done.pipeline[list(in_step[late_step.step])]
             known = others & np.isfinite(reach) & ~np.isin(done.pipeline, held_up)
-            own = reach[process] - reach[known].max() if known.any() else one.late_ns
-            most = max(min(own, one.late_ns), 0.0) if np.isfinite(own) else one.late_ns
-            beyond[process][one.step] = most
+            own = reach[process] - reach[known].max() if known.any() else late_step.late_ns
+            most = max(min(own, late_step.late_ns), 0.0) if np.isfinite(own) else late_step.late_ns
+            beyond[process][late_step.step] = most
     return dict(zip(beyond, _shared(np.array(list(beyond.values()))), strict=True)) if beyond else {}
 
 
 def _shared(beyond: Array) -> Array:
-    """Delays of several in a step (k, s), as shares of the longest: each stretch is divided by those that reach it."""
+    """Delays of several processes in a step (k, s) as shares of the longest delay.
+
+    Each stretch of time is divided equally among the processes whose delays include it.
+    """
     order = np.argsort(beyond, axis=0)
     in_order = np.take_along_axis(beyond, order, axis=0)
     n_left = np.arange(len(beyond), 0, -1)[:, None]
@@ -189,7 +191,7 @@ def _shared(beyond: Array) -> Array:
 
 
 def heavy_stage(done: Work, named: set[int], limits: Thresholds) -> HeavyStage | None:
-    """The group of peers that has more work than all others in most steps; processes named are left out."""
+    """The group of peers with more work than all others in most steps, without the named processes."""
     kept = np.array([p for p in range(len(done.peers)) if p not in named], np.int64)
     groups = np.unique(done.peers[kept])
     if len(groups) < 2:
@@ -205,14 +207,14 @@ def heavy_stage(done: Work, named: set[int], limits: Thresholds) -> HeavyStage |
     often = float(np.mean(np.argmax(each, axis=1) == slow))
     if excess < max(limits.imbalance_share * done.step_ns, limits.min_late_ns) or often < limits.steady_share:
         return None
-    # The last of the pieces also fills and drains the pipeline, where a stage with less work is as long as it.
+    # One of the pieces fills and drains the pipeline, which takes the same time with evenly spread work.
     loss = np.zeros(len(done.step))
     loss[usable] = np.maximum(each[:, slow] - each.mean(axis=1), 0.0) * (1 - 1 / max(done.n_pieces, 1))
     return HeavyStage(kept[done.peers[kept] == groups[slow]], float(excess), loss)
 
 
 def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds) -> Spread | None:
-    """Work that is uneven among peers, by a changing rank; processes named are left out. late: all slow steps."""
+    """Work of a changing rank that is uneven among peers, without the named processes. late: all slow steps."""
     own = done.own_ns.copy()
     own[:, sorted(named)] = np.nan
     above = np.zeros(own.shape)
@@ -220,10 +222,13 @@ def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds
         members = done.peers == group
         if np.isfinite(own[:, members]).any(axis=0).sum() > 1:
             above[:, members] = np.nan_to_num(own[:, members] - _mean(own[:, members])[:, None], nan=0.0)
-    largest, left = above.max(axis=1), [one for one in late if one.process not in named]
+    largest, left = above.max(axis=1), [late_step for late_step in late if late_step.process not in named]
     is_late = largest >= max(_WORTH * limits.late_step_share * done.step_ns, limits.min_late_ns)
-    is_late[[one.step for one in left]] = True
-    by_turns = len({one.process for one in left}) > 1 and len({one.step for one in left}) >= _FEW
+    is_late[[late_step.step for late_step in left]] = True
+    by_turns = (
+        len({late_step.process for late_step in left}) > 1
+        and len({late_step.step for late_step in left}) >= _FEW
+    )
     if not len(largest) or is_late.mean() < (_SOME if by_turns else _MOST):
         return None
     return Spread(np.where(is_late, largest, 0.0), np.argmax(above, axis=1), is_late)
@@ -235,21 +240,21 @@ def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> di
     steps: rows of the Work.
     """
     spans = trace.spans[(trace.spans["op"] == Op.COMPUTE) & np.isin(trace.spans["step"], done.step[steps])]
-    whose = _process_of(spans, np.unique(_who(trace.processes)))
+    whose = _process_of(spans, np.unique(_keys(trace.processes)))
     labels, label = np.unique(spans["label"], return_inverse=True)
     total = np.zeros((len(done.peers), len(labels)))
     np.add.at(total, (whose[whose >= 0], label[whose >= 0]), spans["duration_ns"][whose >= 0])
     per_step = total / max(len(steps), 1)
     is_peer = (done.peers == done.peers[process]) & (np.arange(len(done.peers)) != process)
     usual = np.median(per_step[is_peer], axis=0) if is_peer.any() else np.zeros(len(labels))
-    mine = per_step[process]
+    own_ns = per_step[process]
     return {
         name.decode("utf-8", "replace"): (float(own - theirs), float(own / theirs) if theirs > 0 else 0.0)
-        for name, own, theirs in zip(labels.tolist(), mine, usual, strict=True)
+        for name, own, theirs in zip(labels.tolist(), own_ns, usual, strict=True)
     }
 
 
-def _who(rows: Array) -> Array:
+def _keys(rows: Array) -> Array:
     return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
 
 
@@ -261,7 +266,7 @@ def _ends(spans: Array, step: Array, n_steps: int) -> tuple[Array, Array]:
 
 
 def _complete(own: Array, spans: Array, step: Array, process: Array, peers: Array) -> Array:
-    """Own times, without those of processes that lack pieces their peers have in the step: records were lost."""
+    """Own times, NaN for a process with fewer pieces than its peers in a step, because records were lost."""
     n = np.zeros(own.shape, np.int64)
     np.add.at(n, (step, process), 1)
     most = np.zeros(own.shape, np.int64)
@@ -294,9 +299,9 @@ def _process_of(rows: Array, in_order: Array) -> Array:
     """The process of each row, by the keys of the processes; UNKNOWN for none of them."""
     if not len(in_order):
         return np.full(len(rows), UNKNOWN)
-    place = np.searchsorted(in_order, _who(rows))
-    place = np.minimum(place, len(in_order) - 1)
-    return np.where(in_order[place] == _who(rows), place, UNKNOWN)
+    index = np.searchsorted(in_order, _keys(rows))
+    index = np.minimum(index, len(in_order) - 1)
+    return np.where(in_order[index] == _keys(rows), index, UNKNOWN)
 
 
 def _peers(trace: Trace, spans: Array, process: Array, in_order: Array) -> Array:
@@ -308,8 +313,8 @@ def _peers(trace: Trace, spans: Array, process: Array, in_order: Array) -> Array
         frozenset(np.unique(spans["label"][process == p]).tolist()) for p in range(len(in_order))
     ]
     reducing = _connected(trace, in_order, (Op.ALL_REDUCE,))
-    alike = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
-    return numbered(reducing, np.array([alike[kind] for kind in kinds]))[0]
+    number_of_kind = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
+    return numbered(reducing, np.array([number_of_kind[kind] for kind in kinds]))[0]
 
 
 def _connected(trace: Trace, in_order: Array, ops: tuple[Op, ...]) -> Array:
@@ -346,16 +351,16 @@ def _beyond_peers(value: Array, peers: Array) -> Array:
 
 
 def _noise_ns(own: Array) -> float:
-    """How much the work of a quiet process varies from step to step: robust, the lower quartile of the processes."""
+    """The variation of a quiet process's work from step to step: robust, the lower quartile of the processes."""
     if own.shape[0] < 4:
         return 0.0
     spreads = [1.4826 * _median(np.abs(column - _median(column)))[()] for column in own.T]
-    known = [one for one in spreads if np.isfinite(one)]
-    return float(np.quantile(known, 0.25)) if known else 0.0
+    finite = [value for value in spreads if np.isfinite(value)]
+    return float(np.quantile(finite, 0.25)) if finite else 0.0
 
 
 def _median(values: Array) -> Array:
-    """Median along the last axis of what is known; NaN where nothing is."""
+    """Median of the finite values along the last axis; NaN without any."""
     known = np.isfinite(values)
     filled = np.where(known.any(axis=-1, keepdims=True), values, 0.0)
     middle: Array = np.where(known.any(axis=-1), np.nanmedian(filled, axis=-1), np.nan)

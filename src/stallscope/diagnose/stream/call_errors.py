@@ -17,16 +17,16 @@ _PATIENCE_NS = 2 * NO_CALLS_AFTER_NS
 
 
 @dataclass
-class Failing:
+class FailedCalls:
     """Failed calls of a job. Times are on the clocks of the processes' nodes.
 
-    broke: a call that was not judged yet ended its context. refused: time of the last refused allocation, by process
-    that may continue; told: the same of processes whose failure was reported.
+    ended_context: a call that was not judged yet ended its context. refused: time of the last refused allocation, by
+    process that may continue; reported: the same of processes whose failure was reported.
     """
 
-    broke: bool = False
+    ended_context: bool = False
     refused: dict[Who, int] = field(default_factory=dict)
-    told: dict[Who, int] = field(default_factory=dict)
+    reported: dict[Who, int] = field(default_factory=dict)
 
     def note(self, calls: Array) -> None:
         """Take arriving calls."""
@@ -34,13 +34,13 @@ class Failing:
             if result == OUT_OF_MEMORY:
                 self.refused[node, pid] = max(ts_ns, self.refused.get((node, pid), ts_ns))
             else:
-                self.broke = True
+                self.ended_context = True
 
-    def absorb(self, other: "Failing") -> None:
+    def absorb(self, other: "FailedCalls") -> None:
         """Take over the failed calls of a job that has turned out to be part of this job."""
-        self.broke |= other.broke
+        self.ended_context |= other.ended_context
         self.refused.update(other.refused)
-        self.told.update(other.told)
+        self.reported.update(other.reported)
 
     def is_due(self, now_ns: Callable[[int], int], ended: Iterable[Who], *, is_last: bool = False) -> bool:
         """Whether failed calls must be judged now. Their processes then count as judged.
@@ -49,15 +49,15 @@ class Failing:
         """
         gone = set(ended)
         over = {
-            who: ts_ns
-            for who, ts_ns in self.refused.items()
-            if is_last or who in gone or now_ns(who[0]) - ts_ns >= _PATIENCE_NS
+            process: ts_ns
+            for process, ts_ns in self.refused.items()
+            if is_last or process in gone or now_ns(process[0]) - ts_ns >= _PATIENCE_NS
         }
-        is_due = self.broke or bool(over)
-        self.broke = False
-        self.told |= over
-        for who in over:
-            del self.refused[who]
+        is_due = self.ended_context or bool(over)
+        self.ended_context = False
+        self.reported |= over
+        for process in over:
+            del self.refused[process]
         return is_due
 
     def judged(self, calls: Array) -> Array:
@@ -67,9 +67,13 @@ class Failing:
             waits |= (calls["node"] == node) & (calls["pid"] == pid) & (calls["result"] == OUT_OF_MEMORY)
         return calls[~waits] if waits.any() else calls
 
-    def went_on(self, last_ns: Mapping[Who, int]) -> bool:
+    def has_continued(self, last_ns: Mapping[Who, int]) -> bool:
         """Whether a process makes calls after its failure was reported. last_ns: the last arrival of each process."""
-        again = {who for who, ts_ns in self.told.items() if last_ns.get(who, 0) > ts_ns + NO_CALLS_AFTER_NS}
-        for who in again:
-            del self.told[who]
+        again = {
+            process
+            for process, ts_ns in self.reported.items()
+            if last_ns.get(process, 0) > ts_ns + NO_CALLS_AFTER_NS
+        }
+        for process in again:
+            del self.reported[process]
         return bool(again)

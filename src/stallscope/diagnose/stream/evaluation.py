@@ -18,15 +18,15 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts._late import Examined, examined_totals
 from stallscope.events.layout import UNKNOWN, Array
 
-_LOOKS = 10
+_EVALUATIONS = 10
 """Repeated evaluations find chance events sooner, so for small delays chance must be this many times rarer."""
 
 
 @dataclass(frozen=True)
-class Look:
+class Evaluation:
     """The findings on a job's rows, in steps of the stream.
 
-    found: the named processes follow from the history and the rows. step_of_row: step of each row.
+    faults: the named processes follow from the history and the rows. step_of_row: step of each row.
     live: late steps that are not in the history yet, by process; device: the same for slow GPUs. once: (process, step)
     of long delays that happened once; alone: those delays that no other rank had. step: the newest step.
 
@@ -34,7 +34,7 @@ class Look:
     many late steps that repeated evaluations do not explain them, or with large delays that no other process has.
     """
 
-    found: Findings
+    faults: Findings
     step_of_row: Array
     live: dict[int, list[LateStep]]
     device: dict[int, list[LateStep]]
@@ -47,18 +47,20 @@ class Look:
 
     @property
     def case(self) -> Case:
-        return self.found.case
+        return self.faults.case
 
     @property
     def late(self) -> list[LateStep]:
         """All late steps in the rows."""
-        return self.found.late
+        return self.faults.late
 
     def late_of(self, processes: Iterable[int]) -> list[LateStep]:
         """Late steps in the rows, including late steps that are in the history; without delays that happened once."""
         chosen = set(processes)
         return [
-            one for one in self.late if one.process in chosen and (one.process, one.step) not in self.once
+            late_step
+            for late_step in self.late
+            if late_step.process in chosen and (late_step.process, late_step.step) not in self.once
         ]
 
     def ts_ns(self, late: LateStep) -> int:
@@ -66,110 +68,118 @@ class Look:
         return int(self.case.line.rows["ts_ns"][late.peak_row])
 
 
-def look(case: Case, known: Array, history: History) -> Look:
+def evaluate(case: Case, known: Array, history: History) -> Evaluation:
     """Diagnose the remaining rows, and name ranks from the history and these rows.
 
     known: the stream's step of each row, UNKNOWN for new rows.
     """
     limits = case.limits
-    found = findings(case)
+    faults = findings(case)
     shift = _shift(case, known, history)
-    found = replace(
-        found,
-        late=_moved(found.late, shift),
-        device={p: replace(one, late=_moved(one.late, shift)) for p, one in found.device.items()},
+    faults = replace(
+        faults,
+        late=_moved(faults.late, shift),
+        device={p: replace(slow, late=_moved(slow.late, shift)) for p, slow in faults.device.items()},
     )
-    live = _unsettled(case, found.late, history)
+    live = _unsettled(case, faults.late, history)
     everything = [*history.late.late(_numbers(case)), *live]
     if history.late.of:
         named = _named(case, everything, limits)
-        costly = {process: late for process, late in named.items() if not found.absorption.has(process)}
-        found = replace(found, named=costly)
+        costly = {process: late for process, late in named.items() if not faults.absorption.has(process)}
+        faults = replace(faults, named=costly)
     unexplained = [
-        one for one in found.late if one.process not in found.device and not found.absorption.has(one.process)
+        late_step
+        for late_step in faults.late
+        if late_step.process not in faults.device and not faults.absorption.has(late_step.process)
     ]
     uneven = moving(
-        case.line, unexplained, found.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
+        case.line, unexplained, faults.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
     )
-    if uneven is not None or not found.is_on_device:
-        found = replace(found, uneven=uneven, is_on_device=False)
+    if uneven is not None or not faults.is_on_device:
+        faults = replace(faults, uneven=uneven, is_on_device=False)
     least = limits.clear_factor * case.pace.least_ns
-    large = frozenset(p for p, late in found.named.items() if _usual_ns(late) >= least)
-    once = incidents(everything, found.named, limits)
-    unlike = unique_delays(once, everything, named=found.named, node=_nodes(case, everything))
-    firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _LOOKS)))
-    firm &= found.named.keys()
+    large = frozenset(p for p, late in faults.named.items() if _usual_ns(late) >= least)
+    once = incidents(everything, faults.named, limits)
+    unlike = unique_delays(once, everything, named=faults.named, node=_nodes(case, everything))
+    firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _EVALUATIONS)))
+    firm &= faults.named.keys()
     steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
-    return Look(
-        found=found,
+    return Evaluation(
+        faults=faults,
         step_of_row=steps,
         live=_grouped(live),
-        device={p: _unsettled(case, one.late, history) for p, one in found.device.items()},
-        once=frozenset((one.process, one.step) for one in once),
-        alone=frozenset((one.process, one.step) for one in unlike),
+        device={p: _unsettled(case, slow.late, history) for p, slow in faults.device.items()},
+        once=frozenset((late_step.process, late_step.step) for late_step in once),
+        alone=frozenset((late_step.process, late_step.step) for late_step in unlike),
         large=large,
-        firm=firm | {process for process in large if is_alone(found.named[process], everything)},
+        firm=firm | {process for process in large if is_alone(faults.named[process], everything)},
         step=int(steps.max(initial=0)),
-        examined=_seen(case, steps, history),
+        examined=_totals(case, steps, history),
     )
 
 
 def parts(
-    seen: Look, tracks: Tracks, live: dict[int, list[LateStep]], *, only_since: bool
+    evaluation: Evaluation, tracks: Tracks, live: dict[int, list[LateStep]], *, only_since: bool
 ) -> dict[int, tuple[list[Delays], list[LateStep]]]:
     """By process of the case: the delays in its track, and its late steps that are still in the rows.
 
     only_since: without delays of closed incidents.
     """
-    case = seen.case
+    case = evaluation.case
     out: dict[int, tuple[list[Delays], list[LateStep]]] = {}
     for process in range(case.line.n_processes):
         track = tracks.of.get(case.who(process))
-        mine = live.get(process, [])
+        late_steps = live.get(process, [])
         if track is None:
             kept: list[Delays] = []
         elif only_since:
             kept = [track.since] if track.since else []
-            mine = [one for one in mine if seen.ts_ns(one) > track.over_ns]
+            late_steps = [
+                late_step for late_step in late_steps if evaluation.ts_ns(late_step) > track.over_ns
+            ]
         else:
             kept = track.all
-        mine = [one for one in mine if (process, one.step) not in seen.once]
-        again = track.recurred({step for p, step in seen.once if p == process}) if track else []
-        if kept or mine or again:
-            out[process] = [*again, *kept], mine
+        late_steps = [
+            late_step for late_step in late_steps if (process, late_step.step) not in evaluation.once
+        ]
+        again = track.recurred({step for p, step in evaluation.once if p == process}) if track else []
+        if kept or late_steps or again:
+            out[process] = [*again, *kept], late_steps
     return out
 
 
 def summed(
-    seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], processes: Iterable[int]
+    evaluation: Evaluation, held: dict[int, tuple[list[Delays], list[LateStep]]], processes: Iterable[int]
 ) -> dict[int, Delays]:
     """The delays of some processes, from their tracks and from the rows."""
     chosen = [process for process in processes if process in held]
-    live = [one for process in chosen for one in held[process][1]]
-    fresh = delays_by_process(seen.case, live, among=seen.late_of(chosen))
+    live = [late_step for process in chosen for late_step in held[process][1]]
+    fresh = delays_by_process(evaluation.case, live, among=evaluation.late_of(chosen))
     return {p: total([*held[p][0], *([fresh[p]] if p in fresh else [])]) for p in chosen}
 
 
 def summed_device(
-    seen: Look, held: dict[int, tuple[list[Delays], list[LateStep]]], process: int
+    evaluation: Evaluation, held: dict[int, tuple[list[Delays], list[LateStep]]], process: int
 ) -> Delays | None:
     """The delays of a slow GPU, from its track and from the rows; None without any."""
     kept, late = held.get(process, ([], []))
-    found = [*kept, *([device_delays(seen.case, process, late)] if late else [])]
-    return total(found) if found else None
+    delays = [*kept, *([device_delays(evaluation.case, process, late)] if late else [])]
+    return total(delays) if delays else None
 
 
 def is_alone(late: list[LateStep], everything: list[LateStep]) -> bool:
     """Whether no other process has had delays like these twice, in other steps."""
-    steps, usual = {one.step for one in late}, _usual_ns(late)
+    steps, usual = {late_step.step for late_step in late}, _usual_ns(late)
     others = Counter(
-        one.process for one in everything if one.step not in steps and one.excess_ns >= 0.5 * usual
+        late_step.process
+        for late_step in everything
+        if late_step.step not in steps and late_step.excess_ns >= 0.5 * usual
     )
     return max((n for process, n in others.items() if process != late[0].process), default=0) < 2
 
 
 def _usual_ns(late: list[LateStep]) -> float:
-    return float(np.median([one.excess_ns for one in late]))
+    return float(np.median([late_step.excess_ns for late_step in late]))
 
 
 def _shift(case: Case, known: Array, history: History) -> Array:
@@ -187,19 +197,27 @@ def _shift(case: Case, known: Array, history: History) -> Array:
     moved, of_row = known - step, program[case.line.process]
     usual = int(np.median(moved[both]))
     by_program = [
-        int(np.median(moved[mine])) if (mine := both & (of_row == number)).any() else usual
+        int(np.median(moved[rows])) if (rows := both & (of_row == number)).any() else usual
         for number in range(int(program.max()) + 1)
     ]
     return np.array(by_program)[program]
 
 
 def _moved(late: list[LateStep], shift: Array) -> list[LateStep]:
-    return [replace(one, step=one.step + int(shift[one.process])) for one in late] if shift.any() else late
+    return (
+        [replace(late_step, step=late_step.step + int(shift[late_step.process])) for late_step in late]
+        if shift.any()
+        else late
+    )
 
 
 def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[LateStep]:
     ts_ns = case.line.rows["ts_ns"]
-    return [one for one in late if not history.is_settled(case.who(one.process), int(ts_ns[one.peak_row]))]
+    return [
+        late_step
+        for late_step in late
+        if not history.is_settled(case.who(late_step.process), int(ts_ns[late_step.peak_row]))
+    ]
 
 
 def _numbers(case: Case) -> dict[Who, int]:
@@ -208,7 +226,7 @@ def _numbers(case: Case) -> dict[Who, int]:
 
 def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[int, list[LateStep]]:
     """The processes to name, by their late steps of all time."""
-    n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
+    n_processes = max([case.line.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = _nodes(case, everything)
     named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits, node=node)
     return {process: late for process, late in named.items() if process < case.line.n_processes}
@@ -216,7 +234,7 @@ def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[i
 
 def _nodes(case: Case, everything: list[LateStep]) -> Array:
     """The node of each process, UNKNOWN for processes without rows."""
-    n_processes = max([case.line.n_processes, *(one.process + 1 for one in everything)])
+    n_processes = max([case.line.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = np.full(n_processes, UNKNOWN)
     node[: case.line.n_processes] = case.line.node
     return node
@@ -224,12 +242,12 @@ def _nodes(case: Case, everything: list[LateStep]) -> Array:
 
 def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:
     out: dict[int, list[LateStep]] = {}
-    for one in late:
-        out.setdefault(one.process, []).append(one)
+    for late_step in late:
+        out.setdefault(late_step.process, []).append(late_step)
     return out
 
 
-def _seen(case: Case, steps: Array, history: History) -> Examined:
+def _totals(case: Case, steps: Array, history: History) -> Examined:
     here = examined_totals(case)
     if not history.is_trimmed:
         return here

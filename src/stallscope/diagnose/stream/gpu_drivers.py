@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
-from stallscope.diagnose.stream.incidents import Sighted
+from stallscope.diagnose.stream.incidents import Candidate
 from stallscope.diagnose.verdicts._pids import with_pids
 from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events.layout import GPU_PROCESSES, GPUS, Array, empty
@@ -41,10 +41,12 @@ class Drivers:
         return {name: rows[np.isin(rows["node"], sorted(nodes))] for name, rows in self.tables.items()}
 
 
-def explained(trace: Trace, shown: Sequence[Sighted]) -> list[Sighted]:
+def explained(trace: Trace, shown: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with the state of their GPUs and the processes of their ranks."""
-    told = with_pids(trace, with_gpu_states(trace, Report("", {}, [one.verdict for one in shown])).verdicts)
-    return [replace(one, verdict=verdict) for one, verdict in zip(shown, told, strict=True)]
+    verdicts = with_pids(
+        trace, with_gpu_states(trace, Report("", {}, [candidate.verdict for candidate in shown])).verdicts
+    )
+    return [replace(candidate, verdict=verdict) for candidate, verdict in zip(shown, verdicts, strict=True)]
 
 
 def _lately(rows: Array, key: tuple[str, ...], most_rows: int) -> Array:

@@ -59,9 +59,9 @@ class Tracks:
 
     of: dict[Who, Track] = field(default_factory=dict)
 
-    def track(self, who: Who) -> Track:
+    def track(self, process_key: Who) -> Track:
         """The track of a process, created where it is missing."""
-        return self.of.setdefault(who, Track())
+        return self.of.setdefault(process_key, Track())
 
     def late(self, number: Mapping[Who, int]) -> list[LateStep]:
         """The latest late steps of all processes.
@@ -69,15 +69,15 @@ class Tracks:
         number: processes of a case. Processes that are not in the case get the numbers after them.
         """
         beyond = len(number)
-        found = []
-        for who, track in self.of.items():
-            process = number.get(who, -1)
+        late_steps = []
+        for process_key, track in self.of.items():
+            process = number.get(process_key, -1)
             kept = [*track.all, *track.once]
             if process < 0 and kept:
                 process, beyond = beyond, beyond + 1
-            found += [_of(one, process) for part in kept for one in part.late]
-        found.sort(key=lambda one: one.step)
-        return found[-MOST_KEPT:]
+            late_steps += [_of(late_step, process) for part in kept for late_step in part.late]
+        late_steps.sort(key=lambda late_step: late_step.step)
+        return late_steps[-MOST_KEPT:]
 
 
 @dataclass
@@ -98,9 +98,9 @@ class History:
     gone_ns: float = 0.0
     over: list[Verdict] = field(default_factory=list)
 
-    def is_settled(self, who: Who, ts_ns: int) -> bool:
+    def is_settled(self, process_key: Who, ts_ns: int) -> bool:
         """Whether late steps of a process at a moment of its clock are in the tracks."""
-        return ts_ns <= self.settled_ns.get(who, -(1 << 62))
+        return ts_ns <= self.settled_ns.get(process_key, -(1 << 62))
 
     def add_over(self, verdict: Verdict) -> None:
         """Keep the verdict of a closed incident."""
@@ -129,5 +129,5 @@ def is_far(before: int, steps: np.ndarray) -> bool:
     return int(steps[0]) - before > max(LEAST_QUIET_STEPS, _FAR_GAPS * float(np.median(gaps)))
 
 
-def _of(one: LateStep, process: int) -> LateStep:
-    return replace(one, process=process, first_row=-1, peak_row=-1)
+def _of(late_step: LateStep, process: int) -> LateStep:
+    return replace(late_step, process=process, first_row=-1, peak_row=-1)

@@ -30,17 +30,17 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Sighted:
+class Candidate:
     """A candidate verdict of one evaluation.
 
-    sort: candidates of one sort can belong to the same incident. who: its processes, empty for a verdict on no process.
+    sort: candidates of one sort can belong to the same incident. processes: empty for a verdict on no process.
     last_step: its last late step, -1 where it lasts until it is missing. quiet_steps: the incident closes after this
     many steps without the candidate. confirm_steps: it opens if the candidate is still there this many steps later;
     0: at once.
     """
 
     sort: str
-    who: frozenset[Who]
+    processes: frozenset[Who]
     verdict: Verdict
     last_step: int
     quiet_steps: int
@@ -49,11 +49,11 @@ class Sighted:
 
 @dataclass
 class Incident:
-    """An open incident. seen_step: newest step of the last evaluation with its candidate. told: the reported verdict."""
+    """An open incident. seen_step: newest step of the last evaluation with its candidate. reported: last verdict."""
 
     id: str
-    sighted: Sighted
-    told: Verdict
+    candidate: Candidate
+    reported: Verdict
     seen_step: int
 
 
@@ -65,16 +65,16 @@ class Incidents:
     _over: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_OVER))
     _waiting: dict[tuple[str, frozenset[Who]], int] = field(default_factory=dict)
 
-    def of(self, sort: str, who: frozenset[Who]) -> Incident | None:
+    def of(self, sort: str, processes: frozenset[Who]) -> Incident | None:
         """The open incident of a candidate: the incident with most common processes, otherwise the oldest."""
-        same = [one for one in self.open if one.sighted.sort == sort]
-        if who:
-            same = [one for one in same if one.sighted.who & who]
-        return max(same, key=lambda one: len(one.sighted.who & who), default=None)
+        same = [incident for incident in self.open if incident.candidate.sort == sort]
+        if processes:
+            same = [incident for incident in same if incident.candidate.processes & processes]
+        return max(same, key=lambda incident: len(incident.candidate.processes & processes), default=None)
 
-    def seen(
+    def update(
         self,
-        sighted: list[Sighted],
+        candidates: list[Candidate],
         *,
         step: int,
         at_ns: int,
@@ -85,81 +85,89 @@ class Incidents:
         """The changes by an evaluation. step: its newest step. closing: called with each incident that closes."""
         waiting: dict[tuple[str, frozenset[Who]], int] = {}
         ready = []
-        for one in sighted:
-            first = self._waiting.get((one.sort, one.who), step)
-            if self.of(one.sort, one.who) is None and not is_whole and step - first < one.confirm_steps:
-                waiting[one.sort, one.who] = first
+        for candidate in candidates:
+            first = self._waiting.get((candidate.sort, candidate.processes), step)
+            if (
+                self.of(candidate.sort, candidate.processes) is None
+                and not is_whole
+                and step - first < candidate.confirm_steps
+            ):
+                waiting[candidate.sort, candidate.processes] = first
             else:
-                ready.append(one)
+                ready.append(candidate)
         self._waiting = waiting
-        return [*self.tell(ready, step, at_ns, job=job), *self._gone(step, at_ns, closing)]
+        return [*self.open_or_update(ready, step, at_ns, job=job), *self._close_quiet(step, at_ns, closing)]
 
-    def tell(self, sighted: list[Sighted], step: int, at_ns: int, *, job: str) -> list[Change]:
+    def open_or_update(self, candidates: list[Candidate], step: int, at_ns: int, *, job: str) -> list[Change]:
         """The changes by confirmed candidates: incidents that open or are updated."""
         changes = []
-        for one in sighted:
-            known = self.of(one.sort, one.who)
+        for candidate in candidates:
+            known = self.of(candidate.sort, candidate.processes)
             if known is None:
-                known = Incident(_id(job, one), one, one.verdict, step)
+                known = Incident(_id(job, candidate), candidate, candidate.verdict, step)
                 if known.id in self._over:
                     continue
                 self.open.append(known)
-                changes.append(Change("opened", known.id, one.verdict, at_ns))
-            elif _is_news(known.told, one.verdict):
-                known.told = one.verdict
-                changes.append(Change("updated", known.id, one.verdict, at_ns))
-            known.sighted, known.seen_step = one, step
-            changes += self._absorbed(known, sighted, at_ns)
+                changes.append(Change("opened", known.id, candidate.verdict, at_ns))
+            elif _is_news(known.reported, candidate.verdict):
+                known.reported = candidate.verdict
+                changes.append(Change("updated", known.id, candidate.verdict, at_ns))
+            known.candidate, known.seen_step = candidate, step
+            changes += self._absorbed(known, candidates, at_ns)
         return changes
 
     def end(
         self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None
     ) -> list[Change]:
         """Close all open incidents, or the open incidents of one sort."""
-        ending = [one for one in self.open if sort in (None, one.sighted.sort)]
-        return [self._closed(one, at_ns, reason, closing) for one in ending]
+        ending = [incident for incident in self.open if sort in (None, incident.candidate.sort)]
+        return [self._closed(incident, at_ns, reason, closing) for incident in ending]
 
-    def _absorbed(self, known: Incident, sighted: list[Sighted], at_ns: int) -> list[Change]:
+    def _absorbed(self, known: Incident, candidates: list[Candidate], at_ns: int) -> list[Change]:
         """Close incidents that are now part of a larger incident: of a group of ranks, or of a delay that recurred."""
-        sort, who, still = known.sighted.sort, known.sighted.who, {one.sort for one in sighted}
-        if not who or sort.startswith("once"):
+        sort, processes, still = (
+            known.candidate.sort,
+            known.candidate.processes,
+            {incident.sort for incident in candidates},
+        )
+        if not processes or sort.startswith("once"):
             return []
         parts = [
-            one
-            for one in self.open
-            if one is not known
-            and one.sighted.who
-            and one.sighted.who <= who
+            incident
+            for incident in self.open
+            if incident is not known
+            and incident.candidate.processes
+            and incident.candidate.processes <= processes
             and (
-                one.sighted.sort == sort
-                or (one.sighted.sort.startswith("once") and one.sighted.sort not in still)
+                incident.candidate.sort == sort
+                or (incident.candidate.sort.startswith("once") and incident.candidate.sort not in still)
             )
         ]
-        for one in parts:
-            self.open.remove(one)
-            self._over.append(one.id)
+        for incident in parts:
+            self.open.remove(incident)
+            self._over.append(incident.id)
         return [
-            Change("closed", one.id, one.sighted.verdict, at_ns, f"part of incident {known.id}")
-            for one in parts
+            Change("closed", incident.id, incident.candidate.verdict, at_ns, f"part of incident {known.id}")
+            for incident in parts
         ]
 
-    def _gone(self, step: int, at_ns: int, closing: Callable[[Incident, str], None]) -> list[Change]:
+    def _close_quiet(self, step: int, at_ns: int, closing: Callable[[Incident, str], None]) -> list[Change]:
         changes = []
-        for one in list(self.open):
-            last = one.sighted.last_step if one.sighted.last_step >= 0 else one.seen_step
-            quiet = one.sighted.quiet_steps
+        for incident in list(self.open):
+            last = incident.candidate.last_step if incident.candidate.last_step >= 0 else incident.seen_step
+            quiet = incident.candidate.quiet_steps
             if quiet and step - last >= quiet:
-                was = "on time" if one.sighted.last_step >= 0 else "not seen again"
-                changes.append(self._closed(one, at_ns, f"{was} for {step - last} steps", closing))
+                was = "on time" if incident.candidate.last_step >= 0 else "not seen again"
+                changes.append(self._closed(incident, at_ns, f"{was} for {step - last} steps", closing))
         return changes
 
     def _closed(
-        self, one: Incident, at_ns: int, reason: str, closing: Callable[[Incident, str], None]
+        self, incident: Incident, at_ns: int, reason: str, closing: Callable[[Incident, str], None]
     ) -> Change:
-        self.open.remove(one)
-        self._over.append(one.id)
-        closing(one, reason)
-        return Change("closed", one.id, one.sighted.verdict, at_ns, reason)
+        self.open.remove(incident)
+        self._over.append(incident.id)
+        closing(incident, reason)
+        return Change("closed", incident.id, incident.candidate.verdict, at_ns, reason)
 
 
 def worded(verdict: Verdict) -> Verdict:
@@ -167,21 +175,29 @@ def worded(verdict: Verdict) -> Verdict:
     return replace(verdict, summary=text.summary(verdict))
 
 
-def _is_news(told: Verdict, now: Verdict) -> bool:
+def _is_news(reported: Verdict, now: Verdict) -> bool:
     """Whether a verdict differs enough from the reported verdict for an update."""
-    if (told.kind, told.ranks, told.period_steps) != (now.kind, now.ranks, now.period_steps):
+    if (reported.kind, reported.ranks, reported.period_steps) != (now.kind, now.ranks, now.period_steps):
         return True
-    if [part.cause.name for part in told.causes] != [part.cause.name for part in now.causes]:
+    if [part.cause.name for part in reported.causes] != [part.cause.name for part in now.causes]:
         return True
-    if now.n_late_rounds > _GROWN * told.n_late_rounds:
+    if now.n_late_rounds > _GROWN * reported.n_late_rounds:
         return True
     return bool(
-        told.cost and now.cost and now.cost.may_be_gpu_seconds > _GROWN * told.cost.may_be_gpu_seconds
+        reported.cost and now.cost and now.cost.may_be_gpu_seconds > _GROWN * reported.cost.may_be_gpu_seconds
     )
 
 
-def _id(job: str, one: Sighted) -> str:
+def _id(job: str, candidate: Candidate) -> str:
     """The id of an incident: equal whenever the same stream is read again."""
-    verdict = one.verdict
-    key = (job, one.sort, verdict.nodes, verdict.ranks, verdict.comm_hash, verdict.since_ns, verdict.first_round)
+    verdict = candidate.verdict
+    key = (
+        job,
+        candidate.sort,
+        verdict.nodes,
+        verdict.ranks,
+        verdict.comm_hash,
+        verdict.since_ns,
+        verdict.first_round,
+    )
     return hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()

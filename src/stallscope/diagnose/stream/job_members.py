@@ -30,33 +30,33 @@ class Members:
                 merged += self._join((node, pid), comm)
         return merged
 
-    def group(self, who: Who) -> Who:
+    def group(self, process: Who) -> Who:
         """The group of a process; a process without shared communicators is its own group."""
-        above = self._above.setdefault(who, who)
+        above = self._above.setdefault(process, process)
         while above != self._above[above]:
             above = self._above[above]
-        self._above[who] = above
+        self._above[process] = above
         return above
 
     def forget(self, group: Iterable[Who]) -> None:
         """Drop the processes of a group that has ended: the kernel may reuse their pids."""
         gone = set(group)
-        for who in gone:
-            self._above.pop(who, None)
-            self._n_ranks.pop(who, None)
-        self._of_comm = {comm: who for comm, who in self._of_comm.items() if who not in gone}
+        for process in gone:
+            self._above.pop(process, None)
+            self._n_ranks.pop(process, None)
+        self._of_comm = {comm: process for comm, process in self._of_comm.items() if process not in gone}
 
-    def _join(self, who: Who, comm: int) -> list[tuple[Who, Who]]:
+    def _join(self, process: Who, comm: int) -> list[tuple[Who, Who]]:
         # A communicator older than the capture has no known identity: all processes with this job size are its members.
-        key = (comm, 0 if comm else self._n_ranks.get(who, 0))
-        mine = self.group(who)
+        key = (comm, 0 if comm else self._n_ranks.get(process, 0))
+        group = self.group(process)
         if key not in self._of_comm:
-            self._of_comm[key] = mine
+            self._of_comm[key] = group
             return []
-        theirs = self.group(self._of_comm[key])
-        if mine == theirs:
+        group_of_comm = self.group(self._of_comm[key])
+        if group == group_of_comm:
             return []
-        kept, given_up = sorted((mine, theirs))
+        kept, given_up = sorted((group, group_of_comm))
         self._above[given_up] = kept
         return [(kept, given_up)]
 
@@ -66,9 +66,9 @@ def _memberships(rows: Array) -> list[tuple[int, int, int]]:
     if not len(rows):
         return []
     number, n = numbered(rows["node"], rows["pid"], rows["comm_hash"])
-    one = np.zeros(n, np.int64)
-    one[number] = np.arange(len(rows))
-    picked = rows[one]
+    row = np.zeros(n, np.int64)
+    row[number] = np.arange(len(rows))
+    picked = rows[row]
     return list(
         zip(picked["node"].tolist(), picked["pid"].tolist(), picked["comm_hash"].tolist(), strict=True)
     )

@@ -21,8 +21,8 @@ class Nodes:
         self._number: dict[str, int] = {}
         self._clocks: dict[int, list[Clock]] = {}
         self._probed: dict[int, Clock] = {}
-        self._heard_ns: dict[int, int] = {}
-        self._heard_at_ns: dict[int, int] = {}
+        self._latest_ns: dict[int, int] = {}
+        self._latest_at_ns: dict[int, int] = {}
         self._has_ends: set[int] = set()
 
     def taken(self, batch: Trace, at_ns: int) -> Trace:
@@ -73,9 +73,9 @@ class Nodes:
         wall: Array = rows["ts_ns"] + offset[rows["node"]]
         return wall
 
-    def heard_ns(self, node: int) -> int:
+    def latest_ns(self, node: int) -> int:
         """The time of a node's latest event, on its clock; UNKNOWN without any."""
-        return self._heard_ns.get(node, UNKNOWN)
+        return self._latest_ns.get(node, UNKNOWN)
 
     def now_ns(self, node: int, at_ns: int) -> int:
         """The time on a node's clock at a time of the stream's clock.
@@ -83,14 +83,14 @@ class Nodes:
         A source that states the end of its data does not go beyond it: a silent agent proves nothing. For other
         sources, time continues from the latest event.
         """
-        heard = self.heard_ns(node)
-        if heard == UNKNOWN or node in self._has_ends:
-            return heard
-        return heard + max(at_ns - self._heard_at_ns[node], 0)
+        latest = self.latest_ns(node)
+        if latest == UNKNOWN or node in self._has_ends:
+            return latest
+        return latest + max(at_ns - self._latest_at_ns[node], 0)
 
-    def _note(self, node: int, heard_ns: int, at_ns: int) -> None:
-        if heard_ns > self._heard_ns.get(node, UNKNOWN):
-            self._heard_ns[node], self._heard_at_ns[node] = heard_ns, at_ns
+    def _note(self, node: int, latest_ns: int, at_ns: int) -> None:
+        if latest_ns > self._latest_ns.get(node, UNKNOWN):
+            self._latest_ns[node], self._latest_at_ns[node] = latest_ns, at_ns
 
     def _note_rows(self, rows: Array, at_ns: int) -> None:
         latest = np.full(int(rows["node"].max()) + 1, UNKNOWN)
@@ -103,7 +103,7 @@ class Nodes:
         if clock in kept:
             return
         kept.append(clock)
-        kept.sort(key=lambda one: one.monotonic_ns)
+        kept.sort(key=lambda clock: clock.monotonic_ns)
         if len(kept) > _MOST_READINGS:
             gaps = [kept[i + 1].monotonic_ns - kept[i - 1].monotonic_ns for i in range(1, len(kept) - 1)]
             del kept[1 + gaps.index(min(gaps))]

@@ -25,22 +25,22 @@ class Silence:
 
     patience_ns: float
     n_silent: int = 0
-    told_ns: int = 0
+    reported_ns: int = 0
 
-    def is_due(self, silent_ns: list[int], *, is_one_gone: bool, limits: Thresholds) -> bool:
+    def is_due(self, silent_ns: list[int], *, has_ended_process: bool, limits: Thresholds) -> bool:
         """Whether more processes are silent than at the last evaluation, or are silent for much longer.
 
-        silent_ns: time without a call of each running process. is_one_gone: a process of the job has ended.
+        silent_ns: time without a call of each running process. has_ended_process: a process of the job has ended.
         """
-        limit = min(self.patience_ns, limits.dead_after_ns) if is_one_gone else self.patience_ns
+        limit = min(self.patience_ns, limits.dead_after_ns) if has_ended_process else self.patience_ns
         n_silent = sum(ns >= limit + _BETWEEN_LOOKS_NS for ns in silent_ns)
         longest = max(silent_ns, default=0)
-        if n_silent > self.n_silent or (n_silent and longest >= _LONGER * max(self.told_ns, limit)):
-            self.n_silent, self.told_ns = n_silent, longest
+        if n_silent > self.n_silent or (n_silent and longest >= _LONGER * max(self.reported_ns, limit)):
+            self.n_silent, self.reported_ns = n_silent, longest
             return True
         self.n_silent = min(self.n_silent, n_silent)
         if not n_silent:
-            self.told_ns = 0
+            self.reported_ns = 0
         return False
 
 
@@ -56,14 +56,14 @@ def hangs(case: Case) -> list[Verdict]:
         return []
     earlier = tuple(end - _BETWEEN_LOOKS_NS if end != UNKNOWN else end for end in case.trace.ends_ns)
     known = case.trace.snapshots
-    seen = known[known["ts_ns"] <= np.array(earlier)[known["node"]]]
-    before = hang.verdicts(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=seen)))
-    if [one.ranks for one in before] != [one.ranks for one in now]:
+    snapshots = known[known["ts_ns"] <= np.array(earlier)[known["node"]]]
+    before = hang.verdicts(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=snapshots)))
+    if [verdict.ranks for verdict in before] != [verdict.ranks for verdict in now]:
         return []
-    return [one for one in now if _is_heard(case, one)]
+    return [verdict for verdict in now if _is_confirmed(case, verdict)]
 
 
-def _is_heard(case: Case, verdict: Verdict) -> bool:
+def _is_confirmed(case: Case, verdict: Verdict) -> bool:
     """Whether the missing ranks' nodes sent data while the others waited, or have been silent for long."""
     waited_ns = float(str(verdict.evidence.get("waited_s", 0.0))) * 1e9
     patience = usual_patience_ns(case)

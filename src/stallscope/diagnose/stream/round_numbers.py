@@ -26,21 +26,24 @@ class Numbering:
     found: by unit the shift of seq, the communicator and its size. n_rows: number of rows from which they follow.
     """
 
-    found: dict[Unit, tuple[int, int, int]] = field(default_factory=dict)
+    shifts: dict[Unit, tuple[int, int, int]] = field(default_factory=dict)
     n_rows: int = 0
 
-    def put_right(self, rows: Array) -> Array | None:
+    def corrected(self, rows: Array) -> Array | None:
         """The rows with the rounds of earlier evaluations; None where a shift is unknown or rests on too few rows.
 
         rows: COLLECTIVES sorted by node, pid, time.
         """
-        if not is_late(rows):
+        if not has_late_ranks(rows):
             return rows
         unit, first = _units(rows)
-        known = [self.found.get(_key(rows[row])) for row in first.tolist()]
+        known = [self.shifts.get(_key(rows[row])) for row in first.tolist()]
         if len(rows) >= _SURER * self.n_rows or None in known:
             return None
-        shift, comm, size = (np.array(part) for part in zip(*(one for one in known if one), strict=True))
+        shift, comm, size = (
+            np.array(part)
+            for part in zip(*(shift_of_unit for shift_of_unit in known if shift_of_unit), strict=True)
+        )
         out = rows.copy()
         out["seq"] += shift[unit]
         out["comm_hash"], out["nranks"] = comm.astype(np.uint64)[unit], size[unit]
@@ -52,11 +55,11 @@ class Numbering:
         for row in first.tolist():
             now = after[row]
             shift = int(now["seq"]) - int(before["seq"][row])
-            self.found[_key(before[row])] = shift, int(now["comm_hash"]), int(now["nranks"])
+            self.shifts[_key(before[row])] = shift, int(now["comm_hash"]), int(now["nranks"])
         self.n_rows = len(before)
 
 
-def is_late(rows: Array) -> bool:
+def has_late_ranks(rows: Array) -> bool:
     """Whether a rank was attached late."""
     return bool((rows["flags"] & CollectiveFlag.LATE_ATTACH).any())
 
@@ -64,9 +67,9 @@ def is_late(rows: Array) -> bool:
 def _units(rows: Array) -> tuple[Array, Array]:
     """Number of each row's unit, and a row of each unit."""
     is_p2p = np.isin(rows["op"], P2P_OPS)
-    own = np.where(rows["comm_hash"] == 0, rows["comm_handle"], rows["comm_hash"])
+    handle = np.where(rows["comm_hash"] == 0, rows["comm_handle"], rows["comm_hash"])
     op, peer = (np.where(is_p2p, rows[name], 0) for name in ("op", "peer_rank"))
-    unit, n = numbered(rows["node"], rows["pid"], own, op, peer)
+    unit, n = numbered(rows["node"], rows["pid"], handle, op, peer)
     first = np.zeros(n, np.int64)
     first[unit[::-1]] = np.arange(len(rows))[::-1]
     return unit, first
@@ -74,6 +77,6 @@ def _units(rows: Array) -> tuple[Array, Array]:
 
 def _key(row: Array) -> Unit:
     is_p2p = row["op"] in P2P_OPS
-    own = int(row["comm_hash"]) or int(row["comm_handle"])
+    handle = int(row["comm_hash"]) or int(row["comm_handle"])
     ends = (int(row["op"]), int(row["peer_rank"])) if is_p2p else (0, 0)
-    return int(row["node"]), int(row["pid"]), own, *ends
+    return int(row["node"]), int(row["pid"]), handle, *ends

@@ -31,7 +31,8 @@ _PASS_NS = 250_000_000  # least time between two checks for hangs and ended jobs
 class Stream:
     """Takes batches and returns changes of incidents. Safe to use from several threads.
 
-    clock: the stream's own time, ns. It dates changes, and replaces the end of the data where a source does not state it.
+    clock: the stream's own time, ns. It dates changes, and stands in for the end of the data that a source does not
+    state.
     """
 
     limits: Thresholds = field(default_factory=Thresholds)
@@ -52,8 +53,8 @@ class Stream:
         """Take new rows of any tables. Returns the changes that follow.
 
         Nodes are identified by name; node numbers are valid within the batch only. Rows of one node arrive roughly in
-        order of time; nodes may be seconds apart. A batch that is fed twice counts twice. lost: since the previous batch.
-        is_behind: too many rows wait for periodic evaluations, so only the trigger starts evaluations.
+        order of time; nodes may be seconds apart. A batch that is fed twice counts twice. lost: since the previous
+        batch. is_behind: too many rows wait for periodic evaluations, so only the trigger starts evaluations.
         """
         with self._lock:
             at_ns = self.clock()
@@ -64,11 +65,11 @@ class Stream:
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
             for job in touched:
-                if batch.lost and {who[0] for who in job.members} & numbers:
+                if batch.lost and {member[0] for member in job.members} & numbers:
                     for kind, n in batch.lost.items():
                         job.lost[kind] = job.lost.get(kind, 0) + n
                 if job.is_due(is_behind=is_behind):
-                    changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job())
+                    changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job())
             if at_ns - self._passed_ns >= _PASS_NS:
                 changes += self._passed(at_ns)
             return changes
@@ -106,10 +107,10 @@ class Stream:
         return len(self._jobs)
 
     @property
-    def n_looks(self) -> tuple[int, int]:
+    def n_evaluations(self) -> tuple[int, int]:
         """Evaluations of the running jobs, and the rows that they examined."""
         jobs = self._jobs.values()
-        return sum(job.n_looks for job in jobs), sum(job.n_rows_looked_at for job in jobs)
+        return sum(job.n_evaluations for job in jobs), sum(job.n_rows_examined for job in jobs)
 
     def _numbers(self, batch: Trace) -> set[int]:
         known = set(self._nodes.names)
@@ -133,17 +134,17 @@ class Stream:
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
         tables = {table.name: getattr(batch, table.name) for table in TABLES}
-        told = [np.unique(_who(rows)) for rows in tables.values() if len(rows)]
-        who = np.unique(np.concatenate(told)) if told else np.zeros(0, np.int64)
-        groups = [self._members.group((int(one >> 32), int(one & 0xFFFFFFFF))) for one in who]
+        keys_by_table = [np.unique(_keys(rows)) for rows in tables.values() if len(rows)]
+        keys = np.unique(np.concatenate(keys_by_table)) if keys_by_table else np.zeros(0, np.int64)
+        groups = [self._members.group((int(key >> 32), int(key & 0xFFFFFFFF))) for key in keys]
         jobs = []
         for group in dict.fromkeys(groups):
-            mine = who[[one == group for one in groups]]
+            job_keys = keys[[key == group for key in groups]]
             job = self._job(group)
-            job.members |= {(int(one >> 32), int(one & 0xFFFFFFFF)) for one in mine}
+            job.members |= {(int(key >> 32), int(key & 0xFFFFFFFF)) for key in job_keys}
             job.source, job.symbols = batch.source or job.source, max(batch.symbols, job.symbols, key=len)
-            is_all = len(mine) == len(who)
-            job.add({name: rows if is_all else _of(rows, mine) for name, rows in tables.items()}, at_ns)
+            is_all = len(job_keys) == len(keys)
+            job.add({name: rows if is_all else _of(rows, job_keys) for name, rows in tables.items()}, at_ns)
             if len(batch.host_events):
                 # Host events of descendants of the job's processes are not evaluated.
                 members = np.array([node << 32 | pid for node, pid in sorted(job.members)], np.int64)
@@ -157,9 +158,9 @@ class Stream:
         for group, job in list(self._jobs.items()):
             changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns)
-            if at_ns - job.heard_at_ns >= self.forget_ns:
+            if at_ns - job.latest_at_ns >= self.forget_ns:
                 changes += self._end(group, at_ns, "the job sent no more events")
-            elif at_ns - job.heard_at_ns >= self.linger_ns and job.has_ended(self._nodes):
+            elif at_ns - job.latest_at_ns >= self.linger_ns and job.has_ended(self._nodes):
                 changes += self._end(group, at_ns, "the job has ended")
         return changes
 
@@ -167,7 +168,7 @@ class Stream:
         job = self._jobs[group]
         changes: list[Change] = []
         if job.rows.n:
-            changes += job.look(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
+            changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
             changes += job.standstill(self._nodes, at_ns, is_last=True)
             changes += job.failed(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
@@ -178,9 +179,9 @@ class Stream:
         return changes
 
 
-def _of(rows: Array, mine: Array) -> Array:
-    return rows[np.isin(_who(rows), mine)] if len(rows) else rows
+def _of(rows: Array, keys: Array) -> Array:
+    return rows[np.isin(_keys(rows), keys)] if len(rows) else rows
 
 
-def _who(rows: Array) -> Array:
+def _keys(rows: Array) -> Array:
     return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)

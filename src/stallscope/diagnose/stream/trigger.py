@@ -20,7 +20,7 @@ _ROW = np.dtype(
 
 
 @dataclass
-class Watch:
+class Trigger:
     """The trigger of a job's evaluations.
 
     least_ns: smallest excess that counts. step_ns: excesses closer together count once. count: by process, excesses
@@ -51,19 +51,21 @@ class Watch:
     def last_ns(self) -> dict[tuple[int, int], int]:
         """The last arrival of each process, node and pid, on its clock."""
         self._take()
-        return {who: self._last[number][0] for who, number in self._number.items() if number in self._last}
+        return {
+            process: self._last[number][0] for process, number in self._number.items() if number in self._last
+        }
 
     def _take(self) -> None:
         if self._arrived:
-            self._open.append(self._light(np.concatenate(self._arrived)))
+            self._open.append(self._own_times(np.concatenate(self._arrived)))
             self._arrived = []
 
-    def looked(self, *, step_ns: float, least_ns: float) -> None:
+    def evaluated(self, *, step_ns: float, least_ns: float) -> None:
         """Note an evaluation: only further excesses trigger another evaluation."""
         self.step_ns, self.least_ns, self.is_due = step_ns, least_ns, False
         self.count = {process: min(n, self.enough - 1) for process, n in self.count.items()}
 
-    def _light(self, rows: Array) -> Array:
+    def _own_times(self, rows: Array) -> Array:
         """The process's own time before each arrival, for collectives with a round."""
         process, n = numbered(rows["node"], rows["pid"])
         order = np.lexsort((rows["ts_ns"], process))
@@ -74,18 +76,18 @@ class Watch:
             for i in first[:-1]
         ]
         ts, waited = rows["ts_ns"], rows["ledger_ns"][:, _WAIT]
-        own = np.diff(ts, prepend=ts[:1]) - np.maximum(np.diff(waited, prepend=waited[:1]), 0)
-        for place, number in zip(first[:-1].tolist(), numbers, strict=True):
+        own_ns = np.diff(ts, prepend=ts[:1]) - np.maximum(np.diff(waited, prepend=waited[:1]), 0)
+        for row, number in zip(first[:-1].tolist(), numbers, strict=True):
             before = self._last.get(number)
-            own[place] = 0 if before is None else ts[place] - before[0] - max(waited[place] - before[1], 0)
-        for place, number in zip((first[1:] - 1).tolist(), numbers, strict=True):
-            self._last[number] = int(ts[place]), int(waited[place])
+            own_ns[row] = 0 if before is None else ts[row] - before[0] - max(waited[row] - before[1], 0)
+        for row, number in zip((first[1:] - 1).tolist(), numbers, strict=True):
+            self._last[number] = int(ts[row]), int(waited[row])
         kept = ~np.isin(rows["op"], P2P_OPS) & (rows["nranks"] > 1) & (rows["seq"] != UNKNOWN)
         out = np.zeros(int(kept.sum()), _ROW)
         out["process"] = np.array(numbers, np.int64)[process[kept]]
         for name, column in (("comm", "comm_hash"), ("seq", "seq"), ("ts", "ts_ns"), ("nranks", "nranks")):
             out[name] = rows[column][kept]
-        out["own"] = np.maximum(own[kept], 0)
+        out["own"] = np.maximum(own_ns[kept], 0)
         return out
 
     def _compare(self) -> None:
@@ -94,7 +96,7 @@ class Watch:
         group, n_groups = numbered(comm, rows["seq"])
         is_whole = (
             np.bincount(group, minlength=n_groups)
-            >= np.minimum(rows["nranks"], len(self._number))[_one(group, n_groups)]
+            >= np.minimum(rows["nranks"], len(self._number))[_row_of_each(group, n_groups)]
         )[group]
         excess = rows["own"][is_whole] - median_of_others(group[is_whole], rows["own"][is_whole])
         odd = np.flatnonzero(excess >= self.least_ns)
@@ -108,8 +110,8 @@ class Watch:
         self._open, self._n_open, self._n_new = [left], len(left), 0
 
 
-def _one(group: Array, n_groups: int) -> Array:
+def _row_of_each(group: Array, n_groups: int) -> Array:
     """A row of each group."""
-    one = np.zeros(n_groups, np.int64)
-    one[group] = np.arange(len(group))
-    return one
+    row = np.zeros(n_groups, np.int64)
+    row[group] = np.arange(len(group))
+    return row

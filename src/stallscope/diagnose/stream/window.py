@@ -24,7 +24,7 @@ class Retention:
 
     n_steps: steps of a job, of which between half and all are kept. least_rows: the same as rows, for small jobs.
     most_rows: largest number of rows of a job. all_rows: of all jobs together. lag_ns: longest wait for a node that is
-    behind. looks: largest number of evaluations of a row.
+    behind. most_evaluations: largest number of evaluations of a row.
     """
 
     n_steps: int = 128
@@ -32,7 +32,7 @@ class Retention:
     most_rows: int = 1 << 20
     all_rows: int = 1 << 22
     lag_ns: int = 10_000_000_000
-    looks: int = 16
+    most_evaluations: int = 16
 
 
 @dataclass
@@ -87,13 +87,13 @@ class Rows:
         """Drop collectives that are not kept, and rows of other tables before each process's first kept collective."""
         rows = chosen(self.tables["collectives"], kept)
         self.tables["collectives"], self.step = rows, self.step[kept]
-        who, first = np.unique(_who(rows), return_index=True)
+        keys, first = np.unique(_keys(rows), return_index=True)
         for name in _SIDE_TABLES:
             side = self.tables[name]
-            if not len(side) or not len(who):
+            if not len(side) or not len(keys):
                 continue
-            place = np.minimum(np.searchsorted(who, _who(side)), len(who) - 1)
-            begin = np.where(who[place] == _who(side), rows["ts_ns"][first][place], 0)
+            slot = np.minimum(np.searchsorted(keys, _keys(side)), len(keys) - 1)
+            begin = np.where(keys[slot] == _keys(side), rows["ts_ns"][first][slot], 0)
             self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-most_side_rows:]
 
 
@@ -124,8 +124,8 @@ def complete(rows: Array, lag_ns: int) -> Array:
     n = len(rows)
     if not n:
         return np.zeros(0, bool)
-    who, ts_ns, seq = _who(rows), rows["ts_ns"], rows["seq"]
-    first = np.flatnonzero(np.concatenate([[True], who[1:] != who[:-1]]))
+    keys, ts_ns, seq = _keys(rows), rows["ts_ns"], rows["seq"]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.diff(first, append=n)
     process = np.repeat(np.arange(len(first)), sizes)
     age_ns = np.repeat(ts_ns[first + sizes - 1], sizes) - ts_ns
@@ -153,7 +153,7 @@ def complete(rows: Array, lag_ns: int) -> Array:
     return usable
 
 
-def told_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
+def covered_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
     """The usable rows where rounds cannot be matched yet: rows up to the last time that each node covers: bool (n,).
 
     wall_ns: int64 (n,), times of the rows.
@@ -183,5 +183,5 @@ def _latest(rows: Array, name: str) -> Array:
     return out
 
 
-def _who(rows: Array) -> Array:
+def _keys(rows: Array) -> Array:
     return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)

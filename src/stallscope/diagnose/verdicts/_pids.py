@@ -9,7 +9,7 @@ from stallscope.events.trace import Trace
 def with_pids(trace: Trace, verdicts: list[Verdict]) -> list[Verdict]:
     """The verdicts on one job with the pid of each named rank; none where the trace does not show them all.
 
-    trace: the rows of this job. A rank is what the launcher set, otherwise the rank in the largest communicator.
+    trace: the rows of this job. Ranks are the launcher's, otherwise the ranks in the largest communicator.
     """
     if not any(verdict.ranks and not verdict.pids for verdict in verdicts):
         return verdicts

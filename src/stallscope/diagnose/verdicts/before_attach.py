@@ -19,7 +19,7 @@ _CONFIDENCE, _CONFIDENCE_OF_FEW = 0.6, 0.5
 
 
 def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None = None) -> Report | None:
-    """The report on a trace for which is_for(); None where not every rank stands still."""
+    """The report on a trace for which is_for(); None where a rank makes progress."""
     ranks = still_ranks(trace)
     if len(ranks) < 2:
         return None

@@ -93,7 +93,7 @@ def _ran_ahead(verdict: Verdict, ahead: list[int]) -> Verdict:
             f"either {ranks} made one call too many, or all other ranks stopped before that call"
         ),
         advice=[
-            f"Compare the code path of {ranks} after the last common round with that of the other ranks: look for a "
+            f"Compare the code path of {ranks} after the last common round with the other ranks' path: look for a "
             "conditional call, such as a barrier on one rank."
         ],
     )

@@ -1,4 +1,4 @@
-"""What each process did in a trace, and each container: rounds, lateness, where the time went, part in the verdicts."""
+"""A row for each process and container of a trace: rounds, lateness, shares of time, part in the verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,9 +22,10 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """late_ms, worst_ms: median and largest lateness over its rounds, None without peers. shares: of its time by
-    category, the largest first, those below 1 % left out. part: culprit, victim, or empty. job: its number, where the
-    trace holds several; else 1.
+    """A process of a trace.
+
+    late_ms, worst_ms: median and largest lateness over its rounds, None without peers. shares: of its time by
+    category, the largest first, without shares below 1 %. part: culprit, victim, or empty. job: its number, from 1.
     """
 
     node: str
@@ -58,40 +59,40 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
     """A row for each process of the trace, by node, job, rank and pid."""
     line = timeline(trace)
     met = rounds(line, aligned(line, trace), Thresholds())
-    places = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
-    told = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
+    index_of = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
+    row_of = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     containers = {
         (int(row["node"]), int(row["pid"])): row["value"].decode("utf-8", "replace")
         for row in trace.annotations
         if row["label"] == b"container"
     }
     job_of = jobs.job_of(trace)
-    found = []
-    for node, pid in {*places, *told}:
-        place = places.get((node, pid), UNKNOWN)
-        own, mine = told.get((node, pid)), np.flatnonzero(line.process == place)
-        rank = int(line.rank[place]) if place >= 0 else int(own["rank"]) if own is not None else UNKNOWN
-        late_ms = met.late_ns[mine][~np.isnan(met.late_ns[mine])] / 1e6
-        found.append(
+    table = []
+    for node, pid in {*index_of, *row_of}:
+        index = index_of.get((node, pid), UNKNOWN)
+        row, rows = row_of.get((node, pid)), np.flatnonzero(line.process == index)
+        rank = int(line.rank[index]) if index >= 0 else int(row["rank"]) if row is not None else UNKNOWN
+        late_ms = met.late_ns[rows][~np.isnan(met.late_ns[rows])] / 1e6
+        table.append(
             ProcessRow(
                 node=trace.nodes[node],
                 rank=None if rank == UNKNOWN else rank,
                 pid=pid,
-                name=own["comm"].decode("utf-8", "replace") if own is not None else "",
+                name=row["comm"].decode("utf-8", "replace") if row is not None else "",
                 container=containers.get((node, pid), ""),
-                n_rounds=len(mine),
+                n_rounds=len(rows),
                 late_ms=round(float(np.median(late_ms)), 3) if len(late_ms) else None,
                 worst_ms=round(float(late_ms.max()), 3) if len(late_ms) else None,
-                shares=_shares(_ledger(trace, line.rows[mine], node=node, pid=pid)),
+                shares=_shares(_ledger(trace, line.rows[rows], node=node, pid=pid)),
                 part=_part(report, rank, job=job_of.get((node, pid), 0) + 1),
                 job=job_of.get((node, pid), 0) + 1,
             )
         )
-    return sorted(found, key=lambda row: (row.node, row.job, row.rank is None, row.rank or 0, row.pid))
+    return sorted(table, key=lambda row: (row.node, row.job, row.rank is None, row.rank or 0, row.pid))
 
 
 def container_rows(rows: Sequence[ProcessRow]) -> list[ContainerRow]:
-    """The same by container; what is in none counts as one a node."""
+    """A row for each container; processes outside containers form one row per node."""
     groups: dict[tuple[str, str], list[ProcessRow]] = {}
     for row in rows:
         groups.setdefault((row.node, row.container), []).append(row)
@@ -99,14 +100,14 @@ def container_rows(rows: Sequence[ProcessRow]) -> list[ContainerRow]:
         ContainerRow(
             node=node,
             container=container,
-            ranks=sorted({row.rank for row in own if row.rank is not None}),
-            n_processes=len(own),
-            n_rounds=sum(row.n_rounds for row in own),
-            worst_ms=max((row.worst_ms for row in own if row.worst_ms is not None), default=None),
-            shares=_mean([row.shares for row in own]),
-            part=", ".join(part for part in ("culprit", "victim") if any(row.part == part for row in own)),
+            ranks=sorted({row.rank for row in group if row.rank is not None}),
+            n_processes=len(group),
+            n_rounds=sum(row.n_rounds for row in group),
+            worst_ms=max((row.worst_ms for row in group if row.worst_ms is not None), default=None),
+            shares=_mean([row.shares for row in group]),
+            part=", ".join(part for part in ("culprit", "victim") if any(row.part == part for row in group)),
         )
-        for (node, container), own in sorted(groups.items())
+        for (node, container), group in sorted(groups.items())
     ]
 
 
@@ -133,12 +134,12 @@ def _shares(spent_ns: Array) -> dict[str, float]:
 def _mean(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for shares in each for name in shares}
     mean = {name: round(sum(shares.get(name, 0.0) for shares in each) / len(each), 3) for name in names}
-    return dict(sorted(mean.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(mean.items(), key=lambda share: (-share[1], share[0])))
 
 
 def _part(report: Report, rank: int, *, job: int) -> str:
-    """job: its number, where the verdicts tell of which one they are."""
-    mine = [one for one in report.verdicts if by_job.number_of(one) in (None, job)]
-    if any(rank in verdict.ranks for verdict in mine):
+    """The part of a rank in the verdicts on its job. job: number of the job."""
+    verdicts = [verdict for verdict in report.verdicts if by_job.number_of(verdict) in (None, job)]
+    if any(rank in verdict.ranks for verdict in verdicts):
         return "culprit"
-    return "victim" if any(rank in verdict.victims for verdict in mine) else ""
+    return "victim" if any(rank in verdict.victims for verdict in verdicts) else ""

@@ -1,8 +1,8 @@
-"""Slow-call chains: what overlapped, on its own thread, with a call that took far longer than its like.
+"""Slow-call chains: the waits of the calling thread during a call that took far longer than similar calls.
 
-Like are calls of one function and size class in one process: a copy is compared by its time per byte. First calls of a
-function load and compile, and are left out. Time alone explains nothing: only what the calling thread itself was held
-by while it was inside the call counts, each with its share of the call.
+Similar calls have the same function and size class in one process; copies are compared by their time per byte. First
+calls of a function load and compile, and are left out. Overlap in time is not a cause: only waits of the calling thread
+inside the call count, each with its share of the call.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
 SLOW_FACTOR = 10.0
-"""A call is slow from so many times the median of its like on ..."""
+"""A call is slow from this multiple of the median of similar calls on ..."""
 
 SLOW_NS = 1_000_000
-"""... and from this length on: nobody acts on less."""
+"""... and from this length on: shorter calls cost too little."""
 
 LEAST_LIKE = 5
-"""Fewer calls have no usual length."""
+"""Fewer calls have no typical length."""
 
 _LEAST_SHARE = 0.05
 _PER_BYTE_FROM = 1 << 16  # smaller copies take a fixed time
@@ -30,7 +30,7 @@ _PER_BYTE_FROM = 1 << 16  # smaller copies take a fixed time
 
 @dataclass(frozen=True)
 class Link:
-    """One thing that held the call. share: of the call's duration. by: who took the CPU, where known."""
+    """A wait within the call. share: of the call's duration. by: the task that took the CPU, where known."""
 
     category: Category
     share: float
@@ -39,9 +39,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """A slow call and what held it, longest first; what is left was inside the call itself. Times in ns.
+    """A slow call and its waits, longest first; the remaining time was inside the call itself. Times in ns.
 
-    wall_ns: entry, since 1970; None without a clock. usual_ns: what its like take (for a copy of this size).
+    wall_ns: entry, since 1970; None without a clock. usual_ns: typical time of similar calls (for a copy of this size).
     """
 
     node: str
@@ -58,12 +58,12 @@ class Chain:
 
     @property
     def explained(self) -> float:
-        """Share of the call in which its thread was held by something: 0 to 1."""
+        """Share of the call in which its thread waited: 0 to 1."""
         return sum(link.share for link in self.links)
 
 
 def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
-    """The slow calls of a trace that can be compared with their like, the longest first; at most so many."""
+    """The slow calls of a trace that have similar calls, the longest first. most: limit of their number."""
     calls = outermost(trace.calls)
     if not len(calls):
         return []
@@ -73,17 +73,19 @@ def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
     function = np.cumsum(is_first)
     cost = _comparable(calls)
     size = np.where(cost != calls["duration_ns"], -1, _size_class(calls))
-    like = function * 128 + size + 1
-    found: list[tuple[int, float, int]] = []
-    for value in np.unique(like[~is_first]):
-        mine = np.flatnonzero((like == value) & ~is_first)
-        if len(mine) < LEAST_LIKE:
+    kind = function * 128 + size + 1
+    slow_calls: list[tuple[int, float, int]] = []
+    for value in np.unique(kind[~is_first]):
+        rows = np.flatnonzero((kind == value) & ~is_first)
+        if len(rows) < LEAST_LIKE:
             continue
-        usual = float(np.median(cost[mine]))
-        slow = mine[(cost[mine] > SLOW_FACTOR * usual) & (calls["duration_ns"][mine] >= SLOW_NS)]
-        found += [(int(row), usual * float(calls["duration_ns"][row] / cost[row]), len(mine)) for row in slow]
-    found.sort(key=lambda one: -int(calls["duration_ns"][one[0]]))
-    return [_chain(trace, calls[row], usual, n) for row, usual, n in found[:most]]
+        usual = float(np.median(cost[rows]))
+        slow = rows[(cost[rows] > SLOW_FACTOR * usual) & (calls["duration_ns"][rows] >= SLOW_NS)]
+        slow_calls += [
+            (int(row), usual * float(calls["duration_ns"][row] / cost[row]), len(rows)) for row in slow
+        ]
+    slow_calls.sort(key=lambda slow_call: -int(calls["duration_ns"][slow_call[0]]))
+    return [_chain(trace, calls[row], usual, n) for row, usual, n in slow_calls[:most]]
 
 
 def _changes(rows: Array, columns: tuple[str, ...]) -> Array:
@@ -96,13 +98,13 @@ def _changes(rows: Array, columns: tuple[str, ...]) -> Array:
 
 
 def _comparable(calls: Array) -> Array:
-    """What calls are compared by: their duration; of large copies the ns a byte takes. (n,) float64."""
+    """The value by which calls are compared: their duration, for large copies the ns per byte. (n,) float64."""
     by_byte = (calls["op"] == Op.COPY) & (calls["count_bytes"] >= _PER_BYTE_FROM)
     return np.where(by_byte, calls["duration_ns"] / np.maximum(calls["count_bytes"], 1), calls["duration_ns"])
 
 
 def _size_class(calls: Array) -> Array:
-    """Power of two of the bytes, 0 where none are told."""
+    """Power of two of the bytes, 0 where they are unknown."""
     n_bytes = np.maximum(calls["count_bytes"], 0)
     return np.floor(np.log2(n_bytes + 1)).astype(np.int64)
 
@@ -125,17 +127,17 @@ def _chain(trace: Trace, call: Array, usual_ns: float, n_like: int) -> Chain:
 
 
 def _links(trace: Trace, call: Array) -> tuple[Link, ...]:
-    """What held the calling thread during the call."""
+    """The waits of the calling thread during the call."""
     off = trace.offcpu
     begin, end = int(call["ts_ns"]), int(call["ts_ns"] + call["duration_ns"])
-    mine = off[(off["node"] == call["node"]) & (off["tid"] == call["tid"]) & (off["pid"] == call["pid"])]
-    leaves = np.where(mine["duration_ns"] == UNKNOWN, end, mine["ts_ns"] + mine["duration_ns"])
-    inside = np.minimum(leaves, end) - np.maximum(mine["ts_ns"], begin)
+    rows = off[(off["node"] == call["node"]) & (off["tid"] == call["tid"]) & (off["pid"] == call["pid"])]
+    leaves = np.where(rows["duration_ns"] == UNKNOWN, end, rows["ts_ns"] + rows["duration_ns"])
+    inside = np.minimum(leaves, end) - np.maximum(rows["ts_ns"], begin)
     links = []
-    for category in np.unique(mine["category"][inside > 0]):
-        held = (mine["category"] == category) & (inside > 0)
+    for category in np.unique(rows["category"][inside > 0]):
+        held = (rows["category"] == category) & (inside > 0)
         share = float(inside[held].sum() / max(end - begin, 1))
-        longest = mine[held][np.argmax(inside[held])]
+        longest = rows[held][np.argmax(inside[held])]
         by = longest["by_comm"].decode("utf-8", "replace") if category == Category.PREEMPTED else ""
         if share >= _LEAST_SHARE:
             links.append(Link(Category(int(category)), min(share, 1.0), by))

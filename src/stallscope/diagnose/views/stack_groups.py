@@ -46,23 +46,23 @@ class StackGroup:
 
 def groups(stacks: Sequence[ProcessStack]) -> list[StackGroup]:
     """The groups of similar stacks, the smallest first; in a group by rank and pid."""
-    found: list[tuple[tuple[str, ...], list[ProcessStack]]] = []
+    similar: list[tuple[tuple[str, ...], list[ProcessStack]]] = []
     for stack in sorted(
-        stacks, key=lambda one: (one.node, UNKNOWN if one.rank is None else one.rank, one.pid)
+        stacks, key=lambda stack: (stack.node, UNKNOWN if stack.rank is None else stack.rank, stack.pid)
     ):
         functions = tuple(_LINE.sub(" ", frame) for frame in stack.frames)
-        for known, members in found:
+        for known, members in similar:
             if known == functions or _are_similar(known, functions):
                 members.append(stack)
                 break
         else:
-            found.append((functions, [stack]))
-    ordered = sorted(found, key=lambda group: len(group[1]))
+            similar.append((functions, [stack]))
+    ordered = sorted(similar, key=lambda group: len(group[1]))
     return [StackGroup(tuple(members)) for _, members in ordered]
 
 
-def _are_similar(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return bool(one and other) and SequenceMatcher(None, one, other, autojunk=False).ratio() >= _SIMILAR
+def _are_similar(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+    return bool(first and second) and SequenceMatcher(None, first, second, autojunk=False).ratio() >= _SIMILAR
 
 
 def latest_stacks(trace: Trace) -> list[ProcessStack]:
@@ -72,13 +72,13 @@ def latest_stacks(trace: Trace) -> list[ProcessStack]:
         for row in trace.processes
         if row["ended_ns"] != UNKNOWN and (trace.processes["ended_ns"] == UNKNOWN).any()
     }
-    found = []
+    stacks = []
     for node, pid in sorted({*_keys(trace.samples), *_keys(trace.positions)} - ended):
         stack = _sampled(trace, node, pid) or _position(trace, node, pid)
         if stack is not None:
             number, category, waits_for = stack
-            found.append(_stack(trace, node, pid, trace.stacks.get(number, ()), category, waits_for))
-    return found
+            stacks.append(_stack(trace, node, pid, trace.stacks.get(number, ()), category, waits_for))
+    return stacks
 
 
 def _keys(rows: Array) -> set[tuple[int, int]]:
@@ -109,9 +109,9 @@ def _position(trace: Trace, node: int, pid: int) -> tuple[int, int, str] | None:
 def _stack(
     trace: Trace, node: int, pid: int, frames: tuple[str, ...], category: int, waits_for: str
 ) -> ProcessStack:
-    own = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
-    rank = int(own["rank"][0]) if len(own) else UNKNOWN
-    command: bytes = own["comm"][0].item() if len(own) else b""
+    processes = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
+    rank = int(processes["rank"][0]) if len(processes) else UNKNOWN
+    command: bytes = processes["comm"][0].item() if len(processes) else b""
     return ProcessStack(
         node=trace.nodes[node],
         pid=pid,
