@@ -134,7 +134,7 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
 def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
     """The stretches without those in which another named process is late for a reason of its own.
 
-    Where the process is late in fewer than n_least of the rest, all stretches, without what they grew with the delays
+    Where the process is late in fewer than n_least of the rest, all stretches, less their growth by the delays
     of the other processes.
     """
     own, length = parts.delay_ns[process], parts.length_ns
