@@ -311,7 +311,10 @@ def _hang(verdict: Verdict) -> str:
     more = f" The state of {_ranks(silent)} is unknown: no dump was left." if isinstance(silent, list) else ""
     more += _called_at(verdict)
     if _states(doing) == {"no_dump"}:
-        return f"The job hangs in {what}{time}: {_ranks(verdict.ranks)} left no dump, and the others wait there.{more}"
+        ranks = _ranks(verdict.ranks)
+        return (
+            f"The job hangs in {what}{time}: {ranks} left no dump, and the others wait there{activity}.{more}"
+        )
     return f"The job hangs: {_ranks(verdict.ranks)} {verb} not {_missing_part(doing)} {what}{time}{activity}.{more}"
 
 
