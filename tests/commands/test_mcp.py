@@ -132,7 +132,7 @@ def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
             assert whole["summary"].startswith("It is the culprit")
             assert whole["rows"][0]["full"]["evidence"]
             other = await called(client, "verdicts", rank=0)
-            assert other["summary"].startswith("It waits for others")
+            assert other["summary"].startswith("It waits for other ranks")
             rows = await called(client, "run_analysis", sql="SELECT count(*) AS n FROM collectives")
             assert (rows["columns"], rows["rows"]) == (["n"], [[len(store.read(db).collectives)]])
 

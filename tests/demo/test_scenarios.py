@@ -46,7 +46,7 @@ def test_all_are_told_one_after_the_other_with_what_to_learn():
     assert [line.split()[1].rstrip(":") for line in said.splitlines() if line.startswith("== ")] == [
         scenario.name for scenario in SCENARIOS
     ]
-    assert said.count("What to learn from it:") == len(SCENARIOS)
+    assert said.count("Lessons:") == len(SCENARIOS)
     for scenario in SCENARIOS:
         assert all(line in said for line in scenario.learn)
 
@@ -60,7 +60,7 @@ def test_the_list_names_each():
     ("words", "says"),
     [
         (("slep",), "no scenario 'slep'.*incident.*sleep"),
-        (("--no-bpf",), "name one"),
+        (("--no-bpf",), "give a name from"),
         (("hang", "--no-bpf", "--live"), "exclude"),
         (("net", "--no-bpf"), "cannot be simulated"),
     ],

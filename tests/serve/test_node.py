@@ -59,7 +59,7 @@ def test_a_token_and_the_authority_are_needed(db: Path, tmp_path: Path):
     with node(db, files.folder) as address:
         token = files.token.read_text().strip()
         assert asked(address, Access(token=token, ca=files.ca)) == ""
-        assert "no token was given" in asked(address, Access(ca=files.ca))
+        assert "the token is missing" in asked(address, Access(ca=files.ca))
         assert "unknown here" in asked(
             address, Access(token=f"{token[:-1]}{'aA'[token[-1] == 'a']}", ca=files.ca)
         )

@@ -255,7 +255,7 @@ def test_an_unknown_tool_is_said_on_every_way(there, token):
     assert (status, answer["error"]["kind"]) == (404, "not_found")
 
     async def use(client):
-        with pytest.raises(Exception, match=r"there is no tool 'fleet\.cluster\.nothing'"):
+        with pytest.raises(Exception, match=r"unknown tool 'fleet\.cluster\.nothing'"):
             await client.call_tool("fleet.cluster.nothing", {})
 
     over_mcp(there, token, use)

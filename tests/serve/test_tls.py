@@ -111,7 +111,7 @@ def test_a_renewed_certificate_is_used_from_the_next_connection_on(ca: trustme.C
         (tmp_path / "hub.key").write_text("half wri")
         now[0] += 5
         assert seen_by_client(port, trusting(ca)) == second
-        assert "no certificate with its key" in certificates.trouble
+        assert "not a matching certificate and key" in certificates.trouble
         issued(ca, tmp_path)
         now[0] += 5
         assert seen_by_client(port, trusting(ca))[1] not in (first[1], second[1])
@@ -189,7 +189,7 @@ def test_grpc_wants_the_senders_certificate_too(ca: trustme.CA, tmp_path: Path):
 def test_a_key_that_others_can_use_is_refused(ca: trustme.CA, tmp_path: Path, mode: int):
     files = issued(ca, tmp_path)
     files.key.chmod(mode)
-    with pytest.raises(BadInput, match=rf"mode {mode:o}\): chmod 600"):
+    with pytest.raises(BadInput, match=rf"mode {mode:o}\); run chmod 600"):
         checked(files)
     files.key.chmod(0o640)
     checked(files)
@@ -203,7 +203,7 @@ def test_files_that_do_not_fit_are_refused_by_name(ca: trustme.CA, tmp_path: Pat
     for wrong, words in (
         (Files(tmp_path / "none", files.key), "--tls-cert"),
         (Files(files.cert, tmp_path / "none"), "--tls-key"),
-        (Files(files.cert, stranger.key), "no certificate with its key"),
+        (Files(files.cert, stranger.key), "not a matching certificate and key"),
         (Files(files.cert, files.key, files.key), "--tls-client-ca"),
     ):
         with pytest.raises(BadInput, match=words):
@@ -217,7 +217,7 @@ def test_a_key_with_a_password_is_refused_instead_of_asked_for(ca: trustme.CA, t
     key = ser.load_pem_private_key(files.key.read_bytes(), None)
     locked = ser.BestAvailableEncryption(b"secret")
     files.key.write_bytes(key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS8, locked))
-    with pytest.raises(BadInput, match="locked with a password"):
+    with pytest.raises(BadInput, match="encrypted with a password"):
         checked(files)
 
 

@@ -129,7 +129,7 @@ def test_a_token_file_may_be_the_output_of_the_command(path: Path, tmp_path: Pat
     file.write_text(f"some words\n{token}\n\n")
     assert token_in(file) == token
     file.write_text("nothing\n")
-    with pytest.raises(BadInput, match="holds no token"):
+    with pytest.raises(BadInput, match="contains no token"):
         token_in(file)
     with pytest.raises(NotFound, match="--token-file"):
         token_in(tmp_path / "absent")

@@ -75,7 +75,7 @@ def test_many_ranks_are_cut_to_the_latest_ones_and_the_rest_is_counted():
     assert len(lines) <= 24
     assert any(line.split()[:1] == ["63"] for line in lines)
     shown = sum("python" in line for line in lines)
-    assert f"and {64 - shown} that are less late" in "\n".join(lines)
+    assert f"and {64 - shown} less late processes" in "\n".join(lines)
 
 
 def test_losses_are_shown_where_the_verdicts_are():

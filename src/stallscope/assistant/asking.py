@@ -1,4 +1,4 @@
-"""What a node's tools work with, and the arguments that many of them take."""
+"""The context of a node's tools, and the arguments that many of them share."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 SINCE_S = 300
 MAX_TEXT = 256
 
-Since = Annotated[int, Field(ge=1, le=10**7, description="Only the last so many seconds of the trace.")]
-Limit = Annotated[int, Field(ge=1, le=1000, description="Rows at most.")]
+Since = Annotated[int, Field(ge=1, le=10**7, description="Only the last N seconds of the trace.")]
+Limit = Annotated[int, Field(ge=1, le=1000, description="Maximum number of rows.")]
 Detail = Annotated[
-    Literal["short", "full"], Field(description="short: what decides; full: all that is known, much text.")
+    Literal["short", "full"], Field(description="short: the key facts; full: all details, long text.")
 ]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine's trace. nodes, access: of the other agents that query_fleet asks; empty: none are known."""
+    """One machine's trace. nodes, access: the other agents, for query_fleet; empty: no other agent is known."""
 
     settings: Settings
     nodes: Sequence[str] = ()
@@ -43,11 +43,11 @@ class Node:
         return self.settings.db
 
     def trace(self, since_s: int | None) -> Trace:
-        """What happened last. Raises NotFound, BadTrace, NewerSchema."""
+        """The last part of the trace. Raises NotFound, BadTrace, NewerSchema."""
         return store.read(self.db, None if since_s is None else since_s * 10**9)
 
     def diagnosed(self, trace: Trace) -> Report:
-        """The report on a trace, with the thresholds and the price of the settings, or the listed one of its GPU."""
+        """The report on a trace, with the thresholds and the price of the settings, or the listed price of its GPU."""
         from stallscope import rates
         from stallscope.diagnose.engine import diagnose
         from stallscope.diagnose.thresholds import thresholds
@@ -61,13 +61,13 @@ class Node:
 
 
 def short_text(value: Any) -> str:
-    """Text that came from a traced process, bounded."""
+    """Text from a traced process, with bounded length."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return text[:MAX_TEXT]
 
 
 def rank_of(trace: Trace) -> dict[tuple[int, int], int]:
-    """Ranks by (node, pid): what a launcher told, else the rank in the process's largest communicator."""
+    """Ranks by (node, pid): from the launcher, otherwise the rank in the process's largest communicator."""
     found: dict[tuple[int, int], int] = {}
     known = trace.communicators[trace.communicators["comm_rank"] >= 0]
     for row in known[known["nranks"].argsort()]:

@@ -1,1 +1,1 @@
-"""The words of the command line, a file each, named in `cli.py`; what one needs is imported when it runs."""
+"""The commands, one file each, listed in `cli.py`. A command imports its dependencies when it runs."""

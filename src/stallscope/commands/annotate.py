@@ -1,4 +1,4 @@
-"""`stallscope annotate`: labels for the trace that is being made."""
+"""`stallscope annotate`: labels for the running trace."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def annotate(
         list[str], typer.Argument(help="LABEL=VALUE, one or more: step=100, epoch=3, phase=evaluation.")
     ],
     pid: Annotated[
-        int, typer.Option(min=0, help="The process that it is about; 0: all of this machine.")
+        int,
+        typer.Option(min=0, help="The process that the label describes; 0: all processes of this machine."),
     ] = 0,
-    socket: Annotated[Path | None, typer.Option("--annotate-socket", help="Where the agent listens.")] = None,
+    socket: Annotated[Path | None, typer.Option("--annotate-socket", help="Socket of the agent.")] = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Tell the running trace which step, epoch or phase a job is in."""
+    """Annotate the running trace with the step, epoch or phase of a job."""
     from stallscope.annotate import send_labels
 
     chosen = settings_from({"annotate_socket": socket}, settings)
@@ -30,12 +31,12 @@ def annotate(
         answers = send_labels(told, str(chosen.annotate_socket))
     except FileNotFoundError:
         raise NotFound(
-            f"nobody listens at {chosen.annotate_socket}: start `stallscope trace`, or name its --annotate-socket"
+            f"no agent listens at {chosen.annotate_socket}; start `stallscope trace`, or pass its --annotate-socket"
         ) from None
     except OSError as error:
         raise NotFound(
-            f"cannot tell the agent at {chosen.annotate_socket}: {error.strerror or error}; "
-            "it takes labels from its own user and from --annotate-group"
+            f"cannot reach the agent at {chosen.annotate_socket}: {error.strerror or error}; "
+            "it accepts labels from its own user and from --annotate-group"
         ) from None
     for text, answer in zip(labels, answers, strict=True):
         if answer != "ok":
@@ -45,5 +46,5 @@ def annotate(
 def _label(text: str, pid: int) -> dict[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise BadInput(f"{text!r} is no label: give LABEL=VALUE, for example step=100")
+        raise BadInput(f"{text!r} is not a label; give LABEL=VALUE, for example step=100")
     return {"label": name, "value": value, "pid": pid}

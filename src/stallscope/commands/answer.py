@@ -1,4 +1,4 @@
-"""The rows of an answer on the terminal, in a pipe, in a file: table, CSV, JSON, Parquet."""
+"""Prints or writes the rows of an answer: table, CSV, JSON, Parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """Output format of rows."""
 
     TABLE = "table"
     CSV = "csv"
@@ -34,7 +34,7 @@ class Format(StrEnum):
 def print_answer(answer: Answer, form: Format, *, out: Path | None = None) -> None:
     """Write the rows to a file, or to standard output. Raises BadInput, StorageFailed.
 
-    A table is drawn on a terminal, and plain aligned text elsewhere. That rows were cut off is told on stderr.
+    On a terminal the rows are drawn as a table, elsewhere as aligned plain text. Cut-off rows are reported on stderr.
     """
     if form is Format.PARQUET:
         _write(_parquet(answer), out)
@@ -47,12 +47,12 @@ def print_answer(answer: Answer, form: Format, *, out: Path | None = None) -> No
     else:
         _write(plain(answer).encode(), out)
     if answer.is_cut:
-        told = f"cut off after {len(answer.rows):,} rows: --limit gives more"
+        told = f"output cut off after {len(answer.rows):,} rows; raise --limit for more"
         typer.echo(f"stallscope: {told}", err=True)
 
 
 def plain(answer: Answer) -> str:
-    """The rows as text in columns that line up, two spaces between them, numbers to the right."""
+    """The rows as text in aligned columns, two spaces apart, numbers to the right."""
     lines = [list(answer.columns), *([shown(value) for value in row] for row in answer.rows)]
     width = [max(len(line[i]) for line in lines) for i in range(len(answer.columns))]
     right = _numeric(answer)
@@ -67,7 +67,7 @@ def plain(answer: Answer) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as text without control characters: a process may call itself what it likes."""
+    """A value as text without control characters: process names are untrusted."""
     if value is None:
         return ""
     if isinstance(value, bytes):
@@ -78,13 +78,13 @@ def shown(value: object) -> str:
 
 
 def _numeric(answer: Answer) -> list[bool]:
-    """Which columns hold numbers only."""
+    """For each column, whether it contains only numbers."""
     values = ([row[i] for row in answer.rows if row[i] is not None] for i in range(len(answer.columns)))
     return [bool(column) and all(isinstance(value, int | float) for value in column) for column in values]
 
 
 def _draw(answer: Answer) -> None:
-    """The rows on a terminal; one below the other where the columns are too wide for it."""
+    """Print the rows on a terminal; one value per line if the columns are too wide for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -126,7 +126,7 @@ def _csv(answer: Answer) -> str:
 
 
 def _json(answer: Answer) -> str:
-    """A list of objects, a row a line."""
+    """A list of objects, one row per line."""
     lines = [
         json.dumps(dict(zip(answer.columns, row, strict=True)), default=lambda value: value.hex())
         for row in answer.rows
@@ -149,7 +149,9 @@ def _write(data: bytes, out: Path | None) -> None:
             raise StorageFailed(f"cannot write {out}: {error.strerror}; choose another --out") from error
         return
     if data[:4] == b"PAR1" and sys.stdout.isatty():
-        raise BadInput("Parquet is nothing for a terminal: name a file with --out, or redirect the output")
+        raise BadInput(
+            "Parquet cannot be printed on a terminal; give a file with --out, or redirect the output"
+        )
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

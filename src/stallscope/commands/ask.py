@@ -20,11 +20,12 @@ DEFAULT_HUB = "https://localhost:8081"
 
 def ask(
     tool: Annotated[
-        str | None, typer.Argument(help="The tool; fleet.cluster. may be left out. Without one: list them.")
+        str | None,
+        typer.Argument(help="The tool; fleet.cluster. may be omitted. Without a tool: list the tools."),
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", "-p", help="An argument of the tool, NAME=VALUE; repeat it."),
+        typer.Option("--param", "-p", help="An argument of the tool, NAME=VALUE; may be repeated."),
     ] = None,
     hub: HubUrl = DEFAULT_HUB,
     token_file: TokenFile = None,
@@ -32,9 +33,9 @@ def ask(
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Ask a hub what is wrong, who is late, what it costs, or SQL.
+    """Call a tool of a hub: verdicts, late ranks, costs, or SQL.
 
-    Without a tool it lists those there are.
+    Without a tool, list the tools.
     """
     client = client_from(hub, token_file, ca_cert, settings=settings)
     tools = client.tools()
@@ -50,23 +51,25 @@ def ask(
 def client_from(
     hub: str, token_file: Path | None, ca_cert: Path | None, *, settings: Path | None
 ) -> HubClient:
-    """The client of a hub, with what the settings say of tokens. Raises BadInput, NotFound."""
+    """The client of a hub, with the token from the settings. Raises BadInput, NotFound."""
     from stallscope.serve.client import HubClient
     from stallscope.serve.tokens import token_in
 
     chosen = settings_from({"hub_token_file": token_file, "hub_ca_file": ca_cert}, settings)
     if chosen.hub_token_file is None:
-        raise BadInput("a hub wants a token: give --token-file (stallscope hub token create prints one)")
+        raise BadInput(
+            "the hub needs a token; give --token-file (stallscope hub token create prints a token)"
+        )
     return HubClient(hub, token_in(chosen.hub_token_file), chosen.hub_ca_file)
 
 
 def arguments(given: list[str], schema: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of NAME=VALUE texts: text where the tool wants text, else JSON. Raises BadInput."""
+    """The arguments of NAME=VALUE texts: text if the schema wants text, otherwise JSON. Raises BadInput."""
     out: dict[str, Any] = {}
     for each in given:
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise BadInput(f"--param {each!r}: give NAME=VALUE")
+            raise BadInput(f"--param {each!r}: expected NAME=VALUE")
         if name in out:
             raise BadInput(f"--param {name} is given twice")
         out[name] = _value(text, schema.get("properties", {}).get(name, {}))
@@ -86,12 +89,12 @@ def _value(text: str, schema: dict[str, Any]) -> Any:
 def _entry(tools: list[dict[str, Any]], name: str) -> dict[str, Any]:
     found = [entry for entry in tools if name in (entry["name"], entry["name"].rsplit(".", 1)[-1])]
     if not found:
-        raise NotFound(f"there is no tool {name!r}; there are {', '.join(entry['name'] for entry in tools)}")
+        raise NotFound(f"unknown tool {name!r}; the tools are {', '.join(entry['name'] for entry in tools)}")
     return found[0]
 
 
 def _text(answer: dict[str, Any]) -> str:
-    """The answer for a person: its sentence, its rows as a table without empty columns."""
+    """The answer as text: its summary, and its rows as a table without empty columns."""
     rows = answer.get("rows") or []
     if rows and isinstance(rows[0], list):
         rows = [dict(enumerate(row)) for row in rows]
@@ -112,9 +115,9 @@ def _text(answer: dict[str, Any]) -> str:
     if answer.get("note"):
         lines.append(f"({answer['note']})")
     elif answer.get("truncated"):
-        lines.append("(there are more rows)")
+        lines.append("(more rows exist)")
     if answer.get("next_cursor"):
-        lines.append(f"(older ones: --param cursor={answer['next_cursor']})")
+        lines.append(f"(older rows: --param cursor={answer['next_cursor']})")
     return "\n".join(lines)
 
 

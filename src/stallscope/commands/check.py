@@ -1,4 +1,4 @@
-"""`stallscope check`: is this machine ready?"""
+"""`stallscope check`: checks whether this machine can be traced."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:  # importing it here would slow every command
 
 def check(
     db: Db = None,
-    hub: Annotated[str | None, typer.Option("--hub", help="A hub that must answer, HOST:PORT.")] = None,
+    hub: Annotated[
+        str | None, typer.Option("--hub", help="Also check that this hub answers, HOST:PORT.")
+    ] = None,
     as_json: AsJson = False,
     bundle: Annotated[
-        Path | None, typer.Option("--bundle", help="Write what support needs into this file (tar.gz).")
+        Path | None, typer.Option("--bundle", help="Write a support bundle to this file (tar.gz).")
     ] = None,
     with_host_names: Annotated[
-        bool, typer.Option("--with-host-names", help="Leave names of hosts and users in the bundle.")
+        bool, typer.Option("--with-host-names", help="Keep host and user names in the bundle.")
     ] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Say whether this machine is ready to be traced.
+    """Report whether this machine is ready to be traced.
 
-    Ends with 5 when something fails.
+    The exit code is 5 if a check fails.
     """
     from stallscope.check import bundle as bundling
     from stallscope.check import readiness
@@ -47,13 +49,13 @@ def check(
         typer.echo(json.dumps(answer, indent=2))
     if bundle is not None:
         files = bundling.write(bundle, answer, chosen, with_names=with_host_names)
-        typer.echo(f"{bundle}: {', '.join(files)}; look at it before you send it", err=True)
+        typer.echo(f"{bundle}: {', '.join(files)}; review it before you send it", err=True)
     if not readiness.is_ready(found):
         raise typer.Exit(5)
 
 
 class _Lines:
-    """Prints each finding as it comes, in colour on a terminal."""
+    """Prints each finding as it arrives, in colour on a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -67,4 +69,4 @@ class _Lines:
         line = Text.assemble((f"{one.state.value}  ", style), f"{one.subject:<14}  ", one.found)
         self._console.print(line)
         if one.advice:
-            self._console.print(Text(f"{'':22}do: {one.advice}"))
+            self._console.print(Text(f"{'':22}action: {one.advice}"))

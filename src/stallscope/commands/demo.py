@@ -1,4 +1,4 @@
-"""`stallscope demo`: an answer without a job of your own."""
+"""`stallscope demo`: a diagnosis without a job of your own."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ if TYPE_CHECKING:  # importing these here would slow every command
 
 def demo(
     name: Annotated[
-        str, typer.Argument(help="A scenario; `list` tells them, `all` runs them, none explains a recording.")
+        str, typer.Argument(help="A scenario; `list`: list all, `all`: run all, none: explain a recording.")
     ] = "",
     live: Annotated[
-        bool, typer.Option("--live", help="Only for real: a job of emulated GPUs, traced with eBPF (root).")
+        bool,
+        typer.Option("--live", help="Require a real run: a job of emulated GPUs, traced with eBPF (root)."),
     ] = False,
-    scenario: Annotated[str, typer.Option(help="The same as NAME, with --live.")] = "",
+    scenario: Annotated[str, typer.Option(help="Same as NAME, with --live.")] = "",
     no_bpf: Annotated[
-        bool, typer.Option("--no-bpf", help="Made up by the simulator: no root and no kernel needed.")
+        bool, typer.Option("--no-bpf", help="Use the simulator: needs no root and no kernel support.")
     ] = False,
     gpu: Annotated[
         bool,
         typer.Option(
-            "--gpu", help="Only for real, on this machine's GPUs: one rank each (root, CUDA, NCCL)."
+            "--gpu", help="Require a real run on this machine's GPUs: one rank per GPU (root, CUDA, NCCL)."
         ),
     ] = False,
     db: Annotated[
-        Path | None, typer.Option("--db", help="Keep the scenario's trace in this file, to go on with.")
+        Path | None,
+        typer.Option("--db", help="Keep the scenario's trace in this file, for further commands."),
     ] = None,
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
@@ -45,14 +47,14 @@ def demo(
 
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, None)
     if no_bpf and (live or gpu):
-        raise BadInput(f"--{'gpu' if gpu else 'live'} and --no-bpf exclude each other: give one of them")
+        raise BadInput(f"--{'gpu' if gpu else 'live'} and --no-bpf exclude each other; give only one")
     name = name or scenario or ("sleep" if live or gpu else "")
     if not name and no_bpf:
-        raise BadInput("--no-bpf makes up a scenario: name one, as `stallscope demo list` tells them")
+        raise BadInput("--no-bpf simulates a scenario; give a name from `stallscope demo list`")
     if db and name in ("", "all", "list"):
-        raise BadInput("--db keeps the trace of one scenario: name one, as `stallscope demo list` tells them")
+        raise BadInput("--db keeps the trace of one scenario; give a name from `stallscope demo list`")
     if db and db.exists():
-        raise BadInput(f"--db: {db} exists already: choose another name, or remove it first")
+        raise BadInput(f"--db: {db} exists already; choose another name, or remove it first")
     if not name:
         from stallscope.demo.recording import recorded
 
@@ -74,7 +76,7 @@ def demo(
         trace = _traced(each, db, gpus) if is_real else _made_up(each, db)
         print_report(trace, as_json, settings=chosen)
         if each.learn and not as_json:
-            typer.echo("\nWhat to learn from it:\n" + "\n".join(f"  - {line}" for line in each.learn))
+            typer.echo("\nLessons:\n" + "\n".join(f"  - {line}" for line in each.learn))
 
 
 def _list(as_json: bool) -> None:
@@ -92,20 +94,20 @@ def _list(as_json: bool) -> None:
 
 
 def _can_trace() -> bool:
-    """Whether this machine can trace now; why not is told."""
+    """Whether this machine can trace now; the reason against it is printed."""
     from stallscope.capture.probes import preflight
     from stallscope.errors import StallscopeError
 
     try:
         preflight.check()
     except StallscopeError as error:
-        typer.echo(f"stallscope: made up by the simulator, because: {error}", err=True)
+        typer.echo(f"stallscope: using the simulator because tracing failed: {error}", err=True)
         return False
     return True
 
 
 def _gpus() -> Found:
-    """The GPUs, once it is certain that this machine can trace. Raises NotFound, CannotTrace."""
+    """The GPUs, after checking that this machine can trace. Raises NotFound, CannotTrace."""
     from stallscope.capture.probes import preflight
     from stallscope.demo import real_gpu
 
@@ -115,23 +117,24 @@ def _gpus() -> Found:
     typer.echo(f"stallscope: {told}", err=True)
     if gpus.n_gpus == 1:
         typer.echo(
-            "stallscope: with one GPU no rank waits for another: only its own calls are told", err=True
+            "stallscope: with one GPU no rank waits for another; only the rank's own calls are reported",
+            err=True,
         )
     return gpus
 
 
 def _on_real_gpus(wanted: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
-    """Those that do not need an emulated device. Raises BadInput where none is left."""
+    """The scenarios that need no emulated device. Raises BadInput if none remain."""
     from stallscope.errors import BadInput
 
     left = tuple(each for each in wanted if each.fault != "gpu-steal")
     if not left:
-        raise BadInput("gpu-steal takes turns on an emulated GPU: leave --gpu out")
+        raise BadInput("gpu-steal runs on an emulated GPU; omit --gpu")
     return left
 
 
 def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
-    """Run it for real, under the agent."""
+    """Run the scenario as real processes under the agent."""
     from stallscope.demo import traced
 
     with traced.run(

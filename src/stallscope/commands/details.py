@@ -1,4 +1,4 @@
-"""What `explain` adds when it is asked to: a table by process, by container, and the chains of slow calls."""
+"""Optional parts of the `explain` report: tables by process and by container, and the chains of slow calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # importing these here would slow every command
 
 @dataclass(frozen=True)
 class Details:
-    """Which of them are asked for."""
+    """The requested parts."""
 
     by_process: bool = False
     by_container: bool = False
     chains: bool = False
 
     def text(self, trace: Trace, report: Report) -> str:
-        """As plain text, to stand below the report; empty where nothing is asked for."""
+        """The parts as plain text below the report; empty if none is requested."""
         rows = self._rows(trace, report)
         parts = []
         if self.by_process:
@@ -34,7 +34,7 @@ class Details:
         return "".join(f"\n{part}" for part in parts)
 
     def data(self, trace: Trace, report: Report) -> dict[str, Any]:
-        """As data, to stand in the report's JSON."""
+        """The parts as data within the report's JSON."""
         from stallscope.diagnose.views.by_process import as_rows, container_rows
         from stallscope.diagnose.views.slow_calls import chains
 
@@ -49,7 +49,7 @@ class Details:
         return out
 
     def _rows(self, trace: Trace, report: Report) -> list[ProcessRow]:
-        """What each process did, where somebody asks."""
+        """The activity of each process, if a requested part needs it."""
         from stallscope.diagnose.views.by_process import process_rows
 
         return process_rows(trace, report) if self.by_process or self.by_container else []
@@ -98,25 +98,25 @@ def _containers(told: list[ProcessRow]) -> str:
 
 
 def _chains(trace: Trace, report: Report) -> str:
-    """The longest slow call of each function in each process, and how many there were."""
+    """The longest slow call of each function in each process, and the number of its slow calls."""
     from stallscope.diagnose.views.slow_calls import chains
 
     groups: dict[tuple[str, int, str], list[Chain]] = {}
     for chain in chains(trace):
         groups.setdefault((chain.node, chain.pid, chain.function or chain.op.name.lower()), []).append(chain)
     if not groups:
-        return "Slow calls\nnone that took ten times as long as its like\n"
-    return "Slow calls, and what held them\n" + "".join(
+        return "Slow calls\nnone took ten times its typical duration\n"
+    return "Slow calls and their causes\n" + "".join(
         f"{_chain_line(name, group, report)}\n" for (_, _, name), group in groups.items()
     )
 
 
 def _chain_line(name: str, group: list[Chain], report: Report) -> str:
     longest = group[0]
-    often = f"{len(group)} slow ones, the longest" if len(group) > 1 else "one of"
+    often = f"{len(group)} slow calls, the longest" if len(group) > 1 else "one call of"
     return (
         f"{name} of {longest.node} {longest.pid}/{longest.tid}: {often} {longest.duration_ns / 1e6:.1f} ms, "
-        f"{longest.duration_ns / max(longest.usual_ns, 1):.0f} times the usual {longest.usual_ns / 1e6:.2f} ms; "
+        f"{longest.duration_ns / max(longest.usual_ns, 1):.0f} times the typical {longest.usual_ns / 1e6:.2f} ms; "
         f"{_held(longest, report)}"
     )
 
@@ -131,8 +131,8 @@ def _held(chain: Chain, report: Report) -> str:
         )
     culprits = sorted({rank for verdict in report.verdicts for rank in verdict.ranks})
     if chain.op == Op.SYNC and culprits:
-        return f"its thread was not held: it waited, and rank {', '.join(map(str, culprits))} is late"
-    return "its thread was not held: the call itself took so long"
+        return f"its thread was not blocked: it waited, and rank {', '.join(map(str, culprits))} is late"
+    return "its thread was not blocked: the call itself took this long"
 
 
 def _chain(chain: Chain) -> dict[str, Any]:
@@ -160,5 +160,5 @@ def _shares(shares: Mapping[str, float]) -> str:
 
 
 def _ms(value: float | None) -> float | None:
-    """With one decimal, and never a negative zero."""
+    """Rounded to one decimal, never a negative zero."""
     return None if value is None else round(value, 1) + 0.0

@@ -29,7 +29,7 @@ from stallscope.errors import BadInput
 def explain(
     file: Annotated[
         list[Path] | None,
-        typer.Argument(help="A node trace (the same as --db), or files of other tools: see import --help."),
+        typer.Argument(help="A node trace (same as --db), or files of other tools: see import --help."),
     ] = None,
     db: Db = None,
     since: Since = None,
@@ -41,24 +41,26 @@ def explain(
     as_json: AsJson = False,
     usd_per_gpu_hour: Price = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Tell the cost at the list price of this GPU.")
+        str | None, typer.Option("--gpu", help="Compute the cost with the list price of this GPU.")
     ] = None,
-    provider: Annotated[str | None, typer.Option("--provider", help="At this provider: aws, gcp.")] = None,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="Use this provider's price: aws, gcp.")
+    ] = None,
     rates: Rates = None,
     per_process: Annotated[
-        bool, typer.Option("--per-process", help="Add what each process did, and where its time went.")
+        bool, typer.Option("--per-process", help="Add a table of processes with their time ledgers.")
     ] = False,
     per_container: Annotated[
-        bool, typer.Option("--per-container", help="Add the same by container.")
+        bool, typer.Option("--per-container", help="Add the same table by container.")
     ] = False,
     chains: Annotated[
-        bool, typer.Option("--chains", help="Add the calls that took far longer than their like, and why.")
+        bool, typer.Option("--chains", help="Add the calls that took far longer than typical, and the cause.")
     ] = False,
     min_late: Annotated[
-        float | None, typer.Option("--min-late", help="Lateness in ms that is never reported.")
+        float | None, typer.Option("--min-late", help="Lateness in ms below which nothing is reported.")
     ] = None,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
+    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,
@@ -82,7 +84,7 @@ def explain(
     if len(traces) > 1:
         given = " ".join(map(str, traces))
         raise BadInput(
-            f"explain reads one trace, not {len(traces)}: first `stallscope merge {given} -o ALL.db`"
+            f"explain reads one trace, not {len(traces)}; first run `stallscope merge {given} -o ALL.db`"
         )
     db = traces[0] if traces else None
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)

@@ -1,4 +1,4 @@
-"""`stallscope explain` on files of other tools: read together, diagnosed, and answered in one report."""
+"""`stallscope explain` for files of other tools: one diagnosis and one report for all files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def is_node_trace(path: Path) -> bool:
-    """Whether a path is a node trace, or an SQLite file that claims to be: then reading it states its fault."""
+    """Whether a path is a node trace or a damaged SQLite file: the trace reader then reports the damage."""
     from stallscope.store.node import APPLICATION_ID
 
     try:
@@ -32,17 +32,17 @@ def is_node_trace(path: Path) -> bool:
 
 
 def are_foreign(paths: Sequence[Path]) -> bool:
-    """Whether the paths are files of other tools. Raises BadInput where node traces are among them."""
+    """Whether the paths are files of other tools. Raises BadInput if node traces are among them."""
     foreign = [path for path in paths if path.exists() and not is_node_trace(path)]
     if foreign and len(foreign) < len(paths):
-        raise BadInput(f"{foreign[0]} is not a node trace: give one node trace, or files of other tools")
+        raise BadInput(f"{foreign[0]} is not a node trace; give one node trace, or files of other tools")
     return bool(foreign)
 
 
 def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, details: Details) -> Answer:
-    """Print the report on some files; kinds that measure apart are reported one after the other.
+    """Print the report on these files; kinds with incompatible measurements get separate reports.
 
-    Returns the answer of all: found if one of the reports found a fault, healthy only if all of them are.
+    Returns the combined answer: found if any report found a fault, healthy only if all of them are.
     Raises NotFound, BadTrace.
     """
     from stallscope.diagnose.report.verdict import Answer

@@ -1,4 +1,4 @@
-"""`stallscope export`: a trace for other tools' viewers and readers."""
+"""`stallscope export`: a trace in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # importing it here would slow every command
 
 
 class ExportFormat(StrEnum):
-    """What a trace can be written as."""
+    """Output formats."""
 
     PERFETTO = "perfetto"
     CHROME = "chrome"
@@ -48,12 +48,14 @@ _ENDINGS = {ExportFormat.PERFETTO: ".pftrace", ExportFormat.CHROME: ".json"}
 
 def export(
     form: Annotated[
-        ExportFormat, typer.Option("--format", help="A timeline (perfetto, chrome) or the tables.")
+        ExportFormat, typer.Option("--format", help="A timeline (perfetto, chrome) or tables.")
     ] = ExportFormat.PERFETTO,
     db: Db = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file; for tables the folder. Default: the trace's name, here."),
+        typer.Option(
+            "--out", "-o", help="The file; for tables the folder. Default: the trace's name, in this folder."
+        ),
     ] = None,
     since: Since = None,
     begin: From = None,
@@ -62,7 +64,7 @@ def export(
     phase: Phase = None,
     last: Last = None,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
+    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,
@@ -70,9 +72,9 @@ def export(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Write a trace for Perfetto, Chrome, or as tables.
+    """Write a trace for Perfetto, for Chrome, or as tables.
 
-    The pages that open it are ui.perfetto.dev and chrome://tracing.
+    Open it at ui.perfetto.dev or chrome://tracing.
     """
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     chosen = settings_from({"db": db, **asked.flags()}, settings)
@@ -86,7 +88,7 @@ def export(
 
 @contextmanager
 def _trace_of_nodes(chosen: Settings, asked: Asked, since_ns: int | None) -> Iterator[Path]:
-    """The traces of all nodes as one file, for the time being."""
+    """The traces of all nodes as one temporary file."""
     from stallscope.store import node
 
     with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
@@ -125,7 +127,7 @@ def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Pa
 
 
 def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Iterator[tuple[Path, int]]:
-    """Every table as a file of the folder. Yields each with its number of rows."""
+    """Write every table as a file in the folder. Yields each file with its number of rows."""
     from stallscope.exporters.tables import write_table
     from stallscope.query.sql import rows_by_table
 
@@ -140,7 +142,7 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new file to write, which takes the place of `target` when it is complete. Raises StorageFailed."""
+    """A new file that replaces `target` when it is complete. Raises StorageFailed."""
     with _writing(target):
         fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=target.parent)
         os.close(fd)

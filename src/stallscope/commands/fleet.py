@@ -1,4 +1,4 @@
-"""Asking the agents of several machines: options that query, explain and export share, and what is told on stderr."""
+"""Querying the agents of several machines: shared options of query, explain and export, and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ if TYPE_CHECKING:  # importing these here would slow every command
 
 Nodes = Annotated[
     str | None,
-    typer.Option("--nodes", help="Ask the agents of these machines, HOST:PORT,HOST:PORT (trace --serve)."),
+    typer.Option("--nodes", help="Query the agents of these machines, HOST:PORT,HOST:PORT (trace --serve)."),
 ]
-TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", help="File with the token that the agents take.")
-]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for the agents.")]
 CaCert = Annotated[
     Path | None,
-    typer.Option("--ca-cert", help="Who signed the agents' certificates (PEM, may hold several)."),
+    typer.Option("--ca-cert", help="Authorities of the agents' certificates (PEM, may contain several)."),
 ]
 ClientCert = Annotated[
-    Path | None, typer.Option("--client-cert", help="Our certificate, for agents that want one.")
+    Path | None, typer.Option("--client-cert", help="Client certificate, for agents that require it.")
 ]
 ClientKey = Annotated[Path | None, typer.Option("--client-key", help="The key of that certificate.")]
-NoTls = Annotated[bool, typer.Option("--no-tls", help="Ask the agents in clear text, the token included.")]
+NoTls = Annotated[bool, typer.Option("--no-tls", help="Query the agents in clear text, the token included.")]
 
 WARN_AHEAD_NS = 10_000_000
 WARN_ERROR_NS = 5_000_000
-"""A clock that is further ahead, or known less closely, is told."""
+"""A larger clock offset or uncertainty is reported."""
 
 
 class Asked(NamedTuple):
-    """What the options say of one command. timeout: of all nodes together."""
+    """The fleet options of one command. timeout: for all nodes together."""
 
     nodes: str | None
     token_file: Path | None
@@ -49,7 +47,7 @@ class Asked(NamedTuple):
     timeout: str = "10s"
 
     def flags(self) -> dict[str, object]:
-        """By the names of the settings."""
+        """By setting name."""
         return {
             "nodes": self.nodes,
             "nodes_token_file": self.token_file,
@@ -60,14 +58,14 @@ class Asked(NamedTuple):
 
 
 def is_fleet(chosen: Settings, asked: Asked, db: Path | None) -> bool:
-    """Whether the nodes are asked, and not a trace on this machine. Raises BadInput where both are named."""
+    """Whether to query the nodes instead of a local trace. Raises BadInput if both are given."""
     if asked.nodes and db:
-        raise BadInput("--nodes and --db exclude each other: give one of them")
+        raise BadInput("--nodes and --db exclude each other; give only one")
     return bool(chosen.nodes) and db is None
 
 
 def access(chosen: Settings, asked: Asked) -> Access:
-    """How the nodes are reached. Raises BadInput, NotFound."""
+    """Addresses and credentials of the nodes. Raises BadInput, NotFound."""
     from stallscope.query.nodes import Access
 
     check_pair(chosen.nodes_client_cert, chosen.nodes_client_key)
@@ -88,12 +86,12 @@ def _token(path: Path | None) -> str:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(
-            f"--token-file: {path} cannot be read ({error}); name the file with the token"
+            f"--token-file: {path} cannot be read ({error}); give the file that contains the token"
         ) from error
 
 
 def fleet_trace(chosen: Settings, asked: Asked, since_ns: int | None) -> Trace:
-    """One trace of all nodes that answer; who does not, and whose clock is off, is told. Raises Unreachable."""
+    """One trace of all nodes that answer. Missing nodes and wrong clocks are reported. Raises Unreachable."""
     from stallscope.query.fleet_trace import asked_of
     from stallscope.query.nodes import addresses
 
@@ -103,7 +101,7 @@ def fleet_trace(chosen: Settings, asked: Asked, since_ns: int | None) -> Trace:
 
 
 def tell(failures: list[Failure], replies: list[Reply[Any]]) -> None:
-    """Who did not answer, and whose clock is off, on stderr."""
+    """Report missing nodes and wrong clocks on stderr."""
     for failure in failures:
         typer.echo(f"stallscope: {failure.address} is missing: {failure.reason}", err=True)
     for reply in replies:
@@ -117,7 +115,7 @@ def tell(failures: list[Failure], replies: list[Reply[Any]]) -> None:
             )
         if reply.clock.error_ns > WARN_ERROR_NS:
             typer.echo(
-                f"stallscope: the clock of {reply.name} ({reply.address}) is only known within "
+                f"stallscope: the clock of {reply.name} ({reply.address}) is known only within "
                 f"± {error_ms:.1f} ms: the network is slow, or the machine is busy",
                 err=True,
             )

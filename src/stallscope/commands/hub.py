@@ -1,4 +1,4 @@
-"""`stallscope hub`: the cluster-side service, and what belongs to it."""
+"""`stallscope hub`: the service of a cluster, and its subcommands."""
 
 from __future__ import annotations
 
@@ -33,24 +33,26 @@ def hub(
     otlp_http: Annotated[
         str | None, typer.Option("--otlp-http", help="Receive OTLP over HTTP at ADDR:PORT (default :4318).")
     ] = None,
-    api: Annotated[str | None, typer.Option(help="Answer at ADDR:PORT (default :8081).")] = None,
+    api: Annotated[str | None, typer.Option(help="Serve the API at ADDR:PORT (default :8081).")] = None,
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", help="Certificate with its chain (PEM).")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option("--tls-client-ca", help="Senders must show a certificate of this authority (PEM)."),
+        typer.Option(
+            "--tls-client-ca", help="Require client certificates of this authority from senders (PEM)."
+        ),
     ] = None,
     insecure_no_tls: Annotated[
-        bool, typer.Option("--insecure-no-tls", help="Everything in clear text, tokens included.")
+        bool, typer.Option("--insecure-no-tls", help="Serve in clear text, tokens included.")
     ] = False,
     rates: Rates = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Receive from all nodes, say who drags which job, answer.
+    """Receive data from all nodes, diagnose their jobs, and answer queries.
 
-    What is received is kept. Until Ctrl-C.
+    Received data is stored. Runs until Ctrl-C.
     """
     if context.invoked_subcommand:
         return
@@ -70,10 +72,10 @@ def hub(
     chosen = settings_from(flags, settings)
     cert, key = chosen.hub_tls_cert, chosen.hub_tls_key
     if insecure_no_tls and (cert or key or chosen.hub_tls_client_ca):
-        raise BadInput("--insecure-no-tls and a certificate exclude each other: give one of them")
+        raise BadInput("--insecure-no-tls and a certificate exclude each other; give only one")
     if not insecure_no_tls and (cert is None or key is None):
         raise BadInput(
-            "a hub needs --tls-cert and --tls-key (stallscope hub quickstart makes them), or --insecure-no-tls"
+            "a hub needs --tls-cert and --tls-key (stallscope hub quickstart creates them), or --insecure-no-tls"
         )
     wiring.run(
         wiring.Options(

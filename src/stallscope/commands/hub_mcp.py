@@ -1,4 +1,4 @@
-"""`stallscope hub mcp`: the hub's tools for an assistant that starts its servers itself."""
+"""`stallscope hub mcp`: the hub's tools for an assistant that starts its MCP servers itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mcp(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Speak MCP on standard input and output, and ask a running hub."""
+    """Serve MCP on standard input and output, with the tools of a running hub."""
     client = client_from(hub, token_file, ca_cert, settings=settings)
     entries = client.tools()
 

@@ -1,4 +1,4 @@
-"""`stallscope hub quickstart`: what a first hub needs, and the commands to go on with."""
+"""`stallscope hub quickstart`: the files of a first hub, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quickstart(
     ] = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Make a certificate and two tokens, and say what to type next. Twice does no harm."""
+    """Create a certificate and two tokens, and print the next commands. Safe to repeat."""
     from stallscope.serve.quickstart import prepared
 
     chosen = settings_from({"hub_db": db}, settings)
@@ -27,7 +27,7 @@ def quickstart(
     otlp_port, api_port = chosen.hub_otlp_grpc.rpartition(":")[2], chosen.hub_api.rpartition(":")[2]
     typer.echo(
         f"""\
-1. Start the hub (it says "ready"; Ctrl-C ends it):
+1. Start the hub (it prints "ready"; Ctrl-C ends it):
 
    stallscope hub --db {folder} --tls-cert {made.tls.cert} --tls-key {made.tls.key}
 
@@ -38,10 +38,10 @@ def quickstart(
    On other machines: copy {made.ingest} (mode 600) and {made.tls.cert}
    there, and use --hub {host}:{otlp_port}
 
-3. Ask the hub:
+3. Query the hub:
 
    curl --cacert {made.tls.cert} -H "Authorization: Bearer $(cat {made.read})" \\
      https://localhost:{api_port}/api/v1/health
 
-The certificate is for {", ".join(made.names)}; other names: --name, after removing {made.tls.cert}"""
+The certificate covers {", ".join(made.names)}; for other names remove {made.tls.cert} and use --name"""
     )

@@ -1,4 +1,4 @@
-"""`stallscope hub token`: who may send to a hub and ask it."""
+"""`stallscope hub token`: the tokens of a hub's senders and readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stallscope.serve.tokens import Tokens
 
 token_app = typer.Typer(
-    help="Tokens: make, show, end them; also while the hub runs.",
+    help="Create, list and revoke tokens, even while the hub runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -29,18 +29,18 @@ def _tokens(db: Path | None, settings: Path | None) -> Tokens:
 
 @token_app.command()
 def create(
-    scope: Annotated[str, typer.Option(help="What it is for: ingest,read,sql,admin, or some of them.")],
-    tenant: Annotated[str, typer.Option(help="Whose data it sends or sees.")] = "default",
-    expires: Annotated[str | None, typer.Option(help="Ends after this time: 12h, 90d.")] = None,
+    scope: Annotated[str, typer.Option(help="Permissions: ingest,read,sql,admin, or some of them.")],
+    tenant: Annotated[str, typer.Option(help="Tenant whose data it can send or read.")] = "default",
+    expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 90d.")] = None,
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Make a token. It is told this once, alone on the last line."""
+    """Create a token. It is printed only now, alone on the last line."""
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
     tokens = _tokens(db, settings)
     token = tokens.create(scope.split(","), tenant, expires_in_s=expires_s)
     typer.echo(
-        f"token {token.split('_')[1]} of tenant {tenant}; keep it now, it is not shown again", err=True
+        f"token {token.split('_')[1]} of tenant {tenant}; store it now, it is not shown again", err=True
     )
     typer.echo(token)
 
@@ -51,7 +51,7 @@ def list_(
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Show the tokens there are; the secrets are not kept anywhere."""
+    """List the tokens; their secrets are not stored anywhere."""
     import json
     import time
 
@@ -59,7 +59,7 @@ def list_(
     tokens = _tokens(db, settings)
     entries = tokens.listed()
     if not entries and not tokens.path.parent.is_dir():
-        raise NotFound(f"there is no hub in {tokens.path.parent}: name its folder with --db")
+        raise NotFound(f"no hub in {tokens.path.parent}; give its folder with --db")
     if as_json:
         rows = [
             {
@@ -85,16 +85,16 @@ def list_(
 @token_app.command()
 def rotate(
     token_id: Annotated[str, typer.Argument(help="The token's id, as `token list` shows it.")],
-    grace: Annotated[str, typer.Option(help="The old token ends after this time: 10min, 24h.")] = "24h",
-    expires: Annotated[str | None, typer.Option(help="The new token ends after this time: 90d.")] = None,
+    grace: Annotated[str, typer.Option(help="The old token expires after this time: 10min, 24h.")] = "24h",
+    expires: Annotated[str | None, typer.Option(help="The new token expires after this time: 90d.")] = None,
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Replace a token: print a new token of the same tenant and scopes, alone on the last line; end the old token."""
+    """Replace a token: print a new token of the same tenant and scopes, alone on the last line."""
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
     tokens = _tokens(db, settings)
     token = tokens.rotate(token_id, grace_s=duration_ns(grace, "--grace") / 1e9, expires_in_s=expires_s)
-    typer.echo(f"token {token_id} ends in {grace}; keep the new token, it is not shown again", err=True)
+    typer.echo(f"token {token_id} expires in {grace}; store the new token, it is not shown again", err=True)
     typer.echo(token)
 
 
@@ -104,7 +104,7 @@ def revoke(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """End a token; a running hub refuses it from the next request on."""
+    """Revoke a token; a running hub refuses it from the next request."""
     _tokens(db, settings).revoke(token_id)
     typer.echo(f"token {token_id} is revoked")
 

@@ -1,4 +1,4 @@
-"""`stallscope hub check`, `backup`, `restore`: the folder of a hub."""
+"""`stallscope hub check`, `backup`, `restore`: maintenance of a hub's folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder of a hub that is not running, or of a backup.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a stopped hub, or of a backup.")],
     repair: Annotated[
-        bool, typer.Option("--repair", help="Keep what can be read, set the rest aside.")
+        bool, typer.Option("--repair", help="Keep the readable data, set the damaged files aside.")
     ] = False,
 ) -> None:
-    """Read every file of a hub's folder and report damage; exit status 4 where damage remains."""
+    """Read every file of a hub's folder and report damage; the exit code is 4 if damage remains."""
     from stallscope.store.hub import upkeep
 
     findings = upkeep.check(folder, repair=repair)
     _print(findings)
     if len(findings.problems) > findings.n_repaired:
         raise StorageFailed(
-            f"{folder} is damaged: restore it from a backup, or run: stallscope hub check --repair {folder}"
+            f"{folder} is damaged; restore it from a backup, or run: stallscope hub check --repair {folder}"
         )
 
 
@@ -36,18 +36,18 @@ def backup(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Copy a hub's folder, also while the hub runs. Sealed files are linked where possible."""
+    """Copy a hub's folder, even while the hub runs. Sealed files are linked if possible."""
     from stallscope.store.hub import upkeep
 
     _print(upkeep.back_up(settings_from({"hub_db": db}, settings).hub_db, to))
 
 
 def restore(
-    source: Annotated[Path, typer.Option("--from", help="Folder that `hub backup` made.")],
+    source: Annotated[Path, typer.Option("--from", help="Folder created by `hub backup`.")],
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Bring a backup back as the folder of a hub that does not exist yet."""
+    """Restore a backup as the folder of a hub; the folder must not exist yet."""
     from stallscope.store.hub import upkeep
 
     _print(upkeep.restore(source, settings_from({"hub_db": db}, settings).hub_db))

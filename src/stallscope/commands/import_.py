@@ -9,12 +9,12 @@ import typer
 
 from stallscope.errors import BadInput
 
-HELP = """Make a node trace from the files of other tools.
+HELP = """Create a node trace from the files of other tools.
 
 Files are recognised by content, in nested folders and compressed too:
 flight-recorder dumps, torch.profiler traces, NCCL Inspector and RAS output,
 NCCL_DEBUG logs, logs of torchrun, Slurm, Ray and mpirun, stacks by py-spy,
-faulthandler and gdb. docs/files.md lists the possible answers of each."""
+faulthandler and gdb. docs/files.md lists the possible answers of each kind."""
 
 
 def import_(
@@ -37,8 +37,8 @@ def import_(
     if len(reading.traces) > 1:
         kinds = ", ".join(reading.used)
         raise BadInput(
-            f"the files are of {len(reading.traces)} kinds that measure apart ({kinds}): import each kind into a trace "
-            "of its own, or run `stallscope explain` on all files"
+            f"the files are of {len(reading.traces)} kinds with incompatible measurements ({kinds}); import each kind"
+            " into a separate trace, or run `stallscope explain` on all files"
         )
     trace = redacted(reading.traces[0]) if redact else reading.traces[0]
     node.write(db, trace)

@@ -17,9 +17,9 @@ def mcp(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Let an assistant ask about this machine (MCP).
+    """Let an assistant query this machine (MCP).
 
-    An MCP server on standard input and output. Over the network: `stallscope serve`, path /mcp.
+    Serves MCP on standard input and output. For MCP over the network: `stallscope serve`, path /mcp.
     """
     from stallscope.assistant import serving
     from stallscope.assistant.asking import Node

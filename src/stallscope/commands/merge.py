@@ -13,21 +13,21 @@ from stallscope.errors import BadInput
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(help="Traces, or anything that can be imported.")],
+    sources: Annotated[list[Path], typer.Argument(help="Traces, or any importable files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write; must not exist yet.")],
     force_node: Annotated[
-        bool, typer.Option("--force-node", help="Give a node that two sources name another name.")
+        bool, typer.Option("--force-node", help="Rename a node whose name occurs in two sources.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one trace of several; no row is lost.
+    """Combine several traces into one; no row is lost.
 
-    What several nodes have in common (a process id, a cgroup) stays apart.
+    Identifiers that several nodes share (a process id, a cgroup) stay separate.
     """
     from stallscope.query.merge import merge as merged
 
     if len(sources) < 2:
-        raise BadInput("merge needs two traces or more: name them one after the other")
+        raise BadInput("merge needs at least two traces; list them one after the other")
     done = merged(sources, out, force_node=force_node)
     if as_json:
         told = [{"source": str(one.source), "nodes": one.nodes, "rows": dict(one.n_rows)} for one in done]

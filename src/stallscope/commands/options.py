@@ -1,4 +1,4 @@
-"""What several commands take as options, and how its text becomes a value."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rates = Annotated[
     Path | None, typer.Option("--rates", help="File with prices of GPU hours (default: the shipped list).")
 ]
 HubUrl = Annotated[
-    str, typer.Option("--hub", help="Where the hub answers: https://HOST:8081 (http:// for one without TLS).")
+    str, typer.Option("--hub", help="Address of the hub: https://HOST:8081 (http:// for a hub without TLS).")
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for the hub.")]
 CaFile = Annotated[
@@ -39,21 +39,21 @@ _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def settings_from(flags: Mapping[str, object], path: Path | None) -> Settings:
-    """The settings in force. flags: by setting name, None where a flag was not given; path: the settings file."""
+    """The effective settings. flags: by setting name, None for flags that were not given; path: the settings file."""
     from stallscope.settings import effective
 
     return effective(flags, os.environ, path).settings
 
 
 def check_pair(cert: Path | None, key: Path | None) -> None:
-    """Raises BadInput where a client certificate comes without its key, or a key without its certificate."""
+    """Raises BadInput for a client certificate without its key, or a key without its certificate."""
     if bool(cert) != bool(key):
-        raise BadInput("--client-cert and --client-key belong together: give both")
+        raise BadInput("--client-cert and --client-key belong together; give both")
 
 
 def duration_ns(text: str, option: str) -> int:
-    """Nanoseconds of "90s", "5m" and the like; a bare number is seconds."""
+    """Nanoseconds of durations such as "90s" or "5m"; a number without a unit is in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
     if not found or float(found[1]) <= 0:
-        raise BadInput(f"{option}: {text!r} is no duration; give for example 30s, 5m or 2h")
+        raise BadInput(f"{option}: {text!r} is not a duration; give for example 30s, 5m or 2h")
     return int(float(found[1]) * _UNITS_S[found[2] or "s"] * 1e9)

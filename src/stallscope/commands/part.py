@@ -1,4 +1,4 @@
-"""The options that choose a part of a trace, and how their text becomes a value."""
+"""Options that select a part of a trace, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # importing it here would slow every command
 
 Since = Annotated[str | None, typer.Option(help="Only the last part of the trace: 30s, 5m, 2h.")]
 From = Annotated[
-    str | None, typer.Option("--from", help="From this time on, UTC: 2026-11-28T14:03:20, or 14:03 today.")
+    str | None, typer.Option("--from", help="Start time, UTC: 2026-11-28T14:03:20, or 14:03 today.")
 ]
-To = Annotated[str | None, typer.Option("--to", help="Until this time, UTC.")]
+To = Annotated[str | None, typer.Option("--to", help="End time, UTC.")]
 Step = Annotated[
-    str | None, typer.Option("--step", help="Only these steps, as the job tells them: 100..200, 100.., 7.")
+    str | None, typer.Option("--step", help="Only these steps, as reported by the job: 100..200, 100.., 7.")
 ]
-Phase = Annotated[str | None, typer.Option("--phase", help="Only this phase, as the job tells it.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, help="Only the last so many rounds.")]
+Phase = Annotated[str | None, typer.Option("--phase", help="Only this phase, as reported by the job.")]
+Last = Annotated[int | None, typer.Option("--last", min=1, help="Only the last N rounds.")]
 
 
 def part_from(
@@ -36,13 +36,13 @@ def part_from(
     phase: str | None,
     last: int | None = None,
 ) -> Part:
-    """The part that the options choose; all that is given must hold. Raises BadInput."""
+    """The part that the options select; all given options apply. Raises BadInput."""
     from stallscope.store.time_range import Part
 
     begin_ns = None if begin is None else wall_ns(begin, "--from")
     end_ns = None if end is None else wall_ns(end, "--to")
     if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
-        raise BadInput(f"--to {end} is before --from {begin}: give the earlier time as --from")
+        raise BadInput(f"--to {end} is before --from {begin}; give the earlier time as --from")
     return Part(
         since_ns=None if since is None else duration_ns(since, "--since"),
         from_wall_ns=begin_ns,
@@ -54,18 +54,18 @@ def part_from(
 
 
 def only_since(part: Part) -> int | None:
-    """The duration of a part that is chosen by --since alone. Raises BadInput for any other: nodes are asked for it."""
+    """The duration of a part selected by --since alone. Raises BadInput for any other option: nodes lack them."""
     from stallscope.store.time_range import Part
 
     if part != Part(since_ns=part.since_ns):
         raise BadInput(
-            "several nodes can be asked for --since only: `stallscope merge` their traces for the rest"
+            "several nodes support only --since; for other options `stallscope merge` their traces first"
         )
     return part.since_ns
 
 
 def wall_ns(text: str, option: str) -> int:
-    """ns since 1970 of a time: ISO 8601, UTC where it names no zone, or HH:MM[:SS] of today (UTC)."""
+    """ns since 1970 of a time: ISO 8601, UTC if it has no zone, or HH:MM[:SS] of today (UTC)."""
     given = text.strip()
     if re.fullmatch(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", given):
         given = f"{time.strftime('%Y-%m-%d', time.gmtime())}T{given.zfill(5)}"
@@ -73,7 +73,7 @@ def wall_ns(text: str, option: str) -> int:
         moment = datetime.fromisoformat(given)
     except ValueError:
         raise BadInput(
-            f"{option}: {text!r} is no time; give for example 2026-11-28T14:03:20 or 14:03"
+            f"{option}: {text!r} is not a time; give for example 2026-11-28T14:03:20 or 14:03"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     since_1970 = moment - datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,10 +84,10 @@ def step_range(text: str) -> tuple[int, int]:
     """First and last step of "100..200", "100..", "..200" and "7"."""
     found = re.fullmatch(r"(\d*)\.\.(\d*)|(\d+)", text.strip())
     if not found or text.strip() == "..":
-        raise BadInput(f"--step: {text!r} is no range of steps; give for example 100..200, 100.. or 7")
+        raise BadInput(f"--step: {text!r} is not a range of steps; give for example 100..200, 100.. or 7")
     if found[3]:
         return int(found[3]), int(found[3])
     low, high = int(found[1] or 0), int(found[2] or 1 << 62)
     if low > high:
-        raise BadInput(f"--step: {text!r} ends before it begins: give the smaller step first")
+        raise BadInput(f"--step: {text!r} ends before it begins; give the smaller step first")
     return low, high

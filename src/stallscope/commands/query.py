@@ -34,7 +34,7 @@ _EXAMPLE = "SELECT op_name(op), count(*) FROM collectives GROUP BY 1"
 
 def query(
     sql: Annotated[
-        str | None, typer.Argument(help="One SELECT; left out, or -: read from standard input.")
+        str | None, typer.Argument(help="One SELECT; omitted, or -: read from standard input.")
     ] = None,
     db: Db = None,
     since: Since = None,
@@ -43,11 +43,11 @@ def query(
     step: Step = None,
     phase: Phase = None,
     last: Last = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows at most; what is cut off is said.")] = 1000,
-    timeout: Annotated[str, typer.Option(help="When to give up: 10s, 2m.")] = "10s",
-    form: Annotated[Format, typer.Option("--format", help="How the rows are written.")] = Format.TABLE,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows; a cut-off is reported.")] = 1000,
+    timeout: Annotated[str, typer.Option(help="Time limit of the query: 10s, 2m.")] = "10s",
+    form: Annotated[Format, typer.Option("--format", help="Output format of the rows.")] = Format.TABLE,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write into this file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="List the tables, columns and functions.")] = False,
     nodes: Nodes = None,
     token_file: TokenFile = None,
@@ -57,7 +57,7 @@ def query(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Ask a trace in SQL (SQLite's); nothing can be changed."""
+    """Query a trace in SQL (SQLite dialect, read-only)."""
     from stallscope.query import sql as engine
 
     asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
@@ -90,11 +90,11 @@ def _of_nodes(
 
 
 def _statement(given: str | None) -> str:
-    """The SQL given, or read from standard input."""
+    """The given SQL, or the SQL from standard input."""
     if given not in (None, "-"):
         return str(given)
     if sys.stdin.isatty():
-        raise BadInput(f'no SQL given: try `stallscope query "{_EXAMPLE}"`, or --schema')
+        raise BadInput(f'no SQL given; try `stallscope query "{_EXAMPLE}"`, or --schema')
     return sys.stdin.read()
 
 
@@ -116,7 +116,7 @@ def _print_schema(db: Path, form: Format, out: Path | None) -> None:
             table = column.table
             typer.echo(f"{blank}{table}: {schema.about(table)}")
         typer.echo(f"  {column.name.ljust(width)}  {column.type.ljust(7)}  {column.meaning}".rstrip())
-    typer.echo("\nfunctions, beside those of SQLite:")
+    typer.echo("\nfunctions, in addition to SQLite's:")
     width = max(map(len, FUNCTIONS))
     for name, meaning in FUNCTIONS.items():
         typer.echo(f"  {name.ljust(width)}  {meaning}")

@@ -1,4 +1,4 @@
-"""`stallscope rates`: what a GPU hour costs, by provider and model."""
+"""`stallscope rates`: prices of GPU hours, by provider and model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:  # importing it here would slow every command
 
 def rates(
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The price of this GPU, by the name its driver reports.")
+        str | None, typer.Option("--gpu", help="Show the price of this GPU, by the name its driver reports.")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option("--provider", help="At this provider, by any of its names.")
+        str | None, typer.Option("--provider", help="Use this provider's price, by any of its names.")
     ] = None,
     file: Rates = None,
     validate: Annotated[
-        Path | None, typer.Option("--validate", help="Check a file of prices, and say what is wrong.")
+        Path | None, typer.Option("--validate", help="Check a price file and report its errors.")
     ] = None,
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Show the prices of GPU hours that costs are told in.
+    """Show the prices of GPU hours.
 
-    Nothing is fetched from anywhere. They count in `explain` when the GPU is known (--gpu, or the trace tells it) and
-    no --usd-per-gpu-hour is given.
+    Nothing is downloaded. `explain` uses a price when the GPU is known (from --gpu or the trace) and
+    --usd-per-gpu-hour is not given.
     """
     from stallscope import rates as table_of
 
@@ -40,14 +40,14 @@ def rates(
         checked = table_of.load(validate)
         n_providers = len({rate.provider for rate in checked.rates})
         typer.echo(
-            f"{validate}: good, {len(checked.rates)} prices of {n_providers} providers, as of {checked.as_of}"
+            f"{validate}: valid, {len(checked.rates)} prices of {n_providers} providers, as of {checked.as_of}"
         )
         return
     chosen = settings_from({"rates": file, "gpu": gpu, "provider": provider}, settings)
     table = table_of.load(chosen.rates)
     if chosen.provider and table_of.known_provider(table, chosen.provider) is None:
         known = ", ".join(sorted({rate.provider for rate in table.rates}))
-        raise NotFound(f"{table.origin} knows no provider {chosen.provider!r}: it knows {known}")
+        raise NotFound(f"{table.origin} has no provider {chosen.provider!r}; the providers are {known}")
     if chosen.gpu:
         _one(table, chosen.gpu, chosen.provider, as_json=as_json)
         return
@@ -66,7 +66,7 @@ def _one(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> None:
 
     found = lookup(table, gpu=gpu, provider=provider or None)
     if found is None:
-        raise NotFound(f"{table.origin} has no price of a {gpu!r}: give a file of your own with --rates")
+        raise NotFound(f"{table.origin} has no price of a {gpu!r}; give your own price file with --rates")
     rate = found.rate
     if as_json:
         told = {
@@ -77,7 +77,7 @@ def _one(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> None:
         }
         typer.echo(json.dumps(told | {"as_of": table.as_of, "origin": table.origin}, indent=2))
         return
-    typer.echo(f"{rate.usd_per_hour:.2f} USD an hour: {rate.gpu} of {rate.provider}, as of {table.as_of}")
+    typer.echo(f"{rate.usd_per_hour:.2f} USD per hour: {rate.gpu} of {rate.provider}, as of {table.as_of}")
 
 
 def _draw(shown: list[Rate]) -> None:
@@ -85,4 +85,4 @@ def _draw(shown: list[Rate]) -> None:
     from stallscope.query.sql import Answer
 
     rows: list[tuple[object, ...]] = [(r.provider, r.gpu, f"{r.usd_per_hour:.2f}") for r in shown]
-    print_answer(Answer(("provider", "gpu", "USD an hour"), rows), Format.TABLE)
+    print_answer(Answer(("provider", "gpu", "USD per hour"), rows), Format.TABLE)

@@ -1,4 +1,4 @@
-"""The answer of the diagnosis, as every command prints it."""
+"""Prints the report of the diagnosis, in the same form for every command."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # importing these here would slow every command
 def print_report(
     trace: Trace, as_json: bool, *, settings: Settings, details: Details | None = None
 ) -> Answer:
-    """Diagnose the trace and print the report. Raises NotFound for a trace without data to judge.
+    """Diagnose the trace and print the report. Raises NotFound for a trace without usable data.
 
-    details: tables to print after it.
+    details: tables to print after the report.
     """
     from stallscope.diagnose.hangs import before_attach
     from stallscope.diagnose.report import text
@@ -42,7 +42,7 @@ def print_report(
     is_empty = not has_rows or (report and not report.examined.get("n_ranks"))
     if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
         raise NotFound(
-            "there are no NCCL collectives or CUDA calls in this trace, or in the part asked for: "
+            "the trace, or the selected part of it, has no NCCL collectives or CUDA calls; "
             "widen --since, or trace longer"
         )
     if as_json:
@@ -58,7 +58,7 @@ def print_report(
 
 
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:
-    """The report on a trace, with the thresholds of the settings, and their price or a listed one."""
+    """The report on a trace, with the thresholds of the settings, and the price of the settings or the listed price."""
     from stallscope.diagnose.engine import diagnose
     from stallscope.diagnose.thresholds import thresholds
 
@@ -67,9 +67,9 @@ def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) ->
 
 
 def listed_price(trace: Trace, settings: Settings) -> Listed | None:
-    """The price of the trace's GPU by the table of rates; None where one is given, or the GPU is not known.
+    """The listed price of the trace's GPU; None if the settings have a price, or the GPU is unknown.
 
-    Raises NotFound for a GPU that was named and has no price, BadInput for a broken table.
+    Raises NotFound for a named GPU without a price, BadInput for an invalid price file.
     """
     if settings.usd_per_gpu_hour is not None:
         return None

@@ -1,4 +1,4 @@
-"""`stallscope serve`: a node trace for other machines and for assistants."""
+"""`stallscope serve`: serves a node trace to other machines and to assistants."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from stallscope.commands.options import Db, SettingsFile, settings_from
 def serve(
     db: Db = None,
     listen: Annotated[
-        str, typer.Option(help="Answer at ADDR:PORT; `:8443` is every address of this machine.")
+        str, typer.Option(help="Listen at ADDR:PORT; `:8443` listens on every address of this machine.")
     ] = ":8443",
     node: Annotated[str | None, typer.Option(help="Name of this machine.")] = None,
     files: Annotated[
-        Path | None, typer.Option(help="Folder of certificate and token (default: `api` beside the trace).")
+        Path | None, typer.Option(help="Folder of certificate and token (default: `api` next to the trace).")
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option("--tls-client-ca", help="Clients show a certificate of this authority, no token (PEM)."),
+        typer.Option(
+            "--tls-client-ca", help="Require client certificates of this authority, not a token (PEM)."
+        ),
     ] = None,
     no_tls: Annotated[
-        bool, typer.Option("--no-tls", help="Everything in clear text, the token included.")
+        bool, typer.Option("--no-tls", help="Serve in clear text, the token included.")
     ] = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Answer other machines and assistants from a node trace.
+    """Serve a node trace to other machines and to assistants.
 
-    Those are `query|explain|export --nodes`, and MCP at /mcp. Until Ctrl-C.
+    Clients are `query|explain|export --nodes`, and MCP at /mcp. Runs until Ctrl-C.
     """
     from stallscope.assistant import serving as assistant
     from stallscope.assistant.asking import Node
@@ -38,9 +40,7 @@ def serve(
     from stallscope.serve import node_api as api
 
     if no_tls and tls_client_ca:
-        raise BadInput(
-            "--no-tls and --tls-client-ca exclude each other: without TLS nobody shows a certificate"
-        )
+        raise BadInput("--no-tls and --tls-client-ca exclude each other: client certificates need TLS")
     chosen = settings_from({"db": db, "node": node}, settings)
     options = api.Options(
         db=chosen.db,

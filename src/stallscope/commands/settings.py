@@ -1,4 +1,4 @@
-"""`stallscope settings`: the values in force, and where each comes from."""
+"""`stallscope settings`: the effective values and their sources."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stallscope.commands.options import AsJson, SettingsFile
 
 
 def settings(
-    name: Annotated[str | None, typer.Argument(help="Only this one; its value alone is printed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Print only the value of this setting.")] = None,
     as_json: AsJson = False,
     path: SettingsFile = None,
 ) -> None:
-    """Print the settings in force, and where each of them comes from."""
+    """Print the effective settings and the source of each value."""
     from stallscope.settings import TABLE, effective, named
 
     found = effective({}, os.environ, path)
@@ -48,5 +48,5 @@ def _plain(value: object) -> object:
 
 
 def _shown(value: object) -> str:
-    """Empty where a setting is not set."""
+    """Empty for a setting without a value."""
     return "" if value is None else str(value)

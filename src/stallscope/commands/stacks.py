@@ -39,11 +39,11 @@ _LETTERS = {
 def stacks(
     file: Annotated[
         Path | None,
-        typer.Argument(help="A node trace; without it the processes of this machine as they are now."),
+        typer.Argument(help="A node trace; without it the current processes of this machine."),
     ] = None,
     as_json: AsJson = False,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the nodes: 10s, 2m.")] = "30s",
+    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,
@@ -63,7 +63,7 @@ def stacks(
         found = latest_stacks(node.read(file)) if file else _live()
     if not found:
         raise NotFound(
-            "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or name a trace"
+            "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or give a trace"
         )
     grouped = groups(found)
     typer.echo(json.dumps([_data(one) for one in grouped], indent=2) if as_json else _text(grouped))
@@ -96,7 +96,7 @@ def _data(group: StackGroup) -> dict[str, object]:
 
 def _text(grouped: list[StackGroup]) -> str:
     n = sum(len(group.members) for group in grouped)
-    lines = [f"{n} processes in {len(grouped)} groups of similar stacks, the smallest group first"]
+    lines = [f"{n} processes in {len(grouped)} groups of similar stacks, smallest group first"]
     for number, group in enumerate(grouped, 1):
         names = ", ".join(_name(one) for one in group.members[:8])
         more = f" and {len(group.members) - 8} more" if len(group.members) > 8 else ""
@@ -108,7 +108,7 @@ def _text(grouped: list[StackGroup]) -> str:
         frames = [frame for frame in group.frames if not frame.startswith("<frozen ")]
         lines += [f"    {frame}" for frame in frames[:_MOST_FRAMES]] or ["    (no frames)"]
         if len(frames) > _MOST_FRAMES:
-            lines.append(f"    {len(frames) - _MOST_FRAMES} more")
+            lines.append(f"    {len(frames) - _MOST_FRAMES} more frames")
     return "\n".join(lines)
 
 

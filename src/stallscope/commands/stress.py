@@ -1,4 +1,4 @@
-"""`stallscope stress`: a load for one's own hub."""
+"""`stallscope stress`: a load test for your own hub."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from stallscope.errors import BadInput
 
 
 def stress(
-    endpoint: Annotated[str, typer.Option(help="The hub's OTLP over gRPC: HOST:PORT.")],
-    token_file: Annotated[
-        Path, typer.Option("--token-file", help="File with a token that may send (scope ingest).")
-    ],
-    node_id: Annotated[
-        str, typer.Option("--node-id", help="The machine that the rows say they are from.")
-    ] = ("stress-0"),
-    events: Annotated[int, typer.Option(help="Rows to send.", min=1)] = 100_000,
-    rate: Annotated[float, typer.Option(help="Rows a second; 0: as fast as the hub takes them.", min=0)] = 0,
-    straggler: Annotated[int | None, typer.Option(help="This rank is late in each round.", min=0)] = None,
-    late_ms: Annotated[float, typer.Option("--late-ms", help="How late the straggler is.", min=0.1)] = 20.0,
-    ranks: Annotated[int, typer.Option(help="Ranks of this machine.", min=1, max=1024)] = 8,
-    first_rank: Annotated[int, typer.Option("--first-rank", help="The first of them.", min=0)] = 0,
+    endpoint: Annotated[str, typer.Option(help="The hub's OTLP/gRPC address: HOST:PORT.")],
+    token_file: Annotated[Path, typer.Option("--token-file", help="File with a token of the scope ingest.")],
+    node_id: Annotated[str, typer.Option("--node-id", help="Machine name in the rows.")] = ("stress-0"),
+    events: Annotated[int, typer.Option(help="Number of rows to send.", min=1)] = 100_000,
+    rate: Annotated[
+        float, typer.Option(help="Rows per second; 0: as fast as the hub accepts them.", min=0)
+    ] = 0,
+    straggler: Annotated[int | None, typer.Option(help="Make this rank late in each round.", min=0)] = None,
+    late_ms: Annotated[
+        float, typer.Option("--late-ms", help="Lateness of the straggler in ms.", min=0.1)
+    ] = 20.0,
+    ranks: Annotated[int, typer.Option(help="Number of ranks on this machine.", min=1, max=1024)] = 8,
+    first_rank: Annotated[int, typer.Option("--first-rank", help="First rank on this machine.", min=0)] = 0,
     world: Annotated[
-        int | None, typer.Option(help="Ranks of the job on all machines (default: those of this one).", min=1)
+        int | None,
+        typer.Option(help="Ranks of the job on all machines (default: the ranks of this machine).", min=1),
     ] = None,
-    job: Annotated[str, typer.Option(help="Machines with the same job send rounds that match.")] = "stress",
+    job: Annotated[
+        str, typer.Option(help="Job name; machines with the same job send matching rounds.")
+    ] = "stress",
     cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "stress",
-    batch: Annotated[int, typer.Option(help="Rows in a request.", min=1, max=50_000)] = 500,
-    at_once: Annotated[int, typer.Option("--at-once", help="Requests under way.", min=1, max=256)] = 4,
-    lane: Annotated[str, typer.Option(help="arrow, or otlp (logs).")] = "arrow",
+    batch: Annotated[int, typer.Option(help="Rows per request.", min=1, max=50_000)] = 500,
+    at_once: Annotated[int, typer.Option("--at-once", help="Concurrent requests.", min=1, max=256)] = 4,
+    lane: Annotated[str, typer.Option(help="Format: arrow, or otlp (logs).")] = "arrow",
     patience: Annotated[
-        str, typer.Option(help="Give up when nothing is acknowledged for this time: 30s, 2m.")
+        str, typer.Option(help="Give up after this time without an acknowledgement: 30s, 2m.")
     ] = "30s",
     ca_cert: Annotated[
         Path | None, typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's.")
@@ -44,7 +47,7 @@ def stress(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send made-up rounds to a hub, and say how fast it takes them."""
+    """Send synthetic rounds to a hub, and report its throughput."""
     import json
 
     from stallscope.exporters.hub_channel import HubChannel, Target
@@ -53,18 +56,18 @@ def stress(
     from stallscope.stress.run import Plan, run
 
     if lane not in ("arrow", "otlp"):
-        raise BadInput(f"--lane: there is no lane {lane!r}; give arrow or otlp")
+        raise BadInput(f"--lane: unknown format {lane!r}; give arrow or otlp")
     n_world = world or first_rank + ranks
     if n_world < first_rank + ranks:
         raise BadInput(
-            f"--world {n_world} has no rank {first_rank + ranks - 1}: give {first_rank + ranks} or more"
+            f"--world {n_world} has no rank {first_rank + ranks - 1}; give at least {first_rank + ranks}"
         )
     if straggler is not None and straggler >= n_world:
-        raise BadInput(f"--straggler {straggler}: the job has ranks 0 to {n_world - 1}")
+        raise BadInput(f"--straggler {straggler}: not a rank of the job; give 0 to {n_world - 1}")
     interval_ns = int(ranks / rate * 1e9) if rate else max(50_000_000, int(late_ms * 3e6))
     if straggler is not None and late_ms * 1e6 > interval_ns / 2:
         raise BadInput(
-            f"--late-ms {late_ms:g}: a round takes {interval_ns / 1e6:.3g} ms; give less, or a lower --rate"
+            f"--late-ms {late_ms:g} exceeds the round time of {interval_ns / 1e6:.3g} ms; lower it, or lower --rate"
         )
     token_in(token_file)
     target = Target(

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 def trace(
     db: Db = None,
     pid: Annotated[
-        list[int] | None, typer.Option(help="Only this process and its children; may be repeated.")
+        list[int] | None, typer.Option(help="Trace only this process and its children; may be repeated.")
     ] = None,
     duration: Annotated[str | None, typer.Option(help="Stop after this time: 30s, 5m.")] = None,
     max_db: Annotated[
-        str | None, typer.Option("--max-db", help="Size at which the oldest rows go: 500MB, 10GB.")
+        str | None, typer.Option("--max-db", help="Size limit; the oldest rows are deleted: 500MB, 10GB.")
     ] = None,
     node: Annotated[str | None, typer.Option(help="Name of this machine in the trace.")] = None,
-    record_all: Annotated[
-        bool, typer.Option("--record-all", help="Keep every raw event (much data).")
-    ] = False,
+    record_all: Annotated[bool, typer.Option("--record-all", help="Record every raw event (large).")] = False,
     prometheus: Annotated[
         str, typer.Option(help="Serve metrics for Prometheus at this address: 0.0.0.0:9464.")
     ] = "",
@@ -41,25 +39,28 @@ def trace(
         str, typer.Option(help="Answer `--nodes` of other machines and assistants at ADDR:PORT: :8443.")
     ] = "",
     no_tls: Annotated[
-        bool, typer.Option("--no-tls", help="--serve in clear text, the token included.")
+        bool, typer.Option("--no-tls", help="Use clear text for --serve, the token included.")
     ] = False,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option("--tls-client-ca", help="--serve to who has a certificate of this authority (PEM)."),
+        typer.Option(
+            "--tls-client-ca", help="Require client certificates of this authority for --serve (PEM)."
+        ),
     ] = None,
     hub: Annotated[
         str | None, typer.Option(help="Send to the hub at HOST:PORT (its OTLP over gRPC).")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="File with the token that lets it send.")
+        Path | None, typer.Option("--token-file", help="File with the token for sending to the hub.")
     ] = None,
     ca_cert: Annotated[
         Path | None,
         typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's (PEM)."),
     ] = None,
-    cluster: Annotated[str | None, typer.Option(help="Name of the cluster, told to the hub.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster, sent to the hub.")] = None,
     client_cert: Annotated[
-        Path | None, typer.Option("--client-cert", help="Own certificate, for a hub that wants one (PEM).")
+        Path | None,
+        typer.Option("--client-cert", help="Client certificate, for a hub that requires it (PEM)."),
     ] = None,
     client_key: Annotated[Path | None, typer.Option("--client-key", help="Key of that certificate.")] = None,
     hub_insecure: Annotated[
@@ -69,35 +70,33 @@ def trace(
         float | None,
         typer.Option(
             "--hook-budget",
-            help="Percent of a thread's time that hooks on launches and the like may cost; 0: none on those.",
+            help="CPU budget of high-frequency probes, in percent of a thread's time; 0: do not attach them.",
         ),
     ] = None,
     annotate_socket: Annotated[
-        Path | None, typer.Option("--annotate-socket", help="Where jobs may tell labels (step, phase).")
+        Path | None, typer.Option("--annotate-socket", help="Socket for labels from jobs (step, phase).")
     ] = None,
     annotate_group: Annotated[
-        str | None, typer.Option("--annotate-group", help="Whose users may tell labels, too.")
+        str | None, typer.Option("--annotate-group", help="Group whose users may also send labels.")
     ] = None,
     no_stacks: Annotated[
-        bool, typer.Option("--no-stacks", help="Do not look where in the code threads are held.")
+        bool, typer.Option("--no-stacks", help="Do not record call stacks of blocked threads.")
     ] = False,
     gpu_ioctls: Annotated[
         bool,
-        typer.Option(
-            "--gpu-ioctls", help="Count calls into the GPU's driver, whoever makes them (experimental)."
-        ),
+        typer.Option("--gpu-ioctls", help="Count calls into the GPU driver by any process (experimental)."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print every record as a line of JSON, instead of the page.")
+        bool, typer.Option("--json", help="Print every record as a line of JSON instead of the page.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what happens: for a service.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only notable events: for a service.")] = False,
     settings: SettingsFile = None,
 ) -> None:
     """Trace this machine's GPU jobs with eBPF until Ctrl-C (root).
 
-    On a terminal a page shows the job; elsewhere a line a second.
+    A terminal shows a live page of the job; other outputs get one line per second.
     """
-    # Before numpy is loaded: each thread that it makes for linear algebra is one more with our privileges.
+    # Before numpy is imported: each of its linear-algebra threads would be another thread with our privileges.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from stallscope import agent
     from stallscope.diagnose.thresholds import thresholds
@@ -149,28 +148,28 @@ def trace(
 
 
 def _cloud(name: str) -> str:
-    """Raises BadInput for a cloud that is not known."""
+    """Raises BadInput for an unknown cloud."""
     if name not in ("", "aws", "gcp", "azure"):
         raise BadInput(f"cloud: {name!r} is not known; choose aws, gcp or azure, or leave it empty")
     return name
 
 
 def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[str, ...]:
-    """Options of `stallscope serve`. Raises BadInput where there is nothing to serve."""
+    """Options for `stallscope serve`. Raises BadInput for serve options without --serve."""
     words: tuple[str, ...] = ("--no-tls",) if no_tls else ()
     words += ("--tls-client-ca", str(client_ca)) if client_ca else ()
     if words and not serve:
-        raise BadInput(f"{words[0]} needs --serve ADDR:PORT: without it nothing is served")
+        raise BadInput(f"{words[0]} needs --serve ADDR:PORT; without --serve it has no effect")
     return words
 
 
 def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
-    """Trace, with a process beside it that shows what comes."""
+    """Trace, with a sidecar process that shows the new records."""
     from stallscope import agent
     from stallscope.capture.probes import preflight
     from stallscope.live.viewer import beside
 
-    # Refused before there is a page that would cover it.
+    # Refused before the page is drawn, which would cover the message.
     preflight.check()
     preflight.check_pids(options.pids)
     with beside(
@@ -183,20 +182,20 @@ def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
 
 
 def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
-    """The hub of the settings; None where there is none. Raises BadInput where something is missing."""
+    """The hub of the settings; None without a hub. Raises BadInput for incomplete settings."""
     from stallscope.agent import Hub
 
     if not chosen.hub:
         return None
     host, colon, port = chosen.hub.rpartition(":")
     if not host or not colon or not port.isdigit():
-        raise BadInput(f"--hub: {chosen.hub!r} is no HOST:PORT; give for example hub.example:4317")
+        raise BadInput(f"--hub: {chosen.hub!r} is not HOST:PORT; give for example hub.example:4317")
     if chosen.hub_token_file is None:
         raise BadInput(
-            "--hub needs --token-file: the hub takes nothing without (stallscope hub token create)"
+            "--hub needs --token-file: the hub accepts data only with a token (stallscope hub token create)"
         )
     if is_insecure and (chosen.hub_ca_file or chosen.hub_client_cert):
-        raise BadInput("--hub-insecure and a certificate exclude each other: give one of them")
+        raise BadInput("--hub-insecure and a certificate exclude each other; give only one")
     check_pair(chosen.hub_client_cert, chosen.hub_client_key)
     return Hub(
         address=chosen.hub,

@@ -1,8 +1,8 @@
-"""The standing diagnosis: what arrives at the hub is diagnosed as it comes, and its verdicts are rows like any other.
+"""The continuous diagnosis: rows that arrive at the hub are diagnosed at once, and the verdicts are stored as rows.
 
 standing  the thread that feeds the streams and writes verdicts
-backlog   what waits to be looked at: a turn for each cluster, and a bound
-rows      a change of an incident as rows of the hub
+backlog   the rows to examine: a turn for each cluster, and a bound
+rows      the change of an incident as rows of the hub
 """
 
 from stallscope.continuous.standing import Standing

@@ -1,7 +1,8 @@
-"""What waits to be looked at, by cluster. Each cluster in turn gets so many rows looked at, whatever the others send.
+"""The rows waiting for examination, by cluster. Each cluster in turn gets a fixed number of rows.
 
-What waits together is handed out together, as many small batches cost more than one large one. A cluster that sends
-more than can be looked at loses its oldest rows, so that what is said is of now; how many is counted and told.
+Waiting rows of a cluster are returned together, because many small batches cost more than one large batch. A cluster
+that sends more than can be examined loses its oldest rows, so that its verdicts are current. Lost rows are counted
+and reported.
 """
 
 import threading
@@ -23,14 +24,15 @@ Key = tuple[str, str]
 Tables = Mapping[str, pa.Table]
 
 _ALWAYS_KEPT = ("processes", "communicators")
-"""Few rows, told once: who is who in all that follows."""
+"""Small tables with identities that all later rows refer to; they are sent only once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """turn_rows: of one cluster, before the next has its turn. behind_s: what waits longer is taken with fewer looks.
+    """turn_rows: rows of one cluster per turn. behind_s: rows that wait longer are examined in larger batches.
 
-    most_rows, most_wait_s: more than so many rows of one cluster, or older ones, are not looked at: it goes on with
+    most_rows, most_wait_s: further or older rows of a cluster are skipped, and the diagnosis continues with the
+    rows of the last kept_s. most_rows_in: rows of all clusters before they are split by cluster.
     those of the last kept_s. most_rows_in: of all, before they are told apart.
     """
 
@@ -44,7 +46,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Turn:
-    """Rows of one cluster to look at. n_left_out: those before them that are not looked at."""
+    """Rows of one cluster to examine. n_left_out: skipped rows before them."""
 
     key: Key
     tables: Tables
@@ -68,7 +70,7 @@ class _Lane:
 
 
 class Backlog:
-    """Filled by the thread that commits, emptied by the one that diagnoses."""
+    """Filled by the thread that commits, emptied by the thread that diagnoses."""
 
     def __init__(self, bounds: Bounds | None = None, *, clock_s: Callable[[], float] = time.monotonic):
         self._bounds, self._clock_s = bounds or Bounds(), clock_s
@@ -81,7 +83,7 @@ class Backlog:
         self._is_ended = False
 
     def add(self, batch: Batch) -> int:
-        """A committed batch; quick. Returns how many of its rows find no room."""
+        """Add a committed batch; fast. Returns the number of its rows that do not fit."""
         n_rows = _n_rows(batch.tables)
         if not n_rows:
             return 0
@@ -94,7 +96,7 @@ class Backlog:
         return 0
 
     def end(self) -> None:
-        """Nothing more is wanted."""
+        """Accept no more rows."""
         with self._changed:
             self._is_ended = True
             self._changed.notify()
@@ -106,25 +108,25 @@ class Backlog:
 
     @property
     def n_waiting(self) -> int:
-        """Rows that wait or are being looked at."""
+        """Rows that wait or are being examined."""
         with self._changed:
             return self._n_in + self._n_taken + sum(lane.n_rows for lane in self._lanes.values())
 
     @property
     def lag_s(self) -> float:
-        """How long the oldest row waits."""
+        """Waiting time of the oldest row."""
         with self._changed:
             firsts = [lane.parts[0].at_s for lane in self._lanes.values() if lane.parts]
             firsts += [self._came[0][1]] if self._came else []
         return self._clock_s() - min(firsts) if firsts else 0.0
 
     def wait(self, timeout_s: float) -> None:
-        """Until something waits, or the end."""
+        """Wait for rows, or for the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._came or self._order or self._is_ended, timeout=timeout_s)
 
     def turn(self) -> Turn | None:
-        """The rows of the cluster whose turn it is, until done() is told; None where nothing waits."""
+        """The rows of the next cluster in turn, until done() is called; None if nothing waits."""
         self._told_apart()
         with self._changed:
             if not self._order:
@@ -148,12 +150,12 @@ class Backlog:
         return Turn(key, _joined(parts), n_rows, n_left_out, is_behind)
 
     def done(self) -> None:
-        """The rows of the last turn have been looked at."""
+        """The rows of the last turn have been examined."""
         with self._changed:
             self._n_taken = 0
 
     def _told_apart(self) -> None:
-        """Put what came into the lanes of its clusters."""
+        """Split new batches by cluster."""
         with self._changed:
             came, self._came = self._came, deque()
         for batch, at_s in came:
@@ -169,7 +171,7 @@ class Backlog:
                     lane.n_rows += n_rows
 
     def _skip(self, lane: _Lane) -> None:
-        """Leave out what is too much."""
+        """Skip the rows beyond the bounds."""
         bounds, now_s = self._bounds, self._clock_s()
         if lane.n_rows <= bounds.most_rows and now_s - lane.parts[0].at_s <= bounds.most_wait_s:
             return

@@ -1,4 +1,4 @@
-"""A change of an incident as rows of the hub: one of `verdicts` and one of `causal_chains`."""
+"""The change of an incident as rows of the hub: one row of `verdicts` and one of `causal_chains`."""
 
 import json
 from collections.abc import Sequence
@@ -71,5 +71,5 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
 
 
 def table_of(table: schema.HubTable, rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Rows as the store takes them."""
+    """Rows in the store's format."""
     return pa.Table.from_pylist(list(rows), schema=schema.arrow_schema(table, without=schema.GIVEN_BY_HUB))

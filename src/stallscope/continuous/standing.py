@@ -1,9 +1,9 @@
-"""The thread that feeds what was committed to the diagnosis and writes its verdicts.
+"""The thread that feeds committed rows to the diagnosis and writes its verdicts.
 
-One stream for each tenant and cluster. The writer's thread only puts committed batches into the backlog; a thread of
-its own takes turns: each cluster's rows are fed to its stream, and what has changed becomes rows of `verdicts` and
-`causal_chains`: opened, replaced while an incident lasts, closed when it is over. After a restart it goes on from the
-rows stored last. What it cannot keep up with is left out, counted, and told in the verdicts.
+There is one stream for each tenant and cluster. The writer's thread only adds committed batches to the backlog; a
+separate thread takes turns. It feeds each cluster's rows to its stream, and changes become rows of `verdicts` and
+`causal_chains`: opened, replaced while an incident lasts, closed at its end. After a restart it resumes from the
+latest stored rows. Rows that arrive too fast are skipped, counted, and reported in the verdicts.
 """
 
 import logging
@@ -34,7 +34,7 @@ _SKIPPED = "skipped_by_hub"
 
 @dataclass
 class Numbers:
-    """Since the start, for /metrics; standing_lag_s: how long the oldest row waits now."""
+    """Totals since the start, for /metrics; standing_lag_s: current waiting time of the oldest row."""
 
     standing_rows: int = 0
     standing_rows_left_out: int = 0
@@ -50,7 +50,7 @@ class Standing:
     def __init__(
         self, store: HubStore, make_stream: Callable[[], Stream] = Stream, *, bounds: Bounds | None = None
     ):
-        """make_stream: a stream with the limits and prices in force."""
+        """make_stream: creates a stream with the current limits and prices."""
         self.numbers = Numbers()
         self._store, self._make_stream = store, make_stream
         self._streams: dict[Key, Stream] = {}
@@ -66,12 +66,12 @@ class Standing:
         self._thread.start()
 
     def close(self) -> None:
-        """End; incidents that are open stay open in the table, and are looked at again at the next start."""
+        """Stop. Open incidents stay open in the table, and are examined again at the next start."""
         self._backlog.end()
         self._thread.join()
 
     def is_idle(self) -> bool:
-        """Whether all that was committed has been looked at."""
+        """Whether all committed rows have been examined."""
         return not self._backlog.n_waiting and not self._pending
 
     def _heard(self, batch: Batch) -> None:
@@ -92,13 +92,13 @@ class Standing:
             self._look(turn)
             self._backlog.done()
             self.numbers.standing_lag_s = self._backlog.lag_s
-            # Small batches that come one by one cost as much as large ones: half of the time is left to gather them.
+            # Small batches cost as much as large ones: wait, for at most half of the time, to gather more rows.
             time.sleep(min(time.monotonic() - begin_s, _MOST_REST_S))
 
     def _guarded(self, key: Key | None, step: Callable[[], None], *, n_rows: int = 0) -> None:
         """A failure must not end the diagnosis of other clusters, and must not look like a healthy cluster.
 
-        key: the cluster at hand, None where there is no single cluster. n_rows: not examined if the step fails.
+        key: the current cluster, None if there is no single cluster. n_rows: not examined if the step fails.
         """
         try:
             step()
@@ -112,7 +112,7 @@ class Standing:
                 self._store.unexamined.add(*key, n_rows=n_rows, failure=type(error).__name__)
 
     def _look(self, turn: Turn | None) -> None:
-        """Feed the rows of a turn, let time pass, and store what has changed."""
+        """Feed the rows of a turn, advance the time, and store the changes."""
         if turn is not None:
             self._guarded(turn.key, lambda: self._feed(turn), n_rows=turn.n_rows)
         now_s = time.monotonic()
@@ -144,8 +144,8 @@ class Standing:
         self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out)
         self._left_out[turn.key] = self._left_out.get(turn.key, 0) + turn.n_left_out
         _LOG.warning(
-            "cluster %r of tenant %r sends more than the diagnosis takes: %d rows were not looked at, "
-            "it goes on with the newest",
+            "cluster %r of tenant %r sends more than the diagnosis can examine: %d rows were skipped, "
+            "the diagnosis continues with the newest rows",
             cluster,
             tenant,
             turn.n_left_out,
@@ -175,7 +175,7 @@ class Standing:
             )
 
     def _write(self) -> None:
-        """Store the rows that have changed; what the store has no room for is tried again."""
+        """Store the changed rows; rows that the store has no room for are retried."""
         by_tenant: dict[str, list[tuple[str, str]]] = {}
         for key in self._pending:
             by_tenant.setdefault(key[0], []).append(key)
@@ -199,7 +199,7 @@ class Standing:
                 del self._pending[key]
 
     def _stored_tail(self) -> list[Batch]:
-        """The rows committed lately, as one batch for each tenant; of many rows the latest."""
+        """The recently committed rows, one batch per tenant; at most the newest rows."""
         out = []
         for tenant in self._store.tenants():
             tail_s = _TAIL_S
@@ -216,7 +216,7 @@ class Standing:
         return sum(self._store.tail_rows(tenant, name, since_us=since_us) for name in traces.TABLES)
 
     def _resume(self, tail: list[Batch]) -> None:
-        """Look at the rows stored last; then close what was open and is not seen any more."""
+        """Examine the latest stored rows; then close open incidents that no longer occur."""
         stored = {
             (tenant, row["verdict_id"]): row
             for tenant in self._store.tenants()
@@ -231,7 +231,7 @@ class Standing:
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
         for key in (
             stored.keys() & self._opened_us.keys()
-        ) - self._open:  # not those that the tail has closed
+        ) - self._open:  # incidents that the tail has not closed
             del self._opened_us[key]
             row = stored[key] | {"state": "closed", "closed_at": now, "updated_at": now}
             row.pop("tenant")

@@ -1,1 +1,1 @@
-"""What a running trace shows: a page on the terminal, or a record a line. A process of its own beside the agent."""
+"""The live view of a running trace: a page on the terminal, or one record per line, in a sidecar process."""

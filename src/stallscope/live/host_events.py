@@ -1,4 +1,4 @@
-"""What the machine did to the job in the last seconds, a line each: ends and stops first, then what is slow."""
+"""Host events that affected the job in the last seconds, one line each: ends and stops first, then slow events."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Who = tuple[int, int]
 
 
 def lines(rows: Array, processes: Mapping[Who, tuple[int, str]]) -> list[str]:
-    """rows: of HOST_EVENTS in the window, of any processes. processes: rank (-1 unknown) and name by node and pid."""
+    """rows: HOST_EVENTS of the window. processes: rank (-1 if unknown) and name by node and pid."""
     is_own = np.array([who in processes for who in rows[["node", "pid"]].tolist()], bool)
     own, found = rows[is_own], []
     for say in (_ends, _stops, _throttled, _disks, _memory, _driver, _network):
@@ -70,7 +70,7 @@ def _disks(rows: Array, title: Titled) -> list[str]:
 def _memory(rows: Array, title: Titled) -> list[str]:
     rows = rows[np.isin(rows["kind"], (HostKind.RECLAIM, HostKind.COMPACTION))]
     ns = int(np.maximum(rows["duration_ns"], 0).sum())
-    return [f"{title(rows[-1])} spent {ns / 1e6:,.0f} ms looking for memory"] if ns >= _SLOW_NS else []
+    return [f"{title(rows[-1])} spent {ns / 1e6:,.0f} ms reclaiming memory"] if ns >= _SLOW_NS else []
 
 
 def _driver(rows: Array, title: Titled) -> list[str]:
@@ -79,7 +79,7 @@ def _driver(rows: Array, title: Titled) -> list[str]:
         return []
     worst = calls[np.argmax(calls["duration_ns"])]
     call = _text(worst["detail"]).removeprefix("ioctl:")
-    return [f"{title(worst)} was in the GPU's driver for {worst['duration_ns'] / 1e6:,.0f} ms ({call})"]
+    return [f"{title(worst)} was in the GPU driver for {worst['duration_ns'] / 1e6:,.0f} ms ({call})"]
 
 
 def _network(rows: Array, title: Titled) -> list[str]:

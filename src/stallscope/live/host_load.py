@@ -1,4 +1,4 @@
-"""The machine in one line: how busy its CPUs are, memory, and what the tracer itself takes."""
+"""The machine in one line: CPU load, memory, and the tracer's own load."""
 
 import os
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class System:
-    """Remembers the last look, since shares of CPUs are differences. agent: the tracer's process."""
+    """Remembers the previous reading, because CPU shares are differences. agent: the tracer's process."""
 
     agent: int
     proc: Path = Path("/proc")
@@ -18,7 +18,7 @@ class System:
     _total_ticks: int = 0
 
     def line(self) -> str:
-        """One line; what cannot be read is left out."""
+        """One line; unreadable values are left out."""
         parts = [self._cpus(), _memory(self.proc), self._tracer()]
         return "; ".join(part for part in parts if part)
 

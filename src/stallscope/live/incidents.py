@@ -1,7 +1,7 @@
-"""The process that finds incidents beside an agent: it reads what the agent commits and prints a JSON line for each
-incident that opens, changes or closes.
+"""The sidecar process of an agent that finds incidents: it reads the rows that the agent commits, and prints a JSON
+line for each incident that opens, changes or closes.
 
-It is started by exporters/incidents.py. The end of standard input is the agent's end; what is open then closes.
+exporters/incidents.py starts it. The end of standard input means that the agent ended; open incidents then close.
 """
 
 import json
@@ -25,7 +25,7 @@ from stallscope.live.tail import Following
 from stallscope.store import node
 
 _EVERY_S = 1.0
-_NICE = 10  # the traced job goes first
+_NICE = 10  # the traced job has priority
 
 _RENAMED = {
     "stallscope.kind": "stallscope.verdict.kind",
@@ -33,19 +33,19 @@ _RENAMED = {
     "stallscope.gpu_seconds": "stallscope.lost_gpu_seconds",
     "stallscope.comm_hash": "nccl.comm_hash",
 }
-"""Names of the last release, sent in addition until the next."""
+"""Names of the previous release, sent in addition until the next release."""
 
 _OF_THE_SPAN = ("summary", "since_ns", "until_ns")
-ATTRIBUTES = {"stallscope.incident": "its id: the same for as long as the incident lasts"} | {
+ATTRIBUTES = {"stallscope.incident": "id of the incident, constant while the incident lasts"} | {
     f"stallscope.{field.name}": field.meaning for field in FIELDS if field.name not in _OF_THE_SPAN
 }
-"""Of the span of an incident; an attribute without a value is left out."""
+"""Attributes of an incident's span; an attribute without a value is left out."""
 
 
 def incident_line(change: Change) -> dict[str, Any]:
     """The change of an incident for the agent, which stores and exports it. Times are wall-clock ns.
 
-    attributes: of the span that stands for the incident.
+    attributes: of the incident's span.
     """
     row = verdict_row(change.verdict)
     begin_ns = row["since_ns"] if row["since_ns"] is not None else change.at_ns
@@ -87,7 +87,7 @@ class Diagnosis:
         self._still: dict[str, Change] = {}
 
     def changes(self, batch: Trace) -> list[Change]:
-        """The changes after new rows, and after time has passed. Raises StallscopeError."""
+        """The changes after these rows and the passed time. Raises StallscopeError."""
         self._has_rounds |= len(batch.collectives) > 0
         still = self._standstill.changes(has_rounds=self._has_rounds)
         for change in still:
@@ -95,7 +95,7 @@ class Diagnosis:
         return [*still, *self._stream.feed(batch), *self._stream.tick()]
 
     def end(self) -> list[Change]:
-        """The last changes: the rest of the rows is examined, and open incidents close."""
+        """The last changes: the remaining rows are examined, and open incidents close."""
         reason, at_ns = "the trace has ended", time.time_ns()
         still = [change for change in self._still.values() if change.state == "open"]
         return [
@@ -112,7 +112,7 @@ def find(
     usd_per_gpu_hour: float | None,
     is_over: threading.Event,
 ) -> None:
-    """Follow a trace until `is_over` is set. since_ns: nothing older, monotonic. Raises StallscopeError."""
+    """Follow a trace until `is_over` is set. since_ns: ignore older rows, monotonic. Raises StallscopeError."""
     diagnosis = Diagnosis(db, limits, usd_per_gpu_hour)
     with node.reading(db) as connection:
         following = Following(connection, since_ns)
@@ -131,7 +131,7 @@ def _print(change: Change) -> None:
 
 
 def main() -> None:
-    """Find until the agent ends. Ctrl-C is the agent's affair, which then ends this."""
+    """Find incidents until the agent ends. Ctrl-C is ignored: the agent handles it and then ends this process."""
     os.nice(_NICE)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -152,7 +152,7 @@ def main() -> None:
             is_over=is_over,
         )
     except StallscopeError as error:
-        print(f"stallscope: the continuous diagnosis has ended: {error}", file=sys.stderr)
+        print(f"stallscope: the continuous diagnosis ended: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

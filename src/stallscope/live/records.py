@@ -1,4 +1,4 @@
-"""New rows and changes as JSON, a record a line."""
+"""New rows and changes as JSON, one record per line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +12,9 @@ _NAMED = {"op": Op, "in_call": Op, "datatype": Datatype, "category": Category}
 
 
 def records(batch: Trace, clock: Clock | None) -> Iterator[dict[str, Any]]:
-    """Every row of a batch: `record` is its table; numbers that have names carry them; what is unknown is null.
+    """Every row of a batch: `record` is its table; enumerated numbers become names; unknown values are null.
 
-    clock: a reading by which times become wall times.
+    clock: a clock reading that converts times to wall times.
     """
     for table in TABLES:
         for row in getattr(batch, table.name):
@@ -24,7 +24,7 @@ def records(batch: Trace, clock: Clock | None) -> Iterator[dict[str, Any]]:
 
 
 def verdict_record(at_ns: int, stored: dict[str, Any]) -> dict[str, Any]:
-    """A change of an incident, with the verdict as `explain --json` prints it. stored: from the trace."""
+    """A change of an incident, with the verdict in the format of `explain --json`. stored: from the trace."""
     verdict = dict(stored)
     return {
         "record": "verdict",

@@ -1,4 +1,4 @@
-"""The verdict on a job that stood still before the trace began. Nothing of it is in the rounds, for there are none."""
+"""The verdict on a job that hung before the trace began. Such a trace has no rounds to diagnose."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ _INCIDENT = "still-before-the-trace"
 
 
 class Standstill:
-    """Reads the trace now and then while it has no rounds; it is small then."""
+    """Rereads the trace periodically while it has no rounds; it is small until then."""
 
     def __init__(self, db: Path, limits: Thresholds):
         self._db, self._limits = db, limits
@@ -25,7 +25,7 @@ class Standstill:
         self._opened: Verdict | None = None
 
     def changes(self, *, has_rounds: bool) -> list[Change]:
-        """The standstill as an incident: opened when first reported, closed when the job goes on.
+        """The standstill as an incident: opened when first reported, closed when the job continues.
 
         Raises StallscopeError.
         """
@@ -34,7 +34,7 @@ class Standstill:
         if told and not opened:
             return [Change("opened", _INCIDENT, told, self._since_ns)]
         if opened and not told:
-            return [Change("closed", _INCIDENT, opened, time.time_ns(), "the job goes on")]
+            return [Change("closed", _INCIDENT, opened, time.time_ns(), "the job continues")]
         return []
 
     def _looked(self, *, has_rounds: bool) -> Verdict | None:

@@ -1,7 +1,7 @@
-"""What has been seen of a running job: totals since the start, and the last ten seconds in full.
+"""State of a running job: totals since the start, and all rows of the last ten seconds.
 
-A percentile is one of the values themselves, over the last ten seconds; the first call of each function and the
-first round of each communicator are apart, since they take long by nature.
+A percentile is an actual value of the last ten seconds. The first call of each function and the first round of each
+communicator are counted separately, because they are slow by nature.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ Who = tuple[int, int]
 @dataclass(frozen=True)
 class RankLine:
     """One process. late_ms, worst_ms: median and largest lateness in the last ten seconds' rounds, None without any.
-    shares: of the last ten seconds, by column of the ledger.
+    shares: of the last ten seconds, by column of the time ledger.
     """
 
     rank: int
@@ -55,8 +55,8 @@ class RankLine:
 
 @dataclass(frozen=True)
 class OpLine:
-    """One operation. n_calls: since the start. timed_ms: durations in the last ten seconds. first_ms: the longest of
-    the first calls. only_slow: only calls of a millisecond and more are timed.
+    """One operation. n_calls: since the start. timed_ms: durations in the last ten seconds. first_ms: the longest
+    first call. only_slow: only calls of at least a millisecond are timed.
     """
 
     name: str
@@ -66,13 +66,13 @@ class OpLine:
     only_slow: bool = False
 
     def quantile_ms(self, q: float) -> float | None:
-        """The q-quantile of what was timed."""
+        """The q-quantile of the timed calls."""
         return float(np.quantile(self.timed_ms, q)) if len(self.timed_ms) else None
 
 
 @dataclass
 class Seen:
-    """The state. Feed it with batches in order; ask for lines at any time."""
+    """The state. Feed it with batches in order; read lines at any time."""
 
     now_ns: int = 0
     n_records: int = 0
@@ -91,7 +91,7 @@ class Seen:
     _met: tuple[Array, Array] | None = None
 
     def feed(self, batch: Trace) -> None:
-        """Take new rows."""
+        """Add new rows."""
         self._met = None
         self._whole = {}
         self.nodes, self.symbols = batch.nodes or self.nodes, batch.symbols or self.symbols
@@ -111,7 +111,7 @@ class Seen:
         self._forget()
 
     def ranks(self) -> list[RankLine]:
-        """A line for each process that has made a collective or is alive, by node and rank."""
+        """A line for each process that has called a collective or is alive, by node and rank."""
         late = self._late_ms()
         lines = []
         for who, (rank, comm) in self.processes.items():
@@ -126,7 +126,7 @@ class Seen:
         return sorted(lines, key=lambda line: (line.node, line.rank if line.rank >= 0 else 1 << 40, line.pid))
 
     def operations(self) -> list[OpLine]:
-        """A line for each operation that was seen: collectives by how long the rank was ahead of the last one."""
+        """A line for each operation: collectives by how far the rank was ahead of the last rank."""
         lines = self._collective_lines()
         calls = self.window("calls")
         waits = self._waits_ms()
@@ -143,7 +143,7 @@ class Seen:
         return lines
 
     def hosts(self) -> list[tuple[str, int, float]]:
-        """Who took the CPU from the job in the last ten seconds: name, pid, ms; the worst three."""
+        """Processes that took the CPU from the job in the last ten seconds: name, pid, ms; the worst three."""
         away = self.window("offcpu")
         away = away[(away["by_pid"] != UNKNOWN) & (away["category"] == Category.PREEMPTED)]
         taken: dict[tuple[str, int], float] = {}
@@ -153,11 +153,11 @@ class Seen:
         return sorted(((*who, ms) for who, ms in taken.items()), key=lambda one: -one[2])[:3]
 
     def machine(self) -> list[str]:
-        """What the machine did to the job in the last ten seconds."""
+        """Host events that affected the job in the last ten seconds."""
         return host_events.lines(self.window("host_events"), self.processes)
 
     def window(self, name: str) -> Array:
-        """The rows of the last ten seconds; of collectives the columns that are needed here."""
+        """The rows of the last ten seconds; for collectives only the columns used here."""
         if name not in self._whole:
             parts = self._window.get(name)
             rows = _joined(parts) if parts else _light(name, layout.empty(_TABLES[name]))
@@ -166,12 +166,12 @@ class Seen:
 
     @property
     def was_late(self) -> bool:
-        """Whether ranks ran before the capture began: their rounds cannot be matched here, only by the diagnosis."""
+        """Whether ranks ran before the capture began: only the diagnosis can match their rounds."""
         return bool(_is_late_attach(self.window("collectives")).any())
 
     @property
     def n_communicators(self) -> int:
-        """Communicators on which a round was seen."""
+        """Number of communicators with at least one round."""
         return len(self._first_rounds)
 
     @property
@@ -198,7 +198,7 @@ class Seen:
         self.gone -= {_who(row) for row in rows if row["alive"]}
 
     def _without_first(self, calls: Array) -> Array:
-        """The calls but the first one of each function in each process, which are kept apart."""
+        """The calls without the first call of each function in each process, which is counted separately."""
         kept = np.ones(len(calls), bool)
         for i, row in enumerate(calls):
             key = (_who(row), int(row["op"]) << 16 | int(row["symbol"]))
@@ -217,9 +217,9 @@ class Seen:
                 parts.popleft()
 
     def _rounds(self) -> tuple[Array, Array]:
-        """The collectives of the window that are rounds and not first ones, and the number of each one's round.
+        """The collectives of the window that are rounds and not first rounds, and the round number of each.
 
-        Those whose numbers do not count from the communicator's creation are left out: they do not match.
+        Rounds whose numbers do not count from the communicator's creation are left out: they do not match.
         """
         if self._met is None:
             rows = self.window("collectives")
@@ -258,7 +258,7 @@ class Seen:
         return int(sum(now[place] - before[place] for before, now in self._counts.values()))
 
     def _shares(self, who: Who) -> tuple[float, ...]:
-        """How the last ten seconds were spent, by category; all 0 where that is not known yet."""
+        """Shares of the last ten seconds by category; all 0 if not yet known."""
         rows = self.window("snapshots")
         rows = rows[(rows["node"] == who[0]) & (rows["pid"] == who[1])]
         if len(rows) < 2:
@@ -272,7 +272,7 @@ def _is_late_attach(rows: Array) -> Array:
 
 
 def _light(name: str, rows: Array) -> Array:
-    """The rows, of collectives a seventh of them: they are copied every second."""
+    """The rows; for collectives only the used columns, a seventh of the size: they are copied every second."""
     if name != "collectives":
         return rows
     out = np.empty(len(rows), _LIGHT)
@@ -282,7 +282,7 @@ def _light(name: str, rows: Array) -> Array:
 
 
 def _joined(parts: Iterable[Array]) -> Array:
-    """One array of all batches: np.concatenate compares structured dtypes for long."""
+    """One array of all batches: np.concatenate is slow at comparing structured dtypes."""
     each = list(parts)
     out = np.empty(sum(map(len, each)), each[0].dtype)
     at = 0

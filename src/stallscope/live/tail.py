@@ -1,4 +1,4 @@
-"""The rows that come into a node trace, batch by batch, as another process reads them."""
+"""Follows a node trace from another process: returns new rows batch by batch."""
 
 import json
 import sqlite3
@@ -13,14 +13,14 @@ from stallscope.store import columns
 from stallscope.store.node import LATER_TABLES, has_table
 
 _MOST_ROWS = 100_000
-"""Of a table at once, so that a reader that starts late catches up in steps."""
+"""Rows per table and batch, so that a reader that starts late catches up in steps."""
 
 _IDS = "SELECT id FROM processes WHERE id > ? AND id <= ? ORDER BY id"
 
 
 @dataclass
 class Following:
-    """db: a connection from store.node.reading(). since_ns: nothing older, on CLOCK_MONOTONIC of this machine."""
+    """db: a connection from store.node.reading(). since_ns: ignore older rows, on CLOCK_MONOTONIC of this machine."""
 
     db: sqlite3.Connection
     since_ns: int = 0
@@ -32,7 +32,7 @@ class Following:
         self._last["verdicts"] = self.db.execute("SELECT COALESCE(MAX(id), 0) FROM verdicts").fetchone()[0]
 
     def batch(self) -> Trace:
-        """What has come since the last call; numbers of nodes as in the file, from 0."""
+        """The new rows since the last call; node numbers as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
         tables = {table.name: self._new(table) for table in ARRAYS}
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
@@ -54,9 +54,9 @@ class Following:
         )
 
     def with_changes(self, batch: Trace) -> Trace:
-        """The last batch, with processes of earlier ones once more where an end or a rank is known now.
+        """The last batch, plus earlier processes whose end or rank is known by now.
 
-        The agent writes both into the row that is there.
+        The agent updates both in the existing row.
         """
         wanted = (
             f"SELECT {columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
@@ -93,7 +93,7 @@ class Following:
         return rows
 
     def _before(self, table: str) -> int:
-        """The last row that is too old. Processes and communicators never are: they tell who is who."""
+        """The last row that is too old. Processes and communicators are never too old: other rows refer to them."""
         if table in ("processes", "communicators"):
             return 0
         wanted = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"

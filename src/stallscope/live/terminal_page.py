@@ -1,4 +1,4 @@
-"""The page that a running trace shows, made from what has been seen: whole lines, at any width and height."""
+"""Draws the page of a running trace: whole lines, at any width and height."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ _MARKS = {
     "alloc": ("A", "bold cyan"),
     "other_off": ("o", "yellow"),
 }
-"""A letter for each category, so that the bar can be read without colour."""
+"""A letter for each category, so that the bar is readable without colour."""
 
 _WORST = "bold yellow"
 _WORTH_A_LOOK_MS = 1.0
@@ -38,7 +38,7 @@ _WORTH_A_LOOK_MS = 1.0
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One incident. time: of the day, UTC, at which it opened. severity: empty where it is not known."""
+    """One incident. time: time of day, UTC, at which it opened. severity: empty if unknown."""
 
     time: str
     is_over: bool
@@ -48,7 +48,7 @@ class VerdictLine:
 
 @dataclass(frozen=True)
 class Page:
-    """All that is shown. title, job, system: one line each. host_lines, notes: newest last."""
+    """Contents of the page. title, job, system: one line each. host_lines, notes: newest last."""
 
     title: str
     job: str
@@ -63,7 +63,7 @@ class Page:
 
 
 def drawn(page: Page, width: int, height: int) -> Group:
-    """The page for a terminal of this size; where it is too low, ranks go first, and how many are said."""
+    """The page for a terminal of this size; if it is too low, ranks are cut first, and their number is shown."""
     verdicts = [_verdict(line) for line in page.verdicts[-5:]]
     operations: list[RenderableType] = []
     if page.operations and height >= 12:
@@ -91,7 +91,7 @@ def drawn(page: Page, width: int, height: int) -> Group:
 
 
 def bar(shares: Sequence[float], width: int = _BAR_WIDTH) -> Text:
-    """The shares of a ledger as letters, the largest first; each cell a fair part of the whole."""
+    """The shares of a time ledger as letters, the largest first; cells are proportional to the shares."""
     out = Text()
     if sum(shares) <= 0:
         return Text("-" * width, style="dim")
@@ -128,17 +128,17 @@ def _ranks(lines: Sequence[RankLine], width: int, room: int) -> Table:
             bar(line.shares, _BAR_WIDTH if is_wide else 10),
         )
     if len(shown) < len(lines):
-        table.add_row("", Text(f"and {len(lines) - len(shown)} that are less late", style="dim"))
+        table.add_row("", Text(f"and {len(lines) - len(shown)} less late processes", style="dim"))
     return table
 
 
 def _late(value_ms: float | None) -> str:
-    """Lateness; who comes before the median is not late."""
+    """Lateness; empty if unknown, 0 for a rank that arrives before the median."""
     return "" if value_ms is None else f"{max(value_ms, 0.0):,.1f} ms"
 
 
 def _legend(lines: Sequence[RankLine]) -> Text:
-    """What the letters that occur mean, the largest share first."""
+    """The meaning of the letters in use, the largest share first."""
     total = [sum(line.shares[i] for line in lines) for i in range(len(CATEGORY_NAMES))]
     present = sorted((i for i, share in enumerate(total) if share >= 0.02), key=lambda i: -total[i])
     words = [f"{_MARKS[CATEGORY_NAMES[i]][0]} {CATEGORY_NAMES[i]}" for i in present[:4]]
@@ -152,7 +152,7 @@ def _operations(lines: Sequence[OpLine], width: int) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
-        title = f"{line.name} (from 1 ms on)" if line.only_slow and len(line.timed_ms) else line.name
+        title = f"{line.name} (1 ms and longer)" if line.only_slow and len(line.timed_ms) else line.name
         cells = {
             "calls": f"{line.n_calls:,}",
             "p50": _ms(line.quantile_ms(0.5)),
@@ -172,7 +172,7 @@ def _losses(page: Page) -> Text:
     if not page.n_lost:
         return Text("no records lost")
     kinds = ", ".join(f"{kind} {n:,}" for kind, n in sorted(page.lost.items()))
-    return Text(f"{page.n_lost:,} records lost ({kinds}): verdicts are less sure", style="bold red")
+    return Text(f"{page.n_lost:,} records lost ({kinds}): verdicts are less certain", style="bold red")
 
 
 def _verdict(line: VerdictLine) -> Text:

@@ -1,4 +1,4 @@
-"""Starts the process that shows a trace, for as long as the agent runs; the agent stays as light as without."""
+"""Starts the viewer process, which runs as long as the agent; the agent itself stays small."""
 
 import json
 import os
@@ -15,9 +15,9 @@ _END_S = 10.0
 
 @contextmanager
 def beside(db: Path, *, is_json: bool) -> Iterator[TextIO]:
-    """Inside the with block the trace is shown; what is written to the file it gives is shown as the agent's notes.
+    """Show the trace inside the with block. Lines written to the returned file appear as the agent's notes.
 
-    The process ends by itself when the agent does, however that ends. The agent goes on when the process ends.
+    The viewer ends by itself when the agent ends, in any way. The agent continues when the viewer ends.
     """
     task = {
         "db": str(db),

@@ -1,6 +1,6 @@
-"""The process that shows a running trace: it reads what the agent commits, and ends when the agent does.
+"""The viewer process: reads the rows that the agent commits, and ends when the agent ends.
 
-It is started by beside.py. Standard input carries the agent's notes, and its end is the agent's end.
+viewer.py starts it. Standard input carries the agent's notes; its end means that the agent ended.
 """
 
 import json
@@ -28,7 +28,7 @@ from stallscope.store import node
 _EVERY_S = 1.0
 _PATIENCE_S = 15.0
 _MOST_VERDICTS = 20
-_LATE = "the job ran before the trace began: how late a rank is, only verdicts tell"
+_LATE = "the job ran before the trace began: only verdicts report the lateness of a rank"
 
 
 Verdicts = list[tuple[int, dict[str, Any]]]
@@ -37,7 +37,7 @@ Verdicts = list[tuple[int, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Task:
-    """What to show. since_ns: nothing older. agent: its process. is_json: records instead of the page."""
+    """Contents to show. since_ns: ignore older rows. agent: its process. is_json: records instead of the page."""
 
     db: Path
     since_ns: int
@@ -47,20 +47,20 @@ class Task:
 
 @dataclass
 class Notes:
-    """What the agent has said; is_over once it has ended."""
+    """The agent's notes; is_over once the agent has ended."""
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> None:
-        """Take lines from standard input until it ends."""
+        """Read lines from standard input until it ends."""
         for line in sys.stdin:
             self.lines.append(line.rstrip("\n"))
         self.is_over.set()
 
 
 def main() -> None:
-    """Show until the agent ends. Ctrl-C is the agent's affair, which then ends this."""
+    """Show the trace until the agent ends. Ctrl-C is ignored: the agent handles it and then ends this process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.argv[1])
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def watch(task: Task, notes: Notes) -> None:
-    """Follow the trace of a task and show it. Raises StallscopeError, BrokenPipeError."""
+    """Follow the trace and show it. Raises StallscopeError, BrokenPipeError."""
     if not _has_begun(task.db, notes):
         return
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def watch(task: Task, notes: Notes) -> None:
 
 
 def _has_begun(db: Path, notes: Notes) -> bool:
-    """Wait until there is a trace to read; False when the agent ended before, or never began."""
+    """Wait until the trace exists; False if the agent ended before."""
     end_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s and not notes.is_over.is_set():
         try:
@@ -104,7 +104,7 @@ def _has_begun(db: Path, notes: Notes) -> bool:
 
 
 class _Records:
-    """Prints a record a line."""
+    """Prints one record per line."""
 
     def __init__(self) -> None:
         self._clock: Clock | None = None
@@ -119,7 +119,7 @@ class _Records:
 
 
 class _Screen:
-    """Draws the page on the terminal; the last one stays when it is left."""
+    """Draws the page on the terminal; the last page stays visible at the end."""
 
     def __init__(self, task: Task, notes: Notes):
         from rich.console import Console
@@ -144,7 +144,7 @@ class _Screen:
         self._console.print(drawn(self._page, self._console.width, 60))
 
     def show(self, batch: Trace, verdicts: Verdicts) -> None:
-        """Draw what is known now."""
+        """Draw the current state."""
         self._seen.feed(batch)
         for at_ns, verdict in verdicts:
             self._take(at_ns, verdict)
@@ -152,7 +152,7 @@ class _Screen:
         self._live.refresh()
 
     def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
-        """One line for each incident, at the time at which it opened; the newest last, twenty are kept."""
+        """One line for each incident, with the time at which it opened; newest last, at most twenty."""
         known = self._verdicts.get(verdict["incident"])
         moment = known.time if known else time.strftime("%H:%M:%S", time.gmtime(at_ns / 1e9))
         is_over = verdict["state"] == "closed"
@@ -168,7 +168,7 @@ class _Screen:
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
         rounds = max(seen.n_rounds.values(), default=0)
         return Page(
-            title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C ends it)",
+            title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C to stop)",
             job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
             f"{counted(rounds, 'round')}, {counted(seen.n_records, 'record')}",
             system=self._system.line(),

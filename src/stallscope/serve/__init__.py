@@ -1,1 +1,1 @@
-"""What people, programs and assistants ask: the same answers over every way of asking."""
+"""Interfaces for people, programs and assistants: HTTP, MCP and SQL return the same answers."""

@@ -1,4 +1,4 @@
-"""The tools over HTTP and JSON: one path for each, SQL, a list, and the OpenAPI document."""
+"""The tools over HTTP and JSON: one path per tool, a path for SQL, the list of tools, and the OpenAPI document."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -16,13 +16,13 @@ from stallscope.serve.tools.asking import Hub
 from stallscope.serve.tools.registry import Tools
 
 SQL_TOOL = "fleet.cluster.run_analysis"
-"""What POST /api/v1/sql calls."""
+"""The tool behind POST /api/v1/sql."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(hub: Hub, tools: Tools) -> list[BaseRoute]:
-    """The routes that the application gets besides its own."""
+    """The routes to add to those that the application always serves."""
     return [
         Route("/api/v1/tools/list", _list(tools), methods=["GET"]),
         Route("/api/v1/tools/{name}", _tool(hub, tools), methods=["POST"]),
@@ -62,7 +62,7 @@ def _sql(hub: Hub, tools: Tools) -> Endpoint:
 
 
 async def _answered(hub: Hub, tools: Tools, name: str, request: Request) -> Response:
-    """The answer; an error is raised and told by the application as every other one."""
+    """The tool's answer as a response. Errors propagate to the application's error handlers."""
     request.state.noted["tool"] = name[:80]
     arguments = _arguments(await request.body())
     who = request.state.identity
@@ -70,14 +70,14 @@ async def _answered(hub: Hub, tools: Tools, name: str, request: Request) -> Resp
 
 
 def _arguments(body: bytes) -> Any:
-    """The body's JSON; no body is no arguments."""
+    """The body parsed as JSON. An empty body means no arguments."""
     if not body.strip():
         return {}
     try:
         return json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the body is no JSON: {str(error)[:120]}") from None
+        raise BadInput(f"the request body is not valid JSON: {str(error)[:120]}") from None
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"JSON does not allow the number {name}")

@@ -1,8 +1,8 @@
-"""The hub's HTTP application: which layers a request passes, and what is there without any tool.
+"""The hub's HTTP application: the layers that a request passes, and the routes that exist without any tool.
 
-Layers are ASGI functions, outermost first: LAYERS is the list. Tools, SQL and MCP are routes that create_app()
-is given. After the bearer layer `request.state.identity` is the Identity (None on the open paths without a
-token); what a handler puts into `request.state.noted` stands in the audit line.
+Layers are ASGI functions, outermost first: LAYERS is the list. create_app() adds the routes of tools, SQL and MCP.
+After the bearer layer `request.state.identity` is the Identity (None on the open paths without a token). The audit
+line includes the fields that a handler puts into `request.state.noted`.
 """
 
 import re
@@ -35,16 +35,16 @@ from stallscope.serve.tokens import Identity, Tokens
 
 API_VERSION = "1.0"
 OPEN_PATHS = frozenset({"/api/versions", "/api/v1/health"})
-"""What answers without a token. A token that is given there must be good all the same."""
+"""Paths that answer without a token. A token sent to them must still be valid."""
 
 _MINUTE_S = 60
 _REFUSED = frozenset({401, 429})
-"""Statuses of which a peer may cause any number: all others are bounded by the limit for each token."""
+"""Statuses that a peer can cause any number of times; the limit per token bounds all other statuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """What the layers and the own routes need. capabilities, state, admin_state: evaluated for each request.
+    """Shared context of the layers and the built-in routes. capabilities, state, admin_state: evaluated per request.
 
     state: for every valid token; admin_state: numbers over all tenants, for tokens with the scope admin.
     """
@@ -69,7 +69,7 @@ def create_app(
     house: House,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> ASGIApp:
-    """The application with these routes besides its own. lifespan: what must run while it is served."""
+    """The application with these routes in addition to the built-in routes. lifespan: runs while the app is served."""
     own = [
         Route("/api/versions", _versions(house, capabilities(parts))),
         Route("/api/v1/health", _health(house)),
@@ -87,9 +87,9 @@ def create_app(
 
 
 def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
-    """A peer that is refused again and again gets short answers, which the audit log sums up (refusals.py).
+    """Gives short answers to a peer that is refused repeatedly; the audit log summarizes them (refusals.py).
 
-    A request whose headers state its length twice ends the connection: a proxy in front might read other requests.
+    A request whose headers state its length twice ends the connection: a proxy in front could parse it differently.
     """
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,13 +97,13 @@ def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
             await app(scope, receive, send)
             return
         if _header(scope, b"content-length") is not None and _header(scope, b"transfer-encoding") is not None:
-            error = BadInput("Content-Length and Transfer-Encoding exclude each other: send one of them")
+            error = BadInput("Content-Length and Transfer-Encoding exclude each other; send only one")
             await refused(error, closes=True)(scope, receive, send)
             return
         peer = (_client(scope), _token_id(house, _header(scope, b"authorization")))
         if house.refusals and house.refusals.is_over(*peer):
             house.refusals.add(*peer, reason=f"status {TooMany.http_status}")
-            error_now = TooMany("too many of your requests were refused: come again in a minute")
+            error_now = TooMany("too many of your requests were refused; retry in a minute")
             await refused(error_now, retry_after_s=round(WINDOW_S))(scope, receive, send)
             return
 
@@ -118,7 +118,7 @@ def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
 
 
 def bearer(app: ASGIApp, house: House) -> ASGIApp:
-    """Authenticates. Refusals go no further, so this layer writes them into the audit log itself."""
+    """Authenticates requests. Refused requests go no further, so this layer writes them to the audit log itself."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -142,9 +142,9 @@ def bearer(app: ASGIApp, house: House) -> ASGIApp:
 
 
 def audit(app: ASGIApp, house: House) -> ASGIApp:
-    """One line for each request that the bearer layer let in, whatever came of it.
+    """Writes one audit line for each request that the bearer layer admitted, whatever its outcome.
 
-    The query string is left out: people put there what they should not.
+    The query string is omitted because clients sometimes put secrets there.
     """
     counted = Counter(
         "stallscope_http_requests",
@@ -170,7 +170,7 @@ def audit(app: ASGIApp, house: House) -> ASGIApp:
 
         try:
             await app(scope, receive, sending)
-        except Exception:  # noqa: BLE001 (it has been answered by _failed; here it is written down)
+        except Exception:  # noqa: BLE001 (_failed has answered the request; this layer only logs it)
             noted["failed"] = traceback.format_exc()
         finally:
             ms = round((time.monotonic() - begin_s) * 1000, 3)
@@ -182,7 +182,7 @@ def audit(app: ASGIApp, house: House) -> ASGIApp:
 
 
 def rate_limit(app: ASGIApp, house: House) -> ASGIApp:
-    """So many requests a minute for each token, or for each address where there is no token."""
+    """Limits requests per minute for each token, and for each address when the request has no token."""
     per_minute = RateLimitItemPerMinute(house.requests_per_minute)
     limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
@@ -192,7 +192,7 @@ def rate_limit(app: ASGIApp, house: House) -> ASGIApp:
             key = who.token_id if who else f"address {_client(scope)}"
             if not limiter.hit(per_minute, key):
                 reset_s = limiter.get_window_stats(per_minute, key).reset_time - time.time()
-                error = TooMany(f"more than {house.requests_per_minute} requests a minute: come again later")
+                error = TooMany(f"more than {house.requests_per_minute} requests a minute; retry later")
                 answer = refused(error, retry_after_s=min(max(1, round(reset_s)), _MINUTE_S))
                 await answer(scope, receive, send)
                 return
@@ -202,9 +202,9 @@ def rate_limit(app: ASGIApp, house: House) -> ASGIApp:
 
 
 def body_limit(app: ASGIApp, house: House) -> ASGIApp:
-    """A body that is announced or turns out as too long is refused and not read to its end."""
+    """Refuses a body that is too long, by its announced or its actual length, without reading it to the end."""
     limit = house.max_body_bytes
-    error = TooLarge(f"the request is larger than {limit:,} bytes: send less")
+    error = TooLarge(f"the request body is larger than {limit:,} bytes; send less per request")
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -230,7 +230,7 @@ def body_limit(app: ASGIApp, house: House) -> ASGIApp:
 
 
 LAYERS: tuple[Layer, ...] = (peer_limit, bearer, audit, rate_limit, body_limit)
-"""What a request passes before its handler, in this order."""
+"""The layers that a request passes before its handler, in this order."""
 
 
 def _versions(house: House, surfaces: Mapping[str, bool]) -> Callable[[Request], Awaitable[Response]]:
@@ -262,7 +262,7 @@ def _metrics(house: House) -> Callable[[Request], Awaitable[Response]]:
 
 
 def major_minor(version: str) -> str:
-    """The first two numbers: the rest would tell a stranger which faults a hub has."""
+    """The first two numbers of a version. The full version would reveal which known faults a hub has."""
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
@@ -279,8 +279,8 @@ def _told_by_starlette(request: Request, error: Exception) -> Response:
         raise error
     kinds = {404: "not_found", 405: "wrong_method", 413: "too_large"}
     messages = {
-        404: f"there is nothing at {request.url.path}; GET /api/v1/tools/list and /api/v1/openapi.json tell what is",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"no resource at {request.url.path}; GET /api/v1/tools/list and /api/v1/openapi.json list the paths",
+        405: f"{request.url.path} does not accept {request.method}",
     }
     body = error_body(
         kinds.get(error.status_code, "bad_input"), messages.get(error.status_code, error.detail)
@@ -289,12 +289,12 @@ def _told_by_starlette(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """What nobody expected: its cause stays in the audit log."""
-    return JSONResponse(error_body(INTERNAL, "the hub could not answer; its audit log says why"), 500)
+    """Answers an unexpected exception; its cause stays in the audit log."""
+    return JSONResponse(error_body(INTERNAL, "the hub failed to answer; its audit log has the reason"), 500)
 
 
 def _about(scope: Scope) -> dict[str, Any]:
-    """What every line of the audit log says of a request."""
+    """The fields of a request that every audit line has."""
     who: Identity | None = scope["state"]["identity"]
     return {
         "client": _client(scope),
@@ -310,7 +310,7 @@ def _client(scope: Scope) -> str:
 
 
 def _token_id(house: House, header: str | None) -> str | None:
-    """The id of a valid token; None for a stranger."""
+    """The id of a valid token; None otherwise."""
     try:
         return house.tokens.identity(header).token_id if header else None
     except (NotAuthenticated, StorageFailed):

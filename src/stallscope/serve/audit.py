@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for each request, for whoever asks later who asked what.
+"""The audit log: one JSON line per request, with the token and the request it made.
 
-Its size is bounded (the file, and a few before it). No secret is ever in it, even when somebody puts a token
-where it does not belong.
+Its size is bounded (the current file and a few older files). Secrets never reach it, even when a client puts a
+token into the wrong field.
 """
 
 import logging
@@ -19,7 +19,7 @@ _N_OLD = 4
 
 
 class AuditLog:
-    """Writes into `path`, which is made for its owner only."""
+    """Writes to `path`, which only its owner can read."""
 
     def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, n_old: int = _N_OLD):
         """Raises StorageFailed when the file cannot be written."""
@@ -32,7 +32,9 @@ class AuditLog:
         except OSError as error:
             raise StorageFailed(f"the audit log {path} cannot be written ({error.strerror})") from error
         self._file.setFormatter(logging.Formatter("%(message)s"))
-        sink = logging.Logger(f"audit {path}")  # not in the tree of loggers: nobody else's settings reach it
+        sink = logging.Logger(
+            f"audit {path}"
+        )  # outside the logger tree: other logging settings do not affect it
         sink.addHandler(self._file)
         self._log = structlog.wrap_logger(
             sink,
@@ -54,5 +56,5 @@ class AuditLog:
 
 
 def without_secrets(logger: Any, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A step of structlog: texts without the secrets of tokens."""
+    """A structlog processor that removes token secrets from texts."""
     return {name: redacted(value) if isinstance(value, str) else value for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""The surfaces that a server has, as the flags of GET /api/versions: they follow from the routes that it serves."""
+"""The interfaces that a server has, as flags of GET /api/versions, derived from its routes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,11 +16,11 @@ SURFACES: Mapping[str, str] = {
     "inference": "/api/v1/inference",
     "shared": "/api/v1/shared",
 }
-"""The first route of each surface. A surface without a route here is not served by any version yet."""
+"""The path prefix of each interface. No version serves an interface that is missing here."""
 
 
 def capabilities(routes: Iterable[BaseRoute]) -> dict[str, bool]:
-    """By surface: whether one of the routes serves it."""
+    """By interface: whether any of the routes serves it."""
     paths = {route.path.rstrip("/") for route in routes if isinstance(route, Route | Mount)}
     return {name: any(_is_at(path, first) for path in paths) for name, first in SURFACES.items()}
 

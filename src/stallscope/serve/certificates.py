@@ -1,6 +1,6 @@
-"""Making keys and certificates: one that signs itself, an authority, one that an authority signs. All in PEM.
+"""Creates keys and certificates: self-signed, an authority, or signed by an authority. All in PEM.
 
-Keys are on the curve P-256. A certificate holds from an hour ago on, since other machines' clocks may be behind.
+Keys are on the curve P-256. A certificate is valid from one hour ago: the clocks of other machines may be behind.
 """
 
 import datetime
@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it is wanted only where one is made
+if TYPE_CHECKING:  # cryptography is imported only where a certificate is created
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
@@ -32,7 +32,7 @@ def self_signed(
 
 
 def authority(now: datetime.datetime, *, days: int) -> tuple[bytes, bytes]:
-    """Key and certificate of a new authority, which has a name of its own."""
+    """Key and certificate of a new authority with a unique name."""
     from cryptography import x509
 
     key = _new_key()
@@ -54,7 +54,7 @@ def signed_by(
     *,
     days: int,
 ) -> tuple[bytes, bytes]:
-    """Key and certificate of a server. names: host names and addresses, the one it is called by first."""
+    """Key and certificate of a server. names: host names and addresses, the primary name first."""
     from cryptography import x509
 
     key = _new_key()
@@ -121,7 +121,7 @@ def _alternative(name: str) -> "x509.GeneralName":
 def _usage(
     *, signs: bool = False, signs_certificates: bool = False, signs_lists: bool = False
 ) -> "x509.KeyUsage":
-    """signs_lists: of certificates that are revoked."""
+    """signs_lists: whether the key may sign revocation lists."""
     from cryptography import x509
 
     return x509.KeyUsage(

@@ -1,4 +1,4 @@
-"""Asks a hub's HTTP interface from a shell or another process; errors are those that the hub raised."""
+"""Calls a hub's HTTP interface from a shell or another process. Errors have the class that the hub raised."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class HubClient:
-    """A hub at http(s)://HOST:PORT. ca: who signed its certificate, None for the system's authorities."""
+    """A hub at http(s)://HOST:PORT. ca: file of the trusted authority; None for the system's authorities."""
 
     url: str
     token: str
@@ -31,9 +31,9 @@ class HubClient:
         return found
 
     def ask(self, tool: str, arguments: object) -> dict[str, Any]:
-        """A tool's answer. Raises what the hub raised, or Unreachable, TookTooLong."""
+        """A tool's answer. Raises the hub's error, Unreachable or TookTooLong."""
         if not tool.replace(".", "").replace("_", "").isalnum() or not tool.isascii():
-            raise NotFound(f"there is no tool {tool[:80]!r}; stallscope ask without a tool lists them")
+            raise NotFound(f"unknown tool {tool[:80]!r}; stallscope ask without a tool lists the tools")
         return self._sent("POST", f"/api/v1/tools/{tool}", arguments)
 
     def _sent(self, method: str, path: str, body: object) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class HubClient:
             or parts.path not in ("", "/")
         ):
             raise BadInput(
-                f"--hub {self.url!r}: give http(s)://HOST:PORT, for example https://localhost:8081"
+                f"--hub {self.url!r}: expected http(s)://HOST:PORT, for example https://localhost:8081"
             )
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
@@ -86,11 +86,13 @@ class HubClient:
                 return answer
             raise error_of(answer["error"]["kind"], str(answer["error"]["message"]))
         except (ValueError, TypeError, KeyError):
-            raise Unreachable(f"{self.url} answers with status {status} and not as a hub does") from None
+            raise Unreachable(
+                f"{self.url} answered with status {status}, but not in a hub's format"
+            ) from None
 
 
 def error_of(kind: str, message: str) -> StallscopeError:
-    """The error that an answer tells, of its own class where this version knows it."""
+    """The error in an answer, as its own class where this version has that class."""
     known = {
         kind_of(each): each
         for each in vars(errors).values()
@@ -101,7 +103,7 @@ def error_of(kind: str, message: str) -> StallscopeError:
 
 def _said(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}); name its authority with --ca-cert"
+        return f"its certificate is not trusted ({error.verify_message}); pass its authority with --ca-cert"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""How an error reads over HTTP: the same body everywhere, with the status that its class carries."""
+"""Errors over HTTP: the same body for every error, with the status of its class."""
 
 import re
 
@@ -8,16 +8,16 @@ from stallscope.errors import StallscopeError, StorageFailed, TokensUnreadable
 from stallscope.serve.plain_text import visible, without_paths
 
 INTERNAL = "internal"
-"""The kind of an error that is ours: what happened is in the hub's log, not in the answer."""
+"""The kind of an internal error. The hub's log has the details; the answer does not."""
 
 
 def kind_of(error: type[StallscopeError]) -> str:
-    """The class as one word for programs: NotFound is `not_found`."""
+    """The class name in snake case for programs: NotFound is `not_found`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
 
 
 def public_message(error: StallscopeError) -> str:
-    """The message as clients get it: without paths and invisible characters; the log has the rest."""
+    """The message for clients, without paths and invisible characters. The log has the full message."""
     if isinstance(error, TokensUnreadable):
         return "the hub cannot read its tokens, so it accepts no token; its log has the reason"
     if isinstance(error, StorageFailed):
@@ -33,7 +33,7 @@ def error_body(kind: str, message: str) -> dict[str, dict[str, str]]:
 def refused(
     error: StallscopeError, *, retry_after_s: int | None = None, closes: bool = False
 ) -> JSONResponse:
-    """The answer to a request that ended in this error. retry_after_s: when to come again; closes: the connection."""
+    """The response to a request that raised this error. retry_after_s: Retry-After; closes: ends the connection."""
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s is not None else {}
     if error.http_status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="stallscope"'

@@ -1,4 +1,4 @@
-"""What a hub answers with: tools, SQL and MCP as routes for the application, over one store."""
+"""The hub's interfaces: tools, SQL and MCP as routes for the application, over one store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stallscope.serve.tool_calls import called, listed
 from stallscope.serve.tools.asking import Hub
 from stallscope.serve.tools.registry import Tools, collected
 
-if TYPE_CHECKING:  # loading the store here would load the engine
+if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.store import HubStore
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -27,7 +27,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 def front(
     store: HubStore, rates: RateTable, *, limits: QueryLimits | None = None, n_workers: int = 2
 ) -> Iterator[tuple[list[BaseRoute], Lifespan]]:
-    """The routes, and the lifespan that must run while they are served. The SQL processes end with the block."""
+    """The routes, and the lifespan that must run while they are served. The SQL processes end with the with block."""
     limits = limits or QueryLimits()
     data = of_store(store, rates, max_hot_rows=limits.max_hot_rows)
     with closing(Workers(data, n=n_workers, limits=limits, on_unreadable=store.set_aside_damaged)) as workers:
@@ -35,13 +35,13 @@ def front(
 
 
 def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
-    """The routes of some tools over a hub, and the lifespan they need."""
+    """The routes of these tools over a hub, and the lifespan that they need."""
     route, lifespan = mcp.mounted(mcp_server(hub, there))
     return [*api.routes(hub, there), route], lifespan
 
 
 def mcp_server(hub: Hub, there: Tools) -> Server[Any]:
-    """The MCP server of some tools over a hub; whose data a request sees is said by the layers before it."""
+    """The MCP server of these tools over a hub. The HTTP layers determine the tenant of a request."""
 
     async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
         request.state.noted["tool"] = name[:80]

@@ -1,4 +1,4 @@
-"""Numbers that parts of the hub keep for themselves, as Prometheus wants them."""
+"""Exposes the counters and gauges of hub components to Prometheus."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 Numbers = Callable[[], Mapping[str, float]]
 _GAUGES = ("queue_", "longest_", "uptime_", "hot_", "n_")
-"""Beginnings of names whose numbers may fall; the others only grow."""
+"""Prefixes of names that are gauges; all other names are counters."""
 
 
 def expose(registry: CollectorRegistry, prefix: str, numbers: Numbers) -> None:
-    """Have /metrics ask `numbers` each time; a name becomes `<prefix>_<name>`, with `_total` where it only grows."""
+    """Let /metrics call `numbers` on each scrape. Names become `<prefix>_<name>`, with `_total` for counters."""
     registry.register(_Asked(prefix, numbers))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the registry calls a collector."""
+    """The collector interface that the registry expects."""
 
     prefix: str
     numbers: Numbers
 
     def describe(self) -> list[Any]:
-        """Nothing to tell before it is asked."""
+        """Empty: the names are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """One family for each number."""
+        """One metric family per number."""
         for name, value in sorted(self.numbers().items()):
             family = GaugeMetricFamily if name.startswith(_GAUGES) else CounterMetricFamily
             text = name.replace("_", " ")

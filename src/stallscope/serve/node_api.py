@@ -1,7 +1,7 @@
 """The API of one agent: its node trace for `query|explain|export --nodes` and for assistants.
 
-A process of its own that reads the trace and never writes it, so that the agent beside the job stays small and
-nobody who asks can slow it down. The layers are those of the hub: bearer, audit, rate limit, body limit.
+It runs in a separate process that reads the trace and never writes to it. The agent in the job stays small, and no
+client can slow it down. The layers are the hub's: bearer, audit, rate limit, body limit.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from stallscope.store import node as store
 MAX_ROWS = 1_000_000
 MAX_TIMEOUT_S = 300.0
 _AT_ONCE = 4
-"""Questions in work at a time; more wait."""
+"""Queries that run at the same time; further queries wait."""
 
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -55,8 +55,8 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to serve and where. files: folder of certificate and token; client_ca: clients must show a certificate
-    of this authority and need no token. has_tls: False only where the user said so.
+    """Served trace and address. files: folder of certificate and token; client_ca: clients must show a certificate
+    of this authority and need no token. has_tls: False only when the user disabled TLS.
     """
 
     db: Path
@@ -80,15 +80,15 @@ class Asked(BaseModel):
 
 
 class ByCertificate:
-    """In the place of tokens where TLS has already checked the client's certificate."""
+    """Replaces tokens where TLS has already verified the client's certificate."""
 
     def identity(self, authorization: str | None) -> Identity:
-        """Whoever came so far has a certificate of the authority."""
+        """The identity of every client: TLS has verified a certificate of the authority."""
         return Identity("default", frozenset({"read", "sql"}), "certificate")
 
 
 def routes(options: Options) -> list[BaseRoute]:
-    """What a node answers."""
+    """The routes of a node."""
     free = asyncio.Semaphore(_AT_ONCE)
     boot_id = _BOOT_FILE.read_text().strip() if _BOOT_FILE.exists() else ""
 
@@ -97,7 +97,7 @@ def routes(options: Options) -> list[BaseRoute]:
             return await asyncio.to_thread(work)
 
     async def clock(request: Request) -> Response:
-        """The two clocks, read one within the other; the error is half of what that took."""
+        """The two clocks, one read between two reads of the other; the error is half the time of the reads."""
         before_ns = options.clocks.monotonic_ns()
         wall_ns = options.clocks.wall_ns()
         after_ns = options.clocks.monotonic_ns()
@@ -142,12 +142,12 @@ def _whole(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-        raise BadInput(f"since_ns: {text[:40]!r} is no number of nanoseconds")
+        raise BadInput(f"since_ns: {text[:40]!r} is not a number of nanoseconds")
     return int(text)
 
 
 def _answer(db: Path, asked: Asked) -> dict[str, Any]:
-    """Columns and rows, and the names of the machines in the trace by their number."""
+    """Columns and rows, and the machine names in the trace by node number."""
     limits = Limits(max_rows=asked.max_rows, timeout_s=asked.timeout_s)
     found = ask(db, asked.sql, limits=limits, since_ns=asked.since_ns)
     names = ask(db, "SELECT node, name FROM nodes").rows
@@ -166,7 +166,7 @@ def application(
     parts: list[BaseRoute] | None = None,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> ASGIApp:
-    """The application. parts: routes beside its own, such as those of MCP; lifespan: what they need to run."""
+    """The application. parts: additional routes, such as the MCP routes; lifespan: runs while they are served."""
     tokens = ByCertificate() if options.client_ca else NodeFiles(options.files).tokens()
     house = House(
         tokens=cast(Tokens, tokens),
@@ -227,13 +227,13 @@ def serve(
 
 
 def _until_stopped(options: Options, files: NodeFiles, host: str, *, stop: threading.Event) -> None:
-    """Look now and then whether the certificate is to be renewed; the server takes the new one by itself."""
+    """Check hourly whether the certificate is due for renewal; the server picks up the new certificate by itself."""
     while not stop.wait(_RENEW_LOOK_S):
         if options.has_tls:
             try:
                 prepare_tls(files, [host] if host not in ("", "0.0.0.0", "::") else [])
             except StallscopeError:
-                continue  # the old one is good for weeks; the next look is in an hour
+                continue  # the old certificate is valid for weeks; the next check is in an hour
 
 
 def _told(options: Options, port: int, files: NodeFiles) -> str:

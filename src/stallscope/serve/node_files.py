@@ -1,8 +1,8 @@
-"""What an agent's own API needs on disk: an authority, a certificate signed by it, a token. Made on first use.
+"""Files of an agent's API: an authority, a certificate signed by it, a token. Created on first use.
 
-Clients trust the authority (ca.crt), which lasts for years; the certificate is renewed every few weeks, so that
-a renewal disturbs nobody. Where ca.crt and ca.key of one machine are copied to others before their first use,
-one ca.crt is enough for all of them; the same holds for tokens.json.
+Clients trust the authority (ca.crt), which is valid for years. The certificate is renewed every few weeks without
+any change for clients. If ca.crt and ca.key of one machine are copied to others before their first use, one ca.crt
+is enough for all of them. The same is true for tokens.json.
 """
 
 import datetime
@@ -31,12 +31,12 @@ SCOPES = ("read", "sql")
 CA_DAYS = 3650
 CERT_DAYS = 90
 RENEW_DAYS = 30
-"""So many days before its end a certificate is renewed."""
+"""A certificate is renewed this many days before it expires."""
 
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """Where what lies. ca: for clients; token: a file with the token for clients."""
+    """Paths of the files. ca: for clients; token: a file with the token for clients."""
 
     folder: Path
 
@@ -53,14 +53,14 @@ class NodeFiles:
         return Files(self.folder / CERT, self.folder / KEY, client_ca)
 
     def tokens(self) -> Tokens:
-        """The tokens that are taken."""
+        """The accepted tokens."""
         return Tokens(self.folder / FILE_NAME)
 
 
 def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetime | None = None) -> bool:
-    """Make what is missing, renew what is due. True where the certificate is a new one. Raises StorageFailed.
+    """Create missing files and renew expiring ones. True if the certificate is new. Raises StorageFailed.
 
-    names: by which clients reach this machine, beside what it calls itself.
+    names: further names by which clients reach this machine, in addition to its host names.
     """
     now = now or datetime.datetime.now(datetime.UTC)
     wanted = list(dict.fromkeys([*filter(None, names), *own_names()]))
@@ -75,7 +75,7 @@ def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetim
 
 
 def prepare_token(files: NodeFiles) -> None:
-    """Make a token where there is none yet. Raises StorageFailed."""
+    """Create a token if there is none yet. Raises StorageFailed."""
     with _alone(files.folder):
         tokens = files.tokens()
         if not tokens.listed():
@@ -84,13 +84,13 @@ def prepare_token(files: NodeFiles) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two servers that start at once make one authority."""
+    """A lock, so that two servers that start at the same time create one authority."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageFailed(
-            f"{folder} cannot be written ({error.strerror}): name another with --files"
+            f"{folder} cannot be written ({error.strerror}); choose another folder with --files"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,13 +104,13 @@ def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
     try:
         replace(path, content, mode)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be written ({error.strerror}): name another --files") from error
+        raise StorageFailed(f"{path} cannot be written ({error.strerror}); choose another --files") from error
 
 
 def _authority(
     files: NodeFiles, now: datetime.datetime
 ) -> "tuple[EllipticCurvePrivateKey, x509.Certificate]":
-    """Key and certificate of the authority; made where missing. Raises BadInput for files that are none."""
+    """Key and certificate of the authority, created if missing. Raises BadInput for unusable files."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -118,7 +118,9 @@ def _authority(
     cert, key = files.ca, files.folder / CA_KEY
     if cert.exists() != key.exists():
         missing = key if cert.exists() else cert
-        raise BadInput(f"{missing} is missing: copy both files of the authority, or remove the other one")
+        raise BadInput(
+            f"{missing} is missing; copy both files of the authority, or remove the remaining file"
+        )
     if not cert.exists():
         made, certificate = certificates.authority(now, days=CA_DAYS)
         _write(key, made)
@@ -128,15 +130,17 @@ def _authority(
         found = x509.load_pem_x509_certificate(cert.read_bytes())
     except (ValueError, TypeError, OSError) as error:
         raise BadInput(
-            f"{cert} and {key} are no authority ({error}): remove both to make a new one"
+            f"{cert} and {key} are not a usable authority ({error}); remove both to create a new authority"
         ) from error
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise BadInput(f"{key} is no elliptic-curve key: remove {cert} and {key} to make a new authority")
+        raise BadInput(
+            f"{key} is not an elliptic-curve key; remove {cert} and {key} to create a new authority"
+        )
     return loaded, found
 
 
 def _is_good(files: NodeFiles, ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime) -> bool:
-    """Whether the certificate is of this authority, for these names, and not near its end."""
+    """Whether the certificate is signed by this authority, covers these names, and does not expire soon."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 

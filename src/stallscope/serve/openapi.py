@@ -6,14 +6,14 @@ from stallscope import __version__
 from stallscope.serve.tools.registry import Tool, Tools
 
 _ERRORS = {
-    "400": "The arguments do not fit, or the SQL is wrong.",
-    "401": "No token, or one that is wrong, expired or revoked.",
-    "403": "The token is not for this, or the SQL is refused by policy.",
-    "404": "What was asked for is not there.",
+    "400": "The arguments do not match the schema, or the SQL is invalid.",
+    "401": "The token is missing, unknown, expired or revoked.",
+    "403": "The token lacks the scope, or the policy refuses the SQL.",
+    "404": "The requested item does not exist.",
     "413": "The request is too large.",
-    "429": "More requests than a token may make.",
-    "503": "All that could answer is at work: come again in a moment.",
-    "504": "The question needed more time or memory than it may have.",
+    "429": "More requests than the token may send.",
+    "503": "All workers are busy: retry in a moment.",
+    "504": "The query exceeded its time or memory limit.",
 }
 _JSON = "application/json"
 
@@ -24,16 +24,18 @@ def document(tools: Tools, *, sql_tool: str) -> dict[str, Any]:
     if sql_tool in tools:
         paths["/api/v1/sql"] = {"post": _operation(tools[sql_tool], "sql")}
     paths["/api/v1/tools/list"] = {"get": _listing()}
-    paths["/api/versions"] = {"get": _open("versions", "What this hub speaks.", ["versions", "capabilities"])}
+    paths["/api/versions"] = {
+        "get": _open("versions", "Supported API versions.", ["versions", "capabilities"])
+    }
     paths["/api/v1/health"] = {
-        "get": _open("health", "Whether the hub is alive; more with a token.", ["alive"])
+        "get": _open("health", "Whether the hub is alive; more details with a token.", ["alive"])
     }
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "stallscope hub",
             "version": __version__,
-            "summary": "Which rank drags a GPU job, since when, why, and what does it cost?",
+            "summary": "Which rank slows down a GPU job, since when, why, and at which cost?",
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
@@ -82,7 +84,7 @@ def _listing() -> dict[str, Any]:
 
 
 def _open(name: str, text: str, keys: list[str]) -> dict[str, Any]:
-    """Something that answers without a token; one that is given must be good."""
+    """An operation that needs no token; a token sent to it must be valid."""
     schema = {"type": "object", "required": keys}
     return {
         "operationId": name,

@@ -1,4 +1,4 @@
-"""A first hub on one machine: certificate and tokens in its folder. What is there and good is kept."""
+"""Sets up a first hub on one machine: certificate and tokens in its folder. Valid existing files are kept."""
 
 import platform
 import socket
@@ -12,13 +12,13 @@ from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
 from stallscope.store.file_modes import replace
 
 _ELSEWHERE = (
-    "192.0.2.1"  # of RFC 5737: nobody's; connecting UDP to it sends nothing and tells our own address
+    "192.0.2.1"  # reserved by RFC 5737; connecting UDP to it sends nothing and reveals the local address
 )
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What lies where. names: what the certificate is for, the one for other machines first."""
+    """Paths of the files. names: covered by the certificate, the name for other machines first."""
 
     tls: Files
     ingest: Path
@@ -27,11 +27,11 @@ class Prepared:
 
 
 def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
-    """Certificate, a token to send and one to ask; made where missing. Raises StorageFailed."""
+    """Create missing files: certificate, a token to send and a token to query. Raises StorageFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be made ({error.strerror}): choose another --db") from error
+        raise StorageFailed(f"{folder} cannot be created ({error.strerror}); choose another --db") from error
     tls = self_signed(folder / "tls", [*dict.fromkeys([*names, *own_names()])])
     tokens = Tokens(folder / FILE_NAME)
     ingest, read = folder / "ingest.token", folder / "read.token"
@@ -41,7 +41,7 @@ def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
 
 
 def own_names() -> list[str]:
-    """By which names and addresses this machine is reached, as far as it knows."""
+    """The names and addresses of this machine, from its own configuration."""
     host = platform.node()
     found = [host, socket.getfqdn()]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -51,7 +51,7 @@ def own_names() -> list[str]:
 
 
 def _keep_token(tokens: Tokens, path: Path, scopes: list[str]) -> None:
-    """A file with a token of these scopes; the one that is there, if it is still good."""
+    """Write a file with a token of these scopes; an existing valid token is kept."""
     with suppress(NotAuthenticated, BadInput, NotFound):
         who = tokens.identity(bearer(token_in(path)))
         if who.scopes >= set(scopes):

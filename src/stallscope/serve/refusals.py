@@ -1,8 +1,8 @@
 """Refused requests by peer address and token: beyond a few a minute, a peer gets a short answer and no audit line.
 
-A stranger can send thousands of requests a second. Written one by one, their refusals would push every other line
-out of the audit log. So the first refusals of a peer in a minute are written as they are, and the rest as one summary
-for each address and minute. A valid token from the same address is not affected.
+A client without a token can send thousands of requests a second. Individual lines for their refusals would push
+all other lines out of the audit log. So the first refusals of a peer in a minute get a line each, and the rest get
+one summary per address and minute. A valid token from the same address is not affected.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ class _Minute:
 
 
 class Refusals:
-    """Counts refusals and writes the summaries. For any number of threads; close() writes what is left."""
+    """Counts refusals and writes the summaries. Thread-safe; close() writes the remaining summaries."""
 
     def __init__(
         self, audit: AuditLog, *, per_minute: int = 60, clock_s: Callable[[], float] = time.monotonic
@@ -49,7 +49,7 @@ class Refusals:
             return minute is not None and minute.n >= self._per_minute
 
     def add(self, client: str, token_id: str | None, reason: str) -> bool:
-        """Count a refusal. Returns whether it deserves an audit line; otherwise the summary will contain it."""
+        """Count a refusal. Returns whether it gets an audit line; otherwise the summary includes it."""
         key = (network(client), token_id)
         with self._lock:
             if key not in self._minutes and len(self._minutes) >= _MOST_PEERS:
@@ -61,7 +61,7 @@ class Refusals:
             return minute.n <= self._per_minute
 
     def summarise(self, *, is_end: bool = False) -> None:
-        """Write the summaries of the minutes that are over; is_end: of all."""
+        """Write the summaries of the past minutes; is_end: of all minutes."""
         border_s = self._clock_s() - WINDOW_S
         with self._lock:
             over = {key: m for key, m in self._minutes.items() if is_end or m.began_s <= border_s}
@@ -76,7 +76,7 @@ class Refusals:
                 )
 
     def close(self) -> None:
-        """End, with the summaries of the minute at hand."""
+        """Stop, and write the summary of the current minute."""
         self._ended.set()
         self._thread.join()
         self.summarise(is_end=True)
@@ -87,7 +87,7 @@ class Refusals:
 
 
 def network(client: str) -> str:
-    """The address; of IPv6 the network of 64 bits, since one peer owns all its addresses."""
+    """The address; for IPv6 the 64-bit network, because one peer owns all its addresses."""
     with suppress(ValueError):
         address = ipaddress.ip_address(client)
         if address.version == 6:

@@ -1,8 +1,8 @@
-"""An ASGI application on a port, in a thread of its own, that slow and idle clients cannot fill.
+"""Serves an ASGI application on a port in a separate thread; slow and idle clients cannot exhaust it.
 
-A client that takes longer than READ_S to send a request is cut off. Beyond MAX_CONNECTIONS new ones are closed at
-once, and before that those that have sent nothing for longest are: uvicorn alone would keep all of them, and asyncio
-needs 256 KB for each with TLS. Requests in work are left alone.
+A client that takes longer than READ_S to send a request is disconnected. Beyond MAX_CONNECTIONS new connections are
+closed at once; before that, the longest silent connections are closed. uvicorn alone would keep all of them, and
+asyncio needs 256 KB per TLS connection. Requests in progress are not interrupted.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ READ_S = 30.0
 HANDSHAKE_S = 5.0
 MAX_CONNECTIONS = 1000
 _ROOM = 0.75
-"""Of them: beyond that the idle go, so that there is room for who comes next."""
+"""Beyond this number idle connections are closed, so that new connections find room."""
 
 _LOOK_EVERY_S = 1
 _STOP_S = 5
@@ -42,14 +42,16 @@ def address(text: str, option: str) -> tuple[str, int]:
         or int(port) > 65535
         or (":" in host) != ("[" in text)
     ):
-        raise BadInput(f"{option}: {text!r} is no address: give ADDR:PORT, for example 0.0.0.0:8081 or :8081")
+        raise BadInput(
+            f"{option}: {text!r} is not an address; use ADDR:PORT, for example 0.0.0.0:8081 or :8081"
+        )
     return host, int(port)
 
 
 def bound(text: str, option: str) -> socket.socket:
-    """A listening socket at "ADDR:PORT". Raises BadInput when it is no address, or not to be had."""
+    """A listening socket at "ADDR:PORT". Raises BadInput when the address is malformed or unavailable."""
     listener = _bound(text, option)
-    # Connections inherit it. asyncio sets it only where the socket names its protocol; without it the second
+    # Connections inherit the option. asyncio sets it only if the socket names its protocol; without it the second
     # part of an answer waits 40 ms for the acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
@@ -66,12 +68,12 @@ def _bound(text: str, option: str) -> socket.socket:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
         raise BadInput(
-            f"{option}: cannot listen at {text} ({error.strerror}): choose another address"
+            f"{option}: cannot listen at {text} ({error.strerror}); choose another address"
         ) from error
 
 
 def is_loopback(host: str) -> bool:
-    """Can only programs of this machine reach it?"""
+    """Whether only programs on this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -81,10 +83,10 @@ def is_loopback(host: str) -> bool:
 
 
 class _Gate:
-    """A listening socket for asyncio that takes only so many connections; more are closed at once."""
+    """A listening socket for asyncio with a limit on connections; excess connections are closed at once."""
 
     def __init__(self, listener: socket.socket, *, make_room: Callable[[], None]):
-        """make_room: called in the server's loop when many connections are there."""
+        """make_room: called in the server's loop when the number of connections is high."""
         self._listener, self._make_room = listener, make_room
         self._since_s: weakref.WeakKeyDictionary[socket.socket, float] = weakref.WeakKeyDictionary()
 
@@ -92,7 +94,7 @@ class _Gate:
         return getattr(self._listener, name)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As of a socket. Raises ConnectionAbortedError, which asyncio takes for a client that has gone again."""
+        """As socket.accept(). Raises ConnectionAbortedError, which asyncio treats as a client that disconnected."""
         taken, peer = self._listener.accept()
         if len(self._since_s) >= _ROOM * MAX_CONNECTIONS:
             n_open = len(self._still_open())
@@ -105,11 +107,11 @@ class _Gate:
         return taken, peer
 
     def cut_silent(self, met: set[int]) -> None:
-        """End those that have not finished their handshake in time. met: file numbers of those that have."""
+        """Close connections that have not finished their handshake in time. met: file numbers of those that have."""
         limit_s = time.monotonic() - HANDSHAKE_S
         for one, since_s in self._still_open().items():
             if since_s < limit_s and one.fileno() not in met:
-                with suppress(OSError):  # it has gone by itself
+                with suppress(OSError):  # it closed by itself
                     one.shutdown(socket.SHUT_RDWR)
 
     def _still_open(self) -> "weakref.WeakKeyDictionary[socket.socket, float]":
@@ -122,7 +124,7 @@ class Listening:
     """A running server; stop() ends it."""
 
     def __init__(self, app: "ASGIApp", listener: socket.socket, *, context: ssl.SSLContext | None, name: str):
-        """Serve `app` on an open socket from now on. context: TLS; None without. Raises StorageFailed."""
+        """Serve `app` on a listening socket. context: TLS; None without. Raises StorageFailed."""
         import uvicorn
 
         self.port = int(listener.getsockname()[1])
@@ -152,27 +154,27 @@ class Listening:
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Take no more connections, answer what has been asked, end."""
+        """Accept no more connections, answer the pending requests, then end."""
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
 
     async def _look(self) -> None:
-        """Called once a second in the server's loop."""
+        """Runs once a second in the server's loop."""
         self._cut_off()
 
     def _look_soon(self) -> None:
-        """Not only in a second: until then whoever comes would be closed at once, and who says nothing kept."""
+        """Cut off idle clients now: until the next regular check, new connections would be refused in their favor."""
         if not self._is_look_due:
             self._is_look_due = True
             asyncio.get_running_loop().call_soon(self._cut_off)
 
     def _cut_off(self) -> None:
-        """Cut off who reads or says nothing for too long, and beyond the room those that do for longest."""
+        """Disconnect clients that have been silent for too long, and beyond the limit the longest silent clients."""
         self._is_look_due = False
         now_s = time.monotonic()
         connections = self._server.server_state.connections
-        # A connection that has just been lost has no socket any more.
+        # A connection that was just lost no longer has a socket.
         sockets = (c.transport.get_extra_info("socket") for c in connections)
         self._gate.cut_silent({one.fileno() for one in sockets if one is not None})
         self._since_s = {c: s for c, s in self._since_s.items() if c in connections}

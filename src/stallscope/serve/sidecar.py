@@ -1,4 +1,4 @@
-"""`stallscope serve` as a process beside the agent, which stays as small as without it."""
+"""`stallscope serve` as a sidecar process of the agent, so that the agent itself stays small."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from stallscope.errors import StallscopeError
 _COMMAND = (
     sys.executable,
     "-c",
-    # PR_SET_PDEATHSIG: it ends with the agent, however that ends.
+    # PR_SET_PDEATHSIG: the process ends with the agent, however the agent ends.
     "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
     "from stallscope.cli import main; main()",
 )
@@ -24,9 +24,9 @@ _END_S = 10.0
 def serving_beside(
     db: Path, listen: str, *, node: str, words: tuple[str, ...] = (), say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Serves the trace inside the with block. words: further options of `serve`; say: told what it says.
+    """Serve the trace inside the with block. words: further options of `serve`; say: called with each output line.
 
-    Raises StallscopeError with its own words when it does not start.
+    Raises StallscopeError with the process's own message when it does not start.
     """
     server = subprocess.Popen(
         [*_COMMAND, "serve", "--db", str(db), "--listen", listen, "--node", node, *words],

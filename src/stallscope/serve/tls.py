@@ -1,8 +1,8 @@
-"""Certificates: checked before anything listens, read again when they change, never weaker than TLS 1.2.
+"""Certificates: checked before the server listens, reloaded when they change, TLS 1.2 or later.
 
-A certificate that is renewed (by certbot, by cert-manager) is used from the next connection on: the files are
-looked at on each handshake, at most once in REFRESH_S. One that is broken then is not taken: the old one goes
-on, and `trouble` says why.
+A renewed certificate (by certbot, by cert-manager) takes effect at the next connection: each handshake checks the
+files, at most once in REFRESH_S. If the new files are invalid, the old certificate stays in use and `trouble` has
+the reason.
 """
 
 import datetime
@@ -19,7 +19,7 @@ from stallscope.errors import BadInput, StorageFailed
 from stallscope.serve import certificates
 from stallscope.store.file_modes import give_to_owner_of_folder, replace
 
-if TYPE_CHECKING:  # it is wanted in one case only
+if TYPE_CHECKING:  # imported only for self-signed certificates
     import grpc
 
 REFRESH_S = 1.0
@@ -32,7 +32,7 @@ _QUICK_DAYS = 365
 
 @dataclass(frozen=True)
 class Files:
-    """Where the certificate (chain) and its key are; client_ca: who signs the certificates of senders, if any must."""
+    """Paths of the certificate (chain) and its key; client_ca: authority of client certificates, if required."""
 
     cert: Path
     key: Path
@@ -41,7 +41,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Pems:
-    """What is in the files."""
+    """The contents of the files."""
 
     cert: bytes
     key: bytes
@@ -49,7 +49,7 @@ class Pems:
 
 
 def checked(files: Files) -> Pems:
-    """What is in the files, when it can be used. Raises BadInput, with what is wrong in which file."""
+    """The contents of the files. Raises BadInput with the file and the problem when they are unusable."""
     _check_key_mode(files.key)
     pems = Pems(
         _content(files.cert, "--tls-cert"),
@@ -68,14 +68,14 @@ def _content(path: Path, option: str) -> bytes:
 
 
 def _check_key_mode(path: Path) -> None:
-    """A key that others may read is no secret. Reading by the file's group is allowed, as packages set it up."""
+    """Refuse a key that others can read. The file's group may read it, as packages set it up."""
     try:
         found = path.stat()
     except OSError as error:
         raise BadInput(f"--tls-key: {path} cannot be read ({error.strerror})") from error
     if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise BadInput(
-            f"--tls-key: {path} can be used by others (mode {found.st_mode & 0o777:o}): chmod 600 {path}"
+            f"--tls-key: other users can access {path} (mode {found.st_mode & 0o777:o}); run chmod 600 {path}"
         )
 
 
@@ -86,24 +86,24 @@ def _context(files: Files) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=_no_password(files.key))
     except (ssl.SSLError, OSError) as error:
         raise BadInput(
-            f"{files.cert} and {files.key} are no certificate with its key ({_reason(error)}): give PEM files"
+            f"{files.cert} and {files.key} are not a matching certificate and key ({_reason(error)}); give PEM files"
         ) from error
     if files.client_ca:
         try:
             context.load_verify_locations(files.client_ca)
         except (ssl.SSLError, OSError) as error:
             raise BadInput(
-                f"--tls-client-ca: {files.client_ca} holds no certificate ({_reason(error)}): give a PEM file"
+                f"--tls-client-ca: {files.client_ca} contains no certificate ({_reason(error)}); give a PEM file"
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def _no_password(key: Path) -> Callable[[], str]:
-    """OpenSSL would ask on the terminal."""
+    """Raises instead of letting OpenSSL prompt on the terminal."""
 
     def refuse() -> str:
-        raise BadInput(f"--tls-key: {key} is locked with a password: give a key without one")
+        raise BadInput(f"--tls-key: {key} is encrypted with a password; give an unencrypted key")
 
     return refuse
 
@@ -113,10 +113,10 @@ def _reason(error: OSError) -> str:
 
 
 class Certificates:
-    """The certificate in force, for ASGI servers and gRPC. For any number of threads."""
+    """The current certificate, for ASGI servers and gRPC. Thread-safe."""
 
     def __init__(self, files: Files, clock_s: Callable[[], float] = time.monotonic):
-        """Raises BadInput when the files cannot be used."""
+        """Raises BadInput when the files are unusable."""
         self.files = files
         self.trouble = ""
         self._clock_s = clock_s
@@ -127,7 +127,7 @@ class Certificates:
         self._inner = _context(files)
 
     def context(self) -> ssl.SSLContext:
-        """For a server: each handshake gets the certificate of its moment, clients' authorities included."""
+        """For a server: each handshake uses the current certificate and client authorities."""
         front = _context(self.files)
 
         def newest(
@@ -140,7 +140,7 @@ class Certificates:
         return front
 
     def grpc(self) -> "grpc.ServerCredentials":
-        """For a gRPC server; it asks on each handshake, too."""
+        """For a gRPC server; each handshake uses the current certificate."""
         import grpc
 
         given: list[Pems] = []
@@ -158,7 +158,7 @@ class Certificates:
         )
 
     def warning(self) -> str:
-        """What an operator has to mend: new files that cannot be used, or a certificate that ends soon; "" if none."""
+        """A problem for the operator: new files are invalid, or the certificate expires soon; "" if none."""
         from cryptography import x509
 
         if self.trouble:
@@ -168,13 +168,13 @@ class Certificates:
             min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(self._pems.cert)) - now
         )
         if left.total_seconds() < 0:
-            return f"the certificate {self.files.cert.name} has expired: clients refuse it; renew it"
+            return f"the certificate {self.files.cert.name} has expired and clients refuse it; renew it"
         if left.days < WARN_DAYS:
-            return f"the certificate {self.files.cert.name} expires in {left.days} days: renew it"
+            return f"the certificate {self.files.cert.name} expires in {left.days} days; renew it"
         return ""
 
     def refresh(self) -> None:
-        """Take the files as they are now, if they have changed and can be used."""
+        """Reload the files if they have changed and are valid."""
         with self._lock:
             if self._clock_s() < self._next_s:
                 return
@@ -184,7 +184,7 @@ class Certificates:
                 return
             try:
                 pems, inner = checked(self.files), _context(self.files)
-            except BadInput as error:  # half written, perhaps: it is looked at again
+            except BadInput as error:  # possibly half written; the next check reads them again
                 self.trouble = str(error)
                 return
             self._seen, self._pems, self._inner, self.trouble = seen, pems, inner, ""
@@ -199,7 +199,7 @@ def _grpc_configuration(pems: Pems) -> "grpc.ServerCertificateConfiguration":
 
 
 def _seen(files: Files) -> tuple[tuple[int, int, int], ...]:
-    """What tells one state of the files from another."""
+    """A fingerprint of the files that changes with every edit: inode, size and time."""
     found = []
     for path in filter(None, (files.cert, files.key, files.client_ca)):
         try:
@@ -212,9 +212,9 @@ def _seen(files: Files) -> tuple[tuple[int, int, int], ...]:
 
 
 def self_signed(folder: Path, names: Sequence[str]) -> Files:
-    """A certificate for these host names and addresses that signs itself; one that is there is kept.
+    """A self-signed certificate for these host names and addresses; an existing certificate is kept.
 
-    Clients are given hub.crt as the authority to trust. Raises StorageFailed.
+    Clients trust hub.crt as the authority. Raises StorageFailed.
     """
     files = Files(folder / CERT_NAME, folder / KEY_NAME)
     if files.cert.exists() and files.key.exists():

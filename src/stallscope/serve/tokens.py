@@ -1,9 +1,9 @@
-"""Who may ask the hub: bearer tokens, each with a tenant, scopes and an end.
+"""Bearer tokens for the hub, each with a tenant, scopes and an expiry.
 
-The tokens lie in a file of their own, so that they can be made and revoked while a hub runs: it is replaced as
-a whole and a running hub reads it again when it has changed. The file holds hashes only. A token is
-`sst_<id>_<secret>`: the id is public and may stand in logs, the secret is 32 random bytes, which is why one
-round of SHA-256 is enough: there is nothing to guess.
+The tokens are in a separate file, so that they can be created and revoked while a hub runs. The file is replaced as
+a whole, and a running hub reloads it after a change. The file contains only hashes. A token is
+`sst_<id>_<secret>`: the id is public and may appear in logs. The secret is 32 random bytes, so one round of SHA-256
+is enough: a brute-force attack is infeasible.
 """
 
 import fcntl
@@ -33,14 +33,14 @@ from stallscope.errors import (
 from stallscope.store import file_modes
 
 SCOPES = ("ingest", "read", "sql", "admin")
-"""What a token may be for: send events; ask the tools; run SQL; see the hub's own state."""
+"""What a token permits: sending events; calling the tools; running SQL; reading the hub's own state."""
 
 _LOG = logging.getLogger(__name__)
 
 FILE_NAME = "tokens.json"
 _FORMAT = 1
 _TOKEN = re.compile(r"sst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-_ANY_TOKEN = re.compile(r"[!-~]{16,}")  # collectors have tokens of their own making
+_ANY_TOKEN = re.compile(r"[!-~]{16,}")  # collectors may use tokens in their own format
 _SECRET = re.compile(r"(sst_[0-9a-f]{12}_)[A-Za-z0-9_-]+")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NOBODY = hashlib.sha256(b"").hexdigest()
@@ -48,7 +48,7 @@ _NOBODY = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks. token_id may be shown and logged."""
+    """The client's identity. token_id may be shown and logged."""
 
     tenant: str
     scopes: frozenset[str]
@@ -58,14 +58,14 @@ class Identity:
         """Raises NotAllowed unless the token has the scope."""
         if scope not in self.scopes:
             raise NotAllowed(
-                f"token {self.token_id} has no scope {scope!r} (it has {', '.join(sorted(self.scopes))}); "
-                f"make one with: stallscope hub token create --scope {scope}"
+                f"token {self.token_id} lacks the scope {scope!r} (it has {', '.join(sorted(self.scopes))}); "
+                f"create a token with: stallscope hub token create --scope {scope}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One token as the file keeps it. Times are seconds since 1970; expires_at, revoked_at: None is never."""
+    """One token in the file. Times are seconds since 1970; expires_at, revoked_at: None means never."""
 
     id: str
     tenant: str
@@ -83,10 +83,10 @@ class Entry:
 
 
 class Tokens:
-    """The tokens of one hub, as they are in the file now. For any number of threads."""
+    """The tokens of one hub, as currently in the file. Thread-safe."""
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.time):
-        """path: the file; one that is missing holds no tokens. Raises StorageFailed when others may write it."""
+        """path: the file; a missing file has no tokens. Raises StorageFailed when others can write it."""
         self.path = path
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -96,12 +96,12 @@ class Tokens:
         self._refresh()
 
     def identity(self, authorization: str | None) -> Identity:
-        """Whose request it is. authorization: the value of that header (gRPC: metadata), `Bearer <token>`.
+        """The identity of a request. authorization: the value of that header (gRPC: metadata), `Bearer <token>`.
 
-        Raises NotAuthenticated; its message never holds the token.
+        Raises NotAuthenticated; its message never contains the token.
         """
         if not authorization:
-            raise NotAuthenticated("no token was given; send the header `Authorization: Bearer <token>`")
+            raise NotAuthenticated("the token is missing; send the header `Authorization: Bearer <token>`")
         scheme, _, token = authorization.partition(" ")
         found = _TOKEN.fullmatch(token.strip()) if scheme.lower() == "bearer" else None
         if not found:
@@ -110,12 +110,14 @@ class Tokens:
             )
         self._refresh()
         entry = self._entries.get(found[1])
-        # Compared in any case, so that the time does not tell which ids there are.
+        # Compared even for an unknown id, so that the timing does not reveal which ids exist.
         is_right = hmac.compare_digest(_sha256(found[2]), entry.sha256 if entry else _NOBODY)
         if not entry or not is_right:
-            raise NotAuthenticated("the token is unknown here; stallscope hub token create makes one")
+            raise NotAuthenticated("the token is unknown; stallscope hub token create creates a token")
         if (state := entry.state(self._now_s())) != "valid":
-            raise NotAuthenticated(f"token {entry.id} is {state}; stallscope hub token create makes another")
+            raise NotAuthenticated(
+                f"token {entry.id} is {state}; stallscope hub token create creates a new token"
+            )
         return Identity(entry.tenant, frozenset(entry.scopes), entry.id)
 
     def listed(self) -> list[Entry]:
@@ -124,10 +126,10 @@ class Tokens:
         return sorted(self._entries.values(), key=lambda entry: (entry.created_at, entry.id))
 
     def create(self, scopes: Iterable[str], tenant: str, *, expires_in_s: float | None = None) -> str:
-        """Make a token and return it; it is told this once. Raises BadInput, StorageFailed."""
+        """Create a token and return it; it is shown only now. Raises BadInput, StorageFailed."""
         wanted = _checked_scopes(scopes)
         if not _TENANT.fullmatch(tenant):
-            raise BadInput(f"tenant {tenant!r}: give 1 to 63 small letters, digits, '-' or '_'")
+            raise BadInput(f"tenant {tenant!r}: use 1 to 63 lower-case letters, digits, '-' or '_'")
         token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         now_s = self._now_s()
         entry = Entry(
@@ -143,7 +145,7 @@ class Tokens:
         return f"sst_{token_id}_{secret}"
 
     def rotate(self, token_id: str, *, grace_s: float, expires_in_s: float | None = None) -> str:
-        """Make a token with the tenant and the scopes of another token, which ends after grace_s. Raises NotFound."""
+        """Create a token with the tenant and scopes of another token, which expires after grace_s. Raises NotFound."""
         old = next((entry for entry in self.listed() if entry.id == token_id), None)
         if old is None or old.state(self._now_s()) != "valid":
             raise NotFound(f"no valid token {token_id}; stallscope hub token list shows the tokens")
@@ -160,12 +162,12 @@ class Tokens:
         """End a token now. Raises NotFound."""
         with self._changing() as entries:
             if token_id not in entries:
-                raise NotFound(f"there is no token {token_id}; stallscope hub token list shows them")
+                raise NotFound(f"unknown token {token_id}; stallscope hub token list shows the tokens")
             entries[token_id] = replace(entries[token_id], revoked_at=int(self._now_s()))
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Entry]]:
-        """The entries, to be changed: no other process changes them meanwhile; then the file is replaced."""
+        """The entries, for a change under an exclusive lock; the file is replaced at the end of the block."""
         with _storage(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_path = self.path.with_suffix(".lock")
@@ -182,7 +184,7 @@ class Tokens:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Read the file if it has changed. Raises TokensUnreadable; each state is logged once."""
+        """Reload the file if it has changed. Raises TokensUnreadable; each failure is logged once."""
         with self._lock, _storage(self.path):
             try:
                 found = self.path.stat()
@@ -209,20 +211,20 @@ def bearer(token: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """The text with the secret of every token in it left out, fit for a log."""
+    """The text without token secrets, suitable for a log."""
     return _SECRET.sub(r"\1***", text)
 
 
 def token_in(path: Path) -> str:
-    """The token in a file: its last line that is not empty. Raises NotFound, BadInput."""
+    """The token in a file: its last non-empty line. Raises NotFound, BadInput."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except FileNotFoundError:
-        raise NotFound(f"{path}: there is no such token file; name one with --token-file") from None
+        raise NotFound(f"{path}: the token file does not exist; choose a file with --token-file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: the token file cannot be read ({error})") from error
+        raise BadInput(f"{path}: cannot read the token file ({error})") from error
     if not lines or not _ANY_TOKEN.fullmatch(lines[-1]):
-        raise BadInput(f"{path}: this file holds no token; stallscope hub token create prints one")
+        raise BadInput(f"{path}: the file contains no token; stallscope hub token create prints one")
     return lines[-1]
 
 
@@ -230,9 +232,9 @@ def _checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     wanted = [scope.strip() for scope in scopes if scope.strip()]
     for scope in wanted:
         if scope not in SCOPES:
-            raise BadInput(f"there is no scope {scope!r}: give {', '.join(SCOPES)}, or several with commas")
+            raise BadInput(f"unknown scope {scope!r}; give {', '.join(SCOPES)}, or several with commas")
     if not wanted:
-        raise BadInput(f"a token needs a scope: give {', '.join(SCOPES)}, or several with commas")
+        raise BadInput(f"a token needs a scope; give {', '.join(SCOPES)}, or several with commas")
     return tuple(scope for scope in SCOPES if scope in wanted)
 
 
@@ -244,13 +246,13 @@ def _read(path: Path) -> dict[str, Entry]:
     try:
         content = json.loads(path.read_text())
         if content["format"] > _FORMAT:
-            raise TokensUnreadable(f"{path} was written by a newer stallscope: use that version")
+            raise TokensUnreadable(f"{path} was written by a newer stallscope; use that version")
         rows = [Entry(**{**row, "scopes": tuple(row["scopes"])}) for row in content["tokens"]]
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TokensUnreadable(
-            f"{path} is damaged ({error}): restore it, or remove it and make new tokens"
+            f"{path} is damaged ({error}); restore it, or remove it and create new tokens"
         ) from error
     return {row.id: row for row in rows}
 
@@ -262,7 +264,7 @@ def _written(entries: Iterable[Entry]) -> bytes:
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TokensUnreadable(
-            f"{path} can be used by others (mode {found.st_mode & 0o777:o}): chmod 600 {path}"
+            f"other users can access {path} (mode {found.st_mode & 0o777:o}); run chmod 600 {path}"
         )
 
 

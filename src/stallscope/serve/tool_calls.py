@@ -1,4 +1,4 @@
-"""One call of a tool, whoever asks and on whatever way: the token's scope, the arguments, the time it may take."""
+"""Calls a tool, independent of the interface: checks the token's scope, the arguments and the time limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ from stallscope.serve.tools.asking import Asker, Hub
 from stallscope.serve.tools.registry import Tools, answer, tool_named
 
 TIMEOUT_S = 30.0
-"""Of a tool; SQL has a limit of its own below it."""
+"""Time limit of a tool; SQL has a shorter limit."""
 
 
 async def called(
     hub: Hub, tools: Tools, name: str, *, arguments: object, who: Identity, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and what the tool raises."""
+    """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and the tool's own errors."""
     tool = tool_named(tools, name)
     who.require(tool.scope)
     asker = Asker(hub, who.tenant)
@@ -30,7 +30,7 @@ async def called(
         if "summary" in found and (caveat := asker.caveat(cluster)):
             found["summary"] += f" {caveat}"
         return {key: visible(value) for key, value in found.items()}
-    raise TookTooLong(f"{name} took longer than {timeout_s:g} s: look at a shorter time, or at one cluster")
+    raise TookTooLong(f"{name} took longer than {timeout_s:g} s; select a shorter time, or one cluster")
 
 
 def listed(tools: Tools) -> list[dict[str, Any]]:
@@ -50,5 +50,5 @@ def listed(tools: Tools) -> list[dict[str, Any]]:
 
 
 def error_of(error: StallscopeError) -> Mapping[str, Mapping[str, str]]:
-    """The error as every way in tells it."""
+    """The error as every interface reports it."""
     return error_body(kind_of(type(error)), public_message(error))

@@ -1,1 +1,1 @@
-"""A load for hubs: rows as agents send them, with a straggler if wanted, and how long the hub takes for them."""
+"""A load test for hubs: rows as agents send them, optionally with a straggler, and the time until acknowledgement."""

@@ -1,7 +1,7 @@
-"""The rows that a machine's ranks would send: rounds of one communicator, one rank late in each if wanted.
+"""The rows that a machine's ranks would send: rounds of one communicator, optionally with a late rank.
 
 Round number and time follow from the wall clock alone, so that several machines with the same job, world and pace
-send rounds that match. The ledger tells where the time went: the straggler sleeps, the others wait for it.
+send matching rounds. The time ledger shows the cause: the straggler sleeps, the other ranks wait for it.
 """
 
 import zlib
@@ -22,9 +22,9 @@ _COUNT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """ranks: how many of this machine; first_rank: the first of them; world: ranks of the job, on all machines.
+    """ranks: on this machine; first_rank: the first of them; world: ranks of the job, on all machines.
 
-    interval_ns: between rounds. straggler: rank that is late by late_ns in each; None nobody.
+    interval_ns: between rounds. straggler: rank that is late by late_ns in each round; None for no straggler.
     """
 
     name: str
@@ -47,7 +47,7 @@ def rounds_until(job: Job, wall_ns: int) -> int:
 
 
 def collectives(job: Job, first_round: int, n_rounds: int, *, origin_round: int) -> Array:
-    """Rows (n_rounds x ranks) of what is sent, in order of rounds. origin_round: where the ledger begins at 0."""
+    """Rows (n_rounds x ranks) to send, in order of rounds. origin_round: round at which the ledger starts from 0."""
     rounds = np.arange(first_round, first_round + n_rounds)
     ranks = np.arange(job.first_rank, job.first_rank + job.ranks)
     is_late = ranks == job.straggler if job.straggler is not None else np.zeros(job.ranks, bool)
@@ -93,7 +93,7 @@ def processes(job: Job, wall_ns: int) -> Array:
 
 
 def _jitter_ns(rounds: Array, ranks: Array) -> Array:
-    """Small and the same for the same round and rank, whoever asks."""
+    """A small jitter, deterministic in round and rank."""
     mixed = rounds[:, None].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + ranks.astype(np.uint64)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     return ((mixed >> np.uint64(33)) % np.uint64(_JITTER_NS)).astype(np.int64)

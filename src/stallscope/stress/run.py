@@ -1,4 +1,4 @@
-"""Sends a load to a hub at a given pace, or as fast as it takes it, and measures how long it takes to acknowledge."""
+"""Sends a load to a hub at a given pace or at full speed, and measures the time until acknowledgement."""
 
 import threading
 import time
@@ -15,14 +15,14 @@ from stallscope.stress import load
 from stallscope.stress.load import Job
 
 _MAX_WAIT_S = 0.25
-"""A paced load is sent at least this often: what an agent does."""
+"""Longest gap between requests of a paced load, as for an agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """events: rows to send. rate: rows a second; 0 as fast as the hub takes them. batch: rows in a request.
+    """events: rows to send. rate: rows per second; 0 for full speed. batch: rows per request.
 
-    at_once: requests under way. patience_s: how long to go on while nothing is acknowledged.
+    at_once: concurrent requests. patience_s: give up after this time without an acknowledgement.
     """
 
     job: Job
@@ -35,7 +35,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What came of it. ack_ms: one for each request that was acknowledged, retries included."""
+    """The measurements. ack_ms: one value per acknowledged request, retries included."""
 
     n_sent: int = 0
     n_acknowledged: int = 0
@@ -46,7 +46,7 @@ class Result:
     reason: str = ""
 
     def numbers(self) -> dict[str, float | int]:
-        """For people and programs."""
+        """The figures for the output."""
         p50, p99 = np.percentile(self.ack_ms, [50, 99]).round(2).tolist() if self.ack_ms else (0.0, 0.0)
         return {
             "sent": self.n_sent,
@@ -61,7 +61,7 @@ class Result:
 
 
 def run(plan: Plan, channel: Channel) -> Result:
-    """Send all of it and wait for the answers. Raises NotAllowed (token, certificate), Unreachable (no answer)."""
+    """Send all rows and wait for the answers. Raises NotAllowed (token, certificate), Unreachable (no answer)."""
     result, flight = Result(), _Flight(plan, channel)
     begin_s = time.monotonic()
     origin = load.rounds_until(plan.job, time.time_ns())
@@ -82,7 +82,7 @@ def run(plan: Plan, channel: Channel) -> Result:
 
 
 def _rounds_due(plan: Plan, next_round: int, origin: int, n_made: int, begin_s: float) -> int:
-    """How many rounds the next request holds; returns when they have happened, where there is a pace."""
+    """Number of rounds in the next request; for a paced load, returns when these rounds are due."""
     most = max(1, -(-plan.batch // plan.job.ranks))
     left = -(-(plan.events - n_made) // plan.job.ranks)
     n_rounds = min(most, left)
@@ -96,7 +96,7 @@ def _rounds_due(plan: Plan, next_round: int, origin: int, n_made: int, begin_s: 
 
 
 class _Flight:
-    """Requests under way. Each is sent again, with its id, until the hub has it or refuses it."""
+    """Requests in flight. Each is repeated, with its id, until the hub accepts or refuses it."""
 
     def __init__(self, plan: Plan, channel: Channel):
         self.n_acknowledged = self.n_retried = self.n_refused = 0
@@ -110,14 +110,14 @@ class _Flight:
         self._last_good_s = time.monotonic()
 
     def send(self, tables: Mapping[str, Array], *, is_counted: bool = True) -> None:
-        """Begin one request; waits while as many as allowed are under way."""
+        """Send one request; waits while the maximum number of requests is in flight."""
         self._until(lambda: self._n_under_way < self._plan.at_once)
         with self._changed:
             self._n_under_way += 1
         self._attempt(uuid.uuid4().hex, tables, is_counted, time.monotonic())
 
     def wait(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no request is in flight."""
         self._until(lambda: not self._n_under_way)
 
     def _attempt(self, batch_id: str, tables: Mapping[str, Array], is_counted: bool, begin_s: float) -> None:
@@ -150,18 +150,20 @@ class _Flight:
             self._changed.notify_all()
 
     def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait; meanwhile send again what is due. Raises NotAllowed, Unreachable."""
+        """Wait, and repeat requests that are due. Raises NotAllowed, Unreachable."""
         while True:
             with self._changed:
                 if self._shut_out:
-                    raise NotAllowed(f"the hub takes nothing: {self._shut_out}; see --token-file, --ca-cert")
+                    raise NotAllowed(
+                        f"the hub refuses the rows: {self._shut_out}; check --token-file and --ca-cert"
+                    )
                 if is_so():
                     return
                 now_s = time.monotonic()
                 if now_s - self._last_good_s > self._plan.patience_s:
                     raise Unreachable(
                         f"the hub has acknowledged nothing for {self._plan.patience_s:g} s "
-                        f"({self.reason or 'no answer'}); see --endpoint"
+                        f"({self.reason or 'no answer'}); check --endpoint"
                     )
                 due = [again for at_s, again in self._again if at_s <= now_s]
                 self._again = [one for one in self._again if one[0] > now_s]

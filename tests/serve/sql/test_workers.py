@@ -122,7 +122,7 @@ def test_a_worker_that_dies_in_the_middle_is_told_and_replaced(workers):
     for pid in busy:
         os.kill(pid, signal.SIGKILL)
     asking.join()
-    assert outcome == ["the query needed more memory than a query may have: select less"]
+    assert outcome == ["the query exceeded its memory limit; select less"]
     assert workers.query("SELECT 2", tenant="a").rows == [[2]]
 
 
@@ -154,7 +154,7 @@ def test_workers_end_with_their_hub(data):
     started = pids(workers)
     workers.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
-    with pytest.raises(Busy, match="going down"):
+    with pytest.raises(Busy, match="shutting down"):
         workers.query("SELECT 1", tenant="a")
 
 

@@ -1,1 +1,1 @@
-"""The tools, one a file, each with one constant TOOL; serve/tools/registry.py says what a tool is."""
+"""The tools, one per file, each with one constant TOOL; serve/tools/registry.py defines a tool."""

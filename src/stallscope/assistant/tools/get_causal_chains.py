@@ -1,4 +1,4 @@
-"""get_causal_chains: what held the calls that took far longer than usual."""
+"""get_causal_chains: the causes of calls that took far longer than typical."""
 
 from pydantic import Field
 
@@ -13,9 +13,9 @@ class ChainsParams(Params):
 
 
 class LinkRow(Row):
-    category: str = Field(description="What the calling thread was held by: preempted, io, lock, ...")
-    share: float = Field(description="Of the call's duration.")
-    by: str = Field(description="Who took the CPU, where known.")
+    category: str = Field(description="State that blocked the calling thread: preempted, io, lock, ...")
+    share: float = Field(description="Share of the call's duration.")
+    by: str = Field(description="The process that took the CPU, if known.")
 
 
 class ChainRow(Row):
@@ -24,7 +24,7 @@ class ChainRow(Row):
     function: str
     duration_ms: float
     usual_ms: float
-    n_like: int = Field(description="Calls it was compared with.")
+    n_like: int = Field(description="Number of calls in the comparison.")
     links: list[LinkRow]
 
 
@@ -34,7 +34,7 @@ class Chains(Result):
 
 
 def get_causal_chains(asker: Node, params: ChainsParams) -> Chains:
-    """CUDA and NCCL calls that took far longer than their like, each with what the calling thread was held by."""
+    """CUDA and NCCL calls that took far longer than typical, with the states that blocked the calling thread."""
     trace = asker.trace(params.since_s)
     ranks = rank_of(trace)
     rows = [
@@ -54,10 +54,10 @@ def get_causal_chains(asker: Node, params: ChainsParams) -> Chains:
         )
         for chain in chains(trace, most=params.limit)
     ]
-    said = f"{len(rows)} slow calls" if rows else "no call took far longer than its like"
+    said = f"{len(rows)} slow calls" if rows else "no call took far longer than typical"
     if rows and rows[0].links:
-        said += f"; the worst, {rows[0].function}, was held by {rows[0].links[0].category}"
+        said += f"; the slowest, {rows[0].function}, was blocked by {rows[0].links[0].category}"
     return Chains(summary=said, chains=rows)
 
 
-TOOL: Tool[Node] = Tool("get_causal_chains", "Slow calls, and what held them", get_causal_chains)
+TOOL: Tool[Node] = Tool("get_causal_chains", "Slow calls and their causes", get_causal_chains)

@@ -1,4 +1,4 @@
-"""get_check: is this machine ready to be traced?"""
+"""get_check: checks whether this machine can be traced."""
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ class Line(Row):
     state: str = Field(description="pass, warn or fail.")
     subject: str
     found: str
-    advice: str = Field(description="What to do; empty where all is well.")
+    advice: str = Field(description="Recommended action; empty for a passed check.")
 
 
 class Check(Result):
@@ -24,8 +24,8 @@ class Check(Result):
 
 
 def get_check(asker: Node, params: CheckParams) -> Check:
-    """Whether this machine is ready to be traced: kernel, permissions, driver, libraries, clock. Short: only what is
-    wrong, each with what to do.
+    """Whether this machine is ready to be traced: kernel, permissions, driver, libraries, clock. Short: only failed
+    checks, each with a recommended action.
     """
     from stallscope.check import readiness
 

@@ -1,4 +1,4 @@
-"""get_stacks: where in the code the traced threads are and were, as far as stacks were recorded."""
+"""get_stacks: code locations of the traced threads, now and earlier, from the recorded stacks."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ class StacksParams(Params):
     since_s: Since = SINCE_S
     limit: Limit = 5
     frames: int = Field(
-        default=_SHORT_FRAMES, ge=1, le=_MAX_FRAMES, description="Frames of each, innermost first."
+        default=_SHORT_FRAMES, ge=1, le=_MAX_FRAMES, description="Frames per stack, innermost first."
     )
 
 
@@ -36,25 +36,25 @@ class PositionRow(Row):
     tid: int
     rank: int | None
     at_ms: int = Field(
-        description="When it was looked at, epoch milliseconds where known, else ms of uptime."
+        description="Time of the sample, in epoch milliseconds if known, otherwise ms of uptime."
     )
-    n_looks: int = Field(description="How often it was found there, up to then.")
+    n_looks: int = Field(description="Number of samples with this stack until then.")
     frames: list[str]
 
 
 class Stacks(Result):
     summary: str
     positions: list[PositionRow] = Field(
-        description="Where each thread of a process that has long made no collective was last seen: threads that make"
-        " collectives first, of the process first that has been silent longest."
+        description="Last known position of each thread in processes without recent collectives: threads that make"
+        " collectives first, the longest silent process first."
     )
-    stacks: list[StackRow] = Field(description="Where most time was spent in slow calls or off the CPU.")
+    stacks: list[StackRow] = Field(description="Stacks with the most time in slow calls or off the CPU.")
 
 
 def get_stacks(asker: Node, params: StacksParams) -> Stacks:
-    """Where threads of silent processes (a hang) are now, and in which call stacks most time was spent.
+    """Current positions of threads in silent processes (a hang), and the call stacks with the most time.
 
-    In slow calls or off the CPU. Empty where the trace holds none.
+    Time counts in slow calls or off the CPU. Empty if the trace has no stacks.
     """
     trace = asker.trace(params.since_s)
     ms: Counter[tuple[int, int]] = Counter()
@@ -76,7 +76,7 @@ def get_stacks(asker: Node, params: StacksParams) -> Stacks:
 
 
 def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
-    """The last that was seen of each thread."""
+    """The last sample of each thread."""
     rows = trace.positions
     if params.pid is not None:
         rows = rows[rows["pid"] == params.pid]
@@ -110,9 +110,9 @@ def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
 
 
 def _said(n_stacks: int, positions: list[PositionRow]) -> str:
-    held = f"{n_stacks} different stacks of slow calls and waits" if n_stacks else ""
+    held = f"{n_stacks} distinct stacks of slow calls and waits" if n_stacks else ""
     if not positions:
-        return held or "this trace holds no stacks for that time"
+        return held or "this trace has no stacks for that time"
     first = positions[0]
     who = f"rank {first.rank}" if first.rank is not None else f"process {first.pid}"
     own = in_own_code(first.frames)
@@ -123,4 +123,4 @@ def _frames(trace: Trace, stack: int, most: int) -> list[str]:
     return [short_text(frame) for frame in trace.stacks.get(stack, ("unknown",))[:most]]
 
 
-TOOL: Tool[Node] = Tool("get_stacks", "Where threads were held", get_stacks)
+TOOL: Tool[Node] = Tool("get_stacks", "Positions of blocked threads", get_stacks)

@@ -1,4 +1,4 @@
-"""get_trace_stats: what is in the trace, and how long the operations took."""
+"""get_trace_stats: contents of the trace, and durations of the operations."""
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +20,7 @@ class StatsParams(Params):
 class Operation(Row):
     operation: str
     n: int
-    p50_ms: float | None = Field(description="null where calls of this kind are counted, not timed.")
+    p50_ms: float | None = Field(description="null for calls that are counted but not timed.")
     p99_ms: float | None
     max_ms: float | None
 
@@ -28,7 +28,7 @@ class Operation(Row):
 class Stats(Result):
     summary: str
     source: str
-    begin: str | None = Field(description="UTC of the first event looked at.")
+    begin: str | None = Field(description="Time of the first event in the window, UTC.")
     end: str | None
     n_processes: int
     n_ranks: int
@@ -38,7 +38,7 @@ class Stats(Result):
 
 
 def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
-    """What is in this machine's trace: processes, rows, losses, and how long each kind of slow call took."""
+    """Contents of this machine's trace: processes, rows, lost records, and durations of each kind of slow call."""
     from stallscope.diagnose.timeline.clocks import wall_ns
 
     trace = asker.trace(params.since_s)
@@ -64,7 +64,7 @@ def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
 
 
 def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
-    """The most frequent first; collectives only enqueue, so that their calls have no length worth telling."""
+    """The most frequent first. Collectives are only enqueued, so the duration of their calls is omitted."""
     found = [
         Operation(operation=word(Op, int(op)), n=int(n), p50_ms=None, p99_ms=None, max_ms=None)
         for op, n in zip(*np.unique(collectives["op"], return_counts=True), strict=True)
@@ -79,4 +79,4 @@ def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
     return sorted(found, key=lambda one: -one.n)
 
 
-TOOL: Tool[Node] = Tool("get_trace_stats", "What is in the trace", get_trace_stats)
+TOOL: Tool[Node] = Tool("get_trace_stats", "Contents of the trace", get_trace_stats)

@@ -1,4 +1,4 @@
-"""graph_frequency: how often graphs with collectives are replayed, and how evenly."""
+"""graph_frequency: replay rate of graphs with collectives, and its regularity."""
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,7 @@ class FrequencyRow(Row):
     pid: int
     rank: int | None
     n_replays: int = Field(
-        description="Graph launches with collectives inside: their arrivals are one moment."
+        description="Graph launches with collectives inside: the collectives arrive at the same moment."
     )
     per_second: float
     gap_p50_ms: float
@@ -29,7 +29,7 @@ class Frequency(Result):
 
 
 def graph_frequency(asker: Node, params: FrequencyParams) -> Frequency:
-    """How often each process replays CUDA graphs that hold collectives, with the gaps between replays."""
+    """Replay rate of CUDA graphs with collectives, by process, with the gaps between replays."""
     trace = asker.trace(params.since_s)
     ranks = rank_of(trace)
     replayed = trace.collectives[(trace.collectives["flags"] & CollectiveFlag.GRAPH) != 0]
@@ -54,4 +54,4 @@ def graph_frequency(asker: Node, params: FrequencyParams) -> Frequency:
     return Frequency(summary=said, processes=rows)
 
 
-TOOL: Tool[Node] = Tool("graph_frequency", "How often graphs are replayed", graph_frequency)
+TOOL: Tool[Node] = Tool("graph_frequency", "Replay rate of graphs", graph_frequency)

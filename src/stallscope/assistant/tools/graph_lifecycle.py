@@ -1,4 +1,4 @@
-"""graph_lifecycle: since when a process replays CUDA graphs, and which collectives are inside."""
+"""graph_lifecycle: the time span in which a process replays CUDA graphs, and the collectives inside."""
 
 import numpy as np
 from pydantic import Field
@@ -11,21 +11,19 @@ from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
 class LifecycleParams(Params):
-    since_s: Since | None = Field(
-        default=None, description="Only the last so many seconds; null: the whole trace."
-    )
+    since_s: Since | None = Field(default=None, description="Only the last N seconds; null: the whole trace.")
 
 
 class GraphRow(Row):
     pid: int
     rank: int | None
-    n_eager_collectives: int = Field(description="Collectives issued by calls, before or beside graphs.")
+    n_eager_collectives: int = Field(description="Collectives issued by calls, outside of graphs.")
     n_replayed_collectives: int = Field(
-        description="Collectives replayed from a graph: its launch is their arrival."
+        description="Collectives replayed from a graph: they arrive at its launch."
     )
     first_replay: str | None
     last_replay: str | None
-    n_slow_launches: int = Field(description="Graph launches slow enough for a record of their own.")
+    n_slow_launches: int = Field(description="Graph launches recorded as slow calls.")
 
 
 class Lifecycle(Result):
@@ -34,7 +32,7 @@ class Lifecycle(Result):
 
 
 def graph_lifecycle(asker: Node, params: LifecycleParams) -> Lifecycle:
-    """CUDA graphs by process: from when to when they are replayed, and how many collectives they carry."""
+    """CUDA graphs by process: first and last replay, and the number of collectives in them."""
     trace = asker.trace(params.since_s)
     ranks = rank_of(trace)
     rows = []

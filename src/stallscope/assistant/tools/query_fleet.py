@@ -1,4 +1,4 @@
-"""query_fleet: the agents of all machines that are known, asked at once."""
+"""query_fleet: queries the agents of all known machines at the same time."""
 
 from typing import Any, Literal
 
@@ -27,10 +27,10 @@ _OVERVIEW = (
 class FleetParams(Params):
     action: Literal["chains", "ops", "overview", "sql"] = Field(
         default="overview",
-        description="chains: the verdicts on the whole job. ops: slow calls by rank. overview: who has what.",
+        description="chains: the verdicts on the whole job. ops: slow calls by rank. overview: data on each node.",
     )
     sql: str | None = Field(default=None, max_length=100_000, description="For action sql: one SELECT.")
-    since_s: int | None = Field(default=300, ge=1, description="Only the last so many seconds; null: all.")
+    since_s: int | None = Field(default=300, ge=1, description="Only the last N seconds; null: all.")
     limit: int = Field(default=50, ge=1, le=1000)
 
 
@@ -44,15 +44,15 @@ class Fleet(Result):
     columns: list[str]
     rows: list[list[Cell]]
     is_cut: bool
-    missing: list[Missing] = Field(description="Machines that did not answer: the answer is without them.")
+    missing: list[Missing] = Field(description="Machines that did not answer; their data is missing.")
 
 
 def query_fleet(asker: Node, params: FleetParams) -> Fleet:
-    """Ask the agents of all machines at once: who drags a job that spans them, their slow calls, or SQL over all."""
+    """Query the agents of all machines: the culprit of a job that spans them, their slow calls, or SQL over all."""
     if not asker.nodes or asker.access is None:
-        raise BadInput("no other machines are known: start with --nodes HOST:PORT,HOST:PORT or set `nodes`")
+        raise BadInput("no other machines are known; start with --nodes HOST:PORT,HOST:PORT or set `nodes`")
     if (params.action == "sql") != (params.sql is not None):
-        raise BadInput("query_fleet: give sql with action sql, and only then")
+        raise BadInput("query_fleet: sql and action=sql belong together; give both or neither")
     since_ns = None if params.since_s is None else params.since_s * 10**9
     if params.action == "chains":
         return _chains(asker, since_ns)
@@ -88,4 +88,4 @@ def _said(n_answered: int, failures: list[Any], what: str) -> str:
     return f"{what} ({n_answered} machines answered{missing})"
 
 
-TOOL: Tool[Node] = Tool("query_fleet", "All machines at once", query_fleet, scope="sql")
+TOOL: Tool[Node] = Tool("query_fleet", "Query all machines", query_fleet, scope="sql")

@@ -13,8 +13,8 @@ _MAX_CELL = 2000
 class SqlParams(Params):
     sql: str = Field(
         max_length=100_000,
-        description="One SELECT in SQLite's SQL. `SELECT name, sql FROM sqlite_master` tells the "
-        "tables; op_name(op), category_name(category), rank_of(node, pid), wall_time(node, ts_ns) give words.",
+        description="One SELECT in SQLite's SQL. `SELECT name, sql FROM sqlite_master` lists the tables;"
+        " op_name(op), category_name(category), rank_of(node, pid), wall_time(node, ts_ns) return readable values.",
     )
     limit: int = Field(default=50, ge=1, le=1000)
     timeout_s: float = Field(default=10.0, gt=0, le=60)
@@ -24,16 +24,16 @@ class Rows(Result):
     summary: str
     columns: list[str]
     rows: list[list[Cell]]
-    is_cut: bool = Field(description="There were more rows than `limit`.")
+    is_cut: bool = Field(description="More rows than `limit` exist.")
 
 
 def run_analysis(asker: Node, params: SqlParams) -> Rows:
-    """Ask the trace of this machine in SQL; nothing can be changed."""
+    """Query the trace of this machine in SQL (read-only)."""
     found = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
     rows = [[_cell(value) for value in row] for row in found.rows]
     n = counted(len(rows), "row")
     return Rows(
-        summary=f"{n}; there are more" if found.is_cut else n,
+        summary=f"{n}; more rows exist" if found.is_cut else n,
         columns=list(found.columns),
         rows=rows,
         is_cut=found.is_cut,

@@ -1,4 +1,4 @@
-"""run_demo: a simulated job with a known fault, and its answer."""
+"""run_demo: a simulated job with a known fault, and its diagnosis."""
 
 from typing import Literal
 
@@ -23,19 +23,19 @@ Name = Literal[
 
 
 class DemoParams(Params):
-    scenario: Name = Field(default="straggler", description="What goes wrong.")
+    scenario: Name = Field(default="straggler", description="The simulated fault.")
 
 
 class Demo(Result):
     summary: str
-    answer: str = Field(description="As `stallscope explain` prints it.")
+    answer: str = Field(description="The output of `stallscope explain`.")
     learn: list[str]
-    scenarios: dict[str, str] = Field(description="All there are.")
+    scenarios: dict[str, str] = Field(description="All scenarios.")
 
 
 def run_demo(asker: Node, params: DemoParams) -> Demo:
-    """A job made up by the simulator, with a fault that is known, and the diagnosis of it: to see what answers look
-    like. It says nothing about this machine.
+    """A simulated job with a known fault, and its diagnosis: an example of the answers. It contains no data of this
+    machine.
     """
     scenario = named(params.scenario)
     return Demo(
@@ -46,4 +46,4 @@ def run_demo(asker: Node, params: DemoParams) -> Demo:
     )
 
 
-TOOL: Tool[Node] = Tool("run_demo", "A simulated job and its answer", run_demo)
+TOOL: Tool[Node] = Tool("run_demo", "A simulated job and its diagnosis", run_demo)

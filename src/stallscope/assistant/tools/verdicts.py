@@ -13,15 +13,15 @@ from stallscope.serve.tools.registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import VerdictRow
 
 _OLD_NAMES = {"victims": "waiting_ranks", "gpu_seconds": "lost_gpu_seconds", "usd": "lost_usd"}
-"""Names of the last release, in `full` until the next."""
+"""Names of the previous release, included in `full` until the next release."""
 
 
 class VerdictsParams(Params):
     rank: int | None = Field(
-        default=None, ge=0, description="Only what concerns this rank; null: all verdicts."
+        default=None, ge=0, description="Only verdicts that concern this rank; null: all verdicts."
     )
     since_s: Since | None = Field(
-        default=None, description="Seconds before the end of the trace; null: the whole trace."
+        default=None, description="Only the last N seconds of the trace; null: the whole trace."
     )
     detail: Detail = "short"
 
@@ -55,11 +55,11 @@ def _summary(report: Report, shown: list[Verdict], rank: int | None) -> str:
     if shown:
         role = ""
         if rank is not None:
-            role = "It is the culprit: " if rank in shown[0].ranks else "It waits for others: "
+            role = "It is the culprit: " if rank in shown[0].ranks else "It waits for other ranks: "
         more = f" ({len(shown) - 1} more)" if len(shown) > 1 else ""
         return f"{role}{shown[0].summary}{more}"
     if report.verdicts:
-        return f"Rank {rank} is in none of the {counted(len(report.verdicts), 'verdict')}."
+        return f"None of the {counted(len(report.verdicts), 'verdict')} names rank {rank}."
     return text.headline(report)
 
 

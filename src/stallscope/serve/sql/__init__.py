@@ -1,1 +1,1 @@
-"""A tenant's own SQL: a gate that reads the engine's syntax tree, and processes that can be killed to run it."""
+"""A tenant's own SQL: a gate that checks the engine's syntax tree, and disposable processes that run the query."""

@@ -1,4 +1,4 @@
-"""What the hub and a worker say to each other through pipes: a JSON header and some bytes.
+"""Messages between the hub and a worker through pipes: a JSON header and binary blobs.
 
 A frame is the length of the header, the number of blobs, the header, and each blob behind its length; lengths are
 unsigned 32-bit, big-endian.
@@ -21,7 +21,7 @@ def send(pipe: BinaryIO, header: Mapping[str, Any], blobs: Sequence[bytes] = ())
 
 
 def receive(pipe: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
-    """The next frame. Raises EOFError when the other side has gone."""
+    """The next frame. Raises EOFError when the other side has closed the pipe."""
 
     def read(n_bytes: int) -> bytes:
         data = pipe.read(n_bytes)
@@ -33,7 +33,7 @@ def receive(pipe: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def packed(header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> list[bytes]:
-    """A frame, as the pieces to be written one after the other."""
+    """A frame, as the pieces to write one after the other."""
     text = json.dumps(header, allow_nan=False).encode()
     parts = [_HEAD.pack(len(text), len(blobs)) + text]
     for blob in blobs:
@@ -42,7 +42,7 @@ def packed(header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> list[bytes
 
 
 def unpacked(read: Callable[[int], bytes]) -> dict[str, Any]:
-    """The header of the next frame. read: gives exactly so many bytes."""
+    """The header of the next frame. read: returns exactly the requested number of bytes."""
     return _unpacked(read)[0]
 
 

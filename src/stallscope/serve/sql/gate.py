@@ -1,9 +1,9 @@
-"""Does a text do no more than read a tenant's tables?
+"""Checks that an SQL text only reads a tenant's tables.
 
-The engine's own parser says: it must see exactly one SELECT (or a plain EXPLAIN of one), and every node of the
-syntax tree that it serializes must be of a known kind, every table, table function and function on the list. A
-statement of type SELECT may still write (a CTE with INSERT, a table function such as checkpoint()): only the tree
-shows it. This runs in the worker, because a text made for it can bring the parser down.
+The engine's own parser must find exactly one SELECT (or a plain EXPLAIN of one). Every node of the syntax tree must
+be of a known kind, and every table, table function and function must be on the list. A statement of type SELECT may
+still write (a CTE with INSERT, a table function such as checkpoint()): only the tree shows it. The check runs in the
+worker, because a malicious text can crash the parser.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 from stallscope.errors import BadInput, RefusedQuery
 from stallscope.serve.sql.names import Names
 
-if TYPE_CHECKING:  # loading the engine here would load it in every process that serves
+if TYPE_CHECKING:  # importing the engine here would load it in every serving process
     import duckdb
 
 MAX_SQL_BYTES = 64_000
 MAX_NODES = 5_000
 MAX_BRACKETS = 200
 MAX_MADE = 10_000
-"""Characters or elements that a function may be told to make."""
+"""Longest result, in characters or elements, that a function may be asked to create."""
 
 _TREE = "SELECT json_serialize_sql($1::VARCHAR, skip_null := true, skip_empty := true)"
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A text that may run. tables: those it reads. parameters: names of its $parameters."""
+    """A text that may run. tables: the tables that it reads. parameters: names of its $parameters."""
 
     sql: str
     tables: frozenset[str]
@@ -39,7 +39,7 @@ class Admitted:
 
 @dataclass
 class _Walk:
-    """What a walk through the tree has seen so far. aliases: names that the text itself gives."""
+    """State of a walk through the tree. aliases: names that the text itself defines."""
 
     names: Names
     aliases: frozenset[str]
@@ -48,7 +48,7 @@ class _Walk:
 
 
 def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -> Admitted:
-    """The text, if it may run. Raises RefusedQuery with the reason, BadInput where it is no SQL."""
+    """The admitted text. Raises RefusedQuery with the reason, and BadInput for invalid SQL."""
     _check_text(sql)
     kind, parameters = _only_statement(sql, connection)
     query = sql
@@ -56,21 +56,21 @@ def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -
         query = _explained(sql)
         kind, parameters = _only_statement(query, connection, within="EXPLAIN")
     if kind == "MULTI":
-        raise RefusedQuery("a PIVOT needs its values here: PIVOT events ON op IN ('a', 'b') USING ...")
+        raise RefusedQuery("a PIVOT must list its values: PIVOT events ON op IN ('a', 'b') USING ...")
     if kind != "SELECT":
-        raise RefusedQuery(f"{_said(kind)} is not allowed here: one SELECT, or EXPLAIN of one, is")
+        raise RefusedQuery(f"{_said(kind)} is not allowed; use one SELECT, or EXPLAIN of one SELECT")
     walk = _walked(_tree(query, connection), names)
     return Admitted(sql, frozenset(walk.tables), parameters)
 
 
 def _check_text(sql: str) -> None:
-    """What is checked before the parser sees the text; deep nesting would end the process."""
+    """Checks of the text before parsing; deep nesting would crash the process."""
     if not sql.strip():
-        raise BadInput("the SQL is empty: give one SELECT")
+        raise BadInput("the SQL is empty; give one SELECT")
     if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
-        raise RefusedQuery(f"the SQL is longer than {MAX_SQL_BYTES:,} bytes: ask for less at once")
+        raise RefusedQuery(f"the SQL is longer than {MAX_SQL_BYTES:,} bytes; split the query")
     if not sql.isprintable() and any(_is_odd(character) for character in sql):
-        raise RefusedQuery("the SQL holds a character that is not printed: leave it out")
+        raise RefusedQuery("the SQL contains an unprintable character; remove it")
     depth = deepest = 0
     for character in sql:
         if character in "([{":
@@ -79,7 +79,7 @@ def _check_text(sql: str) -> None:
         elif character in ")]}":
             depth -= 1
     if deepest > MAX_BRACKETS:
-        raise RefusedQuery(f"more than {MAX_BRACKETS} brackets inside each other: write it flatter")
+        raise RefusedQuery(f"parentheses nested more than {MAX_BRACKETS} levels deep; simplify the query")
 
 
 def _is_odd(character: str) -> bool:
@@ -89,7 +89,7 @@ def _is_odd(character: str) -> bool:
 def _only_statement(
     sql: str, connection: duckdb.DuckDBPyConnection, *, within: str = ""
 ) -> tuple[str, frozenset[str]]:
-    """The type of the one statement and its parameters."""
+    """The type of the statement and its parameters. Raises for more than one statement."""
     import duckdb
 
     try:
@@ -99,14 +99,14 @@ def _only_statement(
             raise RefusedQuery(
                 "only a plain EXPLAIN of a SELECT is allowed: without ANALYZE and options"
             ) from None
-        raise BadInput(f"this is no SQL: {_first_line(error)}") from None
+        raise BadInput(f"invalid SQL: {_first_line(error)}") from None
     if len(statements) != 1:
-        raise RefusedQuery(f"there are {len(statements)} statements: give exactly one SELECT")
+        raise RefusedQuery(f"the text has {len(statements)} statements; give exactly one SELECT")
     return statements[0].type.name, frozenset(statements[0].named_parameters)
 
 
 def _explained(sql: str) -> str:
-    """What stands behind the word EXPLAIN, found by the engine's own tokens."""
+    """The text after the word EXPLAIN, by the engine's own tokenizer."""
     import duckdb
 
     text = sql.encode()
@@ -122,9 +122,9 @@ def _tree(query: str, connection: duckdb.DuckDBPyConnection) -> Any:
     try:
         tree: dict[str, Any] = json.loads(found[0]) if found else {"error": True}
     except RecursionError:
-        raise RefusedQuery("the SQL is nested too deeply: write it flatter") from None
+        raise RefusedQuery("the SQL is nested too deeply; simplify the query") from None
     if tree.get("error") or len(tree["statements"]) != 1:
-        raise RefusedQuery("this statement is more than a plain SELECT")
+        raise RefusedQuery("the statement is not a plain SELECT")
     return tree["statements"][0]
 
 
@@ -133,12 +133,12 @@ def _walked(tree: Any, names: Names) -> _Walk:
         walk = _Walk(names, frozenset(_aliases(tree)))
         _visit(tree, walk, frozenset())
     except RecursionError:
-        raise RefusedQuery("the SQL is nested too deeply: write it flatter") from None
+        raise RefusedQuery("the SQL is nested too deeply; simplify the query") from None
     return walk
 
 
 def _aliases(node: Any) -> set[str]:
-    """Every name that the text itself gives to a column or a table."""
+    """Every column or table name that the text itself defines."""
     if isinstance(node, list):
         return set().union(*(_aliases(each) for each in node)) if node else set()
     if not isinstance(node, dict):
@@ -150,7 +150,7 @@ def _aliases(node: Any) -> set[str]:
 
 
 def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
-    """Check a part of the tree. ctes: the common table expressions that can be named here."""
+    """Check a part of the tree. ctes: the common table expressions in scope."""
     if isinstance(node, list):
         for each in node:
             _visit(each, walk, ctes)
@@ -159,7 +159,7 @@ def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
         return
     walk.n_nodes += 1
     if walk.n_nodes > MAX_NODES:
-        raise RefusedQuery(f"the SQL has more than {MAX_NODES:,} parts: ask for less at once")
+        raise RefusedQuery(f"the SQL has more than {MAX_NODES:,} parts; split the query")
     _check_kind(node, walk.names)
     if "cte_map" in node:
         ctes = _with_ctes(node, walk, ctes)
@@ -168,7 +168,7 @@ def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
     elif node.get("type") == "TABLE_FUNCTION":
         _check_table_function(node["function"], walk, ctes)
     elif node.get("type") == "SHOW_REF" and not node.get("query"):
-        raise RefusedQuery("SHOW is not allowed; DESCRIBE events tells its columns")
+        raise RefusedQuery("SHOW is not allowed; DESCRIBE events lists its columns")
     elif "function_name" in node:
         _check_function(node, walk.names)
     elif node.get("type") == "COLUMN_REF":
@@ -179,20 +179,20 @@ def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
 
 
 def _check_kind(node: Mapping[str, Any], names: Names) -> None:
-    """A node says by `class` that it is an expression, else by `type` what it is."""
+    """Check a node's kind: the `class` of an expression, the `type` of any other node."""
     kind, known = node.get("class", node.get("type")), names.node_kinds
     if "class" in node:
         known = names.expressions
     if isinstance(kind, str) and kind not in known:
-        raise RefusedQuery(f"{_said(kind)} is not allowed here: only reading is")
+        raise RefusedQuery(f"{_said(kind)} is not allowed; the SQL may only read")
     if "function_name" in node and node.get("class") not in ("FUNCTION", "WINDOW"):
-        raise RefusedQuery(f"{node['function_name']} is not allowed here")
+        raise RefusedQuery(f"{node['function_name']} is not allowed")
     if node.get("at_clause"):
-        raise RefusedQuery("AT is not allowed: there is one version of each table")
+        raise RefusedQuery("AT is not allowed; each table has only one version")
 
 
 def _with_ctes(node: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> frozenset[str]:
-    """Check the node's common table expressions; each sees those before it, a recursive one sees itself."""
+    """Check the node's common table expressions; each sees the previous ones, a recursive one sees itself."""
     for entry in node["cte_map"].get("map") or ():
         name, body = str(entry["key"]).lower(), entry["value"]
         query = body.get("query_node") or body.get("query", {}).get("node") or {}
@@ -208,7 +208,7 @@ def _check_table(node: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> 
         return
     if path[-1] not in walk.names.tables or path[:-1] not in ((), ("main",)):
         there = ", ".join(sorted(walk.names.tables))
-        raise RefusedQuery(f"there is no table {'.'.join(path)[:80]!r} to be read here; there are {there}")
+        raise RefusedQuery(f"table {'.'.join(path)[:80]!r} does not exist; the tables are {there}")
     walk.tables.add(path[-1])
 
 
@@ -224,19 +224,17 @@ def _check_table_function(function: Mapping[str, Any], walk: _Walk, ctes: frozen
 
 
 def _check_function(node: Mapping[str, Any], names: Names) -> None:
-    """A function by its name, whatever stands before it: `x.lower()` is lower(x)."""
+    """Check a function by its name, without a prefix: `x.lower()` is lower(x)."""
     path = [str(part).lower() for part in node.get("qualified_name", {}).get("path", [node["function_name"]])]
     name = path[-1]
     if name != str(node["function_name"]).lower() or len(path) > 2:
-        raise RefusedQuery(f"{'.'.join(path)[:80]} is not allowed: call functions by their name alone")
+        raise RefusedQuery(f"{'.'.join(path)[:80]} is not allowed; call functions without a prefix")
     if name in names.sized and not _is_small(node):
-        raise RefusedQuery(f"{name} needs its length as a number, at most {MAX_MADE:,}")
+        raise RefusedQuery(f"{name} needs a literal length of at most {MAX_MADE:,}")
     if name in names.functions:
         return
     reason = names.refused.get(name) or (
-        "is made for the engine's own use"
-        if name.startswith(names.refused_prefixes)
-        else "is not on the list"
+        "is reserved for the engine" if name.startswith(names.refused_prefixes) else "is not on the list"
     )
     raise RefusedQuery(f"the function {name[:80]} is not allowed: it {reason}")
 
@@ -253,7 +251,7 @@ def _is_small(node: Mapping[str, Any]) -> bool:
 def _check_column(node: Mapping[str, Any], walk: _Walk) -> None:
     path = [str(part).lower() for part in node["column_names"]]
     if len(path) == 1 and path[0] in walk.names.session_words and path[0] not in walk.aliases:
-        raise RefusedQuery(f"{path[0]} is not allowed: it tells about the session")
+        raise RefusedQuery(f"{path[0]} is not allowed: it reveals the session")
 
 
 def _said(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""What a user's SQL may name: the hub's tables, and names.toml, read once."""
+"""The names that a user's SQL may use: the hub's tables, and names.toml, read once."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,8 +13,10 @@ FILE = Path(__file__).with_name("names.toml")
 
 @dataclass(frozen=True)
 class Names:
-    """All in small letters. refused: name -> reason. node_kinds: query nodes, what stands in FROM, modifiers,
-    orders. sized: functions whose second argument is the length of what they make."""
+    """Allowed names, in lower case. refused: name -> reason. node_kinds: query nodes, FROM items, modifiers, orders.
+
+    sized: functions whose second argument is the length of their result.
+    """
 
     engine: str
     tables: frozenset[str]

@@ -1,4 +1,4 @@
-"""A tenant's data for its SQL: sealed segments and hot rows out of the hub's store, of one moment."""
+"""A tenant's data for its SQL: sealed segments and hot rows of the hub's store, from one snapshot."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from stallscope.diagnose.report.verdict import wall_text
 from stallscope.rates import RateTable
 from stallscope.serve.sql.workers import Data, Sources
 
-if TYPE_CHECKING:  # loading the store here would load the engine
+if TYPE_CHECKING:  # importing the store here would load the engine
     import pyarrow as pa
 
     from stallscope.store.hub.store import HubStore
 
 
 def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
-    """The data of a store's tenants; gpu_rates are those in force. max_hot_rows: of each table, the newest."""
+    """The data of a store's tenants, with these GPU rates. max_hot_rows: newest rows per table to include."""
 
     def data(tenant: str, tables: frozenset[str], /) -> Sources:
         from stallscope.store.hub import views
@@ -43,17 +43,17 @@ def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
 
 
 def _left_out(table: str, rows: pa.Table, seen: pa.Table) -> str:
-    """What a query does not see: rows come in order of their commits, and the oldest are left out."""
+    """Describes the rows that a query does not see: rows are in commit order, and the oldest are left out."""
     missing = rows.slice(0, len(rows) - len(seen))["received_at"]
     first, last = (wall_text(missing[at].cast("int64").as_py() * 1000) for at in (0, -1))
     return (
-        f"{table}: {len(missing):,} rows that the hub received from {first} to {last} and has not yet put into a"
-        " file are left out of this answer: ask again in a minute or two"
+        f"{table}: this answer omits {len(missing):,} rows that the hub received from {first} to {last} and has not yet"
+        " sealed; repeat the query in a minute or two"
     )
 
 
 def rate_rows(rates: RateTable, tenant: str) -> pa.Table:
-    """The table gpu_rates, from the rates in force."""
+    """The table gpu_rates, from the current rates."""
     import pyarrow as pa
 
     from stallscope.store.hub import schema

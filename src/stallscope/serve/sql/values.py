@@ -1,4 +1,4 @@
-"""A query's rows as JSON: bounded in rows and bytes, with values that every JSON reader understands."""
+"""A query's rows as JSON: bounded in rows and bytes, with values that every JSON parser reads."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from uuid import UUID
 from stallscope.errors import OverLimits
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Control characters but tab and line ends; those that turn the direction of writing."""
+"""Control characters except tab and line ends, and characters that change the writing direction."""
 
 
 def clean(text: str) -> str:
-    """Text of a traced process without what would act on a terminal or hide what is written."""
+    """Text of a traced process without characters that control a terminal or hide other text."""
     return _CONTROL.sub("", text)
 
 
@@ -25,7 +25,7 @@ def rows_within(
 ) -> tuple[list[list[Any]], bool]:
     """The first rows that fit into both limits, and whether there were more.
 
-    Raises OverLimits where not even the first row fits.
+    Raises OverLimits where even the first row does not fit.
     """
     rows: list[list[Any]] = []
     n_bytes = 0
@@ -36,14 +36,16 @@ def rows_within(
         n_bytes += len(json.dumps(values))
         if n_bytes > max_bytes:
             if not rows:
-                raise OverLimits(f"one row is larger than {max_bytes:,} bytes: ask for less of it")
+                raise OverLimits(
+                    f"one row is larger than {max_bytes:,} bytes; select fewer or shorter columns"
+                )
             return rows, True
         rows.append(values)
     return rows, False
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: times in ISO 8601 (UTC where they have a zone), no NaN, bytes as hex digits."""
+    """The value for JSON: times in ISO 8601 (UTC where they have a zone), no NaN, bytes as hex digits."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""The process that runs one query at a time, and may be killed at any moment.
+"""The worker process: runs one query at a time, and can be killed at any moment.
 
-It has no secrets in its environment, cannot write a file, has a bounded address space and CPU time, and opens a
-new in-memory engine for each query that reads the tenant's segments only. It is started by workers.py as
+Its environment has no secrets. It cannot write files, and its address space and CPU time are bounded. Each query gets
+a new in-memory engine that reads only the tenant's segments. workers.py starts it as
 `python -m stallscope.serve.sql.worker LIMITS`.
 """
 
@@ -21,11 +21,11 @@ from stallscope.serve.sql.names import Names, allowed
 from stallscope.serve.sql.values import rows_within
 from stallscope.store.hub import views
 
-if TYPE_CHECKING:  # loaded in main(), when the limits hold
+if TYPE_CHECKING:  # imported in main(), after the limits are set
     import duckdb
 
 _KINDS = {each.__name__: each for each in (BadInput, RefusedQuery, OverLimits, StorageFailed)}
-"""Errors that a worker may answer with."""
+"""Errors that a worker can return."""
 
 _ROWS_AT_ONCE = 256
 
@@ -35,7 +35,7 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     _confine(limits)
     import duckdb
-    import pyarrow  # noqa: F401 (now, so that the first query does not wait for it)
+    import pyarrow  # noqa: F401 (now, so that the first query does not wait for the import)
 
     parser, names = duckdb.connect(":memory:", config={"threads": "1"}), allowed()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def error_from(answer: dict[str, Any]) -> StallscopeError:
-    """The error that a worker's answer tells."""
+    """The error in a worker's answer."""
     return _KINDS[answer["error"]](answer["message"])
 
 
@@ -65,7 +65,7 @@ def _confine(limits: dict[str, Any]) -> None:
 
 
 def _bound_cpu(timeout_s: float) -> None:
-    """The kernel ends this process should the hub have gone before it could."""
+    """Set the kernel's CPU limit, which ends this process if the hub dies first."""
     used = time.process_time()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used + timeout_s) + 2, hard))
@@ -80,7 +80,7 @@ def _answer(
     names: Names,
     limits: dict[str, Any],
 ) -> None:
-    """One query in two steps: which tables does it read? Then, with their data, its rows."""
+    """Run a query in two steps: find the tables it reads, then receive their data and return the rows."""
     query = admitted(asked["sql"], parser, names=names)
     _check_parameters(query, asked["params"])
     frames.send(answers, {"tables": sorted(query.tables)})
@@ -95,7 +95,7 @@ def _answer(
 def _check_parameters(query: Admitted, given: dict[str, Any]) -> None:
     unnamed = sorted(name for name in query.parameters if not name.isidentifier())
     if unnamed:
-        raise BadInput("write parameters as $name and give their values by name")
+        raise BadInput("positional parameters are not supported; write $name and pass the values by name")
     if missing := sorted(query.parameters - set(given)):
         raise BadInput(f"params: no value for ${missing[0]}")
     if unknown := sorted(set(given) - query.parameters):
@@ -129,7 +129,7 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
     try:
         for statement in views.statements(data["sealed"], hot, is_temporary=False):
             connection.execute(statement)
-    except duckdb.Error as error:  # the footer of a segment is damaged
+    except duckdb.Error as error:  # a segment's footer is damaged
         raise StorageFailed(f"a segment cannot be read: {_told(error)}") from error
     connection.execute("SET TimeZone = 'UTC'")
     if data["folder"]:
@@ -142,7 +142,7 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
 def _rows(
     query: Admitted, connection: duckdb.DuckDBPyConnection, *, asked: dict[str, Any], limits: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer's frame. A segment that retention removed meanwhile is told as such: the hub asks once more."""
+    """The answer's frame. `gone` marks a segment that retention removed during the query: the hub repeats the query."""
     import duckdb
 
     try:
@@ -152,8 +152,8 @@ def _rows(
         rows, is_cut = rows_within(chunks, max_rows=asked["max_rows"], max_bytes=limits["answer_bytes"])
     except (duckdb.OutOfMemoryException, MemoryError):
         raise OverLimits(
-            f"the query needs more memory than one may have ({limits['memory_bytes'] // 1_000_000:,} MB):"
-            " look at a shorter time, or aggregate"
+            f"the query needs more than its memory limit ({limits['memory_bytes'] // 1_000_000:,} MB);"
+            " select a shorter time, or aggregate"
         ) from None
     except duckdb.PermissionException as error:
         raise RefusedQuery(_told(error)) from None
@@ -165,14 +165,14 @@ def _rows(
 
 
 def _is_of_a_file(error: duckdb.Error) -> bool:
-    """Whether a segment could not be read: it was removed, or is damaged."""
+    """Whether the engine failed to read a segment: removed, or damaged."""
     import duckdb
 
     return isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in str(error)
 
 
 def _told(error: Exception) -> str:
-    """The engine's own words, without the excerpt of the text."""
+    """The engine's message without the excerpt of the query."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(line for line in lines if not line.startswith(("LINE ", "^")))[:500]
 

@@ -1,7 +1,7 @@
-"""Runs a tenant's SQL in processes of its own: bounded in time, rows, bytes and memory, and killed at the deadline.
+"""Runs a tenant's SQL in separate processes: bounded in time, rows, bytes and memory, killed at the deadline.
 
-No thread and no setting of the engine bounds a query surely (a single function call can run for minutes, and
-allocates what it likes); a signal to a process does. A worker that was killed is replaced at once.
+No thread and no engine setting reliably bounds a query: a single function call can run for minutes and allocate any
+amount of memory. A signal to a process does. A killed worker is replaced at once.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SOURCES = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, kw_only=True)
 class QueryLimits:
-    """What one query may have. timeout_s: then it is killed. answer_bytes: of its rows as JSON.
+    """Limits of one query. timeout_s: deadline for killing it. answer_bytes: size of its rows as JSON.
 
-    memory_bytes: the engine's own limit. address_bytes: what the kernel gives the whole process; a fresh one needs
-    about 0.7 GB of it. patience_s: how long a query waits for a free worker. max_hot_rows: of rows that are not yet
-    sealed, by table, the newest. n_queries: then a worker is replaced, so that nothing piles up in it.
+    memory_bytes: the engine's own limit. address_bytes: the kernel's limit for the process; a new process needs about
+    0.7 GB of it. patience_s: how long a query waits for a free worker. max_hot_rows: newest unsealed rows per table.
+    n_queries: a worker is replaced after this many queries, so that leaks do not accumulate.
     """
 
     timeout_s: float = 10.0
@@ -57,8 +57,8 @@ class QueryLimits:
 
 @dataclass(frozen=True)
 class Rows:
-    """columns: names, which may repeat. truncated: there are more rows than were asked for, or than fit, or the
-    answer is over a part of a table only: then note says of which, and from when.
+    """columns: names, possibly repeated. truncated: there are more rows than the limit, or than fit into the answer, or
+    the answer covers only a part of a table; note then names the table and the covered time.
     """
 
     columns: list[str]
@@ -69,9 +69,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Sources:
-    """A tenant's data as a query sees it: the folder it may read, by table the sealed files in it, and hot rows.
+    """A tenant's data for a query: the readable folder, its sealed files by table, and hot rows.
 
-    note: which tables are not here whole, and from when on they are; "" where all are.
+    note: the tables that are incomplete, and the start of the covered time; "" if all are complete.
     """
 
     folder: Path | None
@@ -81,14 +81,14 @@ class Sources:
 
 
 class Data(Protocol):
-    """Where a query's data comes from."""
+    """Provides the data of a query."""
 
     def __call__(self, tenant: str, tables: frozenset[str], /) -> Sources:
-        """These tables of a tenant, of one moment: no row twice and none missing."""
+        """These tables of a tenant from one snapshot: no row is duplicated or missing."""
 
 
 class Workers:
-    """A few worker processes, each for one query at a time. For any number of threads."""
+    """A few worker processes, each for one query at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Workers:
         limits: QueryLimits | None = None,
         on_unreadable: Callable[[str], object] = lambda tenant: None,
     ):
-        """on_unreadable: called with the tenant when one of its segments could not be read."""
+        """on_unreadable: called with the tenant when the engine failed to read a segment."""
         self._on_unreadable = on_unreadable
         self.limits = limits or QueryLimits()
         self._data = data
@@ -109,14 +109,14 @@ class Workers:
         self._by_tenant: dict[str, int] = {}
         self._n = n
         for _ in range(n):
-            self._idle.put(None)  # a place; its process starts with the first query
+            self._idle.put(None)  # a slot; its process starts with the first query
 
     def query(
         self, sql: str, *, tenant: str, params: Mapping[str, Any] | None = None, max_rows: int | None = None
     ) -> Rows:
         """The rows of a tenant's query.
 
-        params: values of $name. max_rows: never more than the limit. Raises BadInput for wrong SQL, RefusedQuery,
+        params: values of $name. max_rows: capped at the limit. Raises BadInput for invalid SQL, RefusedQuery,
         TookTooLong, OverLimits, Busy.
         """
         asked = {
@@ -129,10 +129,10 @@ class Workers:
         deadline_s = time.monotonic() + self.limits.timeout_s
         try:
             answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
-            if answer.get("gone"):  # retention may have removed a file after the list of files was made
+            if answer.get("gone"):  # retention may have removed a file after the files were listed
                 answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
             if answer.get("gone"):
-                raise StorageFailed("a segment could not be read; see the hub's log and its disk")
+                raise StorageFailed("a segment cannot be read; check the hub's log and its disk")
         except StorageFailed:
             self._on_unreadable(tenant)
             raise
@@ -148,7 +148,7 @@ class Workers:
             self._give_back(worker, f" start {i}")
 
     def close(self) -> None:
-        """End all processes. Queries that run end with an error."""
+        """End all processes. Running queries end with an error."""
         with self._lock:
             self._is_closed = True
             workers, self._all = self._all, set()
@@ -156,12 +156,10 @@ class Workers:
             worker.kill()
 
     def _taken(self, tenant: str) -> _Worker:
-        """A live worker; one tenant never has all of them."""
+        """A live worker. One tenant never gets all workers."""
         with self._lock:
             if self._by_tenant.get(tenant, 0) >= max(1, self._n - 1):
-                raise Busy(
-                    "your tenant's queries keep all workers busy that it may have: ask again in a moment"
-                )
+                raise Busy("your tenant's queries occupy all the workers that it may use; retry in a moment")
             self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + 1
         place: _Worker | None = None
         try:
@@ -169,7 +167,7 @@ class Workers:
             return self._alive(place)
         except queue.Empty:
             self._leave(tenant)
-            raise Busy("all SQL workers are busy: ask again in a moment") from None
+            raise Busy("all SQL workers are busy; retry in a moment") from None
         except BaseException:
             self._leave(tenant)
             self._idle.put(None)
@@ -184,7 +182,7 @@ class Workers:
         with self._lock:
             if self._is_closed:
                 worker.kill()
-                raise Busy("the hub is going down")
+                raise Busy("the hub is shutting down")
             self._all.add(worker)
         return worker
 
@@ -210,11 +208,11 @@ class Workers:
     def _answer(
         self, worker: _Worker, asked: dict[str, Any], *, tenant: str, deadline_s: float
     ) -> dict[str, Any]:
-        """The worker's answer frame. Kills the worker where it does not answer in time or breaks."""
+        """The worker's answer frame. Kills a worker that fails or does not answer in time."""
         try:
             admitted = worker.exchange(asked, (), deadline_s=deadline_s)
         except _Broken as broken:
-            raise RefusedQuery(f"the SQL ended its parser ({broken}): simplify the query") from None
+            raise RefusedQuery(f"the SQL crashed the parser ({broken}); simplify the query") from None
         if "error" in admitted:
             raise error_from(admitted)
         sources = self._data(tenant, frozenset(admitted["tables"]))
@@ -228,7 +226,7 @@ class Workers:
             answer = worker.exchange(header, blobs, deadline_s=deadline_s)
         except _Broken as broken:
             if broken.is_memory:
-                raise OverLimits("the query needed more memory than a query may have: select less") from None
+                raise OverLimits("the query exceeded its memory limit; select less") from None
             raise StorageFailed(f"the SQL worker ended: {broken}") from None
         if "error" in answer:
             raise error_from(answer)
@@ -236,7 +234,7 @@ class Workers:
 
 
 class _Broken(Exception):
-    """The worker has ended by itself. is_memory: for want of memory."""
+    """The worker ended by itself. is_memory: because it ran out of memory."""
 
     def __init__(self, reason: str, *, is_memory: bool):
         super().__init__(reason)
@@ -267,7 +265,7 @@ class _Worker:
             self._received(time.monotonic() + _START_S)
         except (EOFError, TookTooLong):
             self.kill()
-            raise StorageFailed("a worker for SQL could not be started; is there memory left?") from None
+            raise StorageFailed("an SQL worker did not start; check the hub's free memory") from None
 
     @property
     def _fd_in(self) -> int:
@@ -284,7 +282,7 @@ class _Worker:
         return not self._is_dead and self._process.poll() is None and self._n_answered < limits.n_queries
 
     def exchange(self, header: Mapping[str, Any], blobs: Any, *, deadline_s: float) -> dict[str, Any]:
-        """Send a frame and wait for the answer. Raises TookTooLong and _Broken, and has killed the process then."""
+        """Send a frame and wait for the answer. Kills the process before it raises TookTooLong or _Broken."""
         try:
             self._send(frames.packed(header, blobs), deadline_s)
             answer = self._received(deadline_s)
@@ -299,7 +297,7 @@ class _Worker:
         return answer
 
     def _death(self) -> _Broken:
-        """Why the process has ended; its last output goes into the hub's log."""
+        """The reason why the process ended; its last output goes to the hub's log."""
         output = ""
         try:
             status = self._process.wait(1.0)
@@ -313,7 +311,7 @@ class _Worker:
         return _Broken(reason, is_memory=is_memory)
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever its state."""
         self._is_dead = True
         self._process.kill()
         self._process.wait()
@@ -321,7 +319,7 @@ class _Worker:
             if pipe:
                 try:
                     pipe.close()
-                except OSError:  # what was not read by the dead process
+                except OSError:  # the dead process did not read all its input
                     continue
         with suppress(OSError):  # closed before
             os.close(self._last_output)
@@ -359,8 +357,8 @@ class _Worker:
             poll.register(fd, select.POLLOUT)
         if left_s <= 0 or not poll.poll(left_s * 1000):
             raise TookTooLong(
-                f"the query took longer than {self._limits.timeout_s:g} s and was stopped: look at a shorter time,"
-                " or aggregate"
+                f"the query exceeded its time limit of {self._limits.timeout_s:g} s and was stopped;"
+                " select a shorter time, or aggregate"
             )
 
 

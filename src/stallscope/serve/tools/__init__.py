@@ -1,1 +1,1 @@
-"""The hub's tools: each file with a constant TOOL is one question that people, programs and assistants ask alike."""
+"""The hub's tools: each file with a constant TOOL answers one question, for people, programs and assistants."""

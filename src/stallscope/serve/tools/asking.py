@@ -1,4 +1,4 @@
-"""What the hub's tools work with, and the arguments that many of them take."""
+"""The context of the hub's tools, and the arguments that many of them share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
 
-if TYPE_CHECKING:  # loading the store here would load the engine
+if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.store import HubStore
 
 MAX_TEXT = 256
@@ -27,7 +27,7 @@ _MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True)
 class Hub:
-    """All that the tools ask: the store, the prices in force, the processes for SQL, the wall clock."""
+    """The resources of the tools: the store, the current prices, the SQL processes, the wall clock."""
 
     store: HubStore
     rates: RateTable
@@ -37,19 +37,19 @@ class Hub:
 
 @dataclass(frozen=True)
 class Asker:
-    """A hub as one tenant sees it: what a tool gets as its context."""
+    """A hub as seen by one tenant: the context of a tool."""
 
     hub: Hub
     tenant: str
 
     def caveat(self, cluster: str | None) -> str:
-        """Why answers about a cluster (None: all) are incomplete; "" where they are complete."""
+        """Why answers about a cluster (None: all) are incomplete; "" if they are complete."""
         store = self.hub.store
         reasons = (store.damage.warning(self.tenant), store.unexamined.reason(self.tenant, cluster))
         return " ".join(filter(None, reasons))
 
     def rows(self, question: str, **params: object) -> list[dict[str, Any]]:
-        """The rows of a question of store/sql/hub/, with values as JSON has them."""
+        """The rows of a question in store/sql/hub/, with JSON values."""
         table = self.hub.store.ask(question, tenant=self.tenant, params=params)
         return [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
 
@@ -61,7 +61,7 @@ def moment_ns(value: object) -> object:
     if isinstance(value, int) or re.fullmatch(r"\d{10,15}", value):
         ms = int(value)
         if not 0 <= ms <= _MAX_MS:
-            raise ValueError(f"{value} is no time in epoch milliseconds")
+            raise ValueError(f"{value} is not a time in epoch milliseconds")
         return min(ms * 1_000_000, _MAX_NS)
     try:
         found = datetime.fromisoformat(value)
@@ -69,7 +69,7 @@ def moment_ns(value: object) -> object:
         ns = round(moment.timestamp() * 1e6) * 1000
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{value[:40]!r} is no time: give epoch milliseconds or 2026-01-31T12:00:00Z"
+            f"{value[:40]!r} is not a time; give epoch milliseconds or 2026-01-31T12:00:00Z"
         ) from None
     return max(_MIN_NS, min(ns, _MAX_NS))
 
@@ -94,7 +94,7 @@ _MOMENT_SCHEMA = {
 Moment = Annotated[int, BeforeValidator(moment_ns), WithJsonSchema(_MOMENT_SCHEMA)]
 
 Cluster = Annotated[
-    str | None, Field(default=None, max_length=MAX_TEXT, description="Cluster; all without it.")
+    str | None, Field(default=None, max_length=MAX_TEXT, description="Cluster; default: all clusters.")
 ]
 Node = Annotated[str | None, Field(default=None, max_length=MAX_TEXT, description="Machine.")]
 Rank = Annotated[int | None, Field(default=None, ge=0, le=10_000_000, description="Rank in the job.")]
@@ -110,6 +110,6 @@ def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]
     """The parameters from_ns and to_ns of a question. Raises BadInput for a window that ends before it begins."""
     if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
         raise BadInput(
-            f"to ({_told(end_ns)}) is before from ({_told(begin_ns)}): give the earlier time as from"
+            f"to ({_told(end_ns)}) is before from ({_told(begin_ns)}); give the earlier time as from"
         )
     return {"from_ns": begin_ns, "to_ns": end_ns}

@@ -1,4 +1,4 @@
-"""fleet.cluster.event_history: single events, page by page."""
+"""fleet.cluster.event_history: individual events, page by page."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, 
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
-"""ns since 1970 of the last row shown, and how many rows of that moment were shown."""
+"""ns since 1970 of the last row shown, and the number of shown rows with that time."""
 
 
 class EventHistoryParams(Params):
@@ -22,7 +22,7 @@ class EventHistoryParams(Params):
     name: str | None = Field(default=None, max_length=MAX_TEXT, description="Name of the event or metric.")
     causal_chain_id: str | None = Field(default=None, max_length=MAX_TEXT)
     cursor: str | None = Field(
-        default=None, pattern=_CURSOR, description="next_cursor of the page before; same filters."
+        default=None, pattern=_CURSOR, description="next_cursor of the previous page, with the same filters."
     )
     limit: int = Field(default=50, ge=1, le=1000)
 
@@ -44,17 +44,17 @@ class EventRow(Row):
     value: float | None
     text: str | None
     causal_chain_id: str | None
-    attrs: str | None = Field(description="JSON: what else the sender said.")
+    attrs: str | None = Field(description="JSON: all other attributes from the sender.")
 
 
 class EventHistory(Result):
     summary: str
     rows: list[EventRow]
-    next_cursor: str | None = Field(description="For the next, older page; null at the end.")
+    next_cursor: str | None = Field(description="For the next, older page; null on the last page.")
 
 
 def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
-    """Single events, newest first, in pages. Their names, texts and attrs come from the traced processes."""
+    """Individual events, newest first, in pages. Their names, texts and attrs come from the traced processes."""
     before_ns, n_skipped = _position(params.cursor)
     filters: dict[str, Any] = {
         "cluster": params.cluster,
@@ -75,7 +75,9 @@ def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
         rows = asker.rows("event_page", **filters, **ends, n_skipped=n_skipped, max_rows=wanted)
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None
-    told = f"{counted(len(page), 'event')}{', and older ones' if more else ''}." if page else "No event fits."
+    told = (
+        f"{counted(len(page), 'event')}{', and older ones' if more else ''}." if page else "No event matches."
+    )
     return EventHistory(summary=told, rows=[_flat(row) for row in page], next_cursor=cursor)
 
 
@@ -87,7 +89,7 @@ def _flat(row: dict[str, Any]) -> EventRow:
 
 
 def _cursor(page: list[dict[str, Any]], before_ns: int | None, n_skipped: int) -> str:
-    """Where the next page begins: the last time shown, and how many rows of it were shown."""
+    """The position of the next page: the last time shown, and the number of shown rows with that time."""
     last_ns = page[-1]["ts_ns"]
     n_same = sum(row["ts_ns"] == last_ns for row in page)
     shown = n_same + (n_skipped if last_ns == before_ns else 0)

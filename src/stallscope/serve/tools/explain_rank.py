@@ -1,4 +1,4 @@
-"""fleet.cluster.explain_rank: what one rank does otherwise than its peers."""
+"""fleet.cluster.explain_rank: how one rank differs from its peers."""
 
 import json
 import statistics
@@ -27,19 +27,19 @@ class ExplainParams(Params):
 
 class LedgerRow(Row):
     category: str = Field(
-        description="Where the time between two collectives goes; docs/reference/categories.md."
+        description="Category of the time between two collectives; docs/reference/categories.md."
     )
-    rank_ms: float = Field(description="The rank's time for each round.")
-    peers_ms: float = Field(description="Median of the others.")
+    rank_ms: float = Field(description="The rank's time per round.")
+    peers_ms: float = Field(description="Median of the peers.")
     excess_ms: float
 
 
 class Rounds(Row):
     node: str | None
     n_rounds: int
-    lag_ms: float = Field(description="Mean lateness against the usual rank, by the senders' clocks.")
+    lag_ms: float = Field(description="Mean lateness against the median rank, by the senders' clocks.")
     max_late_ms: float
-    share_late: float = Field(description="Share of rounds in which it was late by more than 2 ms.")
+    share_late: float = Field(description="Share of rounds in which the rank was late by more than 2 ms.")
 
 
 class SlowCall(Row):
@@ -48,30 +48,30 @@ class SlowCall(Row):
     function: str | None
     duration_ms: float
     count_bytes: int | None
-    stack: list[str] = Field(description="Innermost frame first; empty where none was taken.")
+    stack: list[str] = Field(description="Innermost frame first; empty if no stack was captured.")
 
 
 class OffCpu(Row):
     time: str | None
     category: str | None
     duration_ms: float
-    runnable_ms: float | None = Field(description="Of it: ready to run.")
-    taken_by: str | None = Field(description="Who got the CPU.")
+    runnable_ms: float | None = Field(description="Part of the time in which the thread was runnable.")
+    taken_by: str | None = Field(description="The process that got the CPU.")
     stack: list[str]
 
 
 class Explained(Result):
     summary: str
     rank: int
-    rounds: Rounds | None = Field(description="null where it shares no round.")
-    rows: list[LedgerRow] = Field(description="The ledger against the peers, most excess first.")
+    rounds: Rounds | None = Field(description="null if the rank shares no round.")
+    rows: list[LedgerRow] = Field(description="The time ledger against the peers, largest excess first.")
     slow_calls: list[SlowCall]
     off_cpu: list[OffCpu]
-    verdicts: list[StoredVerdict] = Field(description="What names this rank.")
+    verdicts: list[StoredVerdict] = Field(description="The verdicts that name this rank.")
 
 
 def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
-    """One rank in detail: its rounds, where its time goes against its peers, longest calls and waits with stacks."""
+    """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
     late = asker.rows("lateness", cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
     ledgers = asker.rows("rank_ledgers", cluster=params.cluster, **times)
@@ -90,7 +90,7 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     ]
     if not mine and not own_ledgers and not named:
         raise NotFound(
-            f"nothing is known of rank {params.rank} there; fleet.cluster.find_nccl_processes lists ranks"
+            f"no data about rank {params.rank} in this window; fleet.cluster.find_nccl_processes lists ranks"
         )
     detail = {"cluster": params.cluster, "rank": params.rank, "max_rows": _N_LONGEST, **times}
     rows = _against_peers(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
@@ -121,7 +121,7 @@ def _rounds(mine: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | 
 
 
 def _against_peers(mine: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
-    """Each category's time for a round: the rank's, and the median of the others'. Empty without a ledger."""
+    """Each category's time per round: the rank's, and the median of the peers. Empty without a ledger."""
     if not mine or not others:
         return []
     own = max(mine, key=lambda row: row["n_rounds"])
@@ -149,13 +149,15 @@ def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[d
     parts = []
     if rounds:
         parts.append(
-            f"Rank {rank} is {rounds.lag_ms:g} ms later than the usual rank, in {rounds.n_rounds} rounds."
+            f"Rank {rank} is {rounds.lag_ms:g} ms later than the median rank, in {rounds.n_rounds} rounds."
         )
     if rows and rows[0].excess_ms > 0:
-        parts.append(f"It spends {rows[0].excess_ms:g} ms more a round in {rows[0].category} than its peers.")
+        parts.append(
+            f"It spends {rows[0].excess_ms:g} ms more per round in {rows[0].category} than its peers."
+        )
     if named:
         parts.append(f"Verdict: {named[0]['summary']}")
-    return " ".join(parts) or f"Rank {rank} does nothing otherwise than its peers."
+    return " ".join(parts) or f"Rank {rank} does not differ from its peers."
 
 
 def _call(row: dict[str, Any]) -> SlowCall:
@@ -182,7 +184,7 @@ def _off(row: dict[str, Any]) -> OffCpu:
 
 
 def _frames(text: str | None) -> list[str]:
-    """Frames of a stack as text; what is no JSON list gives none."""
+    """Frames of a stack as text; empty if the text is not a JSON list."""
     try:
         frames = json.loads(text) if text else []
     except ValueError:

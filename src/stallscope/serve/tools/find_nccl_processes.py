@@ -1,4 +1,4 @@
-"""fleet.cluster.find_nccl_processes: which process is which rank."""
+"""fleet.cluster.find_nccl_processes: maps processes to ranks."""
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ class ProcessRow(Row):
     cluster: str | None
     node: str | None
     pid: int
-    command: str | None = Field(description="Its name, as the process calls itself.")
+    command: str | None = Field(description="Name of the process, as set by the process.")
     rank: int | None
     local_rank: int | None
     nranks: int | None
@@ -25,7 +25,7 @@ class ProcessRow(Row):
     n_communicators: int
     n_collectives: int
     first_seen: str | None
-    last_seen: str | None = Field(description="Its last collective.")
+    last_seen: str | None = Field(description="Time of its last collective.")
     ended: str | None
 
 
@@ -35,7 +35,7 @@ class Processes(Result):
 
 
 def find_nccl_processes(asker: Asker, params: ProcessesParams) -> Processes:
-    """Processes that use NCCL, with rank, device and when they last entered a collective."""
+    """Processes that use NCCL, with rank, device and the time of their last collective."""
     rows = asker.rows("nccl_processes", cluster=params.cluster, node=params.node, max_rows=params.limit)
     same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)
     flat = [

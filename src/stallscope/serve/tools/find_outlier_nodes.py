@@ -1,4 +1,4 @@
-"""fleet.cluster.find_outlier_nodes: who is late, or whose numbers stand out."""
+"""fleet.cluster.find_outlier_nodes: late ranks, or ranks and machines with an outlying metric."""
 
 import statistics
 from collections import defaultdict
@@ -11,10 +11,10 @@ from stallscope.serve.tools.node_lag import scores
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _FLOOR_NS = 100_000.0
-"""Ranks that differ by less than this are alike: clocks are no better."""
+"""Smaller differences between ranks do not count: clocks are no more accurate."""
 
 _FLOOR_SHARE = 0.01
-"""The same for a metric, as a share of its median."""
+"""The same threshold for a metric, as a share of its median."""
 
 
 class OutlierParams(Params):
@@ -24,11 +24,11 @@ class OutlierParams(Params):
     metric: str | None = Field(
         default=None,
         max_length=MAX_TEXT,
-        description="Compare this numeric event or metric instead of arrivals.",
+        description="Compare this numeric event or metric instead of lateness.",
     )
     threshold: float = Field(default=3.5, gt=0, le=1000, description="Deviations (MAD) from the median.")
     min_late_ms: float = Field(
-        default=2.0, ge=0, le=3_600_000, description="Lateness below this does not count."
+        default=2.0, ge=0, le=3_600_000, description="Lateness below this threshold is not reported."
     )
     limit: int = Field(default=20, ge=1, le=1000)
 
@@ -37,26 +37,26 @@ class OutlierRow(Row):
     cluster: str | None
     node: str | None
     rank: int | None
-    score: float = Field(description="Deviations from the median of all ranks; below 0: low, or early.")
+    score: float = Field(description="Deviations from the median of all ranks; negative: low, or early.")
     lag_ms: float | None = Field(description="Mean lateness in its rounds; null for a metric.")
     max_late_ms: float | None
-    share_late: float | None = Field(description="Share of its rounds in which it was late, 0 to 1.")
+    share_late: float | None = Field(description="Share of its rounds in which the rank was late, 0 to 1.")
     n_rounds: int | None
     value: float | None = Field(description="Median of the metric; null for lateness.")
-    usual: float | None = Field(description="Median of all; null for lateness.")
+    usual: float | None = Field(description="Median over all ranks; null for lateness.")
 
 
 class Outliers(Result):
     summary: str
     rows: list[OutlierRow]
-    n_compared: int = Field(description="Ranks (for a metric: ranks or machines) that were compared.")
+    n_compared: int = Field(description="Number of compared ranks (for a metric: ranks or machines).")
 
 
 def find_outlier_nodes(asker: Asker, params: OutlierParams) -> Outliers:
     """Ranks that arrive late in the rounds they share with others (not by call duration), most lag first.
 
-    By the senders' clocks; being late is not yet being guilty: fleet.cluster.verdicts follows the waits. With metric:
-    machines or ranks whose median of a numeric event stands out, such as a health score.
+    Lateness is by the senders' clocks. A late rank is not always the culprit: fleet.cluster.verdicts follows the waits.
+    With metric: machines or ranks whose median of a numeric event, such as a health score, is an outlier.
     """
     if params.metric is not None:
         return _by_metric(asker, params, params.metric)
@@ -103,13 +103,13 @@ def _late_row(row: dict[str, Any], score: float, lag_ns: float) -> OutlierRow:
 
 def _late_said(rows: list[OutlierRow], n: int) -> str:
     if not n:
-        return "There are no rounds that several ranks share."
+        return "No rounds are shared by several ranks."
     if not rows:
-        return f"None of {n} ranks stands out."
+        return f"None of {n} ranks is an outlier."
     first = rows[0]
     return (
-        f"{len(rows)} of {n} stand out; most: rank {first.rank} on {first.node}, {first.lag_ms:g} ms late on"
-        f" average, in {(first.share_late or 0) * 100:.0f} % of its rounds."
+        f"{len(rows)} of {n} ranks are outliers; largest lag: rank {first.rank} on {first.node}, {first.lag_ms:g} ms on"
+        f" average, late in {(first.share_late or 0) * 100:.0f} % of its rounds."
     )
 
 
@@ -128,9 +128,7 @@ def _by_metric(asker: Asker, params: OutlierParams, metric: str) -> Outliers:
             if abs(score) >= params.threshold
         ]
     out.sort(key=lambda row: (-abs(row.score), row.node or "", -1 if row.rank is None else row.rank))
-    told = (
-        f"{len(out)} of {len(rows)} stand out in {metric}." if rows else f"There are no values of {metric}."
-    )
+    told = f"{len(out)} of {len(rows)} are outliers in {metric}." if rows else f"{metric} has no values."
     return Outliers(summary=told, rows=out[: params.limit], n_compared=len(rows))
 
 
@@ -149,4 +147,4 @@ def _value_row(row: dict[str, Any], score: float, usual: float) -> OutlierRow:
     )
 
 
-TOOL = Tool("fleet.cluster.find_outlier_nodes", "Who stands out", find_outlier_nodes)
+TOOL = Tool("fleet.cluster.find_outlier_nodes", "Outlier ranks and machines", find_outlier_nodes)

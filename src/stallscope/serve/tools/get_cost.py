@@ -1,4 +1,4 @@
-"""fleet.cluster.get_cost: incidents x what a GPU hour costs."""
+"""fleet.cluster.get_cost: the cost of incidents, from GPU-hour prices."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,13 +21,15 @@ class CostParams(Params):
     from_: From = None
     to: To = None
     by: Literal["rank", "cluster", "rate_class"] = Field(
-        default="rank", description="One row for each of these."
+        default="rank", description="Grouping: one row per value."
     )
     provider: str | None = Field(
-        default=None, max_length=MAX_TEXT, description="Where machines do not tell theirs: aws, ec2, gcp, ..."
+        default=None,
+        max_length=MAX_TEXT,
+        description="Provider of machines that report none: aws, ec2, gcp, ...",
     )
     gpu: str | None = Field(
-        default=None, max_length=MAX_TEXT, description="The same for the GPU model: H100, ..."
+        default=None, max_length=MAX_TEXT, description="GPU model of machines that report none: H100, ..."
     )
     limit: int = Field(default=20, ge=1, le=1000)
 
@@ -35,17 +37,15 @@ class CostParams(Params):
 class CostRow(Row):
     cluster: str | None
     node: str | None
-    rank: int | None = Field(description="The rank that caused it; null where none is named.")
-    rate_class: str | None = Field(
-        description="Provider and GPU model of the price; null where there is none."
-    )
+    rank: int | None = Field(description="The rank that caused the incidents; null if no rank is named.")
+    rate_class: str | None = Field(description="Provider and GPU model of the price; null if there is none.")
     usd_per_gpu_hour: float | None
     n_incidents: int
     gpu_seconds: float
     at_most_gpu_seconds: float | None
-    usd: float | None = Field(description="null where no price is known: it is not 0.")
+    usd: float | None = Field(description="null if no price is known; null does not mean 0.")
     at_most_usd: float | None
-    usd_per_hour: float | None = Field(description="usd by hours of the window.")
+    usd_per_hour: float | None = Field(description="usd divided by the hours of the window.")
 
 
 class Unpriced(Row):
@@ -58,24 +58,30 @@ class Unpriced(Row):
 class Cost(Result):
     summary: str
     rows: list[CostRow]
-    usd: float | None = Field(description="Of all that has a price; null where nothing has one.")
-    at_most_usd: float | None = Field(description="The upper end of usd, where a range is known.")
+    usd: float | None = Field(description="Cost of everything with a known price; null if nothing has one.")
+    at_most_usd: float | None = Field(description="The upper end of usd, if a range is known.")
     usd_per_hour: float | None
     gpu_seconds: float
     at_most_gpu_seconds: float | None = Field(
-        description="The upper end of gpu_seconds; null where one number is known, or no upper end."
+        description="The upper end of gpu_seconds; null if a single value is known, or no upper end."
     )
-    is_lower_bound: bool = Field(description="At least so much: not all of an incident is sure.")
-    without_price: list[Unpriced] = Field(description="GPU seconds whose price is not known; not in usd.")
+    is_lower_bound: bool = Field(
+        description="True if parts of an incident are unknown: the cost is at least this."
+    )
+    without_price: list[Unpriced] = Field(
+        description="GPU seconds without a known price; not included in usd."
+    )
     window_from: str | None
     window_to: str | None
     rates_as_of: str
-    used_fallback: bool = Field(description="A price is not the provider's own but that of `any`.")
+    used_fallback: bool = Field(
+        description="A price of the provider `any` replaced a missing provider price."
+    )
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """One incident's part within the window. at_most_gpu_seconds: None without a range. price: None where unknown."""
+    """One incident's part within the window. at_most_gpu_seconds: None without a range. price: None if unknown."""
 
     row: dict[str, Any]
     gpu_seconds: float
@@ -88,7 +94,7 @@ class _Loss:
 
     @property
     def may_be_gpu_seconds(self) -> float:
-        """The largest that is told."""
+        """The largest known value."""
         return self.gpu_seconds if self.at_most_gpu_seconds is None else self.at_most_gpu_seconds
 
     @property
@@ -96,13 +102,13 @@ class _Loss:
         return self.row["is_lower_bound"] and self.at_most_gpu_seconds is None
 
     def usd(self, gpu_seconds: float) -> float:
-        """Their price, 0 where it is unknown."""
+        """The price of these GPU seconds, 0 if unknown."""
         return gpu_seconds / 3600 * self.price.rate.usd_per_hour if self.price else 0.0
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """What some incidents cost. at_most_...: None where one number is known, or one of them has no upper end."""
+    """The cost of several incidents. at_most_...: None if a single value is known, or an incident has no upper end."""
 
     gpu_seconds: float
     at_most_gpu_seconds: float | None
@@ -111,14 +117,14 @@ class _Sum:
     is_lower_bound: bool
 
     def seconds_told(self) -> dict[str, Any]:
-        """The fields of a row that tell GPU seconds."""
+        """The fields of a row with GPU seconds."""
         return {
             "gpu_seconds": round(self.gpu_seconds, 3),
             "at_most_gpu_seconds": _rounded(self.at_most_gpu_seconds, 3),
         }
 
     def told(self, hours: float | None) -> dict[str, Any]:
-        """The fields of a row that tell what it cost. hours: of the window."""
+        """The fields of a row with the cost. hours: of the window."""
         return self.seconds_told() | {
             "usd": _rounded(self.usd, 4),
             "at_most_usd": _rounded(self.at_most_usd, 4),
@@ -127,9 +133,9 @@ class _Sum:
 
 
 def get_cost(asker: Asker, params: CostParams) -> Cost:
-    """What delays cost: GPU time that others lost waiting, times the price of their GPUs.
+    """The cost of delays: GPU time that other ranks lost by waiting, multiplied by the price of their GPUs.
 
-    An incident that reaches out of the window counts by its share within. A missing price is said, and never 0.
+    An incident that crosses the window's bounds counts in proportion. A missing price is reported, never counted as 0.
     """
     now_ns = asker.hub.now_ns()
     times = window(params.from_, params.to)
@@ -183,7 +189,7 @@ def _upper_end(losses: Sequence[_Loss], most: Callable[[_Loss], float]) -> float
 
 
 def _share_within(row: dict[str, Any], params: CostParams) -> float:
-    """The share of an incident's time that lies in the window; 1 for one without length."""
+    """The share of an incident's time that lies in the window; 1 for an incident without length."""
     begin, end = row["since_ns"], row["until_ns"]
     if end <= begin:
         return 1.0
@@ -201,13 +207,13 @@ def _grouped(losses: list[_Loss], params: CostParams, hours: float | None) -> li
 
 
 def _costliest_first(row: CostRow) -> tuple[Any, ...]:
-    """By the largest cost that is told."""
+    """Sort key: the largest known cost first."""
     usd, gpu_seconds = row.at_most_usd or row.usd or 0, row.at_most_gpu_seconds or row.gpu_seconds
     return -usd, -gpu_seconds, row.cluster or "", row.rank or -1
 
 
 def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
-    """cluster, node, rank, rate class; None for what is not told apart."""
+    """cluster, node, rank, rate class; None for fields that are not grouped by."""
     row = loss.row
     if by == "rank":
         return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class
@@ -241,7 +247,7 @@ def _unpriced(losses: list[_Loss], params: CostParams) -> list[Unpriced]:
 
 def _said(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
     if not losses:
-        return "Nothing was lost to delays."
+        return "No GPU time was lost to delays."
     is_least, priced = total.is_lower_bound, "an unknown price"
     if total.usd is not None:
         priced = _range(total.usd, total.at_most_usd, form="${:,.2f}", is_least=is_least)
@@ -249,15 +255,15 @@ def _said(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
     text = f"{counted(len(losses), 'incident')} cost {priced} ({lost} GPU seconds)."
     if unpriced:
         missing = unpriced[0]
-        what = f"{missing.gpu or 'a GPU that is not known'} at {missing.provider or 'a provider that is not known'}"
+        what = f"{missing.gpu or 'an unknown GPU model'} at {missing.provider or 'an unknown provider'}"
         rest = _sum([loss for loss in losses if loss.price is None])
         left_out = _range(rest.gpu_seconds, rest.at_most_gpu_seconds, form="{:,.1f}", is_least=False)
-        text += f" No price is known for {what}: {left_out} GPU seconds are not in it."
+        text += f" No price is known for {what}: the cost excludes {left_out} GPU seconds."
     return text
 
 
 def _range(low: float, high: float | None, *, form: str, is_least: bool) -> str:
-    """One number, or both ends; the lower is left out where it shows as 0."""
+    """One value, or both ends; the lower end is omitted if it shows as 0."""
     least = form.format(low)
     if high is None:
         return f"at least {least}" if is_least else least
@@ -268,4 +274,4 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-TOOL = Tool("fleet.cluster.get_cost", "What delays cost", get_cost)
+TOOL = Tool("fleet.cluster.get_cost", "Cost of delays", get_cost)

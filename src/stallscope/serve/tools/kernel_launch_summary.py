@@ -1,4 +1,4 @@
-"""fleet.cluster.kernel_launch_summary: how often kernels are launched, and which launches were slow."""
+"""fleet.cluster.kernel_launch_summary: number of kernel launches, and the slow launches."""
 
 from pydantic import Field
 
@@ -20,10 +20,10 @@ class LaunchRow(Row):
     node: str | None
     pid: int | None
     rank: int | None
-    n_launches: int | None = Field(description="null where the agent does not count launches.")
+    n_launches: int | None = Field(description="null if the agent does not count launches.")
     n_rounds: int = Field(description="Collectives in the same time.")
     launches_per_round: float | None
-    n_slow: int = Field(description="Launches that were kept as slow calls.")
+    n_slow: int = Field(description="Launches that were recorded as slow calls.")
     slow_median_us: float | None
     slow_longest_us: float | None
     slow_total_ms: float | None
@@ -35,7 +35,7 @@ class Launches(Result):
 
 
 def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
-    """Kernel launches of each process: how many, how many for each collective, and how long the slow ones took."""
+    """Kernel launches of each process: their number, the number per collective, and the duration of slow launches."""
     rows = asker.rows(
         "launches",
         cluster=params.cluster,
@@ -60,7 +60,9 @@ def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
         for row in rows
     ]
     n_slow = sum(row.n_slow for row in flat)
-    said = f"{counted(len(flat), 'process')}; slow launches: {n_slow}." if flat else "No launches were sent."
+    said = (
+        f"{counted(len(flat), 'process')}; slow launches: {n_slow}." if flat else "No launches were recorded."
+    )
     return Launches(summary=said, rows=flat)
 
 

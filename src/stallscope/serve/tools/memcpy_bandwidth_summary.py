@@ -1,4 +1,4 @@
-"""fleet.cluster.memcpy_bandwidth_summary: how fast copies are, among copies of their size."""
+"""fleet.cluster.memcpy_bandwidth_summary: bandwidth of copies, grouped by size."""
 
 from pydantic import Field
 
@@ -19,11 +19,11 @@ class CopyRow(Row):
     cluster: str | None
     node: str | None
     rank: int | None
-    function: str | None = Field(description="The function that was called, as the sender names it.")
+    function: str | None = Field(description="The called function, as the sender names it.")
     size_class_bytes: int = Field(description="Copies from this size to four times it.")
     n: int
     n_bytes: int
-    median_gbps: float = Field(description="10^9 bytes a second.")
+    median_gbps: float = Field(description="10^9 bytes per second.")
     slowest_gbps: float
     fastest_gbps: float
     busy_s: float
@@ -37,7 +37,7 @@ class Copies(Result):
 def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
     """Bandwidth of memory copies by machine, rank, function and size class, most time first.
 
-    Only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.
+    Covers only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.
     """
     rows = asker.rows(
         "copies",
@@ -63,9 +63,9 @@ def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
         for row in rows
     ]
     if not flat:
-        return Copies(summary="No copies with a known size and length were sent.", rows=[])
+        return Copies(summary="No copies with a known size and duration were recorded.", rows=[])
     n, busy_s = sum(row.n for row in flat), sum(row.busy_s for row in flat)
-    return Copies(summary=f"{counted(n, 'copy', 'copies')} that took {busy_s:.3g} s together.", rows=flat)
+    return Copies(summary=f"{counted(n, 'copy', 'copies')}, {busy_s:.3g} s in total.", rows=flat)
 
 
 TOOL = Tool("fleet.cluster.memcpy_bandwidth_summary", "Bandwidth of copies", memcpy_bandwidth_summary)

@@ -1,17 +1,17 @@
-"""Who stands out among ranks: median absolute deviation, for lateness and for any number."""
+"""Outlier scores among ranks: median absolute deviation, for lateness and for any number."""
 
 import statistics
 from collections.abc import Sequence
 
 TO_SIGMA = 1.4826
-"""Median absolute deviation to standard deviation, for normal values."""
+"""Factor from median absolute deviation to standard deviation, for normally distributed values."""
 
 
 def scores(values: Sequence[float], *, floor: float) -> list[float]:
-    """How many standard deviations each value lies above the median of all, by their median absolute deviation.
+    """Distance of each value above the median, in standard deviations estimated from the median absolute deviation.
 
-    floor: the smallest deviation that counts as one, in the unit of the values; it keeps equal values from
-    dividing by zero.
+    floor: the smallest deviation used as the unit, in the unit of the values; it prevents a division by zero for equal
+    values.
     """
     if not values:
         return []

@@ -1,4 +1,4 @@
-"""fleet.cluster.run_analysis: a question of one's own, as SQL."""
+"""fleet.cluster.run_analysis: the client's own SQL."""
 
 from pydantic import Field
 
@@ -11,31 +11,31 @@ class AnalysisParams(Params):
     sql: str = Field(
         min_length=1,
         max_length=MAX_SQL_BYTES,
-        description="One SELECT (DuckDB), or EXPLAIN of one; reads only.",
+        description="One SELECT (DuckDB), or EXPLAIN of one SELECT; read-only.",
     )
     params: dict[str, str | int | float | bool | None] = Field(
         default_factory=dict, max_length=100, description="Values of $name in the SQL."
     )
-    limit: int = Field(default=100, ge=1, le=10_000, description="Rows at most.")
+    limit: int = Field(default=100, ge=1, le=10_000, description="Maximum number of rows.")
 
 
 class Analysis(Result):
     columns: list[str]
     rows: list[list[Cell]] = Field(description="Values in the order of columns.")
     truncated: bool = Field(
-        description="There are more rows than limit, or than fit into an answer, or `note` says what is missing."
+        description="More rows than limit, or than fit into an answer, exist; or `note` describes missing rows."
     )
     note: str = Field(
         default="",
         exclude_if=lambda told: not told,
-        description="Which table the answer sees in part only, and what is missing; not there where it saw all.",
+        description="The table that the answer covers only in part, and the missing part; absent if complete.",
     )
 
 
 def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
-    """Run SQL of your own over the tables events, collectives, verdicts, causal_chains, node_metrics, nodes, gpu_rates.
+    """Run your own SQL over the tables events, collectives, verdicts, causal_chains, node_metrics, nodes, gpu_rates.
 
-    DESCRIBE events tells columns. Times are ts (UTC) and ts_ns. Bounded in time, rows and memory.
+    DESCRIBE events lists its columns. Times are ts (UTC) and ts_ns. Time, rows and memory are limited.
     """
     found = asker.hub.workers.query(
         params.sql, tenant=asker.tenant, params=params.params, max_rows=params.limit

@@ -1,4 +1,4 @@
-"""fleet.cluster.summary: where an assistant starts."""
+"""fleet.cluster.summary: the first call of an assistant."""
 
 from pydantic import Field
 
@@ -15,8 +15,8 @@ class SummaryParams(Params):
 class ClusterRow(Row):
     cluster: str
     n_nodes: int
-    n_ranks: int = Field(description="Different ranks seen.")
-    n_gpus: int | None = Field(description="null where no machine told.")
+    n_ranks: int = Field(description="Number of distinct ranks.")
+    n_gpus: int | None = Field(description="null if no machine reported its GPUs.")
     gpu_models: list[str]
     providers: list[str]
     first_seen: str | None
@@ -27,11 +27,11 @@ class ClusterRow(Row):
 class Summary(Result):
     summary: str
     rows: list[ClusterRow]
-    open_verdicts: list[StoredVerdict] = Field(description="The newest five that are open.")
+    open_verdicts: list[StoredVerdict] = Field(description="The five newest open verdicts.")
 
 
 def summary(asker: Asker, params: SummaryParams) -> Summary:
-    """Clusters with their machines, ranks, when they were last heard of, and what is wrong now. Start here."""
+    """Clusters with their machines, ranks, time of last contact, and open verdicts. Start here."""
     rows = [
         ClusterRow(cluster=row.pop("cluster_id"), **row)
         for row in asker.rows("cluster_summary", cluster=params.cluster)
@@ -49,4 +49,4 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     return Summary(summary=said, rows=rows, open_verdicts=opened)
 
 
-TOOL = Tool("fleet.cluster.summary", "Clusters and what is wrong now", summary)
+TOOL = Tool("fleet.cluster.summary", "Clusters and open verdicts", summary)

@@ -1,4 +1,4 @@
-"""A verdict as a flat row in the answers of tools, at the hub and at a node: the fields of events/verdict_fields.py."""
+"""A verdict as a flat row in tool answers, at the hub and at a node: the fields of events/verdict_fields.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STORED: dict[str, tuple[dict[str, Any], str]] = {
     "verdict_id": ({"type": "string"}, "the incident"),
     "cluster": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "cluster"),
     "state": ({"type": "string"}, " or ".join(STATES)),
-    "node": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "machine of the first rank named"),
-    "rank": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "the first rank named"),
+    "node": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "machine of the first named rank"),
+    "rank": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "the first named rank"),
 }
 
 
@@ -90,7 +90,7 @@ def stored_verdicts(
 
 
 def stored_verdict(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the hub's table as tools return it. Columns that are younger than the row are null or empty."""
+    """A row of the hub's table as tools return it. Columns added after the row was written are null or empty."""
     out = {
         "verdict_id": row["verdict_id"],
         "cluster": row["cluster_id"],

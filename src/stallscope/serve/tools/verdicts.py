@@ -1,4 +1,4 @@
-"""fleet.cluster.verdicts: what was found."""
+"""fleet.cluster.verdicts: the stored verdicts."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -13,8 +13,8 @@ from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, 
 from stallscope.serve.tools.registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
-Kind = Annotated[Literal[KINDS], Field(description="One kind only.")]  # type: ignore[valid-type]
-Severity = Annotated[Literal[SEVERITIES], Field(description="One severity only.")]  # type: ignore[valid-type]
+Kind = Annotated[Literal[KINDS], Field(description="Only this kind.")]  # type: ignore[valid-type]
+Severity = Annotated[Literal[SEVERITIES], Field(description="Only this severity.")]  # type: ignore[valid-type]
 
 
 class VerdictsParams(Params):
@@ -23,9 +23,9 @@ class VerdictsParams(Params):
     rank: Rank = None
     kind: Kind | None = None
     severity: Severity | None = None
-    state: Literal["open", "closed"] | None = Field(default=None, description="Both without it.")
+    state: Literal["open", "closed"] | None = Field(default=None, description="Default: both states.")
     verdict_id: str | None = Field(
-        default=None, max_length=MAX_TEXT, description="One verdict, with all that is known of it."
+        default=None, max_length=MAX_TEXT, description="One verdict with all its details."
     )
     from_: From = None
     to: To = None
@@ -36,14 +36,14 @@ class Verdicts(Result):
     summary: str
     rows: list[StoredVerdict]
     verdict: dict[str, Any] | None = Field(
-        description="The whole verdict, with causes, evidence and advice; only where verdict_id was given."
+        description="The whole verdict, with causes, evidence and advice; present only for a verdict_id."
     )
 
 
 def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
-    """What the standing diagnosis found: who drags, since when, why, at what loss. Open ones first, then the newest.
+    """Verdicts of the continuous diagnosis: rank, start, cause and loss. Open verdicts first, then the newest.
 
-    With verdict_id: that one with its causes, evidence and advice.
+    With verdict_id: that verdict with its causes, evidence and advice.
     """
     rows = stored_verdicts(
         asker,
@@ -59,7 +59,7 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     )
     if params.verdict_id is not None and not rows:
         raise NotFound(
-            f"there is no verdict {params.verdict_id[:80]!r} that fits; fleet.cluster.verdicts lists them"
+            f"no verdict {params.verdict_id[:80]!r} matches; fleet.cluster.verdicts lists the verdicts"
         )
     whole = None
     if params.verdict_id is not None and rows[0]["verdict"]:
@@ -74,4 +74,4 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     return Verdicts(summary=said, rows=flat_rows, verdict=whole)
 
 
-TOOL = Tool("fleet.cluster.verdicts", "What was found", verdicts)
+TOOL = Tool("fleet.cluster.verdicts", "Stored verdicts", verdicts)
