@@ -47,5 +47,5 @@ def test_halves_of_characters_in_the_head_are_refused(head: dict[str, object]):
     assert (
         arrow.decode(request(pa.array(["word"]), node="n"), "a", limit=1 << 20).tables["calls"].num_rows == 1
     )
-    with pytest.raises(BadInput, match="the first line of an Arrow request is no JSON"):
+    with pytest.raises(BadInput, match="the first line of an Arrow request is not valid JSON"):
         arrow.decode(request(pa.array(["word"]), **head), "a", limit=1 << 20)

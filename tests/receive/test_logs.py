@@ -254,7 +254,7 @@ def test_an_empty_request_is_a_good_one(decode):
 @pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x0a\xff", b"hello, world", bytes(200)])
 def test_what_is_no_message_is_refused(body):
     for way in DECODERS.values():
-        with pytest.raises(BadInput, match="no OTLP logs message"):
+        with pytest.raises(BadInput, match="not a valid OTLP logs message"):
             Decoder(of_logs=way).decode("logs", body, "a")
 
 

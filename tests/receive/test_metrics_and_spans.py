@@ -200,5 +200,5 @@ def test_a_span_that_ends_before_it_begins_has_no_duration_and_keeps_its_end(dec
 
 @pytest.mark.parametrize("signal", ["metrics", "traces"])
 def test_what_is_no_message_is_refused(decoder, signal):
-    with pytest.raises(BadInput, match="no OTLP"):
+    with pytest.raises(BadInput, match="not a valid OTLP"):
         decoder.decode(signal, b"\xff\xff\xff", "a")

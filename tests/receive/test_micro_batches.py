@@ -115,7 +115,7 @@ def test_one_that_is_wrong_does_not_harm_those_beside_it():
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         found = list(pool.map(send, bodies))
-    assert "no OTLP logs message" in str(found.pop(15))
+    assert "not a valid OTLP logs message" in str(found.pop(15))
     assert found == [told(DECODER.decode("logs", body, "a")) for body in good]
 
 

@@ -54,9 +54,9 @@ def test_what_is_wrong_with_a_request_is_said_as_before():
         arrow.read(request(bomb, n_bytes=10), limit=1 << 20)
     with pytest.raises(BadInput, match="tells of 10 bytes, the body holds 4,194,304"):
         arrow.read(request(bomb, n_bytes=10), limit=1 << 23)
-    with pytest.raises(BadInput, match="not the gzip it claims to be"):
+    with pytest.raises(BadInput, match="not valid gzip"):
         arrow.read(request(b"hello", n_bytes=10), limit=1 << 20)
-    with pytest.raises(BadInput, match="no Arrow stream"):
+    with pytest.raises(BadInput, match="not a valid Arrow stream"):
         arrow.read(request(gzip.compress(b"x" * 10), n_bytes=10), limit=1 << 20)
 
 

@@ -33,7 +33,6 @@ class Bounds:
 
     most_rows, most_wait_s: further or older rows of a cluster are skipped, and the diagnosis continues with the
     rows of the last kept_s. most_rows_in: rows of all clusters before they are split by cluster.
-    those of the last kept_s. most_rows_in: of all, before they are told apart.
     """
 
     turn_rows: int = 50_000

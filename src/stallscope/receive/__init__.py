@@ -1,1 +1,1 @@
-"""What the hub receives: OTLP over gRPC and HTTP, and Arrow batches; decoded, checked, handed to the store."""
+"""Ingest at the hub: OTLP over gRPC and HTTP, and Arrow batches; decoded, checked, handed to the store."""

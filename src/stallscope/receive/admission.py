@@ -1,4 +1,4 @@
-"""Bounds on the requests under way: how many, and how many bytes, in total and for each tenant.
+"""Bounds on the requests in flight: their number, and their bytes, in total and for each tenant.
 
 A tenant never has more than three quarters of a bound, so the requests of one tenant cannot shut out another tenant.
 """
@@ -14,24 +14,24 @@ _TENANT_SHARE = 0.75
 
 
 class Bound:
-    """A bounded quantity that requests hold while they are under way. For any number of threads."""
+    """A bounded quantity that requests hold while they are in flight. Thread-safe."""
 
     def __init__(self, total: int, name: str):
-        """name: the quantity, as error messages call it."""
+        """name: the quantity, as shown in error messages."""
         self._total, self._name = total, name
         self._of_tenant = max(1, int(total * _TENANT_SHARE))
         self._held: Counter[str] = Counter()
         self._changed = threading.Condition()
 
     def take(self, tenant: str, n: int = 1, *, patience_s: float = 0.0) -> None:
-        """Hold n until give(). patience_s: how long to wait for room. Raises Overloaded."""
+        """Hold n until give(). patience_s: longest wait for room. Raises Overloaded."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_room(tenant, n), timeout=patience_s):
                 raise Overloaded(f"the hub has no room for more {self._name}; send again later", 1.0)
             self._held[tenant] += n
 
     def give(self, tenant: str, n: int = 1) -> None:
-        """Give back what take() held."""
+        """Release the quantity that take() held."""
         with self._changed:
             self._held[tenant] -= n
             if not self._held[tenant]:
@@ -49,7 +49,7 @@ class Bound:
 
     @property
     def n_held(self) -> int:
-        """The quantity held now, of all tenants."""
+        """The quantity that all tenants hold now."""
         with self._changed:
             return self._held.total()
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 MOST_NESTED = 16
-"""Lists in lists in lists: deeper ones are cut, so that no sender makes the hub run out of stack."""
+"""Maximum nesting of lists: deeper lists are cut, so that no sender can exhaust the hub's stack."""
 
 
 def any_value(value: Any, depth: int = 0) -> Any:
-    """The Python value of an AnyValue message: bytes as base64 text, None where nothing is set."""
+    """The Python value of an AnyValue message: bytes as base64 text, None if nothing is set."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
@@ -25,5 +25,5 @@ def any_value(value: Any, depth: int = 0) -> Any:
 
 
 def as_dict(attributes: Iterable[Any]) -> dict[str, Any]:
-    """KeyValue messages as a dict; of equal keys the last one counts."""
+    """KeyValue messages as a dict; of equal keys the last wins."""
     return {pair.key: any_value(pair.value) for pair in attributes}

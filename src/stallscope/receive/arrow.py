@@ -1,8 +1,8 @@
-"""The Arrow lane: from the bytes of `/stallscope.v1.Ingest/Append` to a batch. The wire form:
+"""The Arrow endpoint: from the bytes of `/stallscope.v1.Ingest/Append` to a batch. The wire format:
 
 one line of JSON (batch_id, node, cluster, compression, tables: [{name, n_bytes}], about), a newline, then one Arrow
-IPC stream for each table, one after the other, compressed together where `compression` says so. Columns have the
-names of store/hub/schema.py; see docs/decisions/arrow-endpoint.md.
+IPC stream for each table, one after the other, compressed together if `compression` is set. Columns have the names of
+store/hub/schema.py; see docs/decisions/arrow-endpoint.md.
 """
 
 import json
@@ -27,7 +27,7 @@ from stallscope.store.hub.batches import Batch
 
 METHOD = "/stallscope.v1.Ingest/Append"
 VERSION = 1
-"""What the hub's capability `arrow` says."""
+"""The value of the hub's capability `arrow`."""
 
 _MAX_HEAD_BYTES = 64 << 10
 _MOST_ROWS = 1_000_000
@@ -49,9 +49,9 @@ _UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} fo
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it was sent. tables: rows by table name, with the sender's columns (events/layout.py).
+    """A request as sent. tables: rows by table name, with the sender's columns (events/layout.py).
 
-    n_bytes: about the memory that its rows take once they are decoded.
+    n_bytes: approximate memory of its decoded rows.
     """
 
     batch_id: str
@@ -63,7 +63,7 @@ class Request:
 
 
 def decode(body: bytes, tenant: str, *, limit: int) -> Batch:
-    """The batch that a request holds. limit: bytes after decompression. Raises BadInput, TooLarge."""
+    """The batch in a request. limit: bytes after decompression. Raises BadInput, TooLarge."""
     return batch(read(body, limit=limit), tenant)
 
 
@@ -85,17 +85,17 @@ def read(body: bytes, *, limit: int) -> Request:
 
 
 def _rest(packed: memoryview, compression: str, *, n_told: int, limit: int) -> pa.Buffer:
-    """The bytes of all streams. Raises BadInput where they are not as many as the head tells of, TooLarge."""
+    """The bytes of all streams. Raises BadInput if their number differs from the head's, TooLarge."""
     if compression == "gzip" and n_told <= limit and (found := inflated_to(packed, n_told)) is not None:
         return found
     rest = unpacked(packed, compression, limit=limit)
     if n_told != len(rest):
-        raise BadInput(f"the head tells of {n_told:,} bytes, the body holds {len(rest):,}")
+        raise BadInput(f"the head announces {n_told:,} bytes, but the body has {len(rest):,}")
     return pa.py_buffer(rest)
 
 
 def batch(request: Request, tenant: str) -> Batch:
-    """The batch of a request. Raises BadInput for rows that do not fit their table."""
+    """The batch of a request. Raises BadInput for rows that do not match their table."""
     return Batch(
         request.batch_id,
         tenant,
@@ -111,22 +111,24 @@ def batch(request: Request, tenant: str) -> Batch:
 
 
 def with_about(request: Request, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
-    """The tables, with a row of `nodes` where the sender says something of its machine."""
+    """The tables, with a row of `nodes` if the sender describes its machine."""
     return tables | {"nodes": pa.Table.from_pylist([request.about])} if request.about else tables
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
     end = body.find(b"\n", 0, _MAX_HEAD_BYTES)
     if end < 0:
-        raise BadInput("an Arrow request begins with one line of JSON")
+        raise BadInput("an Arrow request must begin with one line of JSON")
     try:
         head = json.loads(body[:end])
-        json.dumps(head, ensure_ascii=False).encode()  # fails for half of a character: nothing can store one
+        json.dumps(head, ensure_ascii=False).encode()  # fails for unpaired surrogates, which cannot be stored
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the first line of an Arrow request is no JSON: {str(error)[:100]}") from error
+        raise BadInput(f"the first line of an Arrow request is not valid JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
-        what = f"the unknown key {unknown[0]!r}" if isinstance(head, dict) else "no object"
-        raise BadInput(f"the first line of an Arrow request holds {what}")
+        what = (
+            f"the unknown key {unknown[0]!r}" if isinstance(head, dict) else "a value that is not an object"
+        )
+        raise BadInput(f"the first line of an Arrow request contains {what}")
     return head, memoryview(body)[end + 1 :]
 
 
@@ -141,20 +143,20 @@ def _checked_tables(told: Any) -> list[tuple[str, int]]:
     out: list[tuple[str, int]] = []
     for entry in told if isinstance(told, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise BadInput("tables in an Arrow request is a list of {name, n_bytes}")
+            raise BadInput("tables in an Arrow request must be a list of {name, n_bytes}")
         name, n_bytes = entry["name"], entry.get("n_bytes")
         if name not in schema.SENT:
             raise BadInput(
-                f"there is no table {name!r} to send to; there are {', '.join(sorted(schema.SENT))}"
+                f"table {name!r} does not accept rows; the tables are {', '.join(sorted(schema.SENT))}"
             )
         if name in dict(out) or not isinstance(n_bytes, int) or n_bytes < 0:
-            raise BadInput(f"table {name} in an Arrow request: one entry, with n_bytes")
+            raise BadInput(f"table {name} in an Arrow request must have one entry, with n_bytes")
         out.append((name, n_bytes))
     return out
 
 
 def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> tuple[pa.Table, int]:
-    """The rows of one Arrow IPC stream, and the bytes they take decoded. Raises BadInput, TooLarge before that."""
+    """The rows of one Arrow IPC stream, and their decoded size in bytes. Raises BadInput, TooLarge before decoding."""
     if unpacked_bytes(buffer) > limit:
         raise too_large(limit)
     batches, n_bytes, n_rows = [], 0, 0
@@ -163,7 +165,7 @@ def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> 
             _check_names(reader.schema.names, name)
             check_types((field.name, field.type) for field in reader.schema)
             for batch in reader:
-                batch.validate(full=True)  # also that text is UTF-8: what is stored has to be read again
+                batch.validate(full=True)  # also checks that text is UTF-8: stored text must be readable
                 n_bytes += batch_bytes(batch, name) + batch.num_rows * n_place_bytes
                 n_rows += batch.num_rows
                 if n_bytes > limit or n_rows > _MOST_ROWS:
@@ -172,22 +174,22 @@ def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> 
             return pa.Table.from_batches(batches, reader.schema), n_bytes
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise BadInput(f"the rows for table {name} are no Arrow stream: {reason}") from error
+        raise BadInput(f"the rows for table {name} are not a valid Arrow stream: {reason}") from error
 
 
 def _check_names(names: list[str], table: str) -> None:
     known = {*schema.SENT[table].names, "ledger_ns"} - {*schema.GIVEN_BY_HUB, "ts", "late_ns"}
     for name in names:
         if name not in known:
-            raise BadInput(f"table {table} has no column {name!r} that can be sent")
+            raise BadInput(f"table {table} has no column {name!r} that senders can fill")
     if len(set(names)) < len(names):
-        raise BadInput(f"table {table}: a column is there twice")
+        raise BadInput(f"table {table}: a column is duplicated")
     if "ts_ns" not in names:
         raise BadInput(f"table {table}: the column ts_ns is missing")
 
 
 def in_our_form(raw: pa.Table, table: str) -> pa.Table:
-    """Rows with the hub's columns: numbers of enumerations as words, hashes as text, -1 as NULL."""
+    """Rows with the hub's columns: enumeration numbers as words, hashes as text, -1 as NULL."""
     unknown = _UNKNOWN_IN.get(table, set())
     columns: dict[str, Any] = {}
     try:
@@ -200,7 +202,7 @@ def in_our_form(raw: pa.Table, table: str) -> pa.Table:
                 columns[name] = _column(name, values, may_be_unknown=name in unknown)
     except (pa.ArrowException, ValueError, IndexError) as error:
         raise BadInput(
-            f"the rows for table {table} do not fit: {str(error).splitlines()[0][:200]}"
+            f"the rows for table {table} do not match its columns: {str(error).splitlines()[0][:200]}"
         ) from error
     return pa.table(columns)
 
@@ -222,9 +224,9 @@ def _column(name: str, values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
 
 
 def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
-    """Integers as int64, with NULL for -1 where that stands for unknown; larger unsigned ones as their bits.
+    """Integers as int64, with NULL for -1 if -1 means unknown; larger unsigned values as the same bits.
 
-    Through numpy, as a request has dozens of such columns and Arrow's functions cost more by the call.
+    Uses numpy: a request has dozens of such columns, and the cost per call of Arrow's functions is higher.
     """
     if values.null_count:
         if pa.types.is_uint64(values.type):
@@ -238,7 +240,7 @@ def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
 
 
 def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
-    """The words for numbers; NULL for 0 and for numbers that stand for nothing here."""
+    """The words for numbers; NULL for 0 and for unknown numbers."""
     plain = np.asarray(numbers.fill_null(0) if numbers.null_count else numbers).astype(np.int64)
     if len(plain) and (plain == plain[0]).all():
         word = known[plain[0]] if 0 <= plain[0] < len(known) else ""
@@ -249,7 +251,7 @@ def _worded(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
 
 @cache
 def _as_array(known: tuple[str, ...]) -> pa.Array:
-    """Words by number, and one more NULL behind them."""
+    """Words by number, with a NULL appended."""
     return pa.array([word or None for word in (*known, "")], pa.string())
 
 
@@ -267,7 +269,7 @@ def _digits(number: int | None) -> str | None:
 
 
 def _padded(values: pa.Array) -> pa.Array:
-    """NUL-padded bytes as text; NULL where empty."""
+    """NUL-padded bytes as text; NULL if empty."""
     coded = values.dictionary_encode()
     texts = [raw.rstrip(b"\0").decode("utf-8", "replace") or None for raw in coded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(coded.indices)
@@ -276,13 +278,13 @@ def _padded(values: pa.Array) -> pa.Array:
 def _ledger(values: pa.Array) -> dict[str, pa.Array]:
     kind = values.type
     if not pa.types.is_fixed_size_list(kind) or kind.list_size != len(CATEGORY_NAMES) or values.null_count:
-        raise BadInput(f"ledger_ns is a fixed-size list of {len(CATEGORY_NAMES)} integers, in every row")
+        raise BadInput(f"ledger_ns must be a fixed-size list of {len(CATEGORY_NAMES)} integers, in every row")
     sums = np.ascontiguousarray(np.asarray(values.flatten()).reshape(len(values), len(CATEGORY_NAMES)).T)
     return {f"{name}_ns": pa.array(sums[i]) for i, name in enumerate(CATEGORY_NAMES)}
 
 
 def _located(rows: pa.Table, node: str, cluster: str) -> pa.Table:
-    """The rows, with the batch's node and cluster where they have none of their own."""
+    """The rows, with the batch's node and cluster where they name none."""
     for name, value in (("node_id", node), ("cluster_id", cluster)):
         if name not in rows.column_names and value:
             rows = rows.append_column(name, repeated(value, len(rows)))
@@ -293,12 +295,12 @@ def _about(told: Any, node: str, cluster: str) -> dict[str, Any] | None:
     if not told or not node:
         return None
     if not isinstance(told, dict):
-        raise BadInput("about in an Arrow request is an object")
+        raise BadInput("about in an Arrow request must be an object")
     out: dict[str, Any] = {"node_id": node, "cluster_id": cluster}
     for name, kind in _ABOUT.items():
         try:
             value = kind(told[name]) if told.get(name) not in (None, "") else None
         except (TypeError, ValueError) as error:
-            raise BadInput(f"about.{name} in an Arrow request: {told[name]!r} does not fit") from error
+            raise BadInput(f"about.{name} in an Arrow request: {told[name]!r} has the wrong type") from error
         out[name] = value[:200] if isinstance(value, str) else value
     return out if any(out[name] is not None for name in _ABOUT) else None

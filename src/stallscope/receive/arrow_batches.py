@@ -1,6 +1,6 @@
-"""Small requests of the Arrow lane that wait at one time, made into batches together.
+"""Combines small waiting requests of the Arrow endpoint into batches.
 
-A table has dozens of columns, and each costs about the same for few rows as for many.
+A table has dozens of columns, and the cost of a column hardly depends on the number of rows.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from stallscope.store.hub.batches import Batch
 
 
 def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
-    """The batch of each request; None where each must be looked at by itself."""
+    """The batch of each request; None if each request must be decoded alone."""
     alike: dict[tuple[str, pa.Schema], list[int]] = {}
     for number, request in enumerate(requests):
         for name, raw in request.tables.items():
@@ -29,7 +29,7 @@ def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
             for number, (rows, n) in zip(numbers, formed, strict=True):
                 parts[number][name] = rows
                 n_bytes[number] += n
-    except (BadInput, pa.ArrowException):  # who sent what does not fit is found out one by one
+    except (BadInput, pa.ArrowException):  # decoding each request alone finds the invalid request
         return None
     return [
         Batch(request.batch_id, tenant, with_about(request, tables), n)
@@ -38,9 +38,9 @@ def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
 
 
 def _formed(name: str, requests: Sequence[Request]) -> list[tuple[pa.Table, int]]:
-    """The rows for one table of each request, as the store wants them, and about how many bytes they take.
+    """The rows for one table of each request, in the store's format, and their approximate size in bytes.
 
-    All are sent with the same columns.
+    All requests have the same columns.
     """
     raws = [request.tables[name] for request in requests]
     rows = in_our_form(pa.concat_tables(raws).combine_chunks(), name)

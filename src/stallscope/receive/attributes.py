@@ -1,7 +1,7 @@
-"""Which attributes fill which columns: the names that senders have for the same fact, best first.
+"""Maps attributes to columns: the names that senders use for the same fact, best first.
 
-The record comes before the scope, the scope before the resource. Sources: OpenTelemetry's semantic conventions 1.37
-(host, k8s, process, thread, hw, gpu); the `nccl.*`, `gpu.*` and `ingero.*` names of public GPU agents; ours.
+The record has priority over the scope, and the scope over the resource. Sources: OpenTelemetry's semantic conventions
+1.37 (host, k8s, process, thread, hw, gpu); the `nccl.*`, `gpu.*` and `ingero.*` names of public GPU agents; our names.
 """
 
 from functools import cache
@@ -9,7 +9,7 @@ from functools import cache
 from stallscope.store.hub import schema
 
 OURS = "stallscope."
-"""Prefix of our agents' attributes; what follows is the column's name."""
+"""Prefix of our agents' attributes, followed by the column's name."""
 
 _ALIASES: dict[str, tuple[str, ...]] = {
     "cluster_id": ("ingero.cluster.id", "stallscope.cluster.id", "k8s.cluster.name", "k8s.cluster.uid"),
@@ -36,10 +36,10 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "n_gpus": ("ingero.gpu_count", "gpu.count"),
 }
 _NEVER_LIFTED = frozenset({"ts", "ts_ns", "received_at", "tenant", "attrs", "late_ns"})
-"""Columns that come from elsewhere, whatever a sender calls its attributes."""
+"""Columns that attributes never fill, whatever their names."""
 
 ABOUT_NODE = ("gpu_model", "provider", "n_gpus")
-"""What a resource tells of its node, for the table `nodes`."""
+"""Resource attributes that describe the node, for the table `nodes`."""
 
 
 @cache

@@ -1,11 +1,11 @@
-"""What the receivers count, as plain numbers for /metrics."""
+"""Counters of the receivers, as plain numbers for /metrics."""
 
 import threading
 from collections import Counter
 
 
 class Counters:
-    """Numbers since the start, by name. For any number of threads."""
+    """Totals since the start, by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,6 +17,6 @@ class Counters:
             self._numbers.update(numbers)
 
     def read(self) -> dict[str, int]:
-        """All numbers that are not zero."""
+        """All non-zero counters."""
         with self._lock:
             return dict(self._numbers)

@@ -1,7 +1,7 @@
-"""Cumulative counters: how much each grew since its point before, with resets allowed for.
+"""Cumulative counters: the growth since the previous point, with resets detected.
 
-State is kept for the series seen last, a bounded number of them. A point that is sent again (a retry) gets the same
-answer as the first time.
+State is kept for a bounded number of recently updated series. A repeated point (a retry) gets the same answer as the
+first time.
 """
 
 import threading
@@ -13,7 +13,7 @@ MOST_SERIES = 200_000
 
 
 class Growth(NamedTuple):
-    """increase: None where there is no point before, or this one is older. is_reset: the counter began anew."""
+    """increase: None without an earlier point, or if this point is older. is_reset: the counter restarted."""
 
     increase: float | None
     is_reset: bool
@@ -28,7 +28,7 @@ class _Point:
 
 
 class Series:
-    """The last points of cumulative series, by any key. For any number of threads."""
+    """The last points of cumulative series, by any key. Thread-safe."""
 
     def __init__(self, most: int = MOST_SERIES):
         self._most = most
@@ -36,7 +36,7 @@ class Series:
         self._last: OrderedDict[object, _Point] = OrderedDict()
 
     def growth(self, key: object, *, ts_ns: int, start_ns: int, value: float, is_monotonic: bool) -> Growth:
-        """What the counter grew by. start_ns: 0 where the sender does not say since when it counts."""
+        """The growth of the counter. start_ns: 0 if the sender does not report when counting began."""
         with self._lock:
             last = self._last.get(key)
             is_again = last is not None and last.ts_ns == ts_ns

@@ -1,7 +1,7 @@
-"""Decoded records side by side: the one form that all decoders give and from which rows are made.
+"""Decoded records in columns: the common format of all decoders, from which rows are created.
 
-Attributes of all records stand in flat arrays (m,), with the number of their record in `parent`. Every value is in
-exactly one of the typed arrays and NULL in the others; `json` has what is neither text, number nor truth.
+Attributes of all records are in flat arrays (m,), with the number of their record in `parent`. Every value is in
+exactly one of the typed arrays and NULL in the others; `json` has values that are neither text, number nor boolean.
 """
 
 import json
@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """What the records of one scope share: attributes as Python values by name. place: of its ResourceLogs (or
-    -Metrics, -Spans) in the request.
+    """Data shared by the records of one scope: attributes as Python values by name. place: index of its ResourceLogs
+    (or -Metrics, -Spans) in the request.
     """
 
     resource: dict[str, Any]
@@ -30,11 +30,11 @@ class Group:
 
     @cached_property
     def text(self) -> str:
-        """as_json() as the inside of a JSON object."""
+        """as_json() without the enclosing braces."""
         return dumped(self.as_json())[1:-1]
 
     def as_json(self) -> dict[str, Any]:
-        """What is kept of it in `attrs`."""
+        """The part of the group that is kept in `attrs`."""
         scope = {"name": self.scope_name, "version": self.scope_version, "attributes": self.scope}
         told = {key: value for key, value in scope.items() if value}
         out: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Attributes:
-    """The records' own attributes, flat. parent: int64 (m,), ascending."""
+    """The records' individual attributes, flat. parent: int64 (m,), ascending."""
 
     parent: Array
     key: pa.Array
@@ -61,7 +61,7 @@ class Attributes:
 
     @cached_property
     def names(self) -> list[str]:
-        """The different keys, by code."""
+        """The distinct keys, by code."""
         names: list[str] = self._coded.dictionary.to_pylist()
         return names
 
@@ -73,12 +73,12 @@ class Attributes:
 
     @cached_property
     def is_integer(self) -> Array:
-        """Whether the value is an integer (m,)."""
+        """Whether each value is an integer (m,)."""
         return np.asarray(self.integer.is_valid())
 
     @cached_property
     def integers(self) -> Array:
-        """The integers (m,); what stands where the value is something else means nothing."""
+        """The integers (m,); undefined for values of other types."""
         _, numbers = self.integer.buffers()
         plain = pa.Array.from_buffers(
             pa.int64(), len(self.integer), [None, numbers], offset=self.integer.offset
@@ -96,7 +96,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Attributes of n records that all have the same ones, in the same order.
+    """Attributes of n records that all have the same keys, in the same order.
 
     columns: by key (n,), without NULL: string, int64, float64 or bool.
     """
@@ -106,11 +106,11 @@ class Aligned:
 
     @property
     def names(self) -> list[str]:
-        """The different keys."""
+        """The distinct keys."""
         return list(self.columns)
 
     def listed(self) -> Attributes:
-        """The same, record by record."""
+        """The same attributes, record by record."""
         k = len(self.columns)
         if not self.n * k:
             return AttributesBuilder().attributes()
@@ -134,8 +134,8 @@ class Flat:
     """n records. group: int64 (n,), index into groups.
 
     given: columns of the target table that do not come from attributes, by name (n,).
-    extra: what else belongs into `attrs`: JSON values as text by key, NULL where there is none (n,).
-    counts: what was odd, by the name of its counter.
+    extra: further content of `attrs`: JSON values as text by key, NULL if absent (n,).
+    counts: irregularities, by counter name.
     """
 
     n: int
@@ -148,7 +148,7 @@ class Flat:
 
 
 class AttributesBuilder:
-    """Collects attributes one by one, for the decoders that loop in Python."""
+    """Collects attributes individually, for the decoders that loop in Python."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -156,7 +156,7 @@ class AttributesBuilder:
         self._values: tuple[list[Any], ...] = ([], [], [], [], [])
 
     def add(self, parent: int, key: str, value: Any) -> None:
-        """One attribute; value as any_value() gives it."""
+        """Add one attribute; value: as returned by any_value()."""
         self._parent.append(parent)
         self._key.append(key)
         kind = _kind(value)
@@ -164,7 +164,7 @@ class AttributesBuilder:
             column.append(None if number != kind else dumped(value) if kind == 4 else value)
 
     def attributes(self) -> Attributes:
-        """What was collected."""
+        """The collected attributes."""
         types = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.string())
         arrays = [pa.array(values, kind) for values, kind in zip(self._values, types, strict=True)]
         return Attributes(np.array(self._parent, np.int64), pa.array(self._key, pa.string()), *arrays)
@@ -181,7 +181,7 @@ def _kind(value: Any) -> int:
 
 
 def dumped(value: Any) -> str:
-    """JSON text of a value; numbers that JSON does not know become text."""
+    """JSON text of a value; numbers that JSON cannot express become text."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The size of a request's rows, known before they are decoded: a few bytes may stand for gigabytes.
+"""The size of a request's rows, computed before decoding: a few bytes can expand to gigabytes.
 
-Three forms multiply: compressed buffers of an Arrow stream, dictionary-coded columns, and attributes that a sender
-states once for many records. Each is measured from lengths that the request itself declares.
+Three encodings expand: compressed buffers of an Arrow stream, dictionary-coded columns, and attributes that a sender
+states once for many records. Each size is computed from lengths that the request itself declares.
 """
 
 import struct
@@ -17,17 +17,17 @@ from stallscope.store.hub import schema
 
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _RECORDS_PER_TAG = 8
-"""The tag of a record stands in front of most attribute values as well."""
+"""The tag of a record; it also precedes most attribute values."""
 
 _TAG = {"logs": b"\x12", "traces": b"\x12", "metrics": b"\x0a"}
-"""The byte in front of each record: LogRecord and Span are field 2 of their scope, data points field 1."""
+"""The byte before each record: LogRecord and Span are field 2 of their scope, data points field 1."""
 
 _CELL_BYTES = 8
 
 
 def too_large(limit: int) -> TooLarge:
     """The error of a request whose rows would exceed the limit."""
-    return TooLarge(f"the rows of a request may hold {limit:,} bytes decoded: send smaller requests")
+    return TooLarge(f"the decoded rows of a request exceed {limit:,} bytes; send smaller requests")
 
 
 def row_bytes(table: str) -> int:
@@ -36,21 +36,21 @@ def row_bytes(table: str) -> int:
 
 
 def check_otlp_body(signal: str, body: bytes, limit: int) -> None:
-    """Raises TooLarge for a body that may hold many more records than fit: before anything is decoded."""
+    """Raises TooLarge before decoding, for a body with many more records than the limit allows."""
     if body.count(_TAG[signal]) * row_bytes("events") // _RECORDS_PER_TAG > limit:
         raise too_large(limit)
 
 
 def check_flat(flat: Flat, limit: int) -> None:
-    """Raises TooLarge where the records, with the attributes that their groups share, exceed the limit as rows."""
+    """Raises TooLarge if the rows of the records, including the shared attributes of groups, exceed the limit."""
     shared = np.array([len(group.text) for group in flat.groups], np.int64)
     n_shared = 0 if not flat.n else int(shared[flat.group].sum())
-    if flat.n * row_bytes("events") + 2 * n_shared > limit:  # in `attrs`, and in columns of their own
+    if flat.n * row_bytes("events") + 2 * n_shared > limit:  # both in `attrs` and in separate columns
         raise too_large(limit)
 
 
 def check_types(names_and_types: Iterator[tuple[str, pa.DataType]]) -> None:
-    """Raises BadInput for a column of a type whose size cannot be told from its lengths, such as nested columns."""
+    """Raises BadInput for a column type whose size does not follow from its lengths, such as nested columns."""
     for name, kind in names_and_types:
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         if name == "ledger_ns" and pa.types.is_fixed_size_list(kind):
@@ -63,11 +63,11 @@ def check_types(names_and_types: Iterator[tuple[str, pa.DataType]]) -> None:
             or pa.types.is_null(plain)
         )
         if not is_known:
-            raise BadInput(f"column {name} has the type {str(kind)[:80]}: send numbers or text")
+            raise BadInput(f"column {name} has the unsupported type {str(kind)[:80]}; send numbers or text")
 
 
 def batch_bytes(batch: pa.RecordBatch, table: str) -> int:
-    """Bytes that the rows of a batch take once its dictionaries are decoded."""
+    """Bytes of a batch's rows after its dictionaries are decoded."""
     n_bytes = batch.num_rows * row_bytes(table)
     for column in batch.columns:
         if pa.types.is_dictionary(column.type) and not pa.types.is_primitive(column.type.value_type):
@@ -90,10 +90,10 @@ def _text_bytes(coded: pa.DictionaryArray) -> int:
 
 
 def unpacked_bytes(stream: pa.Buffer) -> int:
-    """Bytes of an Arrow IPC stream once its compressed buffers are unpacked, as the buffers declare it.
+    """Bytes of an Arrow IPC stream after decompression, as its buffers declare.
 
     Layout: format/Message.fbs of Arrow; a compressed buffer begins with its unpacked length, int64, -1 for plain.
-    Raises BadInput for a stream that cannot be read.
+    Raises BadInput for an unreadable stream.
     """
     total = 0
     try:
@@ -106,7 +106,7 @@ def unpacked_bytes(stream: pa.Buffer) -> int:
             if message.body is not None:
                 total += sum(_buffer_sizes(memoryview(message.metadata), memoryview(message.body)))
     except (pa.ArrowException, OSError, struct.error, ValueError) as error:
-        raise BadInput(f"the request holds no Arrow stream: {str(error)[:200]}") from error
+        raise BadInput(f"the request is not a valid Arrow stream: {str(error)[:200]}") from error
 
 
 def _buffer_sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
@@ -133,7 +133,7 @@ def _buffer_sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is; 0 where it is absent."""
+    """Offset of a field in a flatbuffer's table; 0 if absent."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (n_bytes,) = struct.unpack_from("<H", metadata, vtable)
     at = 4 + 2 * number

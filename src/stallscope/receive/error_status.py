@@ -1,7 +1,7 @@
-"""Errors as OTLP's senders understand them: gRPC codes and google.rpc details, HTTP statuses and the same as body.
+"""Errors in OTLP's formats: gRPC codes and google.rpc details, HTTP statuses with the same details as body.
 
-A request that may succeed later is answered with UNAVAILABLE and RetryInfo, or 503 and Retry-After. BadRequest marks
-an error of the request itself: sending the same bytes again is useless.
+A request that may succeed later gets UNAVAILABLE and RetryInfo, or 503 and Retry-After. BadRequest marks an error
+of the request itself: a retry with the same bytes is useless.
 """
 
 import math
@@ -20,13 +20,13 @@ from stallscope.errors import (
 )
 
 _STORAGE_RETRY_S = 10.0
-_STORAGE = "the hub cannot store or read now; its log has the reason"
-_INTERNAL = "the hub failed at this request; its log says more"
+_STORAGE = "the hub cannot read or write its data now; its log has the reason"
+_INTERNAL = "the hub failed to handle this request; its log has the reason"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a sender is told. grpc: name of the gRPC code; code: its number; retry_after_s: None for never again."""
+    """The answer to a sender. grpc: name of the gRPC code; code: its number; retry_after_s: None: do not retry."""
 
     grpc: str
     code: int

@@ -1,9 +1,9 @@
 """The gRPC port: OTLP's three services and the Arrow endpoint, as plain bytes, on grpcio's threads.
 
-Handlers are generic (no generated stubs), since bytes go straight to the decoder. The sender is authenticated and a
-slot is taken when the headers arrive. Handlers are declared as streaming, because grpcio (1.85, `_server.py`) gives
-a unary handler to a thread that then waits for the message: a sender without a token could hold every thread. A
-streaming handler runs before the message is read, and a refusal never reads it. On the wire both are the same.
+Handlers are generic (no generated stubs), because the bytes go directly to the decoder. The sender is authenticated
+and a slot is reserved when the headers arrive. Handlers are declared as streaming, because grpcio (1.85, `_server.py`)
+gives a unary handler to a thread that then waits for the message: a sender without a token could block every thread.
+A streaming handler runs before the message is read, and a refusal never reads it. Both are the same on the wire.
 """
 
 import json
@@ -38,9 +38,9 @@ Handler = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
 def server(
     receiver: Receiver, address: str, *, credentials: grpc.ServerCredentials | None = None
 ) -> tuple[grpc.Server, int]:
-    """A gRPC server that has not been started, and its port. address: HOST:PORT; credentials: None is clear text.
+    """A gRPC server, not yet started, and its port. address: HOST:PORT; credentials: None for clear text.
 
-    Raises OSError when the address cannot be had.
+    Raises OSError if the address is unavailable.
     """
     bounds = receiver.bounds
     made = grpc.server(
@@ -70,7 +70,7 @@ def server(
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """grpcio asks for the handler of each call when its headers have arrived, in one thread."""
+    """grpcio calls service() for each call when its headers have arrived, in one thread."""
 
     def __init__(self, receiver: Receiver):
         self._receiver = receiver
@@ -90,7 +90,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(self._export(signal, tenant))
 
     def _refusal(self, error: Exception) -> Handler:
-        """A handler that answers with an error and reads no message."""
+        """A handler that returns an error without reading a message."""
 
         def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             return self._abort(context, error)
@@ -104,7 +104,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 answer = self._answer(signal, tenant, messages, context)
             except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
                 if not context.is_active():
-                    return b""  # the sender has gone
+                    return b""  # the sender has disconnected
                 return self._abort(context, error)
             finally:
                 self._receiver.requests.give(tenant)
@@ -123,7 +123,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         ):
             body = next(messages, None)
         if body is None:
-            raise BadInput("the request holds no message")
+            raise BadInput("the request has no message")
         accepted: Accepted
         with receiver.bodies.held(tenant, len(body)):
             accepted = receiver.arrow(body, tenant) if signal is None else receiver.otlp(signal, body, tenant)
@@ -131,7 +131,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             receipt = accepted.future.result(timeout=receiver.bounds.max_waiting_s)
         except FutureTimeout:
-            raise Overloaded("the hub could not store this in time; send again later", 2.0) from None
+            raise Overloaded("the hub did not store the rows in time; send again later", 2.0) from None
         return accepted.answer(receipt)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> bytes:
@@ -141,7 +141,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class _Deadlines:
-    """Cancels calls whose message has not arrived in time: a sender may keep a slot, but not for long."""
+    """Cancels calls whose message does not arrive in time, so that a sender cannot hold a slot for long."""
 
     def __init__(self, limit_s: float):
         self._limit_s = limit_s
@@ -171,7 +171,7 @@ class _Deadlines:
 
 
 def _address(peer: str) -> str:
-    """The address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:..."""
+    """The address in gRPC's peer name: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:..."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return peer[:100]

@@ -1,7 +1,7 @@
 """The OTLP/HTTP port as an ASGI application: /v1/logs, /v1/metrics, /v1/traces; protobuf and JSON; gzip, deflate, zstd.
 
-The sender is known before the body is read, and the body is read up to the limit only. Decoding runs in threads; the
-wait for the commit holds none.
+The sender is authenticated before the body is read, and the body is read only up to the limit. Decoding runs in
+threads; waiting for the commit blocks none of them.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ App = Callable[[MutableMapping[str, Any], ReceiveMessage, Send], Awaitable[None]
 
 
 class Unsupported(BadInput):
-    """A content type or method that OTLP/HTTP does not have."""
+    """A content type or method that OTLP/HTTP does not support."""
 
     http_status = 415
 
@@ -61,9 +61,9 @@ def app(receiver: Receiver) -> App:
                 )
             await _answer(send, 200, accepted.answer(receipt), is_json=is_json)
         except ConnectionError:
-            return  # the sender has gone and waits for no answer
+            return  # the sender has disconnected
         except TimeoutError:
-            late = Overloaded("the request was not read and stored in time; send it again later", 2.0)
+            late = Overloaded("the hub did not read and store the request in time; send again later", 2.0)
             await _refuse(send, receiver, late, scope, is_json=is_json)
         except Exception as error:  # noqa: BLE001 (the boundary: a sender gets a status, never a traceback)
             await _refuse(send, receiver, error, scope, is_json=is_json)
@@ -84,22 +84,22 @@ def _taking(
 def _signal(scope: MutableMapping[str, Any], kind: str) -> str:
     signal = _PATHS.get(scope["path"])
     if signal is None:
-        raise NotFound(f"there is nothing at {scope['path'][:100]}: this port takes {', '.join(_PATHS)}")
+        raise NotFound(f"no resource at {scope['path'][:100]}; this port accepts {', '.join(_PATHS)}")
     if scope["method"] != "POST":
-        raise Unsupported(f"{scope['path']} takes POST only")
+        raise Unsupported(f"{scope['path']} accepts only POST")
     if kind not in (PROTOBUF, JSON):
-        raise Unsupported(f"content-type {kind[:50]!r}: send {PROTOBUF} or {JSON}")
+        raise Unsupported(f"unsupported content-type {kind[:50]!r}; send {PROTOBUF} or {JSON}")
     return signal
 
 
 def _check_framing(headers: dict[str, str]) -> None:
-    """Raises BadInput where two headers state the length: a proxy might read another message than the hub."""
+    """Raises BadInput if two headers state the length: a proxy could parse a different message than the hub."""
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise BadInput("Content-Length and Transfer-Encoding exclude each other: send one of them")
+        raise BadInput("Content-Length and Transfer-Encoding exclude each other; send only one")
 
 
 class _Body:
-    """The body of a request. Its bytes count against the bound of all bodies, from their arrival to close()."""
+    """The body of a request. Its bytes count against the bound of all bodies, from arrival to close()."""
 
     def __init__(self, receiver: Receiver, tenant: str):
         self._bodies, self._limit, self._tenant = receiver.bodies, receiver.bounds.max_bytes, tenant
@@ -113,9 +113,9 @@ class _Body:
         self.close()
 
     async def read(self, receive: ReceiveMessage, headers: dict[str, str]) -> None:
-        """Read the whole body. Raises TooLarge as early as possible, Overloaded, ConnectionError at an early end."""
+        """Read the whole body. Raises TooLarge as early as possible, Overloaded, ConnectionError if it is cut off."""
         length = headers.get("content-length", "")
-        error = TooLarge(f"a request may hold {self._limit:,} bytes: send smaller requests")
+        error = TooLarge(f"the request exceeds {self._limit:,} bytes; send smaller requests")
         if length.isdigit() and int(length) > self._limit:
             raise error
         parts: list[bytes] = []
@@ -133,7 +133,7 @@ class _Body:
                 return
 
     def close(self) -> None:
-        """Release the bytes; more than once does no harm."""
+        """Release the bytes; may be called repeatedly."""
         self.content = b""
         if self._n_held:
             self._bodies.give(self._tenant, self._n_held)
@@ -150,7 +150,7 @@ async def _refuse(
     if told.http == 401:
         more.append((b"www-authenticate", b"Bearer"))
     if told.http in (400, 401, 403, 413):
-        more.append((b"connection", b"close"))  # the rest of the body, if any, is not read
+        more.append((b"connection", b"close"))  # the remaining body, if any, is not read
     await _answer(send, http, status(told), is_json=is_json, more=more)
 
 

@@ -1,7 +1,7 @@
 """OTLP logs: from protobuf bytes to flat records.
 
-Records of one shape are read all at once (uniform_records.py), others by ptars (Rust) or, without ptars, in a loop.
-All three give the same; tests hold them together. Raises BadInput for bytes that are no ExportLogsServiceRequest.
+Records of one shape are decoded together (uniform_records.py), others by ptars (Rust) or, without ptars, in a loop.
+All three give equal results; tests compare them. Raises BadInput for an invalid ExportLogsServiceRequest.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Decoder = Callable[[bytes, int], Flat]
 
 
 def decoder() -> Decoder:
-    """The fastest decoder there is: (bytes, the hub's time in ns) -> records."""
+    """The fastest available decoder: (bytes, the hub's time in ns) -> records."""
     try:
         _handler()
     except ImportError:
@@ -56,7 +56,7 @@ def _handler() -> Any:
 
 
 def by_shape(body: bytes, now_ns: int) -> Flat:
-    """Decode records that all have the same fields and attributes. Raises Unlike for others."""
+    """Decode records that all have the same fields and attributes. Raises Unlike for other records."""
     found = uniform_records.records(body)
     fields, n = found.fields, found.attributes.n
     columns = _Columns(
@@ -79,7 +79,7 @@ def by_ptars(body: bytes, now_ns: int) -> Flat:
     try:
         batch = _handler().list_to_record_batch([body])
     except (ValueError, pa.ArrowException, OverflowError) as error:
-        raise BadInput(f"the request is no OTLP logs message: {str(error)[:200]}") from error
+        raise BadInput(f"the request is not a valid OTLP logs message: {str(error)[:200]}") from error
     resources = batch.column(0).flatten()
     scopes_of = resources.field("scope_logs")
     scopes = scopes_of.flatten()
@@ -112,7 +112,7 @@ def by_loop(body: bytes, now_ns: int) -> Flat:
     try:
         message = ExportLogsServiceRequest.FromString(body)
     except DecodeError as error:
-        raise BadInput(f"the request is no OTLP logs message: {error}") from error
+        raise BadInput(f"the request is not a valid OTLP logs message: {error}") from error
     groups: list[Group] = []
     records: list[Any] = []
     group_of: list[int] = []
@@ -144,7 +144,7 @@ def by_loop(body: bytes, now_ns: int) -> Flat:
 
 
 def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any, place: int = 0) -> Group:
-    """What a ResourceLogs (or -Metrics, -Spans) and its ScopeLogs share."""
+    """The data shared by a ResourceLogs (or -Metrics, -Spans) and its ScopeLogs."""
     return Group(
         resource,
         as_dict(scope_part.scope.attributes),
@@ -157,7 +157,7 @@ def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """The records' own fields (n,), as a decoder gives them; None for what no record has."""
+    """The records' top-level fields (n,) from a decoder; None for fields that no record has."""
 
     time: Array
     observed: Array | None
@@ -200,7 +200,7 @@ def _flat(
 
 
 def _of_body(body: _Typed | None) -> dict[str, pa.Array]:
-    """A body is text, and a number where it is one."""
+    """The columns of a body: text, and a number if it is numeric."""
     if body is None:
         return {}
     text, integer, number, truth, other = body
@@ -215,14 +215,14 @@ def _of_body(body: _Typed | None) -> dict[str, pa.Array]:
 
 
 def _or_null(texts: pa.Array | None, n: int) -> pa.Array:
-    """Empty texts are what protobuf gives for a field that is not set."""
+    """NULL for empty texts: protobuf returns an empty text for an unset field."""
     if texts is None:
         return nulls(n, pa.string())
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _quoted(texts: pa.Array | None) -> pa.Array | None:
-    """Texts as JSON; None where all are empty."""
+    """Texts as JSON; None if all are empty."""
     if texts is None:
         return None
     found = _or_null(texts, len(texts))
@@ -234,17 +234,17 @@ def _not_zero(numbers: Array | None) -> pa.Array | None:
 
 
 def _some(numbers: Array, which: Array) -> pa.Array | None:
-    """Some of the numbers as JSON; None where it is none of them."""
+    """The selected numbers as JSON; None if none is selected."""
     return pa.array(numbers, mask=~which).cast(pa.string()) if which.any() else None
 
 
 def _parents(lists: pa.ListArray) -> Array:
-    """Number of the list that each element of flatten() is from."""
+    """Index of the list to which each element of flatten() belongs."""
     return np.repeat(np.arange(len(lists)), np.asarray(pc.list_value_length(lists).fill_null(0)))
 
 
 def _hex(values: pa.Array) -> pa.Array:
-    """Bytes as hexadecimal digits; NULL for none. Few senders set them, so the loop is seldom run."""
+    """Bytes as hexadecimal digits; NULL for none. Few senders set them, so the loop is rare."""
     if not pc.any(pc.not_equal(pc.binary_length(values), 0)).as_py():
         return pa.nulls(len(values), pa.string())
     return pa.array([value.hex() or None for value in values.to_pylist()], pa.string())
@@ -257,7 +257,7 @@ def _attributes(lists: pa.ListArray) -> Attributes:
 
 
 def _typed(value: pa.StructArray) -> _Typed:
-    """Text, integer, number, truth, and JSON of the rest, of AnyValue structs (m,)."""
+    """Text, integer, number, boolean, and JSON of other values, from AnyValue structs (m,)."""
     text, integer, number, truth = (_child(value, name) for name in _VALUES)
     is_plain = np.zeros(len(value), bool)
     for part in (text, integer, number, truth):
@@ -268,7 +268,7 @@ def _typed(value: pa.StructArray) -> _Typed:
     if value.null_count == len(value):
         nothing = pa.repeat(pa.scalar("null"), len(value))
         return text, integer, number, truth, nothing
-    words: list[str | None] = [None] * len(value)  # bytes, which are text in base64
+    words: list[str | None] = [None] * len(value)  # bytes, as base64 text
     other: list[str | None] = [None] * len(value)
     for at in np.flatnonzero(~is_plain).tolist():
         inner = _nested(value[at].as_py())
@@ -283,12 +283,12 @@ def _typed(value: pa.StructArray) -> _Typed:
 
 
 def _child(value: pa.StructArray, name: str) -> pa.Array:
-    """A field of a struct, NULL where the struct is."""
+    """A field of a struct, NULL if the struct is NULL."""
     return pc.struct_field(value, name) if value.null_count else value.field(name)
 
 
 def _nested(value: dict[str, Any] | None) -> Any:
-    """The Python value of an AnyValue as ptars gives it: what is inside lists is protobuf bytes."""
+    """The Python value of an AnyValue from ptars: values inside lists are protobuf bytes."""
     import base64
 
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -308,7 +308,7 @@ def _nested(value: dict[str, Any] | None) -> Any:
 
 
 def _nested_pair(pair: dict[str, Any] | bytes) -> tuple[str, Any]:
-    """A KeyValue inside a map: ptars gives its fields, or below some depth its bytes."""
+    """A KeyValue inside a map: ptars returns its fields, or its bytes below a certain depth."""
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
     if isinstance(pair, bytes):

@@ -1,6 +1,6 @@
 """OTLP metrics: each data point becomes one flat record for `node_metrics`.
 
-Raises BadInput for bytes that are no ExportMetricsServiceRequest.
+Raises BadInput for an invalid ExportMetricsServiceRequest.
 """
 
 import math
@@ -31,14 +31,14 @@ class _Point(NamedTuple):
 
 
 def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
-    """The data points of a request. series: where the points before are remembered."""
+    """The data points of a request. series: remembers the previous points."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
     try:
         message = ExportMetricsServiceRequest.FromString(body)
     except DecodeError as error:
-        raise BadInput(f"the request is no OTLP metrics message: {error}") from error
+        raise BadInput(f"the request is not a valid OTLP metrics message: {error}") from error
     groups: list[Group] = []
     counts: Counter[str] = Counter()
     points = list(_points(message, groups, counts))
@@ -91,7 +91,7 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
 
 
 def _points(message: Any, groups: list[Group], counts: Counter[str]) -> Iterator[_Point]:
-    """All data points; fills groups, and counts what is odd."""
+    """All data points. Also fills groups, and counts irregularities."""
     for resource_metrics in message.resource_metrics:
         resource = as_dict(resource_metrics.resource.attributes)
         for scope_metrics in resource_metrics.scope_metrics:
@@ -109,7 +109,7 @@ def _points(message: Any, groups: list[Group], counts: Counter[str]) -> Iterator
 
 
 def _row(found: _Point, ts_ns: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """The point's columns, and the JSON of what has none."""
+    """The point's columns, and the JSON of values without a column."""
     data, point = getattr(found.metric, found.kind), found.point
     start_ns = point.start_time_unix_nano
     row: dict[str, Any] = {

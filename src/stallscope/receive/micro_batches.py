@@ -1,8 +1,8 @@
-"""Small requests that wait at one time are decoded together.
+"""Decodes small waiting requests together.
 
-Most of what decoding a small request takes does not depend on its size. Whoever comes first decodes what waits; what
-arrives meanwhile waits for the next. So one sender alone never waits for others, and the groups grow with the load.
-Each tenant has a line of its own: none waits for another's requests to gather.
+The cost of decoding a small request hardly depends on its size. The first thread decodes the waiting requests;
+requests that arrive during that time wait for the next turn. So a single sender never waits for others, and the
+groups grow with the load. Each tenant has its own queue: no tenant waits for another tenant's requests.
 """
 
 import threading
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 SMALL_BYTES = 1 << 18
-"""Larger requests are decoded alone: together they would not be quicker."""
+"""Larger requests are decoded alone: decoding them together would not be faster."""
 
-_MOST_BYTES = 1 << 21  # of those that are decoded together
+_MOST_BYTES = 1 << 21  # of requests that are decoded together
 _MOST_REQUESTS = 64
 _GATHER_S = 0.01
-"""Where several came at one time before: of the answers that went out together the next requests come together."""
+"""Wait if several requests came together before: senders that get their answers together send together again."""
 
 Request = TypeVar("Request")
 Decoded = TypeVar("Decoded")
@@ -35,7 +35,7 @@ class _Waiting(Generic[Request, Decoded]):
 
 @dataclass
 class _Line(Generic[Request, Decoded]):
-    """A tenant's requests. n_last: how many were decoded together the last time."""
+    """A tenant's requests. n_last: size of the last group."""
 
     waiting: deque[_Waiting[Request, Decoded]] = field(default_factory=deque)
     decoding: threading.Lock = field(default_factory=threading.Lock)
@@ -43,7 +43,7 @@ class _Line(Generic[Request, Decoded]):
 
 
 class Gathering(Generic[Request, Decoded]):
-    """For any number of threads; the tenants are those that have tokens, so there are few."""
+    """Thread-safe. Tenants come from the tokens, so their number is small."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Gathering(Generic[Request, Decoded]):
         *,
         at_work: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
-        """alone: from a request and its tenant to what it holds; together: the same of several of one tenant, None
-        where each must be looked at by itself. at_work: a place among those that decode; may raise.
+        """alone: decodes one request of a tenant; together: decodes several requests of one tenant, None if each
+        must be decoded alone. at_work: reserves a decoding slot; may raise.
         """
         self._alone, self._together, self._at_work = alone, together, at_work
         self._changing = threading.Lock()
         self._lines: dict[str, _Line[Request, Decoded]] = {}
 
     def decode(self, request: Request, tenant: str, *, n_bytes: int) -> Decoded:
-        """What the request holds. Raises what decoding it alone raises, and what at_work() raises."""
+        """The decoded request. Raises the errors of decoding it alone, and of at_work()."""
         mine: _Waiting[Request, Decoded] = _Waiting(request, n_bytes)
         with self._changing:
             line = self._lines.setdefault(tenant, _Line())
@@ -85,7 +85,7 @@ class Gathering(Generic[Request, Decoded]):
             self._settle(group, tenant)
 
     def _taken(self, line: _Line[Request, Decoded]) -> list[_Waiting[Request, Decoded]]:
-        """Those that are decoded next, at least one."""
+        """The requests to decode next, at least one."""
         with self._changing:
             waiting = line.waiting
             taken = [waiting.popleft()]
@@ -96,7 +96,7 @@ class Gathering(Generic[Request, Decoded]):
         return taken
 
     def _settle(self, group: list[_Waiting[Request, Decoded]], tenant: str) -> None:
-        """Decode them; one that is wrong does not harm the others."""
+        """Decode the requests; an invalid request does not affect the others."""
         together: list[Decoded] | None = None
         try:
             if len(group) > 1:

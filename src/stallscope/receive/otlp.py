@@ -1,7 +1,7 @@
 """From the bytes of an OTLP request to a batch for the store.
 
-Records of our agents say in their event name which table they are for (`stallscope.<table>`); an operation of NCCL
-with communicator and round is a collective; metric points go to `node_metrics`; everything else to `events`.
+The event name of our agents' records names their table (`stallscope.<table>`). An NCCL operation with communicator
+and round is a collective; metric points go to `node_metrics`; all other records go to `events`.
 """
 
 import time
@@ -27,15 +27,15 @@ from stallscope.store.hub.batches import Batch
 SIGNALS = ("logs", "metrics", "traces")
 BATCH_ID = "stallscope.batch.id"
 MAX_ATTRS_BYTES = 1 << 20
-"""What one record may say beside its columns; a longer one is rejected alone."""
+"""Largest attributes of one record outside of its columns; a longer record alone is rejected."""
 
-_TOO_LONG = f"a record may hold {MAX_ATTRS_BYTES:,} bytes of attributes"
-_FIRST_FIELD = 1 << 3 | 2  # of a message: its number, and that its length is told
+_TOO_LONG = f"the attributes of a record exceed {MAX_ATTRS_BYTES:,} bytes"
+_FIRST_FIELD = 1 << 3 | 2  # of a message: field number 1, length-delimited
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A request, ready to be stored. n_rejected: records left out, and why. counts: what was odd, by counter."""
+    """A request, ready to store. n_rejected: records left out, with the reason. counts: irregularities, by counter."""
 
     batch: Batch
     n_records: int
@@ -74,7 +74,7 @@ class Decoder:
 
     def _flat(self, signal: str, body: bytes, tenant: str) -> Flat:
         if signal not in SIGNALS:
-            raise BadInput(f"there is no OTLP signal {signal!r}: {', '.join(SIGNALS)}")
+            raise BadInput(f"unknown OTLP signal {signal!r}; the signals are {', '.join(SIGNALS)}")
         check_otlp_body(signal, body, self.max_bytes)
         now_ns = self.now_ns()
         if signal == "logs":
@@ -84,10 +84,10 @@ class Decoder:
         return spans.decode(body, now_ns)
 
     def logs_together(self, bodies: Sequence[bytes], tenant: str) -> list[Decoded] | None:
-        """Several logs requests, decoded as one, which takes little longer than one of them; None where each must be
-        looked at by itself.
+        """Several logs requests, decoded as one, in little more time than one of them. None if each must be decoded
+        alone.
 
-        Protobuf messages one after the other are one message with the repeated fields of all (protobuf.dev, Encoding:
+        Concatenated protobuf messages are one message with the repeated fields of all (protobuf.dev, Encoding:
         "Last One Wins").
         """
         n_parts = [n for body in bodies if (n := _n_parts(body)) is not None]
@@ -130,9 +130,9 @@ class Decoder:
 
 
 def _n_parts(body: bytes) -> int | None:
-    """How many ResourceLogs an ExportLogsServiceRequest has; None where it holds anything else, or is cut off.
+    """Number of ResourceLogs in an ExportLogsServiceRequest; None if it has other fields, or is cut off.
 
-    Field 1, of a length that is told first as a varint (protobuf.dev, Encoding: "Length-Delimited Records").
+    Field 1 is length-delimited: its length precedes it as a varint (protobuf.dev, Encoding).
     """
     at, n = 0, 0
     while at < len(body):
@@ -148,7 +148,7 @@ def _n_parts(body: bytes) -> int | None:
 
 
 def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int]]:
-    """The rows of each request, as the store wants them, and about how many bytes they take."""
+    """The rows of each request, in the store's format, and their approximate size in bytes."""
     request = rows[REQUEST].to_numpy()
     if (np.diff(request) < 0).any():
         order = np.argsort(request, kind="stable")
@@ -160,7 +160,7 @@ def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int
 
 
 def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
-    """Rows by table. Most requests hold records of one table only, so nothing is split then."""
+    """Rows by table. Most requests have records of only one table and are not split."""
     if not flat.n:
         return {}
     coded = flat.given["name"].dictionary_encode()
@@ -188,7 +188,7 @@ def _table_named(event_name: str) -> str:
 
 
 def _without_name(flat: Flat) -> Flat:
-    """Our agents' event names say the table, which the row's place says, too; they have no body."""
+    """Drop the event names of our agents' records: the table states the same, and the records have no body."""
     return Flat(
         flat.n,
         {name: flat.given[name] for name in ("ts_ns", REQUEST) if name in flat.given},
@@ -200,7 +200,7 @@ def _without_name(flat: Flat) -> Flat:
 
 
 def _of_others(flat: Flat) -> dict[str, pa.Table]:
-    """Records of other senders: collectives where they are known to be, else events."""
+    """Records of other senders: known collectives go to `collectives`, all others to `events`."""
     rows = table_rows(flat, "events")
     if not {"op", "comm_hash", "seq"} <= set(rows.column_names):
         return {"events": rows}
@@ -217,7 +217,7 @@ def _of_others(flat: Flat) -> dict[str, pa.Table]:
 
 
 def _part(flat: Flat, which: Array) -> Flat:
-    """Some of the records."""
+    """The selected records."""
     at = pa.array(np.flatnonzero(which))
     number_of = np.cumsum(which) - 1
     own = flat.attributes.listed()
@@ -247,7 +247,7 @@ def _of_bearable_size(rows: pa.Table) -> pa.Table:
 
 
 def _batch_id(groups: Sequence[Group]) -> str:
-    """The id by which a retry of this request is recognised; empty where the sender gives none.
+    """The id by which a retry of this request is recognised; empty if the sender sets none.
 
     Never the content: a sender may state the same record twice within the resolution of its clock.
     """
@@ -258,7 +258,7 @@ def _batch_id(groups: Sequence[Group]) -> str:
 
 
 def json_to_protobuf(signal: str, body: bytes) -> bytes:
-    """OTLP's JSON form as protobuf. Raises BadInput.
+    """OTLP's JSON format as protobuf. Raises BadInput.
 
     It differs from protobuf's own JSON in the ids of traces and spans, which are hexadecimal.
     """
@@ -281,7 +281,9 @@ def json_to_protobuf(signal: str, body: bytes) -> bytes:
             content, _message(signal), ignore_unknown_fields=True, max_recursion_depth=40
         )
     except (ValueError, RecursionError, json_format.ParseError) as error:
-        raise BadInput(f"the request is no OTLP {signal} message in JSON: {str(error)[:200]}") from error
+        raise BadInput(
+            f"the request is not a valid OTLP {signal} message in JSON: {str(error)[:200]}"
+        ) from error
     packed: bytes = message.SerializeToString()
     return packed
 
@@ -303,7 +305,7 @@ def _message(signal: str) -> Any:
 
 
 def response(signal: str, decoded: Decoded) -> Any:
-    """The Export...ServiceResponse; with a partial success where records were left out."""
+    """The Export...ServiceResponse; with a partial success if records were rejected."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse

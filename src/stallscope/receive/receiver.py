@@ -1,4 +1,4 @@
-"""One request on any endpoint: authenticate, decode, store; the answer follows when the rows are on disk."""
+"""Handles one request on any endpoint: authenticates, decodes, stores; answers when the rows are on disk."""
 
 import logging
 import os
@@ -26,18 +26,18 @@ from stallscope.receive.micro_batches import SMALL_BYTES, Gathering
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
-"""What senders may know of this hub without a token."""
+"""The capabilities that senders can read without a token."""
 
 _LOG = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
 
 
 class Sender(Protocol):
-    """Who sends, as far as the receivers need to know."""
+    """The sender of a request, as seen by the receivers."""
 
     @property
     def tenant(self) -> str:
-        """Whose the rows will be."""
+        """The tenant that will own the rows."""
 
     def require(self, scope: str) -> None:
         """Raises NotAllowed unless the sender has the scope."""
@@ -54,13 +54,13 @@ Audit = Callable[[str, StallscopeError], None]
 class Bounds:
     """Limits of a request, and of all requests together.
 
-    max_bytes: of one request, after decompression; max_json_bytes: in JSON, whose objects take many times the memory.
-    max_decoded_bytes: of the rows of one request. max_bodies_bytes: of
-    all requests that have been read and not yet decoded. max_requests: under way at one time. max_reading: of them,
-    those whose message is being read, which gRPC keeps in memory while it is incomplete. max_reading_s: then a sender
-    is cut off. patience_s: the wait for room before a request is refused. max_waiting_s: the wait for the commit.
-    max_at_once: requests that are decoded and packed at one time; more than the processors would only take turns with
-    one another and with the thread that commits, for which all of them wait.
+    max_bytes: of one request, after decompression; max_json_bytes: in JSON, which needs many times the memory.
+    max_decoded_bytes: of the rows of one request. max_bodies_bytes: of all requests that are read but not decoded yet.
+    max_requests: in flight at the same time. max_reading: requests whose message is still arriving, which gRPC keeps in
+    memory. max_reading_s: longest time for a message to arrive. patience_s: wait for room before a request is refused.
+    max_waiting_s: wait for the commit.
+    max_at_once: requests that are decoded at the same time. More than the number of processors would only compete with
+    each other and with the thread that commits, for which all of them wait.
     """
 
     max_bytes: int = 32 << 20
@@ -76,7 +76,7 @@ class Bounds:
 
     @classmethod
     def within(cls, memory_bytes: int) -> "Bounds":
-        """The limits of a hub that may use this much memory."""
+        """The limits of a hub with this memory limit."""
         eighth = memory_bytes // 8
         return cls(
             max_bytes=min(cls.max_bytes, memory_bytes // 64),
@@ -96,9 +96,9 @@ class Accepted:
 
 
 class Receiver:
-    """What both OTLP ports and the Arrow endpoint share. For any number of threads.
+    """The part shared by both OTLP ports and the Arrow endpoint. Thread-safe.
 
-    requests, reading, bodies: the bounds of what is under way, which the ports hold.
+    requests, reading, bodies: the bounds on requests in flight, which the ports hold.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Receiver:
         self.bounds = bounds or Bounds()
         self.counters = Counters()
         self.requests = Bound(self.bounds.max_requests, "requests")
-        self.reading = Bound(self.bounds.max_reading, "messages that are being sent")
+        self.reading = Bound(self.bounds.max_reading, "incoming messages")
         self.bodies = Bound(self.bounds.max_bodies_bytes, "bytes of requests")
         self._store, self._authenticate, self._audit = store, authenticate, audit
         self._logged = ("", 0.0)
@@ -126,13 +126,13 @@ class Receiver:
         self._small_arrow = Gathering(arrow.batch, arrow_batches.batches, at_work=self._at_work)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
-        """The sender, checked before the body is read. Raises NotAuthenticated, NotAllowed."""
+        """The sender, authenticated before the body is read. Raises NotAuthenticated, NotAllowed."""
         sender = self._authenticate(headers)
         sender.require("ingest")
         return sender
 
     def check_room(self) -> None:
-        """Raises Overloaded while the store takes no more rows: before a message is decoded."""
+        """Raises Overloaded while the store accepts no more rows, before a message is decoded."""
         self._store.check_room()
 
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
@@ -146,7 +146,7 @@ class Receiver:
             else:
                 if is_json and len(body) > self.bounds.max_json_bytes:
                     raise TooLarge(
-                        f"a JSON request may hold {self.bounds.max_json_bytes:,} bytes: use protobuf"
+                        f"a JSON request may have at most {self.bounds.max_json_bytes:,} bytes; use protobuf"
                     )
                 plain = otlp.json_to_protobuf(signal, body) if is_json else body
                 decoded = self._decoder.decode(signal, plain, tenant)
@@ -175,7 +175,7 @@ class Receiver:
         )
 
     def refused(self, error: Exception, *, peer: str) -> Refusal:
-        """The answer to an error, which is counted and, where the token is refused, audited. peer: its address."""
+        """The answer to an error. Counts the error, and audits refused tokens. peer: its address."""
         found = refusal(error)
         self.counters.add(requests_refused=1, **{f"refused_{found.grpc.lower()}": 1})
         if isinstance(error, NotAuthenticated | NotAllowed) and self._audit:
@@ -222,13 +222,13 @@ class Receiver:
     def _appended(self, batch: Batch) -> "Future[Receipt]":
         if batch.tables:
             return self._store.append(batch)
-        done: Future[Receipt] = Future()  # nothing to store: an empty request is a good one
+        done: Future[Receipt] = Future()  # nothing to store: an empty request succeeds
         done.set_result(Receipt(0, False, 0))
         return done
 
     def _check_size(self, body: bytes) -> None:
         if len(body) > self.bounds.max_bytes:
-            raise TooLarge(f"a request may hold {self.bounds.max_bytes:,} bytes: send smaller ones")
+            raise TooLarge(f"the request exceeds {self.bounds.max_bytes:,} bytes; send smaller requests")
 
     def _at_work(self) -> "_Held":
         if not self._decoding.acquire(timeout=self.bounds.patience_s):

@@ -1,4 +1,4 @@
-"""The records' own attributes as a table's columns, and as JSON where they have no column."""
+"""The records' own attributes as a table's columns, and as JSON if no column matches."""
 
 import re
 from functools import lru_cache
@@ -22,28 +22,30 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 class Own(Protocol):
-    """Attributes of n records. Columns first: what they take is not among the fragments then."""
+    """Attributes of n records. Call column() before fragments(), which leaves out the attributes used by columns."""
 
     def column(self, column: schema.Column) -> pa.Array | None:
-        """The column's values (n,); None where no record says anything of it."""
+        """The column's values (n,); None if no record has the attribute."""
 
     def fragments(self) -> list[pa.Array]:
-        """`"key":value,...` of each record's attributes that have no column; NULL where it has none."""
+        """`"key":value,...` of each record's attributes without a column; NULL if there are none."""
 
 
 class NotInEvery(Exception):
-    """Some records' values fit a column and others' do not."""
+    """Some records' values match the column's type and others do not."""
 
 
 class OfAligned:
-    """Where every record has the same attributes. column() raises NotInEvery."""
+    """For records that all have the same attributes. column() raises NotInEvery."""
 
     def __init__(self, attributes: Aligned):
         self._attributes = attributes
-        self._lifted: dict[str, Array | None] = {}  # by key: the records of which it was lifted, None for all
+        self._lifted: dict[
+            str, Array | None
+        ] = {}  # by key: the records whose value is in a column, None for all
 
     def column(self, column: schema.Column) -> pa.Array | None:
-        """See Own. The best name of which the values fit counts."""
+        """See Own. Uses the best name whose values match the column's type."""
         for key in keys_of(column.name):
             values = self._attributes.columns.get(key)
             if values is None or not self._attributes.n:
@@ -77,7 +79,7 @@ class OfAligned:
 
 
 class OfListed:
-    """Where each record has attributes of its own."""
+    """For records with individual attributes."""
 
     def __init__(self, attributes: Attributes, n: int):
         self._attributes, self._n = attributes, n
@@ -91,14 +93,16 @@ class OfListed:
         if not codes or not self._n:
             return None
         attributes = self._attributes
-        # The best name last, so that it stays where a record has several.
+        # The best name is last, so that its value wins if a record has several names.
         at = np.concatenate([np.flatnonzero(attributes.code == code) for code in reversed(codes)])
         is_integer = column.kind in ("int32", "int64") and attributes.is_integer[at].all()
         if is_integer:
             values, fits = _as_wide(attributes.integers[at], column.kind)
         else:
             values, fits = _as_kind(column, _Taken(attributes, at))
-        if fits.all() and np.array_equal(attributes.parent[at], self._every):  # as one program's records are
+        if fits.all() and np.array_equal(
+            attributes.parent[at], self._every
+        ):  # typical of one program's records
             picked, source = values, at
         else:
             place = np.flatnonzero(fits)
@@ -146,7 +150,7 @@ class _Values(Protocol):
 
 
 class _Taken:
-    """Those at some places of a list."""
+    """The attributes at some positions of a list."""
 
     def __init__(self, attributes: Attributes, at: Array):
         self._attributes, self._where = attributes, pa.array(at)
@@ -158,7 +162,7 @@ class _Taken:
 
 
 class _OfOneType(NamedTuple):
-    """Those of one key, all of one type."""
+    """The attributes of one key, all of the same type."""
 
     text: pa.Array
     integer: pa.Array
@@ -168,7 +172,7 @@ class _OfOneType(NamedTuple):
 
 
 def of_one_type(values: pa.Array) -> _OfOneType:
-    """Text, integer, number, truth and JSON of the rest: NULL in all of them but one."""
+    """Text, integer, number, boolean and JSON: NULL in all arrays except the array of the values' type."""
     text, integer, number, truth = (
         values if values.type == kind else nulls(len(values), kind)
         for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_())
@@ -177,7 +181,7 @@ def of_one_type(values: pa.Array) -> _OfOneType:
 
 
 def _as_kind(column: schema.Column, values: _Values) -> tuple[pa.Array, Array]:
-    """The values as a column would have them, and which of them it can hold."""
+    """The values in the column's type, and which of them the column can hold."""
     if column.kind == "double":
         found = pc.coalesce(values.number, values.integer.cast(pa.float64(), safe=False))
         return found, np.asarray(pc.is_finite(found).fill_null(False))
@@ -201,7 +205,7 @@ def _cast(values: pa.Array, column: schema.Column) -> pa.Array:
 
 
 def _as_wide(numbers: Array, kind: str) -> tuple[pa.Array, Array]:
-    """Integers as a column of this kind has them, where all fit; and which of them do."""
+    """Integers in the column's width, if all fit; and which of them fit."""
     if kind == "int64":
         return pa.array(numbers), np.ones(len(numbers), bool)
     fits = _fits_int32(numbers)
@@ -224,7 +228,7 @@ def _as_text(name: str, text: pa.Array, integer: pa.Array) -> pa.Array:
 
 
 def _as_integer(text: pa.Array, integer: pa.Array, number: pa.Array) -> pa.Array:
-    """Integers; texts of digits and whole numbers, too."""
+    """Integers, including texts of digits and whole floating-point numbers."""
     values = integer
     if number.null_count < len(number):
         plain = np.asarray(number.fill_null(0.5))
@@ -245,7 +249,7 @@ def _as_signed(text: pa.Array, integer: pa.Array) -> pa.Array:
 
 
 def _in_our_words(texts: pa.Array, to_ours: Any) -> tuple[pa.Array, Array]:
-    """The texts in our words, and which of them are the same as before."""
+    """The texts in our vocabulary, and which of them are unchanged."""
     coded = texts.dictionary_encode()
     before = coded.dictionary.to_pylist()
     ours = [to_ours(word) for word in before]
@@ -280,7 +284,7 @@ def quoted(texts: pa.Array) -> pa.Array:
 
 
 def number_json(numbers: pa.Array) -> pa.Array:
-    """Numbers as JSON; those that JSON does not know as text."""
+    """Numbers as JSON; values that JSON cannot express (NaN, infinities) as text."""
     texts = numbers.cast(pa.string())
     finite = pc.is_finite(numbers)
     if pc.all(finite.fill_null(True)).as_py():
@@ -290,11 +294,11 @@ def number_json(numbers: pa.Array) -> pa.Array:
 
 
 def member(key: str, values: pa.Array) -> pa.Array:
-    """`"key":value`, NULL where the value is."""
+    """`"key":value`, NULL if the value is NULL."""
     return pc.binary_join_element_wise(quoted_key(key), values, "")
 
 
 @lru_cache(maxsize=4096)
 def quoted_key(key: str) -> str:
-    """A key as JSON has it, with the colon."""
+    """A key as JSON, with the colon."""
     return dumped(key) + ":"

@@ -1,7 +1,8 @@
-"""The shape of a LogRecord: which of its bytes say what it has, and where the values stand.
+"""The shape of a LogRecord: which bytes encode its structure, and the positions of its values.
 
-Two records whose bytes differ in values only have the same shape, so that the values of thousands of them are columns
-of one matrix of bytes. Protobuf's wire form: protobuf.dev, Encoding. Fields: opentelemetry/proto/logs/v1/logs.proto.
+Two records that differ only in the bytes of values have the same shape. The values of thousands of such records are
+columns of one byte matrix. Protobuf's wire format: protobuf.dev, Encoding. Fields:
+opentelemetry/proto/logs/v1/logs.proto.
 """
 
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ import pyarrow as pa
 from stallscope.receive.decoded import Array
 
 _ALL, _GOES_ON, _NONE = b"\xff", b"\x80", b"\x00"
-"""Of a byte that belongs to the shape; of a varint's, whose highest bit says whether another follows; of a value's."""
+"""Mask bits of a structural byte; of a varint byte, whose highest bit marks a continuation; of a value byte."""
 
 BODY = 5
-"""Number of the field that is the record's body."""
+"""Field number of the record's body."""
 
 _MOST_VARINT = 10
 _MOST_SEVERITY = 24
@@ -24,11 +25,11 @@ _WORD = 8
 
 
 class Unlike(Exception):
-    """Records are not of one shape, or not as they have to be: who reads anything finds out what they are."""
+    """Records differ in shape, or are irregular: a general decoder has to read them."""
 
 
 class Place(NamedTuple):
-    """Where a value stands in a record. kind: text, bytes, varint, truth, number, fixed64 or fixed32."""
+    """Position of a value in a record. kind: text, bytes, varint, truth, number, fixed64 or fixed32."""
 
     kind: str
     begin: int
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """fields: by number; attributes: by key, in order. mask: of each byte the bits that belong to the shape."""
+    """fields: by number; attributes: by key, in order. mask: the structural bits of each byte."""
 
     fields: dict[int, Place]
     attributes: dict[str, Place]
@@ -53,7 +54,7 @@ class Shape:
 
 
 def shape_of(record: bytes) -> Shape:
-    """The shape of a record. Raises Unlike for what no loop sends: lists, fields that are there twice or unknown."""
+    """The shape of a record. Raises Unlike for irregular records: lists, duplicate or unknown fields."""
     reading = _Reading(record, bytearray(_ALL * len(record)))
     fields: dict[int, Place] = {}
     attributes: dict[str, Place] = {}
@@ -75,19 +76,19 @@ def shape_of(record: bytes) -> Shape:
 
 
 def tag_of(field: int, kind: int) -> int:
-    """What a field begins with. kind: 0 varint, 1 eight bytes, 2 of a length that is told, 5 four bytes."""
+    """The first byte of a field. kind: 0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes."""
     return field << 3 | kind
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """One pass over a record; each method reads what begins at a place, and frees the bytes of values in the mask."""
+    """One pass over a record; each method reads the element at an offset, and clears value bytes in the mask."""
 
     record: bytes
     mask: bytearray
 
     def told(self, at: int, end: int) -> tuple[int, int]:
-        """Begin and end of what a length tells of."""
+        """Begin and end of a length-delimited element."""
         length, begin = 0, self._end_of_varint(at, end)
         for place in range(begin - 1, at - 1, -1):
             length = length << 7 | self.record[place] & 0x7F
@@ -120,7 +121,7 @@ class _Reading:
         return as_text(self.record[begin:stop]), self.any_value(value, end)
 
     def any_value(self, at: int, end: int) -> Place:
-        """An AnyValue that is a text, a truth, an integer or a number."""
+        """An AnyValue that is a text, a boolean, an integer or a number."""
         tag = self.record[at] if at < end else None
         if tag == tag_of(1, 2):
             place = self.bytes_(at + 1, end, "text")
@@ -166,9 +167,9 @@ _READ = {
 
 
 def values(place: Place, records: Array) -> Any:
-    """The values that stand at a place of all records (n, bytes).
+    """The values at the same position of all records (n, bytes).
 
-    text: a string where all are the same, else an Arrow array, as for bytes, which become hexadecimal digits; others:
+    text: a string if all are equal, otherwise an Arrow array, as for bytes, which become hexadecimal digits; others:
     numpy arrays (n,): uint64 of fixed64, int64 of varints, float64, bool. Raises Unlike.
     """
     found = records[:, place.begin : place.end]
@@ -188,7 +189,7 @@ _MOST = {"truth": 1, "severity": _MOST_SEVERITY, "uint32": (1 << 32) - 1}
 
 
 def _varints(found: Array) -> Array:
-    """Varints of so many bytes (n, bytes): seven bits a byte, the lowest first."""
+    """Decodes varints of equal length (n, bytes): seven bits per byte, the lowest first."""
     out = (found[:, 0] & 0x7F).astype(np.uint64)
     for number in range(1, found.shape[1]):
         part = found[:, number] & 0x7F
@@ -214,7 +215,7 @@ def _texts(found: Array) -> str | pa.Array:
 
 
 def _digits(found: Array) -> pa.Array:
-    """Hexadecimal digits; NULL for no bytes."""
+    """Hexadecimal digits; NULL for empty bytes."""
     n, n_bytes = found.shape
     digits = found.tobytes().hex()
     return pa.array([digits[2 * n_bytes * i : 2 * n_bytes * (i + 1)] or None for i in range(n)], pa.string())

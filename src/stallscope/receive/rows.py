@@ -1,7 +1,7 @@
-"""From decoded records to rows: attributes fill columns, and what has no column goes into `attrs`. Nothing is dropped.
+"""From decoded records to rows: attributes fill columns, and attributes without a column go into `attrs`.
 
-A value that does not fit its column (text that is no number, a rank beyond 32 bits), that another name of the same
-fact comes before, or that is written in other words than ours stays in `attrs` as it was sent.
+Nothing is dropped. A value that does not match its column (non-numeric text, a rank beyond 32 bits), that a better
+name of the same fact overrides, or that uses another vocabulary, stays in `attrs` as it was sent.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from stallscope.store.hub import schema
 _MOST_ABOUT = 200
 
 REQUEST = "request"
-"""Not a column of any table: rows of several requests carry the number of theirs in it until they are parted."""
+"""Not a column of any table: rows of several requests carry their request's number in it until they are split."""
 
 
 def table_rows(flat: Flat, table: str) -> pa.Table:
-    """The rows of a table that the records are; without the columns that no record fills."""
+    """The rows of a table for the records; without the columns that no record fills."""
     if isinstance(flat.attributes, Aligned):
         with suppress(record_attributes.NotInEvery):
             return _rows(flat, record_attributes.OfAligned(flat.attributes), table)
@@ -51,8 +51,8 @@ def _rows(flat: Flat, attributes: record_attributes.Own, table: str) -> pa.Table
 
 
 def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """Rows for `nodes`, by request: what resources, and records that say what GPU they are about, tell of their
-    machine. request: the number of each group's request.
+    """Rows for `nodes`, by request: the machine's description from resources, and from records that describe a GPU.
+    request: the request number of each group.
     """
     columns = {column.name: column for column in schema.NODES.columns}
     sources = [(i, group.scope) for i, group in enumerate(flat.groups) if _tells_of_node(group)]
@@ -82,7 +82,7 @@ def _keys_about_node() -> frozenset[str]:
 
 
 def _of_gpu_model(told: Aligned | Attributes) -> list[tuple[int, dict[str, Any]]]:
-    """Number and attributes of records that name a GPU model; of few thousand at most."""
+    """Index and attributes of records that name a GPU model; at most a few thousand."""
     if _keys_about_node().isdisjoint(told.names):
         return []
     attributes = told.listed()
@@ -108,7 +108,7 @@ class _Lifting:
         self._shared = {key for group in groups for source in (group.scope, group.resource) for key in source}
 
     def column(self, column: schema.Column) -> pa.Array | None:
-        """The column's values from record, scope and resource; None where nobody says anything."""
+        """The column's values from record, scope and resource; None if none of them has the attribute."""
         mine = self.attributes.column(column)
         if self._shared.isdisjoint(keys_of(column.name)):
             return mine
@@ -125,7 +125,7 @@ class _Lifting:
         return theirs if mine is None else pc.coalesce(mine, theirs)
 
     def left_over(self) -> pa.Array:
-        """JSON of what has no column: own attributes, then what the decoder adds, then scope and resource."""
+        """JSON of attributes without a column: the record's own, then the decoder's, then scope and resource."""
         parts = [
             *self.attributes.fragments(),
             *(record_attributes.member(key, values) for key, values in self.flat.extra.items()),
@@ -147,7 +147,7 @@ class _Lifting:
 
 
 def _of_group(column: schema.Column, sources: tuple[dict[str, Any], ...]) -> Any:
-    """The value that the first source has for a column, as the column's type; None where none fits."""
+    """The value of the first matching source for a column, in the column's type; None if none matches."""
     for source in sources:
         for key in keys_of(column.name):
             if key in source and (value := _fitting(column, source[key])) is not None:

@@ -1,4 +1,4 @@
-"""Senders' words for operations, types and communicators, and ours for the same."""
+"""Maps senders' words for operations, types and communicators to our words."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _HEX = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 
 
 def op(word: str) -> str:
-    """all_reduce for AllReduce, ncclAllReduce, allreduce, all-reduce; other words as they are."""
+    """all_reduce for AllReduce, ncclAllReduce, allreduce, all-reduce; other words unchanged."""
     bare = word.removeprefix("nccl")
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower().replace("-", "_").replace(" ", "_")
     snake = _SAME_OP.get(snake.replace("_", ""), snake)
@@ -41,7 +41,7 @@ def reduce_op(word: str) -> str:
 
 
 def comm_hash(word: str) -> str:
-    """16 hexadecimal digits for a 64-bit hash in any writing; other words as they are."""
+    """16 hexadecimal digits for a 64-bit hash in any notation; other words unchanged."""
     found = _HEX.fullmatch(word)
     is_number = found and (word.startswith("0x") or len(word) == 16)
     return f"{int(found[1], 16):016x}" if found and is_number else word
@@ -69,7 +69,7 @@ NUMBER: dict[str, Callable[[int], str]] = {
     "parent_hash": _hash_of,
     "reduce_op": _reduce_op_of,
 }
-"""By column: from a sender's number to our word; "" for unknown. Others: the number's digits."""
+"""By column: from a sender's number to our word; "" for unknown. Other columns: the number's digits."""
 
 
 def signed(word: str) -> int | None:

@@ -1,6 +1,6 @@
 """OTLP traces: each span becomes one flat record for `events`, with its duration.
 
-Raises BadInput for bytes that are no ExportTraceServiceRequest.
+Raises BadInput for an invalid ExportTraceServiceRequest.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def decode(body: bytes, now_ns: int) -> Flat:
     try:
         message = ExportTraceServiceRequest.FromString(body)
     except DecodeError as error:
-        raise BadInput(f"the request is no OTLP trace message: {error}") from error
+        raise BadInput(f"the request is not a valid OTLP trace message: {error}") from error
     groups: list[Group] = []
     spans: list[Any] = []
     group_of: list[int] = []
@@ -64,7 +64,7 @@ def _duration_ns(span: Any) -> int | None:
 
 
 def _more(span: Any, ts_ns: int) -> dict[str, str]:
-    """JSON of what has no column."""
+    """JSON of values without a column."""
     out: dict[str, Any] = {
         "otel.trace_id": span.trace_id.hex(),
         "otel.span_id": span.span_id.hex(),

@@ -1,4 +1,4 @@
-"""Times that senders give: which can be true, and what stands for one that cannot."""
+"""Checks timestamps from senders, and replaces implausible ones."""
 
 from typing import NamedTuple
 
@@ -7,26 +7,26 @@ import numpy as np
 from stallscope.receive.decoded import Array
 
 EARLIEST_NS = 946_684_800 * 10**9
-"""2000-01-01: what is older is an unset clock, or a unit that is not ns."""
+"""2000-01-01: an earlier time comes from an unset clock, or from a unit other than ns."""
 
 AHEAD_NS = 86_400 * 10**9
-"""A day: what is further ahead of the hub's clock is no clock."""
+"""One day: a time that is further ahead of the hub's clock is wrong."""
 
 
 class Times(NamedTuple):
-    """ts_ns: int64 (n,). n_replaced: how many did not say when they happened, and got the next best time."""
+    """ts_ns: int64 (n,). n_replaced: number of records without a plausible time, which got the next best time."""
 
     ts_ns: Array
     n_replaced: int
 
 
 def believable(times_ns: Array, now_ns: int) -> Array:
-    """Which of the times (uint64 ns) can be true."""
+    """Whether each time (uint64 ns) is plausible."""
     return (times_ns >= EARLIEST_NS) & (times_ns <= now_ns + AHEAD_NS)
 
 
 def moments(times_ns: Array, observed_ns: Array | None, now_ns: int) -> Times:
-    """When records happened: their own time, else when they were observed, else now."""
+    """Times of the records: the event time, otherwise the observed time, otherwise the current time."""
     is_own = believable(times_ns, now_ns)
     if is_own.all():
         return Times(times_ns.astype(np.int64), 0)

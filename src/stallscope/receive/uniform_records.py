@@ -1,8 +1,8 @@
-"""OTLP logs whose records are all of one shape: read field by field, all records at once, instead of one by one.
+"""Decodes OTLP logs whose records all have one shape: field by field for all records together.
 
-What a program sends in a loop is so: the same fields and attributes in the same order, values of the same types. By
-far most of what a busy hub gets is, and it costs a fifth then of what decoding anything costs. Records of several
-shapes, and whatever is not as it has to be, are left to the decoders that take everything.
+A program that sends in a loop produces such records: the same fields and attributes in the same order, values of the
+same types. They are by far the largest part of a busy hub's load, and cost a fifth of general decoding. Records of
+several shapes, and irregular records, are left to the general decoders.
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from stallscope.store.hub.arrow_tables import repeated
 _REMEMBERED_BYTES = 4096
 _WORD = 8
 _FEW_SHAPES, _FEWEST = 3, 256
-"""So many shapes, and one more for so many records: finding one takes as long as decoding many in another way."""
+"""Allowed shapes, plus one more per this many records: detecting a shape costs as much as decoding many records."""
 
 _FIRST, _SHAPES_AT_FIRST, _LOOK_BYTES = 64, 8, 1 << 17
-"""A look at the first records spares finding out of thousands that they are of too many shapes."""
+"""Checking the first records avoids scanning thousands of records that have too many shapes."""
 
 _RUN = 4
-"""Records of one length, after which the next are looked at many at once."""
+"""Number of records of equal length after which the next records are compared in blocks."""
 
 
 class _Kin(NamedTuple):
-    """Records of one shape: their numbers, ascending, and their bytes (n, bytes)."""
+    """Records of one shape: their indexes, ascending, and their bytes (n, bytes)."""
 
     shape: Shape
     which: Array
@@ -38,7 +38,7 @@ class _Kin(NamedTuple):
 
 
 class Records:
-    """Records of one shape. fields: by number of the field; attributes: of every record; group: int64 (n,)."""
+    """Records of one shape. fields: by field number; attributes: of every record; group: int64 (n,)."""
 
     def __init__(self, fields: dict[int, Any], attributes: Aligned, group: Array, groups: list[Group]):
         self.fields, self.attributes, self.group, self.groups = fields, attributes, group, groups
@@ -48,7 +48,7 @@ def records(body: bytes) -> Records:
     """The records of an ExportLogsServiceRequest.
 
     Their fields: times and flags as numpy arrays, texts, event name and the body as Arrow arrays, trace and span ids
-    as hexadecimal digits; what no record has is missing. Raises Unlike.
+    as hexadecimal digits; fields that no record has are missing. Raises Unlike.
     """
     groups: list[Group] = []
     places: list[tuple[list[int], list[int]]] = []
@@ -83,7 +83,7 @@ def _as_arrow(found: Any) -> pa.Array:
 
 
 def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag, begin and end of each part of a message that has only parts of a told length. Raises Unlike."""
+    """Tag, begin and end of each part of a message with only length-delimited parts. Raises Unlike."""
     while at < end:
         tag, at = body[at], at + 1
         length, at = _length(body, at, end)
@@ -92,7 +92,7 @@ def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _length(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """A length, and where what it tells of begins. Raises Unlike where that ends behind end."""
+    """A length, and the offset where its content begins. Raises Unlike if the content would end after end."""
     length, shift = 0, 0
     while at < end and body[at] >= 0x80 and shift < 28:
         length |= (body[at] & 0x7F) << shift
@@ -114,7 +114,7 @@ def _add_resource(
     groups: list[Group],
     places: list[tuple[list[int], list[int]]],
 ) -> None:
-    """The groups of a ResourceLogs, and begins and ends of the records of each."""
+    """The groups of a ResourceLogs, and the begins and ends of each group's records."""
     resource: dict[str, Any] | None = None
     url = ""
     scopes: list[tuple[bytes, str, tuple[list[int], list[int]]]] = []
@@ -134,9 +134,9 @@ def _add_resource(
 
 
 def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, tuple[list[int], list[int]]]:
-    """The bytes of a ScopeLogs' scope, its schema URL, and begins and ends of its records.
+    """The bytes of a ScopeLogs' scope, its schema URL, and the begins and ends of its records.
 
-    look: at the shapes of the first, where many follow.
+    look: check the shapes of the first records if many follow.
     """
     scope, url = None, ""
     starts: list[int] = []
@@ -170,13 +170,13 @@ def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, t
 
 
 def _look_at_first(body: bytes, starts: list[int], ends: list[int]) -> None:
-    """Raises Unlike where these records already are of more shapes than are worth it."""
+    """Raises Unlike if these records already have too many shapes."""
     at = np.array(starts, np.int64)
     _split(body, at, np.array(ends, np.int64) - at, most=_SHAPES_AT_FIRST)
 
 
 def _n_same(body: bytes, at: int, end: int, n_head: int, n_bytes: int) -> int:
-    """How many more records of the same length follow the one at a place. n_head: bytes of its tag and length."""
+    """Number of following records with the same length as the record at an offset. n_head: bytes of tag and length."""
     n = (end - at) // n_bytes
     heads = np.frombuffer(body, np.uint8, n * n_bytes, at).reshape(n, n_bytes)[:, :n_head]
     differs = np.flatnonzero((heads != heads[0]).any(axis=1))
@@ -189,7 +189,7 @@ def _attributes_of(raw: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _remembered_resource(raw: bytes) -> dict[str, Any]:
-    """A sender has the same resource in each of its requests."""
+    """Cached: a sender sends the same resource in each of its requests."""
     return _resource(raw)
 
 
@@ -216,7 +216,7 @@ def _scope_told(raw: bytes) -> tuple[str, str, dict[str, Any]]:
 
 
 def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
-    """The records, shape by shape. Raises Unlike where these are too many, or not alike."""
+    """The records, grouped by shape. Raises Unlike for too many shapes, or irregular records."""
     padded = body + bytes(_WORD)
     if len(np.unique(lengths)) > most:
         raise Unlike
@@ -248,8 +248,8 @@ def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
 
 
 def _column(kind: str, places: list[tuple[Place, Array]], order: Array | None) -> Any:
-    """One value of all records. places: where it stands in the records of each shape, and their bytes; order: where
-    each record stands among them.
+    """One value of all records. places: its position in the records of each shape, and their bytes; order: the
+    position of each record in the result.
     """
     parts = [values(place, found) for place, found in places]
     if kind not in ("text", "bytes"):

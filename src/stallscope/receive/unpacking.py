@@ -1,4 +1,4 @@
-"""Compressed bodies, with a limit on what comes out: a bomb is refused before it has gone off."""
+"""Decompresses bodies with a limit on the output size, so that a decompression bomb is refused early."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from isal import isal_zlib
 from stallscope.errors import BadInput, TooLarge
 
 _GZIP_OR_ZLIB = 32 + isal_zlib.MAX_WBITS
-_NotSo: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stubs take the class for an instance
+_NotSo: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stubs declare the class as an instance
 _CHUNK = 1 << 20
 _SLICE = 1 << 16
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
-    """The body before compression. encoding: "" or identity, gzip, deflate, zstd.
+    """The decompressed body. encoding: "" or identity, gzip, deflate, zstd.
 
-    Raises TooLarge when more than limit bytes come out, BadInput for bytes that are not so compressed.
+    Raises TooLarge for more than limit bytes of output, BadInput for bytes that are not in this encoding.
     """
     if encoding in ("", "identity"):
         out = bytes(body)
@@ -27,17 +27,17 @@ def unpacked(body: bytes | memoryview, encoding: str, *, limit: int) -> bytes:
     elif encoding == "zstd":
         out = _from_zstd(body, limit)
     else:
-        raise BadInput(f"the encoding {encoding!r} is not known here: send gzip, deflate, zstd or none")
+        raise BadInput(f"unknown encoding {encoding!r}; send gzip, deflate, zstd or none")
     if len(out) > limit:
-        raise TooLarge(f"a request may hold {limit:,} bytes: send smaller ones")
+        raise TooLarge(f"the request exceeds {limit:,} bytes; send smaller requests")
     return out
 
 
 def inflated_to(body: memoryview, n_bytes: int) -> "pa.Buffer | None":
-    """What gzip unpacks to so many bytes; None where it does not, or is not in one piece.
+    """The output of gzip if it has exactly n_bytes; None if not, or if there are several gzip members.
 
-    In memory that is used again and again: the unpacker's own output is put together anew each time, and bringing in
-    fresh pages for it costs the kernel half as long as unpacking.
+    The output goes to reused memory. The decompressor would assemble its own output in new pages each time, and the
+    kernel needs half the decompression time to provide them.
     """
     import pyarrow as pa
 
@@ -61,14 +61,16 @@ def _inflated(body: bytes | memoryview, limit: int) -> bytes:
     unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         out = unpacker.decompress(body, limit + 1)
-        while unpacker.eof and unpacker.unused_data and len(out) <= limit:  # gzip files may follow each other
+        while (
+            unpacker.eof and unpacker.unused_data and len(out) <= limit
+        ):  # gzip members may follow each other
             rest = unpacker.unused_data
             unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
             out += unpacker.decompress(rest, limit + 1 - len(out))
     except _NotSo as error:
-        raise BadInput(f"the body is not the gzip it claims to be ({error})") from error
+        raise BadInput(f"the body is not valid gzip ({error})") from error
     if len(out) <= limit and not unpacker.eof:
-        raise BadInput("the body's gzip ends too early")
+        raise BadInput("the gzip body is truncated")
     return out
 
 
@@ -82,5 +84,5 @@ def _from_zstd(body: bytes | memoryview, limit: int) -> bytes:
                 parts.append(part)
                 n_bytes += len(part)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput("the body is not the zstd it claims to be") from error
+        raise BadInput("the body is not valid zstd") from error
     return b"".join(parts)

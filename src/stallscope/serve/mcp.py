@@ -1,6 +1,6 @@
 """The tools over MCP: streamable HTTP within the hub's HTTP layers, and standard input and output.
 
-There are no sessions: the token of each request determines the data it can read. Answers and errors match the
+It has no sessions: the token of each request determines the data it can read. Answers and errors match the
 HTTP interface. An extra text block marks the quoted names and texts as data.
 """
 

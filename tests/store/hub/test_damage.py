@@ -126,7 +126,7 @@ def test_check_names_the_damage_and_repair_keeps_the_rest(tmp_path: Path):
     assert first.name in findings.problems[0]
     assert upkeep.check(tmp_path, repair=True).n_repaired == 1
     assert upkeep.check(tmp_path) == upkeep.Findings(n_segments=1, n_rows=7)
-    with pytest.raises(BadInput, match="holds no hub"):
+    with pytest.raises(BadInput, match="is not a hub"):
         upkeep.check(tmp_path / "segments")
 
 

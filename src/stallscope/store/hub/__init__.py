@@ -1,1 +1,1 @@
-"""The hub's store: what arrives is committed, kept hot in memory, and sealed into Parquet files."""
+"""The hub's store: received rows are committed, kept hot in memory, and sealed into Parquet files."""

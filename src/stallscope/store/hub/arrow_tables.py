@@ -1,4 +1,4 @@
-"""Tables put together and cut. Where nothing stands nothing is copied: most senders fill few of a table's columns."""
+"""Concatenates and splits tables. Empty columns are not copied: most senders fill few of a table's columns."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,25 +9,25 @@ _SHARED_NULLS = 1 << 17
 
 
 def nulls(n: int, kind: pa.DataType) -> pa.Array:
-    """n NULLs of a type: a look at the same memory for all columns in which nothing stands."""
+    """n NULLs of a type: a view of memory that all empty columns share."""
     found = _nulls().get(kind.id)
     return found.slice(0, n) if found is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
 
 
 def repeated(text: str | None, n: int) -> pa.Array:
-    """A text n times."""
+    """A text, repeated n times."""
     return pa.repeat(pa.scalar(text, pa.string()), n)
 
 
 @cache
 def _nulls() -> dict[int, pa.Array]:
-    """NULLs of the types that tables are made of, by the number of the type: a type itself is slow as a key."""
+    """NULLs of the column types, by type id: a type object is slow as a key."""
     kinds = (pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.bool_())
     return {kind.id: pa.nulls(_SHARED_NULLS, kind) for kind in kinds}
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables of the same columns as one whose columns are in one piece; where nothing stands nothing is copied."""
+    """Tables with the same columns as one table with contiguous columns; empty columns are not copied."""
     whole = pa.concat_tables(tables)
     columns = [
         nulls(len(whole), values.type)
@@ -41,7 +41,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def parted(rows: pa.Table, lengths: Sequence[int]) -> list[tuple[pa.Table, int]]:
-    """So many rows each, one after the other, and about how many bytes they take."""
+    """Consecutive slices with these numbers of rows, each with its approximate size in bytes."""
     a_row, begin, out = rows.nbytes / max(len(rows), 1), 0, []
     for length in lengths:
         out.append((rows.slice(begin, length), int(a_row * length)))

@@ -1,4 +1,4 @@
-"""What senders want stored, and what becomes of it: entries of the journal, and rows as questions see them."""
+"""Batches from senders, and their forms in the store: entries of the journal, and rows for queries."""
 
 import time
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from stallscope.store.hub.journal import Entry
 from stallscope.store.hub.packing import packed
 
 _PACKED_EARLY = 2_000
-"""Rows of a table that are packed by the thread that brings them; fewer are put together with others first."""
+"""Larger tables are packed by the thread that delivers them; smaller ones are combined with others first."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a sender wants stored, all or nothing. batch_id: empty where a retry cannot be recognised.
+    """Rows to store, all or nothing. batch_id: empty if a retry cannot be recognised.
 
-    tables: rows by table name, with columns of store/hub/schema.py; what is missing becomes NULL.
-    n_bytes: about what the rows take, where that is known; counting takes as long as storing few rows.
+    tables: rows by table name, with columns of store/hub/schema.py; missing columns become NULL.
+    n_bytes: approximate size of the rows, if known; computing it costs as much as storing a few rows.
     """
 
     batch_id: str
@@ -36,7 +36,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A batch is on disk. is_duplicate: it was there already, and nothing was added."""
+    """A batch is on disk. is_duplicate: it was stored before, and nothing was added."""
 
     n_rows: int
     is_duplicate: bool
@@ -53,7 +53,7 @@ def packed_early(batch: Batch) -> dict[str, memoryview]:
 
 
 def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> pa.Table:
-    """The rows with all columns of the table: those the hub gives itself, too."""
+    """The rows with all columns of the table, including the columns that the hub fills."""
     wanted = schema.arrow_schema(schema.TABLES[table])
     given = {
         "tenant": repeated(tenant, len(rows)),
@@ -74,9 +74,9 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
 
 
 def entries_of(fresh: list[tuple[Batch, Mapping[str, memoryview]]], received_us: int) -> list[Entry]:
-    """The rows that senders fill: many rows of one table by themselves, few by tenant and table together.
+    """The journal entries of the rows: a large table alone, small tables combined by tenant and table.
 
-    fresh: batches, each with what packed_early() gave for it.
+    fresh: batches, each with its result of packed_early().
     """
     out: list[Entry] = []
     few: dict[tuple[str, str], list[pa.Table]] = {}
@@ -90,7 +90,7 @@ def entries_of(fresh: list[tuple[Batch, Mapping[str, memoryview]]], received_us:
 
 
 def kept_rows(batches: list[Batch]) -> dict[str, list[pa.Table]]:
-    """Rows for the tables that the hub keeps itself, complete, in the order they came."""
+    """Complete rows for the tables that the hub maintains itself, in order of arrival."""
     found: dict[str, list[pa.Table]] = {}
     for batch in batches:
         for name, rows in batch.tables.items():

@@ -1,7 +1,7 @@
-"""The thread that keeps house: it seals hot rows, merges small files, expires old ones, and asks for checkpoints.
+"""The maintenance thread: it seals hot rows, merges small files, deletes expired files, and requests checkpoints.
 
-Files are written here, beside ingest; the writer's thread only does the short transaction that puts a file in the
-place of hot rows or of other files. A failure (a full disk) is counted, said, and tried again at the next round.
+Files are written here, in parallel to ingest; the writer's thread only runs the short transaction that replaces hot
+rows or files by a file. A failure (a full disk) is counted, logged, and retried in the next round.
 """
 
 import logging
@@ -28,13 +28,13 @@ _EXPIRE_EVERY_S = 30.0
 _MERGE_AT_LEAST = 8
 _SUMS_A_ROUND = 4
 _FILE = 2
-"""Most rows of a sealed file, in times of those that make a seal due."""
+"""Largest number of rows in a sealed file, as a multiple of the rows that trigger a seal."""
 _QUIET_WAL_BYTES = 4 << 20
 
 
 @dataclass
 class Kept:
-    """Numbers since the start, for /metrics."""
+    """Totals since the start, for /metrics."""
 
     sealed_segments: int = 0
     sealed_rows: int = 0
@@ -47,7 +47,7 @@ class Kept:
 
 @dataclass
 class Keeper:
-    """Housekeeping of one store. start() begins the thread; every step can be called by itself, too."""
+    """Maintenance of one store. start() starts the thread; every step can also be called directly."""
 
     journal: Journal
     hot: Hot
@@ -67,11 +67,11 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="hub-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to keep house."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End after the step at hand."""
+        """Stop after the current step."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -83,13 +83,13 @@ class Keeper:
                 self.round()
             except StallscopeError as error:
                 self.numbers.housekeeping_failures += 1
-                _LOG.error("housekeeping: %s", error)
-            except Exception:  # noqa: BLE001 (housekeeping goes on; what failed is counted and in the log)
+                _LOG.error("store maintenance: %s", error)
+            except Exception:  # noqa: BLE001 (maintenance continues; the failure is counted and logged)
                 self.numbers.housekeeping_failures += 1
-                _LOG.exception("housekeeping failed; it is tried again")
+                _LOG.exception("store maintenance failed; it will be retried")
 
     def round(self) -> None:
-        """All that is due now."""
+        """Run all steps that are due."""
         with self._one_at_a_time:
             self._seal_what_is_due()
             self._merge_what_is_small()
@@ -126,13 +126,13 @@ class Keeper:
         return n_rows > self.limits.max_hot_rows or bool(sizes and self.is_hot_end_full())
 
     def is_hot_end_full(self) -> bool:
-        """Whether hot rows take half of the memory they may take: rows are sealed before senders are refused."""
+        """Whether hot rows use half of their memory limit: rows are sealed before senders are refused."""
         return self.hot.n_bytes > self.limits.max_hot_bytes // 2
 
     def _seal(self, tenant: str, table: str, *, settle_s: float | None) -> int:
         """Seal rows committed settle_s ago or earlier (None: all): by then the other ranks of a round have arrived.
 
-        At most one file's rows, as more would not be sorted in memory. Returns the number of rows.
+        Seals at most one file's rows, because more would not be sorted in memory. Returns the number of rows.
         """
         most_rows = _FILE * self.limits.seal_rows
         now, later = self.hot.begin_seal(tenant, table, settle_s, most_rows=most_rows)
@@ -166,7 +166,7 @@ class Keeper:
         return segment.n_rows
 
     def _merge_what_is_small(self) -> None:
-        """Many small files make every question slower: join neighbours until they are large."""
+        """Merge neighbouring files until they are large: many small files slow down every query."""
         for tenant in self.hot.tenants():
             for found in self.hot.segments(tenant).values():
                 if len(group := _to_merge(found, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
@@ -180,15 +180,15 @@ class Keeper:
                     self.numbers.merged_segments += len(group)
 
     def _sum_lateness(self) -> None:
-        """Work out some of the sums that questions will want, newest files first."""
+        """Compute some of the sums that queries will need, newest files first."""
         for tenant in self.hot.tenants():
             found = self.hot.segments(tenant).get("collectives", ())
             due = self.lateness.missing(found, USUAL_MIN_LATE_NS)[:_SUMS_A_ROUND]
-            with suppress(duckdb.Error):  # whoever asks is told what is wrong with a file
+            with suppress(duckdb.Error):  # a query reports the error of a damaged file
                 self.lateness.sums(self._sealer.db, due, USUAL_MIN_LATE_NS)
 
     def expire(self) -> None:
-        """Drop what is too old, verdicts closed so long ago included, and the oldest beyond the limit in bytes."""
+        """Delete expired rows and closed verdicts, and the oldest files beyond the limit in bytes."""
         now_ns = time.time_ns()
         all_of_them = [
             s for t in self.hot.tenants() for found in self.hot.segments(t).values() for s in found
@@ -222,7 +222,7 @@ class Keeper:
         self._retired += [(time.monotonic(), segment) for segment in gone]
 
     def _remove_retired(self) -> None:
-        """Files that no list names any more stay a while: a question may have begun before."""
+        """Delete replaced files after some minutes: a query may still be reading them."""
         now_s = time.monotonic()
         due = [segment for when_s, segment in self._retired if now_s - when_s >= self.limits.grace_s]
         self.lateness.forget(due)
@@ -260,5 +260,5 @@ def _to_merge(segments: Sequence[Segment], merge_rows: int) -> list[Segment]:
 
 
 def _age_ns(segment: Segment) -> int:
-    """When its newest row happened."""
+    """Time of the newest row in a file."""
     return segment.max_ts_ns if segment.max_ts_ns is not None else segment.sealed_us * 1000

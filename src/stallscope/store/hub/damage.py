@@ -1,7 +1,7 @@
-"""Damage that the hub lives with: segments that cannot be read, and commits that the write-ahead log lost.
+"""Damage that the hub tolerates: unreadable segments, and commits that the write-ahead log lost.
 
-A damaged segment stays where it is and in the list, but is not served: a file restored from a copy is served again
-after the next start. The last commit is noted in a file of its own, so that a log that lost its tail is recognised.
+A damaged segment stays in its folder and in the list, but is not served. A file restored from a copy is served again
+after the next start. The last commit is noted in a separate file, so that a truncated log is detected.
 """
 
 import json
@@ -34,7 +34,7 @@ class Unreadable:
 
 
 class Damage:
-    """What is known to be damaged in one hub's folder. For any number of threads."""
+    """Known damage in one hub's folder. Thread-safe."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -43,23 +43,23 @@ class Damage:
         self._gaps = _read_gaps(folder)
 
     def found(self, segment: Segment, reason: str) -> None:
-        """A segment cannot be read."""
+        """Record an unreadable segment."""
         with self._lock:
             self._unreadable[segment.path] = Unreadable(segment, reason)
         _LOG.error("%s is set aside: %s; restore it from a copy, then restart the hub", segment.path, reason)
 
     def unreadable(self, tenant: str | None = None) -> list[Unreadable]:
-        """The segments set aside; tenant: of that tenant only."""
+        """The segments set aside; tenant: only that tenant's segments."""
         with self._lock:
             return [each for each in self._unreadable.values() if tenant in (None, each.segment.tenant)]
 
     @property
     def gaps(self) -> list[Mapping[str, int]]:
-        """Commits that were lost: from_us and to_us (us since 1970), and found_us."""
+        """Lost commits: from_us and to_us (us since 1970), and found_us."""
         return list(self._gaps)
 
     def check_position(self, latest_us: int) -> None:
-        """Compare the newest commit in the file with the last commit that was noted; a gap is logged and kept."""
+        """Compare the newest commit in the file with the last noted commit; a gap is logged and recorded."""
         noted_us = read_position(self._folder)
         if noted_us <= latest_us:
             return
@@ -73,12 +73,12 @@ class Damage:
         )
 
     def warning(self, tenant: str) -> str:
-        """One sentence for a tenant whose answers lack rows; "" where none do."""
+        """One sentence for a tenant whose answers lack rows; "" if they are complete."""
         parts = []
         if bad := self.unreadable(tenant):
             n_rows = sum(each.segment.n_rows for each in bad)
             parts.append(
-                f"{len(bad)} damaged files with {n_rows:,} rows are set aside and not in any answer."
+                f"{len(bad)} damaged files with {n_rows:,} rows are set aside and missing from all answers."
             )
         if self._gaps:
             parts.append(f"The hub lost commits {len(self._gaps)} times when its log was damaged.")
@@ -86,13 +86,13 @@ class Damage:
 
 
 class Position:
-    """Notes the last commit. Not synced: it survives the end of the process, as the log itself does."""
+    """Notes the last commit. Not synced: the note survives the end of the process, as the log itself does."""
 
     def __init__(self, folder: Path):
         self._fd = os.open(folder / POSITION_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def note(self, received_us: int) -> None:
-        """A commit is on disk."""
+        """Note a commit that is on disk."""
         os.pwrite(self._fd, _POSITION.pack(received_us, ~received_us & (1 << 64) - 1), 0)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Position:
 
 
 def read_position(folder: Path) -> int:
-    """The last commit that was noted, us since 1970; 0 where none is known."""
+    """The last noted commit, us since 1970; 0 if unknown."""
     try:
         received_us, inverse = _POSITION.unpack((folder / POSITION_NAME).read_bytes()[: _POSITION.size])
     except (OSError, struct.error):
@@ -110,7 +110,7 @@ def read_position(folder: Path) -> int:
 
 
 def reason_unreadable(folder: Path, segment: Segment) -> str:
-    """Why a segment cannot be whole, by its size and its ends; "" where it may be."""
+    """Why a segment must be damaged, by its size, header and footer; "" if it may be intact."""
     path = folder / segment.path
     try:
         size = path.stat().st_size
@@ -142,7 +142,7 @@ def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
 
 
 def whole(folder: Path, segments: Iterable[Segment], damage: Damage) -> list[Segment]:
-    """The segments that can be served; the others are noted as damage."""
+    """The segments that can be served; the others are recorded as damage."""
     out = []
     for segment in segments:
         if reason := reason_unreadable(folder, segment):

@@ -1,7 +1,7 @@
-"""The hot end in memory: committed rows that are not sealed yet, for questions and for the sealer.
+"""The hot rows in memory: committed rows that are not sealed yet, for queries and for sealing.
 
-The journal on disk holds the same rows; this copy is what questions see, so that none of them touches the file
-that the writer commits to.
+The journal on disk has the same rows. Queries read this copy, so that no query accesses the file that the writer
+commits to.
 """
 
 import threading
@@ -16,12 +16,12 @@ from stallscope.store.hub.arrow_tables import joined
 from stallscope.store.hub.journal import Segment
 
 _MOST_ROWS_OF_A_PIECE = 16_384
-"""More than these gain nothing from being in one piece: engines read a few thousand at a time."""
+"""Larger pieces gain nothing from being contiguous: engines read a few thousand rows at a time."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows committed up to last_us, after the rows of the piece before.
+    """Rows committed up to last_us, after the rows of the previous piece.
 
     first_s, last_s: time.monotonic() of the first and the last commit; setting the clock does not change their age.
     """
@@ -35,7 +35,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one tenant has at one moment: sealed files and hot rows by table, nothing twice and nothing missing."""
+    """One tenant's data at one moment: sealed files and hot rows by table, no row duplicated or missing."""
 
     segments: Mapping[str, tuple[Segment, ...]]
     hot: Mapping[str, pa.Table]
@@ -49,7 +49,7 @@ class _Tenant:
 
 
 class Hot:
-    """Hot rows and the list of sealed files, changed together. For any number of threads."""
+    """Hot rows and the list of sealed files, changed together. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Hot:
         self.n_bytes = 0
 
     def add(self, tenant: str, table: str, rows: pa.Table, *, received_us: int, age_s: float = 0.0) -> None:
-        """Rows that were committed age_s ago."""
+        """Add rows that were committed age_s ago."""
         n_bytes, at_s = _size(rows), time.monotonic() - age_s
         with self._lock:
             self._grow(tenant, n_bytes)
@@ -71,7 +71,7 @@ class Hot:
                 pieces[-1] = _joined(pieces[-1], last)
 
     def sealed(self, tenant: str, table: str, until_us: int, *, segment: Segment) -> None:
-        """Rows received up to until_us are in a file now."""
+        """Remove rows received up to until_us, which are now in a file."""
         with self._lock:
             mine = self._tenants.setdefault(tenant, _Tenant())
             pieces = mine.pieces.get(table, [])
@@ -82,7 +82,7 @@ class Hot:
     def replaced(
         self, tenant: str, table: str, gone: tuple[Segment, ...], *, new: tuple[Segment, ...]
     ) -> None:
-        """Files went (expired or merged) and others took their place."""
+        """Replace files (expired or merged) by others."""
         with self._lock:
             mine = self._tenants.setdefault(tenant, _Tenant())
             left_out = {segment.path for segment in gone}
@@ -90,7 +90,7 @@ class Hot:
             mine.segments[table] = tuple(sorted([*left, *new], key=lambda s: (s.sealed_us, s.path)))
 
     def snapshot(self, tenant: str, tables: Collection[str]) -> Snapshot:
-        """What the tenant has now of these tables."""
+        """The tenant's current data of these tables."""
         with self._lock:
             mine = self._tenants.get(tenant, _Tenant())
             pieces = {table: tuple(mine.pieces[table]) for table in tables if mine.pieces.get(table)}
@@ -108,7 +108,7 @@ class Hot:
         """The oldest rows committed at least settle_s ago (None: all rows), and the later rows, until sealed().
 
         most_rows: at most this many rows at a time, but always a piece.
-        From now on nothing is joined across the border, so that sealed() finds it again.
+        Pieces are not joined across this border afterwards, so that sealed() finds it again.
         """
         with self._lock:
             mine = self._tenants.get(tenant, _Tenant())
@@ -138,13 +138,13 @@ class Hot:
             }
 
     def n_rows_since(self, tenant: str, table: str, since_us: int) -> int:
-        """Hot rows of the pieces that were committed at least in part since then."""
+        """Hot rows of the pieces that were committed, at least in part, since then."""
         with self._lock:
             pieces = self._tenants.get(tenant, _Tenant()).pieces.get(table, [])
             return sum(len(piece.rows) for piece in pieces if piece.last_us >= since_us)
 
     def tenants(self) -> list[str]:
-        """The tenants that have anything here."""
+        """The tenants with any data."""
         with self._lock:
             return sorted(self._tenants)
 
@@ -154,7 +154,7 @@ class Hot:
 
 
 def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
-    """Pieces of like size are joined, so that there are few and each row is copied a few times only."""
+    """Join pieces of similar size, so that pieces are few and each row is copied only a few times."""
     if before.last_us == border_us:
         return False
     total = len(before.rows) + len(last.rows)
@@ -172,5 +172,5 @@ def _joined(before: Piece, last: Piece) -> Piece:
 
 
 def _size(rows: pa.Table) -> int:
-    """Bytes of the rows; columns in which nothing stands share their memory (arrow_tables.nulls)."""
+    """Bytes of the rows; empty columns share their memory (arrow_tables.nulls)."""
     return sum(column.nbytes for column in rows.columns if column.null_count < len(column))

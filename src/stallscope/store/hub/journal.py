@@ -1,8 +1,8 @@
 """The hub's file: a DuckDB database that only this process has open.
 
-What arrives is kept as Arrow batches (IPC, LZ4) in the table `journal` until it is sealed, not row by row: see
-docs/decisions/hub-journal.md. In the same transactions: the ids of the batches, the list of sealed segments, and
-the small tables of the hub (schema.KEPT).
+Received rows are stored as Arrow batches (IPC, LZ4) in the table `journal` until they are sealed, not row by row:
+see docs/decisions/hub-journal.md. The same transactions store the ids of the batches, the list of sealed segments,
+and the small tables of the hub (schema.KEPT).
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from stallscope.store.hub.migrations import MIGRATIONS, SCHEMA_VERSION
 from stallscope.store.hub.packing import packed, unpacked
 
 _AT_ONCE = 64
-"""Entries of one statement: each statement costs as much as writing 100 KB."""
+"""Entries per statement: a statement costs as much as writing 100 KB."""
 
 FILE_NAME = "hub.duckdb"
 LOCK_NAME = "hub.lock"
@@ -30,7 +30,7 @@ LOCK_NAME = "hub.lock"
 
 @dataclass(frozen=True)
 class Segment:
-    """A sealed Parquet file. path: relative to the hub's folder. Times in ns since 1970, None where no row has one."""
+    """A sealed Parquet file. path: relative to the hub's folder. Times in ns since 1970, None if no row has a time."""
 
     tenant: str
     table: str
@@ -46,7 +46,7 @@ class Segment:
 class Entry:
     """Rows of one table that were committed together. received_us: us since 1970, unique for each commit.
 
-    ipc: packed(rows), where that is done already.
+    ipc: packed(rows), if already computed.
     """
 
     received_us: int
@@ -66,13 +66,13 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> "Journal":
-        """Open the hub's file, made if missing. Raises StorageFailed, NewerSchema."""
+        """Open the hub's file; create it if missing. Raises StorageFailed, NewerSchema."""
         lock = _locked(folder)
         path = folder / FILE_NAME
         try:
             if path.exists() and not path.stat().st_size:
-                path.unlink()  # of a hub that ended in the moment it began: nothing was acknowledged
-            # Checkpoints are made at quiet moments; a small threshold would stop ingest for up to a second.
+                path.unlink()  # left by a hub that ended during its first start: nothing was acknowledged
+            # Checkpoints run at quiet moments; a small threshold would stop ingest for up to a second.
             db = duckdb.connect(
                 str(path),
                 config={
@@ -99,13 +99,13 @@ class Journal:
         return journal
 
     def close(self) -> None:
-        """Close the file; the lock goes with it."""
+        """Close the file and release the lock."""
         self._db.close()
         os.close(self._lock)
 
     @contextmanager
     def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """All or nothing: on an error nothing of it is stored. Raises StorageFailed."""
+        """A transaction: on an error nothing is stored. Raises StorageFailed."""
         with _storage(self.folder):
             self._db.begin()
             try:
@@ -123,9 +123,9 @@ class Journal:
         batch_ids: Iterable[tuple[str, str]],
         kept: Mapping[str, Sequence[pa.Table]] | None = None,
     ) -> None:
-        """Store rows and the (tenant, batch id) they came with, together; kept: rows of schema.KEPT, replaced by key.
+        """Store rows together with their (tenant, batch id); kept: rows of schema.KEPT, replaced by key.
 
-        When this returns they are on disk. Raises StorageFailed; then nothing of them is stored.
+        The rows are on disk when this returns. Raises StorageFailed; then nothing is stored.
         """
         with self.transaction() as db:
             for begin in range(0, len(entries), _AT_ONCE):
@@ -148,7 +148,7 @@ class Journal:
                     replace(db, name, rows)
 
     def entries(self) -> Iterator[Entry]:
-        """What is not sealed yet, oldest first."""
+        """The unsealed rows, oldest first."""
         found = self._db.execute(
             "SELECT received_us, tenant, table_name, ipc FROM journal ORDER BY received_us"
         )
@@ -157,7 +157,7 @@ class Journal:
                 yield Entry(received_us, tenant, table, unpacked(ipc))
 
     def checked_entries(self) -> Iterator[tuple[str, int, str]]:
-        """For each entry its key, its rows, and why it cannot be read; "" where it can."""
+        """For each entry its key, its rows, and why it is unreadable; "" if it is readable."""
         keys = self._db.execute("SELECT rowid, n_rows FROM journal ORDER BY received_us").fetchall()
         for key, n_rows in keys:
             ((ipc,),) = self._db.execute("SELECT ipc FROM journal WHERE rowid = ?", [key]).fetchall()
@@ -180,12 +180,12 @@ class Journal:
         ).fetchall()
 
     def forget_batches(self, before_us: int) -> None:
-        """Forget ids of batches received before that moment."""
+        """Forget ids of batches received before this time."""
         with self.transaction() as db:
             db.execute("DELETE FROM batches WHERE received_us < ?", [before_us])
 
     def segments(self) -> list[Segment]:
-        """The sealed files that hold rows now."""
+        """The current sealed files."""
         rows = self._db.execute(
             "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
             " ORDER BY sealed_us, path"
@@ -193,7 +193,7 @@ class Journal:
         return [Segment(*row) for row in rows]
 
     def seal(self, segment: Segment, until_us: int, *, medians: pa.Table | None) -> None:
-        """A file takes the place of the rows received up to until_us. medians: of rounds sealed in part, if any."""
+        """Replace the rows received up to until_us by a file. medians: of partly sealed rounds, if any."""
         with self.transaction() as db:
             _add(db, segment)
             db.execute(
@@ -210,7 +210,7 @@ class Journal:
                 db.unregister("new_medians")
 
     def replace_segments(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
-        """Files take the place of others."""
+        """Replace files by other files."""
         with self.transaction() as db:
             db.execute(
                 "DELETE FROM segments WHERE path IN (SELECT unnest(?::VARCHAR[]))", [[s.path for s in gone]]
@@ -219,7 +219,7 @@ class Journal:
                 _add(db, segment)
 
     def round_medians(self) -> dict[str, pa.Table]:
-        """Medians of rounds whose rows were sealed in part, by tenant."""
+        """Medians of partly sealed rounds, by tenant."""
         tenants = [row[0] for row in self._db.execute("SELECT DISTINCT tenant FROM round_medians").fetchall()]
         return {
             tenant: self._db.sql(
@@ -230,13 +230,13 @@ class Journal:
         }
 
     def kept(self, name: str) -> pa.Table:
-        """All rows of a table that the hub keeps itself. By name: a column that was added later is the file's last."""
+        """All rows of a table that the hub maintains itself. By name: columns added later are last in the file."""
         table = schema.TABLES[name]
         rows = self._db.sql(f"SELECT {', '.join(table.names)} FROM {name}").to_arrow_table()
         return rows.cast(schema.arrow_schema(table))
 
     def forget_verdicts(self, before_us: int) -> int:
-        """Forget verdicts that were closed before that moment, with their chains. Returns how many."""
+        """Delete verdicts closed before this time, with their chains. Returns their number."""
         old = "state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ?"
         with self.transaction() as db:
             gone = db.execute(f"SELECT tenant, verdict_id FROM verdicts WHERE {old}", [before_us]).fetchall()
@@ -250,7 +250,7 @@ class Journal:
         return len(gone)
 
     def latest_us(self) -> int:
-        """The newest received_us there is, 0 for an empty hub."""
+        """The newest received_us, 0 for an empty hub."""
         ((latest_us,),) = self._db.execute(
             "SELECT greatest(COALESCE((SELECT max(received_us) FROM journal), 0),"
             " COALESCE((SELECT max(received_us) FROM batches), 0),"
@@ -266,13 +266,13 @@ class Journal:
             return 0
 
     def checkpoint(self) -> None:
-        """Bring the write-ahead log into the file. Raises StorageFailed."""
+        """Write the write-ahead log into the file. Raises StorageFailed."""
         with _storage(self.folder):
             self._db.execute("CHECKPOINT")
 
 
 def replace(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Put rows into a kept table; those of the same key go."""
+    """Insert rows into a maintained table; rows with the same key are replaced."""
     key = schema.TABLES[name].key
     db.register("incoming", rows)
     try:
@@ -312,31 +312,33 @@ def _locked(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise StorageFailed(f"another stallscope hub uses {folder}: end it, or choose another --db") from None
+        raise StorageFailed(
+            f"another stallscope hub uses {folder}; stop it, or choose another --db"
+        ) from None
     return lock
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else keeps anything in a folder: it is empty, or a hub was here."""
+    """Whether a folder has no foreign files: it is empty, or belongs to a hub."""
     return (folder / LOCK_NAME).exists() or not any(folder.iterdir())
 
 
 def _owner_only(*paths: Path) -> None:
-    """Files that only their owner may read: they hold what all tenants sent."""
+    """Create files that only their owner can read: they contain the data of all tenants."""
     for path in paths:
         with suppress(FileNotFoundError):
             path.chmod(0o600)
 
 
 def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Bring the file to this version's schema, step by step, each in its transaction."""
+    """Migrate the file to this version's schema, step by step, each in a transaction."""
     try:
         db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
         ((found,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
         if found > SCHEMA_VERSION:
             raise NewerSchema(
-                f"{path} was written by a newer stallscope (schema {found}, this one knows"
-                f" {SCHEMA_VERSION}): upgrade stallscope"
+                f"{path} was written by a newer stallscope (schema {found}; this version supports {SCHEMA_VERSION});"
+                " upgrade stallscope"
             )
         for version in range(found + 1, SCHEMA_VERSION + 1):
             db.begin()
@@ -352,7 +354,7 @@ def _roll_back(db: duckdb.DuckDBPyConnection) -> None:
     try:
         db.rollback()
     except duckdb.TransactionException:
-        return  # a failed commit has already ended it
+        return  # a failed commit has already ended the transaction
 
 
 @contextmanager
@@ -361,7 +363,7 @@ def _storage(folder: Path) -> Iterator[None]:
         yield
     except (duckdb.Error, OSError) as error:
         raise StorageFailed(
-            f"cannot write {folder}: {line(error)}; what was acknowledged is unharmed: check free space"
+            f"cannot write {folder}: {line(error)}; acknowledged rows are intact; check free space"
         ) from error
 
 

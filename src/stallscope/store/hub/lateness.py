@@ -1,7 +1,7 @@
-"""How late each rank was in each sealed file: worked out once for a file, since a file never changes.
+"""Lateness of each rank in each sealed file: computed once per file, because a file never changes.
 
-The question `lateness` takes these sums for every file that lies in its window as a whole, and reads rows only of
-the files at the window's edges, of rounds that were not complete when they were sealed, and of the hot end.
+The question `lateness` uses these sums for every file that is entirely in its window. It reads rows only of the files
+at the window's edges, of rounds that were incomplete when they were sealed, and of the hot rows.
 """
 
 import threading
@@ -19,7 +19,7 @@ from stallscope.store.hub import views
 from stallscope.store.hub.journal import Segment
 
 USUAL_MIN_LATE_NS = 2_000_000
-"""What counts as late where a question does not say otherwise: the sums for it are there before anybody asks."""
+"""Default threshold for a late arrival: the sums for it are computed in advance."""
 
 NAME = "sealed_lateness"
 UNMATCHED = "unmatched"
@@ -38,12 +38,12 @@ _SUMS = pa.schema(
     ]
 )
 _MOST_ROWS = 2_000_000
-"""Sums in memory, some 100 bytes each: of 64 ranks those of 30,000 files, of 10,000 ranks those of 200."""
+"""Cached sums, about 100 bytes each: enough for 30,000 files with 64 ranks, or for 200 files with 10,000 ranks."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Sealed files of one question: those that lie in its window as a whole, and the others."""
+    """Sealed files of one query: files entirely in its window, and the other files."""
 
     whole: tuple[Segment, ...]
     others: tuple[Segment, ...]
@@ -51,7 +51,7 @@ class Split:
 
 @dataclass
 class SealedLateness:
-    """Sums by file and by what counts as late, the least used forgotten first. For any number of threads."""
+    """Sums by file and threshold; the least recently used are dropped first. Thread-safe."""
 
     folder: Path
     sql: str
@@ -63,10 +63,10 @@ class SealedLateness:
     def prepare(
         self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], params: Mapping[str, Any]
     ) -> tuple[Segment, ...]:
-        """Make the relations sealed_lateness and unmatched; gives the files that the view `collectives` is to show."""
+        """Create the relations sealed_lateness and unmatched; return the files for the view `collectives`."""
         min_late_ns = params.get("min_late_ns")
         if not isinstance(min_late_ns, int):
-            found = Split((), tuple(segments))  # the engine says what is missing or wrong
+            found = Split((), tuple(segments))  # the engine reports the missing or wrong parameter
         else:
             found = split(segments, params.get("from_ns"), params.get("to_ns"))
         sums = self.sums(db, found.whole, min_late_ns or 0)
@@ -88,7 +88,7 @@ class SealedLateness:
     def sums(
         self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], min_late_ns: int
     ) -> list[pa.Table]:
-        """For each file its sums; those that are not known yet are worked out with db, all in one pass."""
+        """The sums of each file; unknown sums are computed with db, all in one pass."""
         with self._lock:
             known = {path: self._known.get((path, min_late_ns)) for path in (s.path for s in segments)}
             for path, sums in known.items():
@@ -100,14 +100,14 @@ class SealedLateness:
         return [known[s.path] if known[s.path] is not None else fresh[s.path] for s in segments]
 
     def missing(self, segments: Sequence[Segment], min_late_ns: int) -> list[Segment]:
-        """Files whose sums are not known, newest first; none once memory for sums is used up."""
+        """Files without known sums, newest first; none once the memory for sums is used up."""
         with self._lock:
             if self._n_rows >= self.most_rows // 2:
                 return []
             return [s for s in reversed(segments) if (s.path, min_late_ns) not in self._known]
 
     def forget(self, segments: Sequence[Segment]) -> None:
-        """These files are gone."""
+        """Drop the sums of removed files."""
         gone = {segment.path for segment in segments}
         with self._lock:
             for key in [key for key in self._known if key[0] in gone]:
@@ -142,7 +142,7 @@ class SealedLateness:
 
 
 def split(segments: Sequence[Segment], from_ns: int | None, to_ns: int | None) -> Split:
-    """Files whose rows all lie in a window, and those that have others, too; what lies outside is left out."""
+    """Files entirely in a window, and files with rows inside and outside of it. Files outside are left out."""
     whole, others = [], []
     for segment in segments:
         first_ns, last_ns = segment.min_ts_ns, segment.max_ts_ns

@@ -1,4 +1,4 @@
-"""The hub store's limits: how much may wait, when rows are sealed, how long files are kept."""
+"""The hub store's limits: sizes of queues, times of sealing, and retention of files."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 class Limits:
     """Defaults for a machine of a few cores and 16 GB; within() derives them from the memory a hub may use.
 
-    Queue: beyond it, or where the wait for the commit would exceed max_queue_s at the present rate of commits, senders
-    are asked to come back. Sealing: rows leave memory for a Parquet file when a table of a tenant has seal_rows, when
-    the oldest is seal_after_s old (the rows of the last settle_s stay: the other ranks of their rounds may be under
-    way), or when all hot rows together exceed max_hot_rows or half of max_hot_bytes. Beyond max_hot_bytes senders are
-    refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes: the
-    resident memory of the process beyond which senders are refused; None: not checked.
-    Files: small ones are merged up to merge_rows; max_age_s and max_bytes: older files, or the oldest
-    beyond, are removed.
+    Queue: beyond its limit, or if the wait for the commit would exceed max_queue_s at the current rate of commits,
+    senders are asked to retry. Sealing: rows move from memory to a Parquet file when a table of a tenant has seal_rows,
+    when the oldest is seal_after_s old (the rows of the last settle_s stay: the other ranks of their rounds may still
+    arrive), or when all hot rows together exceed max_hot_rows or half of max_hot_bytes. Beyond max_hot_bytes senders
+    are refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes:
+    senders are refused while the process has more resident memory; None: not checked.
+    Files: small files are merged up to merge_rows; files older than max_age_s, and the oldest files beyond max_bytes,
+    are removed.
     """
 
     max_queue_rows: int = 500_000
@@ -43,7 +43,7 @@ class Limits:
 
     @classmethod
     def within(cls, memory_bytes: int) -> "Limits":
-        """The limits of a hub whose process may use this much memory."""
+        """The limits of a hub whose process has this memory limit."""
         eighth = memory_bytes // 8
         return cls(
             max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),

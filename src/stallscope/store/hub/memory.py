@@ -11,12 +11,12 @@ _LEAST_BYTES = 1 << 30
 
 
 def resident_bytes() -> int:
-    """Bytes of this process that are in memory now."""
+    """Resident memory of this process in bytes."""
     return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def default_bytes() -> int:
-    """The memory a hub may use unless a setting states it: a quarter of the machine's, or of the container's."""
+    """Default memory limit of a hub: a quarter of the machine's memory, or of the container's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no container, or a container without a limit
         total = min(total, int(_CGROUP.read_text()))

@@ -1,6 +1,6 @@
-"""The steps from one schema of the hub's file to the next. A step that was released never changes.
+"""The steps from one schema of the hub's file to the next. A released step never changes.
 
-Each may be run again without harm: a crash between a step and its entry in the ledger repeats it.
+Each step is idempotent: a crash between a step and its entry in schema_version repeats it.
 """
 
 from stallscope.store.hub import schema
@@ -16,7 +16,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         " (tenant VARCHAR, cluster_id VARCHAR, comm_hash VARCHAR, seq BIGINT, median_ns BIGINT, sealed_us BIGINT)",
         *(schema.create_statement(table) for table in schema.KEPT.values()),
     ),
-    2: (),  # the journal's rows are packed more tightly (packing.py), which an older hub would read as other numbers
+    2: (),  # the journal's rows are packed more tightly (packing.py); an older hub would misread them
     3: (
         "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_gpu_seconds DOUBLE",
         "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_usd DOUBLE",

@@ -1,4 +1,4 @@
-"""The machines that have sent something: kept in memory, written with the commits, at most every few seconds each."""
+"""The machines that have sent data: kept in memory, written with the commits, at most every few seconds each."""
 
 import threading
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from stallscope.store.hub.packing import the_one
 WRITTEN_EVERY_US = 5_000_000
 _TOLD = ("gpu_model", "provider", "n_gpus", "agent")
 _MOST_NODES = 100_000
-"""Names come from senders: so many machines are listed at most; the rows of others are stored all the same."""
+"""Limit of listed machines, because senders choose the names; the rows of further machines are still stored."""
 
 Key = tuple[str, str, str]
 
@@ -49,9 +49,9 @@ class Nodes:
     def heard_of(
         self, entries: Iterable[Entry], told: Iterable[tuple[str, pa.Table]], received_us: int
     ) -> pa.Table | None:
-        """Note who sent what is about to be committed, and what they say of themselves (tenant, rows of `nodes`).
+        """Record the senders of a commit, and their descriptions of themselves (tenant, rows of `nodes`).
 
-        Returns the rows of `nodes` to write with it, if any.
+        Returns the rows of `nodes` to write in the same commit, if any.
         """
         changed: set[Key] = set()
         with self._lock:
@@ -102,7 +102,7 @@ class Nodes:
 
 
 def _senders(rows: pa.Table) -> list[tuple[str, str]]:
-    """The different (cluster, node) of some rows; rows that name no node count for none."""
+    """The distinct (cluster, node) of some rows; rows without a node are skipped."""
     clusters, nodes = (_only(rows[name]) for name in ("cluster_id", "node_id"))
     if clusters and nodes:
         pairs = [(clusters[0], nodes[0])]
@@ -114,7 +114,7 @@ def _senders(rows: pa.Table) -> list[tuple[str, str]]:
 
 
 def _only(texts: pa.ChunkedArray) -> list[str | None]:
-    """What stands in all rows, as one does for what one machine has sent; empty where it is not one text."""
+    """The text that all rows share, as typical for rows of one machine; empty if they differ."""
     if texts.null_count == len(texts):
         return [None]
     if texts.num_chunks > 1 or texts.null_count:
@@ -124,6 +124,6 @@ def _only(texts: pa.ChunkedArray) -> list[str | None]:
 
 
 def _coded(texts: pa.ChunkedArray) -> tuple[list[str | None], Array]:
-    """The different texts, and which of them stands in each row."""
+    """The distinct texts, and the index of each row's text."""
     coded = texts.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Rows as bytes for the journal, and back: one Arrow IPC stream (LZ4), in which little stands for little news.
+"""Rows as bytes for the journal, and back: one Arrow IPC stream (LZ4), encoded compactly.
 
-The journal is written, synced and thrown away within minutes, and every byte of it costs time of the one thread that
-writes it. So a text that is the same in all rows stands there once, integers that grow from row to row (times, rounds,
-running sums) as differences of 32 bits, and columns in which nothing stands not at all.
+The journal is written, synced and deleted within minutes, and every byte costs time of the single thread that writes
+it. So a text that is equal in all rows is stored once, increasing integers (times, rounds, running sums) as
+differences of 32 bits, and empty columns not at all.
 """
 
 from typing import Any
@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 _FIRST, _FIRST_TIME = b"first", b"first_time"
-"""In a field's metadata: the column's first value; what stands in the column are the differences."""
+"""Key in a field's metadata: the column's first value; the column itself contains differences."""
 
 _TIME = pa.timestamp("us", "UTC")
 _OPTIONS = {"compression": "lz4", "use_threads": False}
 
 
 def packed(rows: pa.Table) -> memoryview:
-    """Rows as one IPC stream. The columns' types are those of the hub's tables."""
+    """Rows as one IPC stream. The column types are the types of the hub's tables."""
     fields, arrays = [], []
     for number, field in enumerate(rows.schema):
         values = rows.column(number)
-        if number and values.null_count == len(rows):  # the first column says how many rows there are
+        if number and values.null_count == len(rows):  # the first column preserves the number of rows
             continue
         narrow, field = _narrow(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks(), field)
         arrays.append(narrow)
@@ -50,7 +50,7 @@ def _narrow(values: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
         return coded, field.with_type(coded.type)
     if field.type in (pa.int64(), _TIME):
         numbers = np.frombuffer(values.buffers()[1], np.int64, len(values), 8 * values.offset)
-        if numbers[0] == numbers[-1]:  # the same in all rows, mostly: LZ4 alone makes it as small
+        if numbers[0] == numbers[-1]:  # probably constant: LZ4 alone compresses it as well
             return values, field
         differences = np.zeros(len(numbers), np.int64)
         np.subtract(numbers[1:], numbers[:-1], out=differences[1:])
@@ -62,14 +62,14 @@ def _narrow(values: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
 
 
 def the_one(texts: pa.Array) -> pa.Array | None:
-    """The text (1,) that stands in all rows, None where it is not one."""
+    """The text (1,) that all rows share, None if they differ."""
     _, offsets, data = texts.buffers()
     places = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
     lengths = places[1:] - places[:-1]
     length, begin, n_bytes = int(lengths[0]), int(places[0]), int(places[-1] - places[0])
     if n_bytes != length * len(texts) or (lengths != length).any():
         return None
-    if n_bytes > length:  # each text is as the one before it
+    if n_bytes > length:  # each text equals the previous one
         before, after = data.slice(begin, n_bytes - length), data.slice(begin + length, n_bytes - length)
         if not after.equals(before):
             return None

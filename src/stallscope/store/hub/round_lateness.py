@@ -1,8 +1,8 @@
-"""How late each rank was, set when its rows are sealed: arrival minus the median arrival of its round.
+"""Lateness of each rank, set when its rows are sealed: arrival minus the median arrival of its round.
 
-A round is taken when all its ranks are hot. Where only some of its rows are sealed now, the median is remembered (in
-the journal, in the same transaction) for those that follow. By the senders' clocks: what clocks are wrong by across
-machines is not taken out here.
+A round is computed when all its ranks are hot. If only some of its rows are sealed now, the median is stored (in the
+journal, in the same transaction) for the rows that are sealed later. Lateness is by the senders' clocks: clock offsets
+between machines are not corrected here.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ MEDIANS = pa.schema(
 def with_lateness(
     db: duckdb.DuckDBPyConnection, now: Sequence[pa.Table], later: Sequence[pa.Table], *, known: pa.Table
 ) -> tuple[str, pa.Table]:
-    """A query over the rows that are sealed now, with late_ns; and the medians that rows sealed later will need.
+    """A query over the rows sealed now, with late_ns; and the medians needed by rows sealed later.
 
-    now, later: hot rows of `collectives`. known: medians of rounds that were sealed in part before. Registers
+    now, later: hot rows of `collectives`. known: medians of rounds that were partly sealed before. Registers
     relations with db.
     """
     db.register("now_rows", pa.concat_tables(now))
@@ -43,7 +43,7 @@ def with_lateness(
         " ANTI JOIN known_medians USING (cluster_id, comm_hash, seq)"
         " UNION ALL SELECT * FROM known_medians"
     ).fetchall()
-    # A round that begins after the border is worked out when it is sealed itself.
+    # A round that begins after the border is computed when it is sealed.
     needed = db.sql(
         f"WITH now_keys AS (SELECT DISTINCT {_KEY} FROM now_rows WHERE {_MATCHED} UNION"
         " SELECT cluster_id, comm_hash, seq FROM known_medians),"

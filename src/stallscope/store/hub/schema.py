@@ -1,9 +1,9 @@
-"""Every table of the hub, column by column: one place, from which DuckDB, Arrow and the views follow.
+"""Every table of the hub, column by column: the single definition for DuckDB, Arrow and the views.
 
-Times are ns (or TIMESTAMPTZ, us) since 1970 UTC, as the sender's clock readings say. What is unknown is NULL.
-Where a table is one of events/layout.py its columns follow from there: numbers of enumerations become their names,
-64-bit hashes become 16 hexadecimal digits, the ledger becomes one column for each category, and the sender's
-number of a function becomes the function's name.
+Times are ns (or TIMESTAMPTZ, us) since 1970 UTC, from the sender's clock readings. Unknown values are NULL. The
+columns of tables in events/layout.py follow from there: enumeration numbers become names, 64-bit hashes become
+16 hexadecimal digits, the time ledger becomes one column per category, and the sender's number of a function becomes
+the function's name.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 
 
 class HubTable(NamedTuple):
-    """One table. key: what makes a row unique where later rows replace earlier ones; empty: rows are only added."""
+    """One table. key: unique columns if later rows replace earlier rows; empty: rows are only added."""
 
     name: str
     meaning: str
@@ -52,45 +52,45 @@ class HubTable(NamedTuple):
 
 
 _WHEN = (
-    Column("ts", "time", "when it happened"),
-    Column("ts_ns", "int64", "when it happened, ns since 1970"),
-    Column("received_at", "time", "when the hub committed it; grows from commit to commit"),
+    Column("ts", "time", "time of the event"),
+    Column("ts_ns", "int64", "time of the event, ns since 1970"),
+    Column("received_at", "time", "time of the hub's commit; increases from commit to commit"),
 )
 _WHERE = (
-    Column("tenant", "text", "whose it is: from the token, never from the sender's data"),
+    Column("tenant", "text", "owner of the row: from the token, never from the sender's data"),
     Column("cluster_id", "text", "cluster"),
     Column("node_id", "text", "machine"),
 )
 _RANK = (
     Column("rank", "int32", "rank in the job"),
-    Column("nranks", "int32", "ranks in the communicator, or in the job where there is none"),
+    Column("nranks", "int32", "ranks in the communicator, or in the job without a communicator"),
     Column("local_rank", "int32", "rank on the machine"),
 )
-_ATTRS = Column("attrs", "text", "JSON: everything the sender said that has no column of its own")
+_ATTRS = Column("attrs", "text", "JSON: all attributes from the sender without a column")
 
 EVENT_COLUMNS = (
     *_WHEN,
     *_WHERE,
     *_RANK,
-    Column("name", "text", "what kind of record: event, metric or span name"),
+    Column("name", "text", "record name: event, metric or span name"),
     Column("op", "text", "operation: all_reduce, copy, ..."),
-    Column("comm_hash", "text", "communicator: 16 hexadecimal digits, or the sender's own word for it"),
-    Column("seq", "int64", "round: n-th collective on the communicator"),
+    Column("comm_hash", "text", "communicator: 16 hexadecimal digits, or the sender's own identifier"),
+    Column("seq", "int64", "round: number of the collective on the communicator"),
     Column("step", "int64", "training step"),
     Column("pid", "int64", "process"),
     Column("tid", "int64", "thread"),
     Column("gpu_uuid", "text", "GPU"),
-    Column("duration_ns", "int64", "how long it took"),
+    Column("duration_ns", "int64", "duration"),
     Column("count_bytes", "int64", "bytes moved, allocated or reduced"),
     Column("datatype", "text", "element type"),
     Column("reduce_op", "text", "sum, prod, max, min, avg"),
-    Column("peer_rank", "int32", "the other side of send and recv; the root of broadcast, reduce, ..."),
-    Column("value_double", "double", "the number of a numeric record or metric"),
-    Column("value_text", "text", "the text of a record: an OTLP log's body"),
-    Column("causal_chain_id", "text", "chain of causes that the record belongs to"),
+    Column("peer_rank", "int32", "peer of send and recv; root of broadcast, reduce, ..."),
+    Column("value_double", "double", "numeric value of a record or metric"),
+    Column("value_text", "text", "text of a record: an OTLP log's body"),
+    Column("causal_chain_id", "text", "causal chain of the record"),
     _ATTRS,
 )
-"""Columns of `events`. The view of that name shows the rows of other tables in the same columns, too."""
+"""Columns of `events`. The view `events` also shows the rows of other tables in these columns."""
 
 _HEX = ("comm_hash", "parent_hash")
 _NAMED = ("op", "in_call", "category", "datatype", "reduce_op", "symbol")
@@ -103,7 +103,9 @@ def _from_layout(table: layout.Table, skipped: Iterable[str] = ()) -> tuple[Colu
         if field.name in ("ts_ns", "node", *skipped):
             continue
         if field.format.startswith("("):
-            out += [Column(f"{name}_ns", "int64", f"ledger: {name}, running sum") for name in CATEGORY_NAMES]
+            out += [
+                Column(f"{name}_ns", "int64", f"time ledger: {name}, running sum") for name in CATEGORY_NAMES
+            ]
         elif field.name in (*_HEX, *_NAMED) or field.format.startswith("S"):
             out.append(Column(field.name, "text", field.meaning))
         else:
@@ -115,7 +117,7 @@ def _of_node(table: layout.Table) -> HubTable:
     return HubTable(table.name, table.meaning, (*_WHEN, *_WHERE, *_from_layout(table), _ATTRS))
 
 
-EVENTS = HubTable("events", "Records of any kind that have no table of their own.", EVENT_COLUMNS)
+EVENTS = HubTable("events", "Records that no other table covers.", EVENT_COLUMNS)
 
 COLLECTIVES = HubTable(
     "collectives",
@@ -126,7 +128,7 @@ COLLECTIVES = HubTable(
         Column(
             "late_ns",
             "int64",
-            "arrival minus the round's median arrival, by the senders' clocks; set where the round is complete",
+            "arrival minus the round's median arrival, by the senders' clocks; set if the round is complete",
         ),
         _ATTRS,
     ),
@@ -134,35 +136,37 @@ COLLECTIVES = HubTable(
 
 NODE_METRICS = HubTable(
     "node_metrics",
-    "A point of a metric: one number at one moment.",
+    "A data point of a metric.",
     (
         *_WHEN,
         *_WHERE,
         *_RANK,
         Column("gpu_uuid", "text", "GPU"),
         Column("name", "text", "the metric's name"),
-        Column("unit", "text", "its unit, as the sender calls it"),
+        Column("unit", "text", "unit, as the sender names it"),
         Column("kind", "text", "gauge, sum, histogram, exponential_histogram or summary"),
-        Column("is_cumulative", "bool", "value since start_ns; otherwise since the point before"),
-        Column("is_monotonic", "bool", "a counter: only grows, but for resets"),
-        Column("start_ns", "int64", "begin of what the value counts"),
+        Column("is_cumulative", "bool", "value since start_ns; otherwise since the previous point"),
+        Column("is_monotonic", "bool", "a counter: only grows, except at resets"),
+        Column("start_ns", "int64", "begin of the interval that the value covers"),
         Column("value_double", "double", "the value; a histogram's sum"),
-        Column("increase", "double", "cumulative sums: growth since the point before, resets allowed for"),
-        Column("is_reset", "bool", "the counter began anew since the point before"),
+        Column(
+            "increase", "double", "cumulative sums: growth since the previous point, corrected for resets"
+        ),
+        Column("is_reset", "bool", "the counter restarted since the previous point"),
         Column("n", "int64", "histograms and summaries: number of measurements"),
-        Column("causal_chain_id", "text", "chain of causes that the point belongs to"),
+        Column("causal_chain_id", "text", "causal chain of the point"),
         _ATTRS,
     ),
 )
 
 STACKS = HubTable(
     "stacks",
-    "A call stack, kept once.",
+    "A call stack, stored once.",
     (
         *_WHEN,
         *_WHERE,
         Column("pid", "int64", "process"),
-        Column("stack", "int64", "its number on the machine"),
+        Column("stack", "int64", "number of the stack on the machine"),
         Column("frames", "text", "JSON: innermost frame first"),
     ),
 )
@@ -173,15 +177,15 @@ CLOCKS = HubTable(
     (
         *_WHEN,
         *_WHERE,
-        Column("monotonic_ns", "int64", "CLOCK_MONOTONIC at that moment"),
+        Column("monotonic_ns", "int64", "CLOCK_MONOTONIC at the same moment"),
         Column("error_ns", "int64", "half the width of the bracket"),
-        Column("is_synchronised", "bool", "the kernel says that NTP holds the clock"),
+        Column("is_synchronised", "bool", "the kernel reports that NTP synchronises the clock"),
     ),
 )
 
 LOSSES = HubTable(
     "losses",
-    "Records that a sender lost before it could send them.",
+    "Records that a sender lost before sending them.",
     (
         *_WHEN,
         *_WHERE,
@@ -210,17 +214,17 @@ def _of_verdict(field: verdict_fields.VerdictField) -> Column:
 
 VERDICTS = HubTable(
     "verdicts",
-    "What the standing diagnosis found: one row for each incident, replaced while it lasts.",
+    "Verdicts of the continuous diagnosis: one row per incident, replaced while it lasts.",
     (
-        Column("tenant", "text", "whose it is"),
+        Column("tenant", "text", "owner of the row"),
         Column("cluster_id", "text", "cluster"),
         Column("verdict_id", "text", "the incident"),
         Column("state", "text", "open or closed"),
-        Column("opened_at", "time", "when the hub first said it"),
-        Column("updated_at", "time", "when this row was last changed"),
-        Column("closed_at", "time", "when the hub found it over"),
-        Column("node_id", "text", "machine of the first rank named"),
-        Column("rank", "int32", "the first rank named"),
+        Column("opened_at", "time", "time of the first report"),
+        Column("updated_at", "time", "time of the last change of this row"),
+        Column("closed_at", "time", "time at which the incident closed"),
+        Column("node_id", "text", "machine of the first named rank"),
+        Column("rank", "int32", "the first named rank"),
         *(_of_verdict(field) for field in verdict_fields.FIELDS),
         Column("verdict", "text", "JSON: the whole verdict"),
     ),
@@ -229,7 +233,7 @@ VERDICTS = HubTable(
 
 CAUSAL_CHAINS = HubTable(
     "causal_chains",
-    "Verdicts in the shape that other GPU agents give their findings.",
+    "Verdicts in the format that other GPU agents use for their findings.",
     (
         *_WHEN,
         *_WHERE,
@@ -238,9 +242,9 @@ CAUSAL_CHAINS = HubTable(
         Column("severity", "text", "CRITICAL, HIGH, MEDIUM or LOW"),
         Column("summary", "text", "one sentence"),
         Column("root_cause", "text", "the cause"),
-        Column("explanation", "text", "how it is known"),
-        Column("recommendations", "text", "JSON: what to do"),
-        Column("timeline", "text", "JSON: what happened in which layer"),
+        Column("explanation", "text", "evidence for the cause"),
+        Column("recommendations", "text", "JSON: recommended actions"),
+        Column("timeline", "text", "JSON: events by layer"),
         Column("state", "text", "open or closed"),
     ),
     ("tenant", "causal_chain_id"),
@@ -248,16 +252,16 @@ CAUSAL_CHAINS = HubTable(
 
 NODES = HubTable(
     "nodes",
-    "A machine that has sent something.",
+    "A machine that has sent data.",
     (
-        Column("tenant", "text", "whose it is"),
+        Column("tenant", "text", "owner of the row"),
         Column("cluster_id", "text", "cluster"),
         Column("node_id", "text", "machine"),
-        Column("first_seen", "time", "when the hub first heard of it"),
-        Column("last_seen", "time", "when it last sent something, true to a few seconds"),
-        Column("gpu_model", "text", "the driver's name of its GPUs"),
+        Column("first_seen", "time", "time of the first data"),
+        Column("last_seen", "time", "time of the last data, accurate to a few seconds"),
+        Column("gpu_model", "text", "GPU model, as the driver names it"),
         Column("provider", "text", "cloud provider"),
-        Column("n_gpus", "int32", "its GPUs"),
+        Column("n_gpus", "int32", "number of GPUs"),
         Column("agent", "text", "the sender's name and version"),
     ),
     ("tenant", "cluster_id", "node_id"),
@@ -265,9 +269,9 @@ NODES = HubTable(
 
 GPU_RATES = HubTable(
     "gpu_rates",
-    "What a GPU hour costs.",
+    "Prices of GPU hours.",
     (
-        Column("tenant", "text", "whose price it is"),
+        Column("tenant", "text", "owner of the row"),
         Column("provider", "text", "cloud provider, or any"),
         Column("gpu", "text", "GPU model"),
         Column("usd_per_hour", "double", "price"),
@@ -288,12 +292,12 @@ SENT = {table.name: table for table in _SENT}
 """Tables that senders fill: rows are only added, kept hot, sealed and expired."""
 
 KEPT = {table.name: table for table in (VERDICTS, CAUSAL_CHAINS, NODES, GPU_RATES)}
-"""Tables that the hub itself keeps: small, rows are replaced by key."""
+"""Tables that the hub maintains itself: small, rows are replaced by key."""
 
 TABLES = SENT | KEPT
 
 GIVEN_BY_HUB = ("tenant", "received_at")
-"""What the store sets itself, whatever a batch says."""
+"""Columns that the store fills, regardless of the batch."""
 
 
 @cache
@@ -324,10 +328,10 @@ def _arrow_schema(name: str, left_out: frozenset[str]) -> Any:
 
 
 def conformed(name: str, rows: Any) -> Any:
-    """The rows with exactly the columns and types of table `name`, but those the hub gives itself.
+    """The rows with exactly the columns and types of table `name`, without the columns that the hub fills.
 
-    rows: a pyarrow Table; missing columns become NULL, `ts` follows from `ts_ns`. Raises BadInput for a table or a
-    column that does not exist, and for values that do not fit.
+    rows: a pyarrow Table; missing columns become NULL, `ts` follows from `ts_ns`. Raises BadInput for an unknown table
+    or column, and for values of the wrong type.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -335,7 +339,7 @@ def conformed(name: str, rows: Any) -> Any:
     from stallscope.store.hub.arrow_tables import nulls
 
     if name not in TABLES:
-        raise BadInput(f"there is no table {name!r} in the hub; there are {', '.join(sorted(TABLES))}")
+        raise BadInput(f"unknown table {name!r}; the hub's tables are {', '.join(sorted(TABLES))}")
     schema = arrow_schema(TABLES[name], without=GIVEN_BY_HUB)
     if rows.schema.equals(schema):
         return rows
@@ -355,11 +359,13 @@ def conformed(name: str, rows: Any) -> Any:
                 arrays.append(nulls(len(rows), field.type))
         return pa.Table.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
-        raise BadInput(f"the rows for table {name} do not fit: {str(error).splitlines()[0][:200]}") from error
+        raise BadInput(
+            f"the rows for table {name} have wrong types: {str(error).splitlines()[0][:200]}"
+        ) from error
 
 
 def create_statement(table: HubTable) -> str:
-    """CREATE TABLE for a table that the hub keeps in DuckDB."""
+    """CREATE TABLE for a table that the hub maintains in DuckDB."""
     columns = ", ".join(f"{column.name} {column.sql_type}" for column in table.columns)
     key = f", PRIMARY KEY ({', '.join(table.key)})" if table.key else ""
     return f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}{key})"

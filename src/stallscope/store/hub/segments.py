@@ -1,4 +1,4 @@
-"""Sealed segments: Parquet files, one folder for each tenant and table, each file whole or not there at all."""
+"""Sealed segments: Parquet files, one folder per tenant and table, each file either complete or absent."""
 
 import os
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from stallscope.store.hub.journal import Segment, line
 FOLDER = "segments"
 _PART = ".part"
 _FORM = "PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
-"""Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and quicker to write and to read, than zstd's
-level 3 makes plain ones."""
+"""Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and faster to write and read, than plain values
+with zstd level 3."""
 
 _ROW_GROUP = 65_536
-"""Rows that are skipped together where a question asks for another time: a few minutes of a large job."""
+"""Rows per row group, the unit that queries skip by time: a few minutes of a large job."""
 
 
 class Sealer:
-    """Writes segments, with an engine of its own. For one thread at a time."""
+    """Writes segments with a separate engine. For one thread at a time."""
 
     def __init__(self, folder: Path, *, memory_bytes: int = 1 << 30):
         self.folder = folder
@@ -39,16 +39,16 @@ class Sealer:
         )
 
     def close(self) -> None:
-        """Give the engine's memory back."""
+        """Release the engine's memory."""
         self._db.close()
 
     @property
     def db(self) -> duckdb.DuckDBPyConnection:
-        """The engine: relations registered here can be sealed."""
+        """The engine: relations registered with it can be sealed."""
         return self._db
 
     def sealed(self, tenant: str, table: str, *, select: str, sealed_us: int) -> Segment:
-        """Write the rows of a query as a new segment, in order of time, and bring it to disk. Raises StorageFailed.
+        """Write the rows of a query as a new segment, ordered by time, and sync it to disk. Raises StorageFailed.
 
         select: a query with the table's columns, over relations registered with `db`.
         """
@@ -76,7 +76,7 @@ class Sealer:
         return Segment(tenant, table, told, n_rows, path.stat().st_size, min_ts_ns, max_ts_ns, sealed_us)
 
     def merged(self, segments: Sequence[Segment]) -> Segment:
-        """One segment with the rows of several of the same tenant and table. Raises StorageFailed."""
+        """Merge the rows of several segments of the same tenant and table into one. Raises StorageFailed."""
         first = segments[0]
         latest_us = max(segment.sealed_us for segment in segments)
         select = views.sealed_rows(first.table, [str(self.folder / segment.path) for segment in segments])
@@ -92,9 +92,9 @@ class Sealer:
 
 
 def remove_orphans(folder: Path, known: Sequence[Segment]) -> int:
-    """Remove files that no list names: of a seal or a merge that a crash cut off, or that were replaced.
+    """Remove unlisted files: from a seal or a merge that a crash interrupted, or replaced files.
 
-    Returns how many. Nothing else lies in the folder of segments.
+    Returns their number. The folder of segments contains no other files.
     """
     unlisted = orphans(folder, known)
     for path in unlisted:
@@ -103,7 +103,7 @@ def remove_orphans(folder: Path, known: Sequence[Segment]) -> int:
 
 
 def orphans(folder: Path, known: Sequence[Segment]) -> list[Path]:
-    """Segment files that no list names."""
+    """Segment files that no list contains."""
     wanted = {folder / segment.path for segment in known}
     return [
         path
@@ -113,7 +113,7 @@ def orphans(folder: Path, known: Sequence[Segment]) -> list[Path]:
 
 
 def _synced(path: Path) -> None:
-    """Bring a file, or the names in a folder, to disk."""
+    """Sync a file, or a folder's entries, to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Small tables that the hub keeps itself (schema.KEPT), in memory as questions see them: rows are replaced by key."""
+"""Small tables that the hub maintains itself (schema.KEPT), in memory for queries: rows are replaced by key."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _BETWEEN = "\x1f"
 
 
 def with_latest(name: str, rows: pa.Table, pieces: Sequence[pa.Table]) -> pa.Table:
-    """The rows of a kept table after others have come, in their order: those of the same key go.
+    """The rows of a maintained table after an update, in order: rows with the same key are replaced.
 
     rows, pieces: all columns of the table.
     """
@@ -23,6 +23,6 @@ def with_latest(name: str, rows: pa.Table, pieces: Sequence[pa.Table]) -> pa.Tab
 
 
 def _keys(name: str, rows: pa.Table) -> Any:
-    """One text for each row, by which it is known."""
+    """One text per row that identifies it by its key."""
     columns = [pc.fill_null(rows[column], "") for column in schema.TABLES[name].key]
     return pc.binary_join_element_wise(*columns, _BETWEEN).combine_chunks()

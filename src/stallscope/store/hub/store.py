@@ -1,4 +1,4 @@
-"""The hub's store as the other parts see it: append batches, ask named questions, get a tenant's files and hot rows."""
+"""The hub's store for other packages: append batches, run named questions, get a tenant's files and hot rows."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ __all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
 
 
 class HubStore:
-    """An open store. For any number of threads; close() it."""
+    """An open store. Thread-safe; must be closed with close()."""
 
     def __init__(self, folder: Path, journal: Journal, limits: Limits):
         self.folder = folder
@@ -70,7 +70,7 @@ class HubStore:
 
     @classmethod
     def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
-        """Open the store in a folder, made if missing. Raises StorageFailed (in use, unwritable), NewerSchema."""
+        """Open the store in a folder; create it if missing. Raises StorageFailed (in use, unwritable), NewerSchema."""
         folder, limits = folder.absolute(), limits or Limits()
         journal = Journal.open(folder, memory_bytes=limits.journal_memory_bytes)
         try:
@@ -80,7 +80,7 @@ class HubStore:
             raise
 
     def _load(self) -> list[Segment]:
-        """Load the content of the folder; returns all listed files. Damaged files are set aside, the rest is served."""
+        """Load the folder's content; returns all listed files. Damaged files are set aside, the others are served."""
         known = self._journal.segments()
         self.damage.check_position(self._journal.latest_us())
         of_table: dict[tuple[str, str], list[Segment]] = {}
@@ -98,18 +98,18 @@ class HubStore:
     def append(self, batch: Batch) -> "Future[Receipt]":
         """Store a batch, all or nothing; the future resolves once it is on disk.
 
-        Raises BadInput when rows do not fit their table, Overloaded when too much waits already.
+        Raises BadInput for rows that do not match their table, Overloaded if the queue is full.
         """
         return self._writer.submit(batch)
 
     def announced(self) -> AbstractContextManager[None]:
-        """append() will be called inside the with block: a few rows that wait are committed together with it."""
+        """Announces an append() inside the with block: small waiting batches are committed together with it."""
         return self._writer.announced()
 
     def ask(self, question: str, *, tenant: str, params: Mapping[str, object]) -> pa.Table:
-        """The answer to a named question (a file in store/sql/hub/), over what the tenant has now.
+        """The answer to a named question (a file in store/sql/hub/), over the tenant's current data.
 
-        Raises NotFound for a question that does not exist, BadInput for missing or wrong parameters.
+        Raises NotFound for an unknown question, BadInput for missing or wrong parameters.
         """
         sql = question_text(question)
         tables = views.named(sql)
@@ -131,13 +131,15 @@ class HubStore:
                 return db.sql(sql, params=dict(params)).to_arrow_table()
             except duckdb.Error as error:
                 if any(shown.values()) and self.set_aside_damaged(tenant):
-                    raise StorageFailed(f"a sealed file is damaged ({line(error)}); ask again") from error
+                    raise StorageFailed(
+                        f"a sealed file is damaged ({line(error)}); repeat the query"
+                    ) from error
                 raise BadInput(f"question {question}: {line(error)}") from error
 
     def set_aside_damaged(self, tenant: str) -> int:
-        """Read the tenant's sealed files after a failure, and set aside those that are damaged. Returns how many.
+        """Read the tenant's sealed files after a failure, and set aside the damaged files. Returns their number.
 
-        At most once a minute, as it reads all rows.
+        Runs at most once a minute, because it reads all rows.
         """
         now_s = time.monotonic()
         if now_s - self._checked_s.get(tenant, -_CHECK_EVERY_S) < _CHECK_EVERY_S:
@@ -153,26 +155,26 @@ class HubStore:
         return n_bad
 
     def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
-        """The tenant's sealed files and hot rows of these tables at one moment: nothing twice, nothing missing."""
+        """The tenant's sealed files and hot rows of these tables at one moment: no row duplicated or missing."""
         found = self._hot.snapshot(tenant, tables)
         kept = {name: self._writer.kept(name, tenant) for name in schema.KEPT if name in tables}
         return Snapshot(found.segments, {**found.hot, **kept})
 
     def tenants(self) -> list[str]:
-        """The tenants that have anything here."""
+        """The tenants with any data."""
         return self._hot.tenants()
 
     def check_room(self) -> None:
-        """Raises Overloaded while no more rows are taken."""
+        """Raises Overloaded while the store accepts no more rows."""
         self._writer.check_room()
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the rows in memory that are not sealed yet."""
+        """Bytes of unsealed rows in memory."""
         return self._hot.n_bytes
 
     def tail(self, tenant: str, table: str, *, since_us: int) -> pa.Table:
-        """Rows of a table committed since then (us since 1970), sealed and hot, in order of the commits."""
+        """Rows of a table committed since then (us since 1970), sealed and hot, in commit order."""
         import pyarrow.parquet as pq
 
         found = self._hot.snapshot(tenant, (table,))
@@ -186,13 +188,13 @@ class HubStore:
             try:
                 pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))
             except (pa.ArrowException, OSError):
-                self.set_aside_damaged(tenant)  # the rest is still of use
+                self.set_aside_damaged(tenant)  # the other files are still useful
         hot = found.hot.get(table, wanted.empty_table())
         hot = hot.filter(pc.greater_equal(hot["received_at"], since))
         return pa.concat_tables([*(piece.cast(wanted) for piece in pieces), hot]).sort_by("received_at")
 
     def tail_rows(self, tenant: str, table: str, *, since_us: int) -> int:
-        """How many rows tail() would give, or somewhat more; nothing is read."""
+        """Upper bound on the number of rows that tail() would return; reads no rows."""
         sealed = self._hot.segments(tenant).get(table, ())
         n_sealed = sum(segment.n_rows for segment in sealed if segment.sealed_us >= since_us)
         return n_sealed + self._hot.n_rows_since(tenant, table, since_us)
@@ -203,7 +205,7 @@ class HubStore:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is committed inside the with block: to copy the folder, or to see what a full hub does."""
+        """Blocks commits inside the with block: to copy the folder, or to test a full hub."""
         begun, ended = threading.Event(), threading.Event()
 
         def wait() -> None:
@@ -219,28 +221,28 @@ class HubStore:
 
     @property
     def counters(self) -> Counters:
-        """Numbers since the start."""
+        """Totals since the start."""
         return self._writer.counters
 
     @property
     def kept(self) -> Kept:
-        """Numbers of the housekeeping since the start."""
+        """Totals of the maintenance since the start."""
         return self._keeper.numbers
 
     def keep_house(self) -> None:
-        """Do now what is due: seal, merge, expire, checkpoint."""
+        """Run the due maintenance now: seal, merge, expire, checkpoint."""
         self._keeper.round()
 
     def seal_all(self) -> None:
-        """Seal every hot row now, as a hub does that is asked for files only."""
+        """Seal every hot row now, so that all data is in files."""
         self._keeper.seal_all()
 
     def queued(self) -> tuple[int, int]:
-        """Rows and bytes that wait to be committed."""
+        """Rows and bytes that wait for a commit."""
         return self._writer.queued()
 
     def close(self) -> None:
-        """Commit what waits and close the file; once is enough."""
+        """Commit the waiting rows and close the file; safe to repeat."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -255,5 +257,5 @@ def question_text(name: str) -> str:
     """The SQL of a named question. Raises NotFound."""
     found = files("stallscope.store").joinpath("sql", "hub", f"{name}.sql")
     if not name.isidentifier() or not found.is_file():
-        raise NotFound(f"there is no question {name!r}")
+        raise NotFound(f"unknown question {name!r}")
     return found.read_text()

@@ -1,8 +1,8 @@
-"""Rows of the hub as the arrays that the diagnosis takes: names become numbers again, NULL becomes unknown.
+"""Rows of the hub as the arrays of the diagnosis: names become numbers, NULL becomes the unknown value.
 
-All times are wall-clock ns here, where arrays of one machine have its monotonic clock: each batch carries a reading
-that says so (both clocks equal). Records of other senders lack what only our agents know: without a process number
-the rank stands for it, without a ledger the record says that it has none.
+All times are wall-clock ns here, while arrays of one machine use its monotonic clock. Each batch carries a clock
+reading in which both clocks are equal. Records of other senders lack data that only our agents provide: the rank
+replaces a missing process number, and records without a ledger are marked.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _NUMBERS: dict[str, dict[str, int]] = {
 }
 _HASHES = ("comm_hash", "parent_hash")
 _FOREIGN_PIDS = 1 << 30
-"""Above what a kernel gives (4,194,304), so that a made-up process is never a real one."""
+"""Above the kernel's largest pid (4,194,304), so that a synthetic pid never equals a real one."""
 
 
 def trace(tables: Mapping[str, pa.Table]) -> Trace:
@@ -46,7 +46,7 @@ def trace(tables: Mapping[str, pa.Table]) -> Trace:
     }
     latest = [_latest(arrays, number) for number in range(len(nodes))]
     clocks = tuple(Clock(number, ts_ns, ts_ns) for number, ts_ns in enumerate(latest) if ts_ns != UNKNOWN)
-    # Our agents tell every second how their processes are: nothing heard is known to be nothing then.
+    # Our agents report the state of their processes every second, so silence is meaningful.
     has_snapshots = set(np.unique(arrays["snapshots"]["node"]).tolist()) if "snapshots" in arrays else set()
     ends = tuple(ts_ns if number in has_snapshots else UNKNOWN for number, ts_ns in enumerate(latest))
     return Trace(
@@ -93,7 +93,7 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 
 
 def _complete(out: Array, rows: pa.Table) -> None:
-    """What records of other senders say in other columns, or do not know."""
+    """Derives columns that other senders fill differently or not at all."""
     rank = _integers(_whole(rows, "rank"), UNKNOWN)
     out["comm_rank"] = np.where(out["comm_rank"] == UNKNOWN, rank, out["comm_rank"])
     is_foreign = (out["pid"] == 0) & (rank != UNKNOWN)
@@ -103,14 +103,14 @@ def _complete(out: Array, rows: pa.Table) -> None:
 
 
 def _integers(values: pa.Array, unknown: int) -> Array:
-    """Numbers (n,), with what stands for NULL."""
+    """Numbers (n,), with a replacement for NULL."""
     if values.null_count == len(values):
         return np.full(len(values), unknown)
     return np.asarray(values.fill_null(unknown) if values.null_count else values)
 
 
 def _numbered(words: pa.Array, numbers: Mapping[str, int]) -> Array:
-    """The number of each word; 0 for words that have none."""
+    """The number of each word; 0 for unknown words."""
     if words.null_count == len(words):
         return np.zeros(len(words), np.int64)
     coded = words.dictionary_encode()
@@ -125,7 +125,7 @@ def _hashes(words: pa.Array) -> Array:
 
 
 def _of_codes(table: Array, coded: pa.DictionaryArray) -> Array:
-    """What stands in the table for each word; its last entry for NULL."""
+    """The table's value for each word; the last entry is for NULL."""
     codes = coded.indices
     found: Array = table[np.asarray(codes.fill_null(len(table) - 1) if codes.null_count else codes)]
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _KEPT_S = 900.0
-"""A failure belongs to the answers about the last minutes, which is what most questions are about."""
+"""How long a failure is reported: most queries are about the last minutes."""
 
 
 @dataclass
@@ -17,7 +17,7 @@ class _Cluster:
 
 
 class Unexamined:
-    """By tenant and cluster: failed evaluations and rows left out. For any number of threads."""
+    """By tenant and cluster: failed evaluations and skipped rows. Thread-safe."""
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic):
         self._clock_s = clock_s
@@ -25,7 +25,7 @@ class Unexamined:
         self._clusters: dict[tuple[str, str], _Cluster] = {}
 
     def add(self, tenant: str, cluster: str, *, n_rows: int = 0, failure: str = "") -> None:
-        """Rows that were not examined, or an evaluation that failed, and why."""
+        """Record unexamined rows, or a failed evaluation with its reason."""
         with self._lock:
             now_s = self._clock_s()
             known = self._clusters.get((tenant, cluster))
@@ -36,7 +36,7 @@ class Unexamined:
             known.failure = failure or known.failure
 
     def reason(self, tenant: str, cluster: str | None) -> str:
-        """Why an answer about a cluster (None: all of the tenant's) is incomplete; "" where it is not."""
+        """Why an answer about a cluster (None: all of the tenant's) is incomplete; "" if it is complete."""
         with self._lock:
             border_s = self._clock_s() - _KEPT_S
             parts = [

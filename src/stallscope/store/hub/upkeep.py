@@ -1,8 +1,8 @@
-"""Check and repair a hub's folder, copy it while the hub runs, and bring a copy back.
+"""Checks and repairs a hub's folder, copies it while the hub runs, and restores a copy.
 
-A copy needs no help of the hub: between two checkpoints its file does not change and its log only grows, so both are
-copied and, if a checkpoint came in between, copied once more. Sealed files never change, and replaced files are
-removed minutes later.
+A copy needs no cooperation of the hub. Between two checkpoints its file does not change and its log only grows, so
+both are copied, and copied again if a checkpoint ran meantime. Sealed files never change, and replaced files are
+removed only minutes later.
 """
 
 import os
@@ -34,13 +34,15 @@ class Findings:
 
 
 def check(folder: Path, *, repair: bool = False) -> Findings:
-    """Read everything in the folder of a hub that is not running. Raises StorageFailed, NewerSchema, BadInput.
+    """Read everything in the folder of a stopped hub. Raises StorageFailed, NewerSchema, BadInput.
 
-    repair: keep the readable row groups of damaged segments, and take what cannot be read out of the lists. The damaged
+    repair: keep the readable row groups of damaged segments, and remove unreadable parts from the lists. The damaged
     files stay in the folder `damaged`.
     """
     if not (folder / FILE_NAME).is_file():
-        raise BadInput(f"{folder} holds no hub ({FILE_NAME} is missing): name the folder given with --db")
+        raise BadInput(
+            f"{folder} is not a hub's folder ({FILE_NAME} is missing); give the folder of the hub's --db"
+        )
     folder = folder.absolute()
     out = Findings()
     with closing(Journal.open(folder)) as journal:
@@ -70,7 +72,7 @@ def _check_segment(journal: Journal, segment: Segment, out: Findings, *, repair:
 
 
 def _salvaged(folder: Path, segment: Segment) -> Segment | None:
-    """A new segment with the readable row groups of a damaged segment; None where no row can be read."""
+    """A new segment with the readable row groups of a damaged segment; None if no row is readable."""
     rows = list(_readable(folder / segment.path))
     if not rows:
         return None
@@ -110,7 +112,7 @@ def _check_journal(journal: Journal, out: Findings, *, repair: bool) -> None:
         if not reason:
             out.n_rows += n_rows
             continue
-        out.problems.append(f"the journal's entry {key}: {reason}")
+        out.problems.append(f"journal entry {key}: {reason}")
         if repair:
             journal.remove_entry(key)
             out.n_repaired += 1
@@ -123,7 +125,7 @@ def _check_other_files(
         known = journal.segments()
     for path in segments.orphans(folder, known):
         out.problems.append(
-            f"{path.relative_to(folder)} is in no list: of a seal that was cut off, or replaced"
+            f"{path.relative_to(folder)} is not listed: from an interrupted seal, or replaced"
         )
         if repair:
             path.unlink(missing_ok=True)
@@ -135,27 +137,29 @@ def _check_other_files(
 
 
 def back_up(folder: Path, target: Path) -> Findings:
-    """Copy the folder of a hub, which may be running, into a new folder. Raises BadInput, StorageFailed."""
+    """Copy the folder of a hub, running or not, to a new folder. Raises BadInput, StorageFailed."""
     if not (folder / FILE_NAME).is_file():
-        raise BadInput(f"{folder} holds no hub ({FILE_NAME} is missing): name the folder given with --db")
+        raise BadInput(
+            f"{folder} is not a hub's folder ({FILE_NAME} is missing); give the folder of the hub's --db"
+        )
     _check_empty(target, "--to")
     for _ in range(_ATTEMPTS):
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             if _copied(folder, target):
                 return check(target)
-        except FileNotFoundError:  # a file was replaced meanwhile
+        except FileNotFoundError:  # a file was replaced during the copy
             pass
         except OSError as error:
             raise StorageFailed(
                 f"cannot copy {folder} to {target}: {line(error)}; check free space"
             ) from error
         shutil.rmtree(target)
-    raise StorageFailed(f"{folder} changed during each of {_ATTEMPTS} attempts to copy it: try again")
+    raise StorageFailed(f"{folder} changed during each of {_ATTEMPTS} attempts to copy it; try again")
 
 
 def _copied(folder: Path, target: Path) -> bool:
-    """Copy everything; False where a checkpoint came in between."""
+    """Copy everything; False if a checkpoint ran during the copy."""
     before = _state(folder / FILE_NAME)
     for name in (FILE_NAME, f"{FILE_NAME}.wal", *_ALSO):
         with suppress(FileNotFoundError):
@@ -181,10 +185,10 @@ def _linked_or_copied(source: Path, target: Path) -> None:
 
 
 def restore(backup: Path, folder: Path) -> Findings:
-    """Bring a copy back as the folder of a hub. Raises BadInput, StorageFailed."""
+    """Restore a copy as the folder of a hub. Raises BadInput, StorageFailed."""
     _check_empty(folder, "--db")
     if not (backup / FILE_NAME).is_file():
-        raise BadInput(f"{backup} holds no copy of a hub ({FILE_NAME} is missing)")
+        raise BadInput(f"{backup} is not a copy of a hub ({FILE_NAME} is missing)")
     try:
         shutil.copytree(backup, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK_NAME))
         folder.chmod(0o700)
@@ -195,7 +199,7 @@ def restore(backup: Path, folder: Path) -> Findings:
 
 def _check_empty(folder: Path, option: str) -> None:
     if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"{option}: {folder} is not empty: name a new folder")
+        raise BadInput(f"{option}: {folder} is not empty; choose a new folder")
 
 
 def _state(path: Path) -> tuple[int, int, int]:

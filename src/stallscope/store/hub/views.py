@@ -1,7 +1,7 @@
-"""A tenant's tables as views over sealed Parquet files and hot rows: for questions, and for the SQL workers.
+"""A tenant's tables as views over sealed Parquet files and hot rows: for named questions, and for the SQL workers.
 
-Each table of schema.TABLES is a view of its name, also where nothing has arrived. `events` shows every record:
-its own rows, and those of the tables in _ALSO_EVENTS in the same columns.
+Each table of schema.TABLES is a view with its name, even if it has no rows. `events` shows every record: its own
+rows, and the rows of the tables in _ALSO_EVENTS in the same columns.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ _ALSO_EVENTS: dict[str, dict[str, str]] = {
     "node_metrics": {},
     "losses": {"name": "'lost'", "value_text": "kind", "value_double": "CAST(n_lost AS DOUBLE)"},
 }
-"""Tables whose rows `events` shows, and what stands in columns that they have under another name, or not at all."""
+"""Tables whose rows `events` also shows, with expressions for columns of another name or without a counterpart."""
 
 STORED_EVENTS = "stored_events"
-"""The rows of the table `events` alone."""
+"""View of the rows of the table `events` alone."""
 
 
 def named(sql: str) -> frozenset[str]:
-    """The tables whose rows a statement may show: those whose names are words in it, and what stands behind them."""
+    """The tables that a statement may read: tables whose names occur as words in it, and the tables behind them."""
     words = set(re.findall(r"\w+", sql))
     stored = frozenset({"events"}) if STORED_EVENTS in words else frozenset()
     return behind(words & schema.TABLES.keys()) | stored
 
 
 def behind(tables: Collection[str]) -> frozenset[str]:
-    """These tables, and those whose rows `events` shows if it is one of them."""
+    """These tables, and the tables whose rows `events` shows if it is one of them."""
     return frozenset(tables) | (_ALSO_EVENTS.keys() if "events" in tables else frozenset())
 
 
@@ -50,8 +50,8 @@ def statements(
 ) -> list[str]:
     """CREATE VIEW statements, in order, for an empty DuckDB connection.
 
-    files: paths of sealed files by table. hot: by table, the name under which its hot rows are known there. only: the
-    tables that are wanted, see behind(). called: how a view is called that is not called as its table.
+    files: paths of sealed files by table. hot: by table, the name of the relation with its hot rows. only: the
+    wanted tables, see behind(). called: names of views that differ from their table's name.
     """
     create = "CREATE OR REPLACE TEMP VIEW" if is_temporary else "CREATE OR REPLACE VIEW"
     out, name_of = [], called or {}
@@ -82,13 +82,13 @@ def _rows(table: schema.HubTable, files: Sequence[str], hot: str | None) -> str:
 
 
 def sealed_rows(table: str, files: Sequence[str]) -> str:
-    """A query for the rows of sealed files of a table; columns that a file does not have are NULL."""
+    """A query for the rows of a table's sealed files; columns that a file lacks are NULL."""
     known = schema.TABLES[table]
     columns = ", ".join(known.names)
     current = [path for path in files if path.endswith(f"-{fingerprint(table)}.parquet")]
     older = [path for path in files if not path.endswith(f"-{fingerprint(table)}.parquet")]
     parts = [f"SELECT {columns} FROM read_parquet([{_listed(current)}])"] if current else []
-    if older:  # union_by_name opens every file first, so it is used for these files only
+    if older:  # union_by_name opens every file first, so it is used only for these files
         rows = f"SELECT * FROM read_parquet([{_listed(older)}], union_by_name = true)"
         parts.append(f"SELECT {columns} FROM ({_no_rows(known)} UNION ALL BY NAME {rows})")
     return " UNION ALL ".join(parts)
@@ -96,7 +96,7 @@ def sealed_rows(table: str, files: Sequence[str]) -> str:
 
 @cache
 def fingerprint(table: str) -> str:
-    """Identifies the columns that a file of this table has; part of the file's name."""
+    """Identifies the columns of a file of this table; part of the file's name."""
     names = ",".join(f"{column.name} {column.sql_type}" for column in schema.TABLES[table].columns)
     return hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
 
@@ -121,7 +121,7 @@ def _event_column(column: schema.Column, there: set[str], instead: Mapping[str, 
         return f"{instead[column.name]} AS {column.name}"
     if column.name not in there:
         return f"CAST(NULL AS {column.sql_type}) AS {column.name}"
-    # The same fact may be kept wider in a table of its own (nranks); a view has one type for it.
+    # A separate table may store the same fact in a wider type (nranks); a view has one type for it.
     return (
         f"TRY_CAST({column.name} AS {column.sql_type}) AS {column.name}"
         if column.kind == "int32"

@@ -1,7 +1,7 @@
-"""The one thread that writes the hub's file: it commits what has gathered, many batches in one transaction.
+"""The single thread that writes the hub's file: it commits the waiting batches, many in one transaction.
 
-A batch's future resolves after the commit that holds it. A batch id that was seen before is answered without
-being stored again. When more waits than the limits allow, a batch is refused at once.
+A batch's future resolves after its commit. A known batch id is acknowledged without storing the batch again. If more
+rows wait than the limits allow, a batch is refused at once.
 """
 
 import threading
@@ -30,17 +30,17 @@ Listener = Callable[[Batch], None]
 _IDLE_S = 0.25
 _GATHER_S = 0.04
 _FEW_ROWS = 40_000
-"""A commit takes some ms however few its rows are: for so few it waits a little for those that are on their way."""
+"""A commit takes some ms even with few rows: with fewer than this it briefly waits for rows that are being decoded."""
 
 
 _NEWEST_WEIGHT = 0.1
 _TENANT_SHARE = 0.75
-"""Of the hot rows: one tenant's rows cannot shut out another tenant."""
+"""Share of the hot rows: one tenant's rows cannot shut out another tenant."""
 
 
 @dataclass
 class Counters:
-    """Numbers since the start, for /metrics; only the writer's thread changes all but refused."""
+    """Totals since the start, for /metrics; only the writer's thread changes them, except refused."""
 
     batches: int = 0
     rows: int = 0
@@ -83,7 +83,7 @@ class Writer:
         limits: Limits,
         committed: Callable[[int], None],
     ):
-        """committed: called with the moment of each commit, before it is acknowledged."""
+        """committed: called with the time of each commit, before the commit is acknowledged."""
         self._committed = committed
         self.counters = Counters()
         self._journal, self._hot, self._nodes, self._limits = journal, hot, nodes, limits
@@ -95,13 +95,13 @@ class Writer:
             ((tenant, batch_id), received_us) for tenant, batch_id, received_us in journal.batch_ids()
         )
         self._last_us = journal.latest_us()
-        self._row_s = 0.0  # how long a row holds the writer, over the last commits
+        self._row_s = 0.0  # writer's time per row, over the last commits
         self._quiet_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="hub-writer", daemon=True)
         self._thread.start()
 
     def submit(self, batch: Batch) -> "Future[Receipt]":
-        """Queue a batch. Raises Overloaded when too much waits, BadInput when its rows do not fit."""
+        """Queue a batch. Raises Overloaded if the queue is full, BadInput if its rows do not match their table."""
         batch = Batch(
             batch.batch_id,
             batch.tenant,
@@ -112,7 +112,7 @@ class Writer:
         if n_bytes is None:
             n_bytes = sum(rows.nbytes for rows in batch.tables.values())
         if n_bytes > self._limits.max_queue_bytes:
-            raise BadInput(f"a batch of {n_bytes:,} bytes is too large: send smaller ones")
+            raise BadInput(f"a batch of {n_bytes:,} bytes is too large; send smaller batches")
         with self._changed:
             self._check_room(n_rows, n_bytes, batch.tenant)
         early = packed_early(batch)
@@ -129,7 +129,7 @@ class Writer:
 
     @contextmanager
     def announced(self) -> Iterator[None]:
-        """A batch will be submitted inside the with block: a few rows that wait are committed together with it."""
+        """Announces a batch inside the with block: small waiting batches are committed together with it."""
         queue = self._queue
         with self._changed:
             queue.n_coming += 1
@@ -142,7 +142,7 @@ class Writer:
                     self._changed.notify()
 
     def check_room(self) -> None:
-        """Raises Overloaded while no more rows are taken: senders are refused before their rows are decoded."""
+        """Raises Overloaded while no more rows are accepted: senders are refused before their rows are decoded."""
         with self._changed:
             self._check_room(0, 0)
 
@@ -161,18 +161,18 @@ class Writer:
             or queue.n_bytes + n_bytes > limits.max_queue_bytes
             or queue.n_rows * self._row_s > limits.max_queue_s
         ):
-            return f"{queue.n_rows:,} rows wait to be stored"
+            return f"{queue.n_rows:,} rows are waiting to be stored"
         n_hot = hot.n_bytes + queue.n_bytes + n_bytes
         is_share_full = hot.bytes_of(tenant) + n_bytes > limits.max_hot_bytes * _TENANT_SHARE
         if hot.n_bytes and (n_hot > limits.max_hot_bytes or (tenant and is_share_full)):
-            return "the rows in memory take all the room they may, until files have been written"
+            return "the rows in memory have reached their limit, until files have been written"
         if limits.max_process_bytes is not None and resident_bytes() > limits.max_process_bytes:
             pa.default_memory_pool().release_unused()
-            return "the hub uses all the memory it may"
+            return "the hub has reached its memory limit"
         return ""
 
     def call(self, job: Callable[[], Any]) -> "Future[Any]":
-        """Run something in the writer's thread, between two commits."""
+        """Run a function in the writer's thread, between two commits."""
         future: Future[Any] = Future()
         with self._changed:
             if self._queue.is_closed:
@@ -187,23 +187,23 @@ class Writer:
         self._listeners.append(listener)
 
     def queued(self) -> tuple[int, int]:
-        """Rows and bytes that wait."""
+        """Waiting rows and bytes."""
         with self._changed:
             return self._queue.n_rows, self._queue.n_bytes
 
     def quiet_s(self) -> float:
-        """For how long nothing has arrived."""
+        """Time since the last batch arrived."""
         return time.monotonic() - self._quiet_since_s
 
     def kept(self, name: str, tenant: str) -> pa.Table:
-        """The tenant's rows of a table that the hub keeps itself."""
+        """The tenant's rows of a table that the hub maintains itself."""
         if name == "nodes":
             return self._nodes.rows(tenant)
         rows = self._kept[name]
         return rows.filter(pc.equal(rows["tenant"], tenant))
 
     def close(self) -> None:
-        """Commit what waits, then end the thread."""
+        """Commit the waiting batches, then end the thread."""
         with self._changed:
             self._queue.is_closed = True
             self._changed.notify()
@@ -254,7 +254,7 @@ class Writer:
         return group
 
     def _commit(self, group: list[_Waiting]) -> None:
-        """Commit all batches together; if that fails, each alone, so that one cannot fail the others."""
+        """Commit all batches together; if that fails, each alone, so that an invalid batch cannot fail the others."""
         try:
             self._commit_together(group)
         except StallscopeError as error:
@@ -295,7 +295,7 @@ class Writer:
         self._tell([one.batch for one in fresh])
 
     def _split(self, group: list[_Waiting]) -> tuple[list[_Waiting], list[tuple[_Waiting, int]]]:
-        """Batches that are new, and those whose id is known, with when it was committed (0: now)."""
+        """The new batches, and the batches with a known id, with the time of their commit (0: now)."""
         fresh, known, now = [], [], set()
         for one in group:
             key = (one.batch.tenant, one.batch.batch_id)
@@ -322,11 +322,11 @@ class Writer:
             for listener in self._listeners:
                 try:
                     listener(batch)
-                except Exception:  # noqa: BLE001 (what listens must not stop what writes; it is counted)
+                except Exception:  # noqa: BLE001 (a failing listener must not stop the writer; the failure is counted)
                     self.counters.listener_failures += 1
 
     def forget_verdicts(self, before_us: int) -> int:
-        """Forget verdicts closed before that moment, in the writer's thread. Returns how many."""
+        """Delete verdicts closed before this time, in the writer's thread. Returns their number."""
         n_gone = self._journal.forget_verdicts(before_us)
         if n_gone:
             self._kept |= {name: self._journal.kept(name) for name in ("verdicts", "causal_chains")}
@@ -348,5 +348,5 @@ class Writer:
 def _fulfil(future: "Future[Any]", job: Callable[[], Any]) -> None:
     try:
         future.set_result(job())
-    except Exception as error:  # noqa: BLE001 (whoever asked for it gets it)
+    except Exception as error:  # noqa: BLE001 (the caller's future gets the error)
         future.set_exception(error)
