@@ -23,7 +23,7 @@ from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
-from stallscope.serve.app import House, create_app
+from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
@@ -94,7 +94,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         receiver = Receiver(
             store, _authenticate(tokens), bounds=Bounds.within(memory), audit=_audit_of(audit, refusals)
         )
-        house = House(
+        context = AppContext(
             tokens=tokens,
             audit=audit,
             refusals=refusals,
@@ -103,16 +103,16 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             admin_state=lambda: {"numbers": receiver.numbers()},
             requests_per_minute=options.settings.hub_requests_per_minute,
         )
-        expose(house.registry, "stallscope_hub", receiver.numbers)
-        expose(house.registry, "stallscope_hub", lambda: asdict(standing.numbers))
-        expose(house.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
+        expose(context.registry, "stallscope_hub", receiver.numbers)
+        expose(context.registry, "stallscope_hub", lambda: asdict(standing.numbers))
+        expose(context.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
         # Bind all addresses before serving on any.
         api = stack.enter_context(bound(options.api, "--api"))
         http = stack.enter_context(bound(options.otlp_http, "--otlp-http"))
         credentials = certificates.grpc() if certificates else None
         grpc, grpc_port_number = _grpc_server(receiver, options.otlp_grpc, credentials)
         parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
-        app = create_app(parts, house=house, lifespan=lifespan)
+        app = create_app(parts, context=context, lifespan=lifespan)
         grpc.start()
         stack.callback(lambda: grpc.stop(_GRACE_S).wait())
         served = [

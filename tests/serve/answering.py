@@ -45,7 +45,7 @@ def answering(
     with house_in(folder, **{"requests_per_minute": 1_000_000} | changes) as house:
         tools = collected(package)
         route, lifespan = mounted(dress(mcp_server(hub, tools)))
-        app = wrap(create_app([*routes(hub, tools), route], house=house, lifespan=lifespan))
+        app = wrap(create_app([*routes(hub, tools), route], context=house, lifespan=lifespan))
         listener = bound("127.0.0.1:0", "--api")
         server = Listening(app, listener, context=None, name="api")
         try:

@@ -11,23 +11,23 @@ import httpx
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
-from stallscope.serve.app import House, create_app
+from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.tokens import Tokens, bearer
 
 
 @contextmanager
-def house_in(folder: Path, **changes: Any) -> Iterator[House]:
+def house_in(folder: Path, **changes: Any) -> Iterator[AppContext]:
     """A house whose tokens and audit log are in a folder."""
     with closing(AuditLog(folder / "audit.jsonl")) as audit:
-        yield House(**{"tokens": Tokens(folder / "tokens.json"), "audit": audit} | changes)
+        yield AppContext(**{"tokens": Tokens(folder / "tokens.json"), "audit": audit} | changes)
 
 
-def client_of(house: House, *parts: BaseRoute, token: str | None = None) -> httpx.AsyncClient:
+def client_of(house: AppContext, *parts: BaseRoute, token: str | None = None) -> httpx.AsyncClient:
     """A client in this process. token: sent with each request."""
     headers = {"Authorization": bearer(token)} if token else {}
     house = replace(house, registry=CollectorRegistry())  # each application counts into its own
-    transport = httpx.ASGITransport(create_app(parts, house=house))
+    transport = httpx.ASGITransport(create_app(parts, context=house))
     return httpx.AsyncClient(transport=transport, base_url="http://hub", headers=headers)
 
 

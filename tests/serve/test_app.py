@@ -15,7 +15,7 @@ from tests.serve.house import audited, client_of, house_in
 from stallscope import __version__
 from stallscope.errors import NotFound
 from stallscope.serve import app
-from stallscope.serve.app import House, major_minor
+from stallscope.serve.app import AppContext, major_minor
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.capabilities import SURFACES
 
@@ -38,7 +38,7 @@ PARTS = (Route("/echo", _echo, methods=["POST"]), Route("/missing", _missing), R
 
 
 def answer(
-    house: House, method: str, path: str, *, token: str | None = None, **more: object
+    house: AppContext, method: str, path: str, *, token: str | None = None, **more: object
 ) -> httpx.Response:
     async def ask() -> httpx.Response:
         async with client_of(house, *PARTS, token=token) as client:
@@ -48,14 +48,14 @@ def answer(
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[AppContext]:
     told = {"ingest": ["otlp"]}
     with house_in(tmp_path, capabilities=lambda: told, state=lambda: {"n_rows": 3}) as house:
         yield house
 
 
 @pytest.fixture
-def reader(house: House) -> str:
+def reader(house: AppContext) -> str:
     return house.tokens.create(["read"], "team-a")
 
 
@@ -63,7 +63,7 @@ def test_the_layers_stand_in_this_order():
     assert (app.peer_limit, app.bearer, app.audit, app.rate_limit, app.body_limit) == app.LAYERS
 
 
-def test_versions_need_no_token_and_tell_no_patch_level(house: House):
+def test_versions_need_no_token_and_tell_no_patch_level(house: AppContext):
     told = answer(house, "GET", "/api/versions")
     assert told.status_code == 200
     flags = told.json()["capabilities"]
@@ -73,7 +73,7 @@ def test_versions_need_no_token_and_tell_no_patch_level(house: House):
     assert [major_minor(v) for v in ("1.2.3", "0.1.0.dev3+g123", "2.0")] == ["1.2", "0.1", "2.0"]
 
 
-def test_health_tells_a_stranger_only_that_it_is_alive(house: House, reader: str):
+def test_health_tells_a_stranger_only_that_it_is_alive(house: AppContext, reader: str):
     assert answer(house, "GET", "/api/v1/health").json() == {"alive": True}
     full = answer(house, "GET", "/api/v1/health", token=reader).json()
     assert full == {"alive": True, "version": __version__, "n_rows": 3}
@@ -84,7 +84,7 @@ def test_health_tells_a_stranger_only_that_it_is_alive(house: House, reader: str
     assert answer(house, "GET", "/api/v1/health", token="wrong").status_code == 401
 
 
-def test_metrics_of_all_tenants_need_the_scope_admin(house: House, reader: str):
+def test_metrics_of_all_tenants_need_the_scope_admin(house: AppContext, reader: str):
     assert answer(house, "GET", "/metrics").status_code == 401
     assert answer(house, "GET", "/metrics", token=reader).status_code == 403
     admin = house.tokens.create(["admin"], "team-a")
@@ -95,7 +95,7 @@ def test_metrics_of_all_tenants_need_the_scope_admin(house: House, reader: str):
 
 
 def test_a_request_without_a_good_token_goes_no_further_and_is_logged_by_the_bearer_layer(
-    house: House, reader: str, tmp_path: Path
+    house: AppContext, reader: str, tmp_path: Path
 ):
     for token in (None, "sst_0123456789ab_" + "x" * 43):
         told = answer(house, "POST", "/echo", token=token)
@@ -107,7 +107,9 @@ def test_a_request_without_a_good_token_goes_no_further_and_is_logged_by_the_bea
     ] * 2
 
 
-def test_the_audit_log_says_who_asked_what_and_what_came_of_it(house: House, reader: str, tmp_path: Path):
+def test_the_audit_log_says_who_asked_what_and_what_came_of_it(
+    house: AppContext, reader: str, tmp_path: Path
+):
     told = answer(house, "POST", "/echo?token=abc", token=reader, content=b"12345")
     assert told.json() == {"n_bytes": 5, "tenant": "team-a"}
     (line,) = audited(tmp_path)
@@ -126,7 +128,7 @@ def test_the_audit_log_says_who_asked_what_and_what_came_of_it(house: House, rea
     assert "abc" not in str(line)
 
 
-def test_the_audit_log_sees_refusals_by_scope_and_by_rate(house: House, tmp_path: Path):
+def test_the_audit_log_sees_refusals_by_scope_and_by_rate(house: AppContext, tmp_path: Path):
     house = replace(house, requests_per_minute=2)
     token = house.tokens.create(["sql"], "a")
 
@@ -142,7 +144,7 @@ def test_the_audit_log_sees_refusals_by_scope_and_by_rate(house: House, tmp_path
     assert [line["status"] for line in audited(tmp_path)] == [403, 403, 429, 429]
 
 
-def test_one_token_that_asks_too_much_does_not_slow_another(house: House):
+def test_one_token_that_asks_too_much_does_not_slow_another(house: AppContext):
     house = replace(house, requests_per_minute=1)
     first, second = (house.tokens.create(["read"], tenant) for tenant in ("a", "b"))
 
@@ -156,7 +158,7 @@ def test_one_token_that_asks_too_much_does_not_slow_another(house: House):
     assert asyncio.run(ask()) == [200, 429, 200]
 
 
-def test_a_body_that_is_too_long_is_refused_whether_announced_or_not(house: House):
+def test_a_body_that_is_too_long_is_refused_whether_announced_or_not(house: AppContext):
     house = replace(house, max_body_bytes=10)
     token = house.tokens.create(["read"], "a")
 
@@ -172,7 +174,7 @@ def test_a_body_that_is_too_long_is_refused_whether_announced_or_not(house: Hous
     assert told.status_code == 413
 
 
-def test_every_error_has_the_same_body(house: House, reader: str, tmp_path: Path):
+def test_every_error_has_the_same_body(house: AppContext, reader: str, tmp_path: Path):
     told = [
         answer(house, "GET", "/missing", token=reader),
         answer(house, "GET", "/nowhere", token=reader),
@@ -188,7 +190,7 @@ def test_every_error_has_the_same_body(house: House, reader: str, tmp_path: Path
     assert "a secret detail" in audited(tmp_path)[-1]["failed"]
 
 
-def test_no_token_is_ever_in_the_log(house: House, reader: str, tmp_path: Path):
+def test_no_token_is_ever_in_the_log(house: AppContext, reader: str, tmp_path: Path):
     secret = reader.split("_", 2)[2]
     answer(house, "GET", f"/nowhere/{reader}", token=reader)
     answer(house, "GET", f"/nowhere?t={reader}", headers={"Authorization": reader})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.serve.app import House
+from stallscope.serve.app import AppContext
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.plain_text import visible, without_paths
 from stallscope.serve.refusals import Refusals, network
@@ -76,7 +76,7 @@ def test_damaged_tokens_are_a_503_and_one_line_in_the_log(
         else:
             house.tokens.path.write_text(damage)
 
-        async def ask(house: House) -> list[tuple[int, str]]:
+        async def ask(house: AppContext) -> list[tuple[int, str]]:
             async with client_of(house, *PARTS, token=token) as client:
                 told = [await client.post("/echo") for _ in range(3)]
                 return [(each.status_code, each.json()["error"]["message"]) for each in told]

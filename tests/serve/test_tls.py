@@ -59,7 +59,10 @@ def serving(folder: Path, certificates: Certificates) -> Iterator[int]:
     """The application on a port with TLS."""
     with house_in(folder) as house:
         listener = Listening(
-            create_app(house=house), bound("127.0.0.1:0", "--api"), context=certificates.context(), name="api"
+            create_app(context=house),
+            bound("127.0.0.1:0", "--api"),
+            context=certificates.context(),
+            name="api",
         )
         try:
             yield listener.port
@@ -243,7 +246,9 @@ def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: P
 def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "READ_S", 0.5)
     with house_in(tmp_path) as house:
-        listener = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
+        listener = Listening(
+            create_app(context=house), bound("127.0.0.1:0", "--api"), context=None, name="api"
+        )
         with closing(socket.create_connection(("127.0.0.1", listener.port), timeout=20)) as slow:
             slow.sendall(b"GET /api/versions HT")
             assert httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200
@@ -281,7 +286,9 @@ def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
     monkeypatch.setattr(server, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
     with house_in(tmp_path) as house:
-        listener = Listening(create_app(house=house), bound("127.0.0.1:0", "--api"), context=None, name="api")
+        listener = Listening(
+            create_app(context=house), bound("127.0.0.1:0", "--api"), context=None, name="api"
+        )
         silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=20) for _ in range(60)]
         until(lambda: httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200)
         for one in silent:

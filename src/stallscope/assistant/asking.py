@@ -52,12 +52,12 @@ class Node:
         from stallscope.diagnose.engine import diagnose
         from stallscope.diagnose.thresholds import thresholds
 
-        told, price = self.settings, self.settings.usd_per_gpu_hour
+        settings, price = self.settings, self.settings.usd_per_gpu_hour
         if price is None:
-            seen = trace.facts.get("gpu", "")
-            found = rates.listed(seen, told.rates, named_gpu=told.gpu, provider=told.provider)
-            price = found.usd_per_hour if found else None
-        return diagnose(trace, thresholds(told), usd_per_gpu_hour=price)
+            gpu = trace.facts.get("gpu", "")
+            listed = rates.listed(gpu, settings.rates, named_gpu=settings.gpu, provider=settings.provider)
+            price = listed.usd_per_hour if listed else None
+        return diagnose(trace, thresholds(settings), usd_per_gpu_hour=price)
 
 
 def short_text(value: Any) -> str:
@@ -68,10 +68,10 @@ def short_text(value: Any) -> str:
 
 def rank_of(trace: Trace) -> dict[tuple[int, int], int]:
     """Ranks by (node, pid): from the launcher, otherwise the rank in the process's largest communicator."""
-    found: dict[tuple[int, int], int] = {}
+    ranks: dict[tuple[int, int], int] = {}
     known = trace.communicators[trace.communicators["comm_rank"] >= 0]
     for row in known[known["nranks"].argsort()]:
-        found[int(row["node"]), int(row["pid"])] = int(row["comm_rank"])
+        ranks[int(row["node"]), int(row["pid"])] = int(row["comm_rank"])
     for row in trace.processes[trace.processes["rank"] >= 0]:
-        found[int(row["node"]), int(row["pid"])] = int(row["rank"])
-    return found
+        ranks[int(row["node"]), int(row["pid"])] = int(row["rank"])
+    return ranks

@@ -26,9 +26,9 @@ def annotate(
     from stallscope.annotate import send_labels
 
     chosen = settings_from({"annotate_socket": socket}, settings)
-    told = [_label(text, pid) for text in labels]
+    messages = [_label(text, pid) for text in labels]
     try:
-        answers = send_labels(told, str(chosen.annotate_socket))
+        answers = send_labels(messages, str(chosen.annotate_socket))
     except FileNotFoundError:
         raise NotFound(
             f"no agent listens at {chosen.annotate_socket}; start `stallscope trace`, or pass its --annotate-socket"

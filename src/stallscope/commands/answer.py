@@ -47,8 +47,8 @@ def print_answer(answer: Answer, form: Format, *, out: Path | None = None) -> No
     else:
         _write(plain(answer).encode(), out)
     if answer.is_cut:
-        told = f"output cut off after {len(answer.rows):,} rows; raise --limit for more"
-        typer.echo(f"stallscope: {told}", err=True)
+        notice = f"output cut off after {len(answer.rows):,} rows; raise --limit for more"
+        typer.echo(f"stallscope: {notice}", err=True)
 
 
 def plain(answer: Answer) -> str:

@@ -63,10 +63,10 @@ def client_from(
     return HubClient(hub, token_in(chosen.hub_token_file), chosen.hub_ca_file)
 
 
-def arguments(given: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+def arguments(texts: list[str], schema: dict[str, Any]) -> dict[str, Any]:
     """The arguments of NAME=VALUE texts: text if the schema wants text, otherwise JSON. Raises BadInput."""
     out: dict[str, Any] = {}
-    for each in given:
+    for each in texts:
         name, equals, text = each.partition("=")
         if not equals or not name:
             raise BadInput(f"--param {each!r}: expected NAME=VALUE")
@@ -87,10 +87,10 @@ def _value(text: str, schema: dict[str, Any]) -> Any:
 
 
 def _entry(tools: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    found = [entry for entry in tools if name in (entry["name"], entry["name"].rsplit(".", 1)[-1])]
-    if not found:
+    matches = [entry for entry in tools if name in (entry["name"], entry["name"].rsplit(".", 1)[-1])]
+    if not matches:
         raise NotFound(f"unknown tool {name!r}; the tools are {', '.join(entry['name'] for entry in tools)}")
-    return found[0]
+    return matches[0]
 
 
 def _text(answer: dict[str, Any]) -> str:

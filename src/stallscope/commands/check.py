@@ -38,19 +38,19 @@ def check(
     from stallscope.settings import effective
 
     chosen = effective({"db": db, "hub": hub}, os.environ, settings)
-    found = []
+    findings = []
     show = None if as_json else _Lines()
-    for one in readiness.findings(chosen.settings):
-        found.append(one)
+    for finding in readiness.findings(chosen.settings):
+        findings.append(finding)
         if show is not None:
-            show(one)
-    answer = readiness.as_json(found)
+            show(finding)
+    answer = readiness.as_json(findings)
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     if bundle is not None:
         files = bundling.write(bundle, answer, chosen, with_names=with_host_names)
         typer.echo(f"{bundle}: {', '.join(files)}; review it before you send it", err=True)
-    if not readiness.is_ready(found):
+    if not readiness.is_ready(findings):
         raise typer.Exit(5)
 
 
@@ -62,11 +62,11 @@ class _Lines:
 
         self._console = Console(highlight=False, soft_wrap=True)
 
-    def __call__(self, one: Finding) -> None:
+    def __call__(self, finding: Finding) -> None:
         from rich.text import Text
 
-        style = {"pass": "green", "warn": "yellow", "fail": "bold red"}[one.state]
-        line = Text.assemble((f"{one.state.value}  ", style), f"{one.subject:<14}  ", one.found)
+        style = {"pass": "green", "warn": "yellow", "fail": "bold red"}[finding.state]
+        line = Text.assemble((f"{finding.state.value}  ", style), f"{finding.subject:<14}  ", finding.found)
         self._console.print(line)
-        if one.advice:
-            self._console.print(Text(f"{'':22}action: {one.advice}"))
+        if finding.advice:
+            self._console.print(Text(f"{'':22}action: {finding.advice}"))

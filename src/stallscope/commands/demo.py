@@ -113,8 +113,8 @@ def _gpus() -> Found:
 
     gpus = real_gpu.found()
     preflight.check()
-    told = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
-    typer.echo(f"stallscope: {told}", err=True)
+    versions = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
+    typer.echo(f"stallscope: {versions}", err=True)
     if gpus.n_gpus == 1:
         typer.echo(
             "stallscope: with one GPU no rank waits for another; only the rank's own calls are reported",
@@ -127,10 +127,10 @@ def _on_real_gpus(wanted: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
     """The scenarios that need no emulated device. Raises BadInput if none remain."""
     from stallscope.errors import BadInput
 
-    left = tuple(each for each in wanted if each.fault != "gpu-steal")
-    if not left:
+    remaining = tuple(each for each in wanted if each.fault != "gpu-steal")
+    if not remaining:
         raise BadInput("gpu-steal runs on an emulated GPU; omit --gpu")
-    return left
+    return remaining
 
 
 def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
@@ -139,8 +139,8 @@ def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
 
     with traced.run(
         scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step, trace_db=db, gpus=gpus
-    ) as seen:
-        return seen
+    ) as trace:
+        return trace
 
 
 def _made_up(scenario: Scenario, db: Path | None) -> Trace:

@@ -55,7 +55,7 @@ class Details:
         return process_rows(trace, report) if self.by_process or self.by_container else []
 
 
-def _processes(told: list[ProcessRow]) -> str:
+def _processes(processes: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
     from stallscope.query.sql import Answer
 
@@ -71,12 +71,12 @@ def _processes(told: list[ProcessRow]) -> str:
             row.part,
             _shares(row.shares),
         )
-        for row in told
+        for row in processes
     ]
     return f"By process\n{plain(Answer(names, rows))}"
 
 
-def _containers(told: list[ProcessRow]) -> str:
+def _containers(containers: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
     from stallscope.diagnose.views.by_process import container_rows
     from stallscope.query.sql import Answer
@@ -92,7 +92,7 @@ def _containers(told: list[ProcessRow]) -> str:
             row.part,
             _shares(row.shares),
         )
-        for row in container_rows(told)
+        for row in container_rows(containers)
     ]
     return f"By container\n{plain(Answer(names, rows))}"
 
@@ -155,8 +155,8 @@ def _chain(chain: Chain) -> dict[str, Any]:
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-    told: Sequence[str] = [f"{name} {share:.0%}" for name, share in list(shares.items())[:4]]
-    return ", ".join(told)
+    texts: Sequence[str] = [f"{name} {share:.0%}" for name, share in list(shares.items())[:4]]
+    return ", ".join(texts)
 
 
 def _ms(value: float | None) -> float | None:

@@ -10,10 +10,10 @@ import typer
 from stallscope.commands.details import Details
 from stallscope.commands.explain_files import are_foreign, explain_files
 from stallscope.commands.fleet import (
-    Asked,
     CaCert,
     ClientCert,
     ClientKey,
+    FleetOptions,
     Nodes,
     NoTls,
     TokenFile,
@@ -82,18 +82,18 @@ def explain(
         answer = explain_files(traces, as_json, settings=settings_from(prices, settings), details=details)
         raise typer.Exit(answer.exit_code)
     if len(traces) > 1:
-        given = " ".join(map(str, traces))
+        names = " ".join(map(str, traces))
         raise BadInput(
-            f"explain reads one trace, not {len(traces)}; first run `stallscope merge {given} -o ALL.db`"
+            f"explain reads one trace, not {len(traces)}; first run `stallscope merge {names} -o ALL.db`"
         )
     db = traces[0] if traces else None
-    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
-    flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **asked.flags()}
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **fleet.flags()}
     flags |= {"gpu": gpu, "provider": provider, "rates": rates}
     chosen = settings_from(flags, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
-    of_nodes = is_fleet(chosen, asked, db)
-    trace = fleet_trace(chosen, asked, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
+    of_nodes = is_fleet(chosen, fleet, db)
+    trace = fleet_trace(chosen, fleet, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
     details = Details(by_process=per_process, by_container=per_container, chains=chains)
     answer = print_report(trace, as_json, settings=chosen, details=details)
     raise typer.Exit(answer.exit_code)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.fleet import (
-    Asked,
     CaCert,
     ClientCert,
     ClientKey,
+    FleetOptions,
     Nodes,
     NoTls,
     TokenFile,
@@ -76,24 +76,24 @@ def export(
 
     Open it at ui.perfetto.dev or chrome://tracing.
     """
-    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
-    chosen = settings_from({"db": db, **asked.flags()}, settings)
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from({"db": db, **fleet.flags()}, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
-    if is_fleet(chosen, asked, db):
-        with _trace_of_nodes(chosen, asked, only_since(part)) as merged:
+    if is_fleet(chosen, fleet, db):
+        with _trace_of_nodes(chosen, fleet, only_since(part)) as merged:
             _export(replace(chosen, db=merged), form, out, part_from(None, None, None, step=None, phase=None))
         return
     _export(chosen, form, out, part)
 
 
 @contextmanager
-def _trace_of_nodes(chosen: Settings, asked: Asked, since_ns: int | None) -> Iterator[Path]:
+def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None) -> Iterator[Path]:
     """The traces of all nodes as one temporary file."""
     from stallscope.store import node
 
     with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
         merged = Path(folder) / "nodes.db"
-        node.write(merged, fleet_trace(chosen, asked, since_ns))
+        node.write(merged, fleet_trace(chosen, fleet, since_ns))
         yield merged
 
 
@@ -116,11 +116,11 @@ def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Pa
     from stallscope.store import node
 
     trace = node.read(chosen.db, part=part)
-    told = build_track_set(trace, diagnosed(trace, chosen))
+    timeline = build_track_set(trace, diagnosed(trace, chosen))
     pieces: Iterable[bytes] = (
-        perfetto_bytes(told)
+        perfetto_bytes(timeline)
         if form is ExportFormat.PERFETTO
-        else (text.encode() for text in chrome_json(told))
+        else (text.encode() for text in chrome_json(timeline))
     )
     with _replacing(target) as new, new.open("wb") as file:
         file.writelines(pieces)

@@ -35,7 +35,7 @@ WARN_ERROR_NS = 5_000_000
 """A larger clock offset or uncertainty is reported."""
 
 
-class Asked(NamedTuple):
+class FleetOptions(NamedTuple):
     """The fleet options of one command. timeout: for all nodes together."""
 
     nodes: str | None
@@ -57,14 +57,14 @@ class Asked(NamedTuple):
         }
 
 
-def is_fleet(chosen: Settings, asked: Asked, db: Path | None) -> bool:
+def is_fleet(chosen: Settings, options: FleetOptions, db: Path | None) -> bool:
     """Whether to query the nodes instead of a local trace. Raises BadInput if both are given."""
-    if asked.nodes and db:
+    if options.nodes and db:
         raise BadInput("--nodes and --db exclude each other; give only one")
     return bool(chosen.nodes) and db is None
 
 
-def access(chosen: Settings, asked: Asked) -> Access:
+def access(chosen: Settings, options: FleetOptions) -> Access:
     """Addresses and credentials of the nodes. Raises BadInput, NotFound."""
     from stallscope.query.nodes import Access
 
@@ -74,8 +74,8 @@ def access(chosen: Settings, asked: Asked) -> Access:
         ca=chosen.nodes_ca_file,
         cert=chosen.nodes_client_cert,
         key=chosen.nodes_client_key,
-        is_tls=not asked.no_tls,
-        timeout_s=duration_ns(asked.timeout, "--timeout") / 1e9,
+        is_tls=not options.no_tls,
+        timeout_s=duration_ns(options.timeout, "--timeout") / 1e9,
     )
 
 
@@ -90,14 +90,14 @@ def _token(path: Path | None) -> str:
         ) from error
 
 
-def fleet_trace(chosen: Settings, asked: Asked, since_ns: int | None) -> Trace:
+def fleet_trace(chosen: Settings, options: FleetOptions, since_ns: int | None) -> Trace:
     """One trace of all nodes that answer. Missing nodes and wrong clocks are reported. Raises Unreachable."""
     from stallscope.query.fleet_trace import asked_of
     from stallscope.query.nodes import addresses
 
-    found = asked_of(addresses(chosen.nodes), access(chosen, asked), since_ns=since_ns)
-    tell(found.failures, found.replies)
-    return found.trace
+    replies = asked_of(addresses(chosen.nodes), access(chosen, options), since_ns=since_ns)
+    tell(replies.failures, replies.replies)
+    return replies.trace
 
 
 def tell(failures: list[Failure], replies: list[Reply[Any]]) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from stallscope.commands.fleet import Asked, CaCert, ClientCert, ClientKey, Nodes, NoTls, TokenFile, access
+from stallscope.commands.fleet import (
+    CaCert,
+    ClientCert,
+    ClientKey,
+    FleetOptions,
+    Nodes,
+    NoTls,
+    TokenFile,
+    access,
+)
 from stallscope.commands.options import Db, Price, SettingsFile, settings_from
 
 
@@ -25,7 +34,7 @@ def mcp(
     from stallscope.assistant.asking import Node
     from stallscope.query.nodes import addresses
 
-    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
-    chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **asked.flags()}, settings)
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
+    chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **fleet.flags()}, settings)
     others = addresses(chosen.nodes) if chosen.nodes else []
-    serving.on_streams(Node(chosen, others, access(chosen, asked) if others else None))
+    serving.on_streams(Node(chosen, others, access(chosen, fleet) if others else None))

@@ -30,10 +30,13 @@ def merge(
         raise BadInput("merge needs at least two traces; list them one after the other")
     done = merged(sources, out, force_node=force_node)
     if as_json:
-        told = [{"source": str(one.source), "nodes": one.nodes, "rows": dict(one.n_rows)} for one in done]
-        typer.echo(json.dumps(told, indent=2))
+        summaries = [
+            {"source": str(source.source), "nodes": source.nodes, "rows": dict(source.n_rows)}
+            for source in done
+        ]
+        typer.echo(json.dumps(summaries, indent=2))
         return
-    for one in done:
-        rows = ", ".join(f"{name} {n:,}" for name, n in one.n_rows.items())
-        typer.echo(f"{one.source} ({', '.join(one.nodes)}): {rows or 'no rows'}")
+    for source in done:
+        rows = ", ".join(f"{name} {n:,}" for name, n in source.n_rows.items())
+        typer.echo(f"{source.source} ({', '.join(source.nodes)}): {rows or 'no rows'}")
     typer.echo(f"next: stallscope explain --db {out}")

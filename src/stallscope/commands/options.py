@@ -53,7 +53,7 @@ def check_pair(cert: Path | None, key: Path | None) -> None:
 
 def duration_ns(text: str, option: str) -> int:
     """Nanoseconds of durations such as "90s" or "5m"; a number without a unit is in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
-    if not found or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+    if not match or float(match[1]) <= 0:
         raise BadInput(f"{option}: {text!r} is not a duration; give for example 30s, 5m or 2h")
-    return int(float(found[1]) * _UNITS_S[found[2] or "s"] * 1e9)
+    return int(float(match[1]) * _UNITS_S[match[2] or "s"] * 1e9)

@@ -66,11 +66,11 @@ def only_since(part: Part) -> int | None:
 
 def wall_ns(text: str, option: str) -> int:
     """ns since 1970 of a time: ISO 8601, UTC if it has no zone, or HH:MM[:SS] of today (UTC)."""
-    given = text.strip()
-    if re.fullmatch(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", given):
-        given = f"{time.strftime('%Y-%m-%d', time.gmtime())}T{given.zfill(5)}"
+    time_text = text.strip()
+    if re.fullmatch(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", time_text):
+        time_text = f"{time.strftime('%Y-%m-%d', time.gmtime())}T{time_text.zfill(5)}"
     try:
-        moment = datetime.fromisoformat(given)
+        moment = datetime.fromisoformat(time_text)
     except ValueError:
         raise BadInput(
             f"{option}: {text!r} is not a time; give for example 2026-11-28T14:03:20 or 14:03"
@@ -82,12 +82,12 @@ def wall_ns(text: str, option: str) -> int:
 
 def step_range(text: str) -> tuple[int, int]:
     """First and last step of "100..200", "100..", "..200" and "7"."""
-    found = re.fullmatch(r"(\d*)\.\.(\d*)|(\d+)", text.strip())
-    if not found or text.strip() == "..":
+    match = re.fullmatch(r"(\d*)\.\.(\d*)|(\d+)", text.strip())
+    if not match or text.strip() == "..":
         raise BadInput(f"--step: {text!r} is not a range of steps; give for example 100..200, 100.. or 7")
-    if found[3]:
-        return int(found[3]), int(found[3])
-    low, high = int(found[1] or 0), int(found[2] or 1 << 62)
+    if match[3]:
+        return int(match[3]), int(match[3])
+    low, high = int(match[1] or 0), int(match[2] or 1 << 62)
     if low > high:
         raise BadInput(f"--step: {text!r} ends before it begins; give the smaller step first")
     return low, high

@@ -10,10 +10,10 @@ import typer
 
 from stallscope.commands.answer import Format, print_answer
 from stallscope.commands.fleet import (
-    Asked,
     CaCert,
     ClientCert,
     ClientKey,
+    FleetOptions,
     Nodes,
     NoTls,
     TokenFile,
@@ -60,39 +60,39 @@ def query(
     """Query a trace in SQL (SQLite dialect, read-only)."""
     from stallscope.query import sql as engine
 
-    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
-    chosen = settings_from({"db": db, **asked.flags()}, settings)
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from({"db": db, **fleet.flags()}, settings)
     form = Format.JSON if as_json else form
     if schema:
         _print_schema(chosen.db, form, out)
         return
     limits = engine.Limits(max_rows=limit, timeout_s=duration_ns(timeout, "--timeout") / 1e9)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
-    if is_fleet(chosen, asked, db):
+    if is_fleet(chosen, fleet, db):
         print_answer(
-            _of_nodes(_statement(sql), chosen, asked, limits=limits, since_ns=only_since(part)), form, out=out
+            _of_nodes(_statement(sql), chosen, fleet, limits=limits, since_ns=only_since(part)), form, out=out
         )
         return
     print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, part=part), form, out=out)
 
 
 def _of_nodes(
-    statement: str, chosen: Settings, asked: Asked, *, limits: Limits, since_ns: int | None
+    statement: str, chosen: Settings, fleet: FleetOptions, *, limits: Limits, since_ns: int | None
 ) -> Answer:
     from stallscope.query.fanout import query as fan_out
     from stallscope.query.nodes import addresses
 
-    found = fan_out(
-        statement, addresses(chosen.nodes), access(chosen, asked), limits=limits, since_ns=since_ns
+    result = fan_out(
+        statement, addresses(chosen.nodes), access(chosen, fleet), limits=limits, since_ns=since_ns
     )
-    tell(found.failures, found.replies)
-    return found.answer
+    tell(result.failures, result.replies)
+    return result.answer
 
 
-def _statement(given: str | None) -> str:
+def _statement(sql: str | None) -> str:
     """The given SQL, or the SQL from standard input."""
-    if given not in (None, "-"):
-        return str(given)
+    if sql not in (None, "-"):
+        return str(sql)
     if sys.stdin.isatty():
         raise BadInput(f'no SQL given; try `stallscope query "{_EXAMPLE}"`, or --schema')
     return sys.stdin.read()
@@ -103,14 +103,14 @@ def _print_schema(db: Path, form: Format, out: Path | None) -> None:
     from stallscope.query.sql import Answer
     from stallscope.query.sql_functions import FUNCTIONS
 
-    found = schema.columns(db)
+    columns = schema.columns(db)
     if form is not Format.TABLE or out is not None:
-        rows: list[tuple[object, ...]] = [(c.table, c.name, c.type, c.meaning) for c in found]
+        rows: list[tuple[object, ...]] = [(c.table, c.name, c.type, c.meaning) for c in columns]
         print_answer(Answer(("table", "column", "type", "meaning"), rows), form, out=out)
         return
-    width = max(len(column.name) for column in found)
+    width = max(len(column.name) for column in columns)
     table = ""
-    for column in found:
+    for column in columns:
         if column.table != table:
             blank = "\n" if table else ""
             table = column.table

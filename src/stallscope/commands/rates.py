@@ -49,33 +49,33 @@ def rates(
         known = ", ".join(sorted({rate.provider for rate in table.rates}))
         raise NotFound(f"{table.origin} has no provider {chosen.provider!r}; the providers are {known}")
     if chosen.gpu:
-        _one(table, chosen.gpu, chosen.provider, as_json=as_json)
+        _print_rate(table, chosen.gpu, chosen.provider, as_json=as_json)
         return
     only = table_of.known_provider(table, chosen.provider)
     shown = [rate for rate in table.rates if only in (None, rate.provider)]
     if as_json:
-        told = [{"provider": r.provider, "gpu": r.gpu, "usd_per_hour": r.usd_per_hour} for r in shown]
-        typer.echo(json.dumps({"as_of": table.as_of, "origin": table.origin, "rates": told}, indent=2))
+        rows = [{"provider": r.provider, "gpu": r.gpu, "usd_per_hour": r.usd_per_hour} for r in shown]
+        typer.echo(json.dumps({"as_of": table.as_of, "origin": table.origin, "rates": rows}, indent=2))
         return
     _draw(shown)
     typer.echo(f"as of {table.as_of}, {table.origin}")
 
 
-def _one(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> None:
+def _print_rate(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> None:
     from stallscope.rates import lookup
 
-    found = lookup(table, gpu=gpu, provider=provider or None)
-    if found is None:
+    result = lookup(table, gpu=gpu, provider=provider or None)
+    if result is None:
         raise NotFound(f"{table.origin} has no price of a {gpu!r}; give your own price file with --rates")
-    rate = found.rate
+    rate = result.rate
     if as_json:
-        told = {
+        data = {
             "provider": rate.provider,
             "gpu": rate.gpu,
             "usd_per_hour": rate.usd_per_hour,
-            "how": found.how,
+            "how": result.how,
         }
-        typer.echo(json.dumps(told | {"as_of": table.as_of, "origin": table.origin}, indent=2))
+        typer.echo(json.dumps(data | {"as_of": table.as_of, "origin": table.origin}, indent=2))
         return
     typer.echo(f"{rate.usd_per_hour:.2f} USD per hour: {rate.gpu} of {rate.provider}, as of {table.as_of}")
 

@@ -20,24 +20,24 @@ def settings(
     """Print the effective settings and the source of each value."""
     from stallscope.settings import TABLE, effective, named
 
-    found = effective({}, os.environ, path)
+    values = effective({}, os.environ, path)
     if name is not None:
-        value = getattr(found.settings, named(name).name)
+        value = getattr(values.settings, named(name).name)
         typer.echo(json.dumps(_plain(value)) if as_json else _shown(value))
         return
     if as_json:
-        told = {
+        data = {
             setting.name: {
-                "value": _plain(getattr(found.settings, setting.name)),
-                "from": found.origins[setting.name],
+                "value": _plain(getattr(values.settings, setting.name)),
+                "from": values.origins[setting.name],
                 "environment": setting.environment,
                 "flag": setting.flag or None,
             }
             for setting in TABLE
         }
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(data, indent=2))
         return
-    rows = [(s.name, _shown(getattr(found.settings, s.name)), found.origins[s.name]) for s in TABLE]
+    rows = [(s.name, _shown(getattr(values.settings, s.name)), values.origins[s.name]) for s in TABLE]
     width = [max(len(row[i]) for row in rows) for i in range(2)]
     for key, value, origin in rows:
         typer.echo(f"{key.ljust(width[0])}  {value.ljust(width[1])}  {origin}")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.fleet import (
-    Asked,
     CaCert,
     ClientCert,
     ClientKey,
+    FleetOptions,
     Nodes,
     NoTls,
     TokenFile,
@@ -55,18 +55,18 @@ def stacks(
     from stallscope.diagnose.views.stack_groups import groups, latest_stacks
     from stallscope.store import node
 
-    asked = Asked(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
-    chosen = settings_from(asked.flags(), settings)
-    if is_fleet(chosen, asked, file):
-        found = latest_stacks(fleet_trace(chosen, asked, 60 * 10**9))
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    chosen = settings_from(fleet.flags(), settings)
+    if is_fleet(chosen, fleet, file):
+        stack_list = latest_stacks(fleet_trace(chosen, fleet, 60 * 10**9))
     else:
-        found = latest_stacks(node.read(file)) if file else _live()
-    if not found:
+        stack_list = latest_stacks(node.read(file)) if file else _live()
+    if not stack_list:
         raise NotFound(
             "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or give a trace"
         )
-    grouped = groups(found)
-    typer.echo(json.dumps([_data(one) for one in grouped], indent=2) if as_json else _text(grouped))
+    grouped = groups(stack_list)
+    typer.echo(json.dumps([_data(group) for group in grouped], indent=2) if as_json else _text(grouped))
 
 
 def _live() -> list[ProcessStack]:
@@ -91,16 +91,19 @@ def _live() -> list[ProcessStack]:
 
 
 def _data(group: StackGroup) -> dict[str, object]:
-    return {"processes": [asdict(one) for one in group.members], "frames": group.frames}
+    return {"processes": [asdict(process) for process in group.members], "frames": group.frames}
 
 
 def _text(grouped: list[StackGroup]) -> str:
     n = sum(len(group.members) for group in grouped)
     lines = [f"{n} processes in {len(grouped)} groups of similar stacks, smallest group first"]
     for number, group in enumerate(grouped, 1):
-        names = ", ".join(_name(one) for one in group.members[:8])
+        names = ", ".join(_name(process) for process in group.members[:8])
         more = f" and {len(group.members) - 8} more" if len(group.members) > 8 else ""
-        states = {f"{one.state}{f' on {one.waits_for}' if one.waits_for else ''}" for one in group.members}
+        states = {
+            f"{process.state}{f' on {process.waits_for}' if process.waits_for else ''}"
+            for process in group.members
+        }
         lines += [
             "",
             f"[{number}/{len(grouped)}] {len(group.members)}: {names}{more} ({'; '.join(sorted(states)[:3])})",
@@ -112,6 +115,6 @@ def _text(grouped: list[StackGroup]) -> str:
     return "\n".join(lines)
 
 
-def _name(one: ProcessStack) -> str:
-    of = f"rank {one.rank}" if one.rank is not None else one.command or "process"
-    return f"{of} ({one.node} {one.pid})"
+def _name(process: ProcessStack) -> str:
+    of = f"rank {process.rank}" if process.rank is not None else process.command or "process"
+    return f"{of} ({process.node} {process.pid})"

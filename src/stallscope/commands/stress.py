@@ -102,11 +102,11 @@ def stress(
         )
     finally:
         channel.close()
-    told = result.numbers()
+    numbers = result.numbers()
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(numbers))
     else:
-        for name, value in told.items():
+        for name, value in numbers.items():
             typer.echo(f"{name.replace('_', ' '):20} {value:,}")
     if result.n_acknowledged < result.n_sent:
         raise BadInput(f"the hub refused {result.n_refused:,} rows: {result.reason}")

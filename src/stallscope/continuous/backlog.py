@@ -62,7 +62,7 @@ class _Part:
 
 
 @dataclass
-class _Lane:
+class _Queue:
     parts: deque[_Part] = field(default_factory=deque)
     n_rows: int = 0
     n_left_out: int = 0
@@ -76,7 +76,7 @@ class Backlog:
         self._changed = threading.Condition()
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
-        self._lanes: dict[Key, _Lane] = {}
+        self._lanes: dict[Key, _Queue] = {}
         self._order: deque[Key] = deque()
         self._n_taken = 0
         self._is_ended = False
@@ -126,7 +126,7 @@ class Backlog:
 
     def turn(self) -> Turn | None:
         """The rows of the next cluster in turn, until done() is called; None if nothing waits."""
-        self._told_apart()
+        self._split_by_cluster()
         with self._changed:
             if not self._order:
                 return None
@@ -153,7 +153,7 @@ class Backlog:
         with self._changed:
             self._n_taken = 0
 
-    def _told_apart(self) -> None:
+    def _split_by_cluster(self) -> None:
         """Split new batches by cluster."""
         with self._changed:
             came, self._came = self._came, deque()
@@ -163,29 +163,29 @@ class Backlog:
                 self._n_in -= _n_rows(batch.tables)
                 for key, tables in parts.items():
                     if key not in self._lanes:
-                        self._lanes[key] = _Lane()
+                        self._lanes[key] = _Queue()
                         self._order.append(key)
                     lane, n_rows = self._lanes[key], _n_rows(tables)
                     lane.parts.append(_Part(tables, n_rows, at_s))
                     lane.n_rows += n_rows
 
-    def _skip(self, lane: _Lane) -> None:
+    def _skip(self, lane: _Queue) -> None:
         """Skip the rows beyond the bounds."""
         bounds, now_s = self._bounds, self._clock_s()
         if lane.n_rows <= bounds.most_rows and now_s - lane.parts[0].at_s <= bounds.most_wait_s:
             return
-        kept: list[_Part] = []
+        recent: list[_Part] = []
         n_before = lane.n_rows
         while len(lane.parts) > 1 and (
             lane.n_rows > bounds.turn_rows or now_s - lane.parts[0].at_s > bounds.kept_s
         ):
             part = lane.parts.popleft()
             lane.n_rows -= part.n_rows
-            if who := {name: rows for name, rows in part.tables.items() if name in _ALWAYS_KEPT}:
-                kept.append(_Part(who, _n_rows(who), lane.parts[0].at_s))
-        if kept:
-            first = kept[0]
-            whole = replace(first, tables=_joined(kept), n_rows=sum(part.n_rows for part in kept))
+            if identities := {name: rows for name, rows in part.tables.items() if name in _ALWAYS_KEPT}:
+                recent.append(_Part(identities, _n_rows(identities), lane.parts[0].at_s))
+        if recent:
+            first = recent[0]
+            whole = replace(first, tables=_joined(recent), n_rows=sum(part.n_rows for part in recent))
             lane.parts.appendleft(whole)
             lane.n_rows += whole.n_rows
         lane.n_left_out += n_before - lane.n_rows
@@ -193,16 +193,16 @@ class Backlog:
 
 def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:
     """The rows of a batch by tenant and cluster, and by table."""
-    found: dict[Key, dict[str, pa.Table]] = {}
+    by_key: dict[Key, dict[str, pa.Table]] = {}
     for name in traces.TABLES:
         rows = batch.tables.get(name)
         if rows is None or not len(rows):
             continue
         clusters = pc.unique(rows["cluster_id"]).to_pylist()
         for cluster in clusters:
-            mine = rows if len(clusters) == 1 else rows.filter(_is_of(rows["cluster_id"], cluster))
-            found.setdefault((batch.tenant, cluster or ""), {})[name] = mine
-    return found
+            cluster_rows = rows if len(clusters) == 1 else rows.filter(_is_of(rows["cluster_id"], cluster))
+            by_key.setdefault((batch.tenant, cluster or ""), {})[name] = cluster_rows
+    return by_key
 
 
 def _is_of(clusters: pa.ChunkedArray, cluster: str | None) -> Any:
@@ -215,8 +215,8 @@ def _joined(parts: list[_Part]) -> dict[str, pa.Table]:
         for name, rows in part.tables.items():
             tables.setdefault(name, []).append(rows)
     return {
-        name: found[0] if len(found) == 1 else pa.concat_tables(found, promote_options="default")
-        for name, found in tables.items()
+        name: table[0] if len(table) == 1 else pa.concat_tables(table, promote_options="default")
+        for name, table in tables.items()
     }
 
 

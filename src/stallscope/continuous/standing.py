@@ -61,7 +61,7 @@ class Standing:
         self._backlog = Backlog(bounds)
         self._ticked_s = 0.0
         tail = self._stored_tail()
-        store.subscribe(self._heard)
+        store.subscribe(self._on_commit)
         self._thread = Thread(target=self._run, args=(tail,), name="hub-standing", daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Standing:
         """Whether all committed rows have been examined."""
         return not self._backlog.n_waiting and not self._pending
 
-    def _heard(self, batch: Batch) -> None:
+    def _on_commit(self, batch: Batch) -> None:
         """A committed batch; called in the writer's thread."""
         n_left_out = self._backlog.add(batch)
         self.numbers.standing_rows_left_out += n_left_out
@@ -89,7 +89,7 @@ class Standing:
             self._backlog.wait(_TICK_S)
             begin_s = time.monotonic()
             turn = self._backlog.turn()
-            self._look(turn)
+            self._examine(turn)
             self._backlog.done()
             self.numbers.standing_lag_s = self._backlog.lag_s
             # Small batches cost as much as large ones: wait, for at most half of the time, to gather more rows.
@@ -111,7 +111,7 @@ class Standing:
             if key is not None:
                 self._store.unexamined.add(*key, n_rows=n_rows, failure=type(error).__name__)
 
-    def _look(self, turn: Turn | None) -> None:
+    def _examine(self, turn: Turn | None) -> None:
         """Feed the rows of a turn, advance the time, and store the changes."""
         if turn is not None:
             self._guarded(turn.key, lambda: self._feed(turn), n_rows=turn.n_rows)
@@ -126,7 +126,7 @@ class Standing:
 
     def _feed(self, turn: Turn) -> None:
         if turn.n_left_out:
-            self._say_left_out(turn)
+            self._report_skipped(turn)
         stream = self._stream(turn.key)
         if stream is None:
             self.numbers.standing_rows_left_out += turn.n_rows
@@ -138,7 +138,7 @@ class Standing:
         self.numbers.standing_rows += turn.n_rows
         self._note(turn.key, stream.feed(trace, is_behind=turn.is_behind))
 
-    def _say_left_out(self, turn: Turn) -> None:
+    def _report_skipped(self, turn: Turn) -> None:
         tenant, cluster = turn.key
         self.numbers.standing_rows_left_out += turn.n_left_out
         self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out)
@@ -227,7 +227,7 @@ class Standing:
             self._opened_us[key] = int(row["opened_at"].timestamp() * 1e6)
         for batch in tail:
             for key, tables in by_cluster(batch).items():
-                self._look(Turn(key, tables, sum(map(len, tables.values()))))
+                self._examine(Turn(key, tables, sum(map(len, tables.values()))))
         now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
         for key in (
             stored.keys() & self._opened_us.keys()

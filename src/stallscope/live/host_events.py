@@ -13,33 +13,33 @@ from stallscope.events.names import HostKind
 MOST_LINES = 4
 _SLOW_NS = 50_000_000
 
-Who = tuple[int, int]
+ProcessKey = tuple[int, int]
 
 
-def lines(rows: Array, processes: Mapping[Who, tuple[int, str]]) -> list[str]:
+def lines(rows: Array, processes: Mapping[ProcessKey, tuple[int, str]]) -> list[str]:
     """rows: HOST_EVENTS of the window. processes: rank (-1 if unknown) and name by node and pid."""
-    is_own = np.array([who in processes for who in rows[["node", "pid"]].tolist()], bool)
-    own, found = rows[is_own], []
-    for say in (_ends, _stops, _throttled, _disks, _memory, _driver, _network):
-        found += say(own, lambda row: _title(processes, row))
-    return found[:MOST_LINES]
+    is_own = np.array([key in processes for key in rows[["node", "pid"]].tolist()], bool)
+    job_rows, texts = rows[is_own], []
+    for describe in (_ends, _stops, _throttled, _disks, _memory, _driver, _network):
+        texts += describe(job_rows, lambda row: _title(processes, row))
+    return texts[:MOST_LINES]
 
 
 Titled = Callable[[Array], str]
 
 
-def _title(processes: Mapping[Who, tuple[int, str]], row: Array) -> str:
+def _title(processes: Mapping[ProcessKey, tuple[int, str]], row: Array) -> str:
     rank, command = processes[int(row["node"]), int(row["pid"])]
     return f"rank {rank}" if rank >= 0 else f"{command} {int(row['pid'])}"
 
 
 def _ends(rows: Array, title: Titled) -> list[str]:
-    found = []
+    texts = []
     for row in rows[rows["kind"] == HostKind.EXIT]:
-        told = end(rows, int(row["node"]), int(row["pid"]))
-        if by := told.get("ended_by"):
-            found.append(f"{title(row)} was ended by {by}")
-    return found
+        ending = end(rows, int(row["node"]), int(row["pid"]))
+        if by := ending.get("ended_by"):
+            texts.append(f"{title(row)} was ended by {by}")
+    return texts
 
 
 def _stops(rows: Array, title: Titled) -> list[str]:
@@ -51,9 +51,9 @@ def _stops(rows: Array, title: Titled) -> list[str]:
 def _throttled(rows: Array, title: Titled) -> list[str]:
     rows = rows[rows["kind"] == HostKind.THROTTLED]
     return [
-        f"CPU quota of {_text(group)} used up {int(rows['value'][mine].max())} times ({_text(rows['detail'][mine][0])})"
+        f"CPU quota of {_text(group)} used up {int(rows['value'][mask].max())} times ({_text(rows['detail'][mask][0])})"
         for group in np.unique(rows["file"])
-        for mine in [rows["file"] == group]
+        for mask in [rows["file"] == group]
     ]
 
 

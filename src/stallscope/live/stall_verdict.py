@@ -19,7 +19,7 @@ class Standstill:
 
     def __init__(self, db: Path, limits: Thresholds):
         self._db, self._limits = db, limits
-        self._told: Verdict | None = None
+        self._verdict: Verdict | None = None
         self._since_ns = 0
         self._next_s = 0.0
         self._opened: Verdict | None = None
@@ -29,22 +29,22 @@ class Standstill:
 
         Raises StallscopeError.
         """
-        told, opened = self._looked(has_rounds=has_rounds), self._opened
-        self._opened = told and (opened or told)
-        if told and not opened:
-            return [Change("opened", _INCIDENT, told, self._since_ns)]
-        if opened and not told:
+        verdict, opened = self._current(has_rounds=has_rounds), self._opened
+        self._opened = verdict and (opened or verdict)
+        if verdict and not opened:
+            return [Change("opened", _INCIDENT, verdict, self._since_ns)]
+        if opened and not verdict:
             return [Change("closed", _INCIDENT, opened, time.time_ns(), "the job continues")]
         return []
 
-    def _looked(self, *, has_rounds: bool) -> Verdict | None:
+    def _current(self, *, has_rounds: bool) -> Verdict | None:
         if has_rounds:
             return None
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
             trace = node.read(self._db)
-            found = before_attach.report(trace, limits=self._limits) if is_for(trace) else None
-            if found and not self._told:
+            report = before_attach.report(trace, limits=self._limits) if is_for(trace) else None
+            if report and not self._verdict:
                 self._since_ns = time.time_ns()
-            self._told = found.verdicts[0] if found else None
-        return self._told
+            self._verdict = report.verdicts[0] if report else None
+        return self._verdict

@@ -32,8 +32,8 @@ _LIGHT = np.dtype(
     ]
 )
 
-Who = tuple[int, int]
-"""Node and pid."""
+ProcessKey = tuple[int, int]
+"""Node and pid of a process."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +79,27 @@ class Seen:
     lost: dict[str, int] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
-    processes: dict[Who, tuple[int, str]] = field(default_factory=dict)
-    gone: set[Who] = field(default_factory=set)
-    n_rounds: dict[Who, int] = field(default_factory=dict)
+    processes: dict[ProcessKey, tuple[int, str]] = field(default_factory=dict)
+    gone: set[ProcessKey] = field(default_factory=set)
+    n_rounds: dict[ProcessKey, int] = field(default_factory=dict)
     n_ops: dict[int, int] = field(default_factory=dict)
     _window: dict[str, deque[Array]] = field(default_factory=dict)
-    _counts: dict[Who, tuple[Array, Array]] = field(default_factory=dict)
-    _first: dict[tuple[Who, int], float] = field(default_factory=dict)
+    _counts: dict[ProcessKey, tuple[Array, Array]] = field(default_factory=dict)
+    _first: dict[tuple[ProcessKey, int], float] = field(default_factory=dict)
     _first_rounds: dict[int, int] = field(default_factory=dict)
     _whole: dict[str, Array] = field(default_factory=dict)
-    _met: tuple[Array, Array] | None = None
+    _matched: tuple[Array, Array] | None = None
 
     def feed(self, batch: Trace) -> None:
         """Add new rows."""
-        self._met = None
+        self._matched = None
         self._whole = {}
         self.nodes, self.symbols = batch.nodes or self.nodes, batch.symbols or self.symbols
         self.n_records += sum(len(getattr(batch, table.name)) for table in layout.TABLES)
         for kind, n in batch.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
         for row in batch.processes:
-            self.processes[_who(row)] = (int(row["rank"]), row["comm"].decode("utf-8", "replace"))
+            self.processes[_process_key(row)] = (int(row["rank"]), row["comm"].decode("utf-8", "replace"))
         self._take_snapshots(batch.snapshots)
         self._take_collectives(batch.collectives)
         calls = self._without_first(batch.calls)
@@ -183,25 +183,25 @@ class Seen:
         for op, n in zip(*np.unique(rows["op"], return_counts=True), strict=True):
             self.n_ops[int(op)] = self.n_ops.get(int(op), 0) + int(n)
         is_round = ~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)
-        for who, n in _counted(rows[is_round]):
-            self.n_rounds[who] = self.n_rounds.get(who, 0) + n
+        for process, n in _counted(rows[is_round]):
+            self.n_rounds[process] = self.n_rounds.get(process, 0) + n
         for comm in np.unique(rows["comm_hash"]).tolist():
             first = int(rows["seq"][rows["comm_hash"] == comm].min())
             self._first_rounds.setdefault(comm, first)
-        for who, own in _by_process(rows):
-            now = np.array([int(own[column][-1]) for column in _COUNTS.values()])
-            before = np.array([int(own[column][0]) for column in _COUNTS.values()])
-            self._counts[who] = (self._counts.get(who, (before, now))[0], now)
+        for process, process_rows in _by_process(rows):
+            now = np.array([int(process_rows[column][-1]) for column in _COUNTS.values()])
+            before = np.array([int(process_rows[column][0]) for column in _COUNTS.values()])
+            self._counts[process] = (self._counts.get(process, (before, now))[0], now)
 
     def _take_snapshots(self, rows: Array) -> None:
-        self.gone |= {_who(row) for row in rows if not row["alive"]}
-        self.gone -= {_who(row) for row in rows if row["alive"]}
+        self.gone |= {_process_key(row) for row in rows if not row["alive"]}
+        self.gone -= {_process_key(row) for row in rows if row["alive"]}
 
     def _without_first(self, calls: Array) -> Array:
         """The calls without the first call of each function in each process, which is counted separately."""
         kept = np.ones(len(calls), bool)
         for i, row in enumerate(calls):
-            key = (_who(row), int(row["op"]) << 16 | int(row["symbol"]))
+            key = (_process_key(row), int(row["op"]) << 16 | int(row["symbol"]))
             if key not in self._first:
                 self._first[key] = max(int(row["duration_ns"]), 0) / 1e6
                 kept[i] = False
@@ -221,20 +221,22 @@ class Seen:
 
         Rounds whose numbers do not count from the communicator's creation are left out: they do not match.
         """
-        if self._met is None:
+        if self._matched is None:
             rows = self.window("collectives")
             rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0) & ~_is_late_attach(rows)]
             comms, which = np.unique(rows["comm_hash"], return_inverse=True)
             first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
             rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
-            self._met = rows, numbered(which, rows["seq"])[0]
-        return self._met
+            self._matched = rows, numbered(which, rows["seq"])[0]
+        return self._matched
 
-    def _late_ms(self) -> dict[Who, tuple[float, float]]:
+    def _late_ms(self) -> dict[ProcessKey, tuple[float, float]]:
         """By process the median and the largest lateness against the median of each round's other arrivals."""
         rows, number = self._rounds()
         late = np.nan_to_num((rows["ts_ns"] - median_of_others(number, rows["ts_ns"])) / 1e6)
-        return {who: (float(np.median(late[at])), float(late[at].max())) for who, at in _places(rows)}
+        return {
+            process: (float(np.median(late[at])), float(late[at].max())) for process, at in _positions(rows)
+        }
 
     def _collective_lines(self) -> list[OpLine]:
         rows, number = self._rounds()
@@ -254,13 +256,13 @@ class Seen:
         return (rows["wait_leave_ns"] - rows["wait_enter_ns"])[first] / 1e6
 
     def _total(self, column: str) -> int:
-        place = list(_COUNTS.values()).index(column)
-        return int(sum(now[place] - before[place] for before, now in self._counts.values()))
+        index = list(_COUNTS.values()).index(column)
+        return int(sum(now[index] - before[index] for before, now in self._counts.values()))
 
-    def _shares(self, who: Who) -> tuple[float, ...]:
+    def _shares(self, process: ProcessKey) -> tuple[float, ...]:
         """Shares of the last ten seconds by category; all 0 if not yet known."""
         rows = self.window("snapshots")
-        rows = rows[(rows["node"] == who[0]) & (rows["pid"] == who[1])]
+        rows = rows[(rows["node"] == process[0]) & (rows["pid"] == process[1])]
         if len(rows) < 2:
             return (0.0,) * N_CATEGORIES
         spent = np.clip(rows["ledger_ns"][-1] - rows["ledger_ns"][0], 0, None)
@@ -292,22 +294,22 @@ def _joined(parts: Iterable[Array]) -> Array:
     return out
 
 
-def _who(row: Array) -> Who:
+def _process_key(row: Array) -> ProcessKey:
     return int(row["node"]), int(row["pid"])
 
 
-def _places(rows: Array) -> Iterable[tuple[Who, Array]]:
+def _positions(rows: Array) -> Iterable[tuple[ProcessKey, Array]]:
     key = rows["node"].astype(np.int64) << 32 | rows["pid"]
     for value in np.unique(key).tolist():
         yield (value >> 32, value & 0xFFFFFFFF), np.flatnonzero(key == value)
 
 
-def _by_process(rows: Array) -> Iterable[tuple[Who, Array]]:
-    return ((who, rows[at]) for who, at in _places(rows))
+def _by_process(rows: Array) -> Iterable[tuple[ProcessKey, Array]]:
+    return ((process, rows[at]) for process, at in _positions(rows))
 
 
-def _counted(rows: Array) -> Iterable[tuple[Who, int]]:
-    return ((who, len(at)) for who, at in _places(rows))
+def _counted(rows: Array) -> Iterable[tuple[ProcessKey, int]]:
+    return ((process, len(at)) for process, at in _positions(rows))
 
 
 def _some(batch: Trace) -> list[Array]:

@@ -25,7 +25,7 @@ class Following:
     db: sqlite3.Connection
     since_ns: int = 0
     _last: dict[str, int] = field(default_factory=dict)
-    _told: dict[int, bytes] = field(default_factory=dict)
+    _stored: dict[int, bytes] = field(default_factory=dict)
     _all_ended: int = 0
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Following:
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
         tables = {table.name: self._new(table) for table in ARRAYS}
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
-        found = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
+        session = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
         symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))
         n_nodes = max(names, default=0) + 1
         return Trace(
@@ -49,8 +49,8 @@ class Following:
             ),
             lost=self._lost(),
             ends_ns=tuple(ends.get(node) or -1 for node in range(n_nodes)),
-            source=found[0] if found else "",
-            facts=json.loads(found[1]) if found else {},
+            source=session[0] if session else "",
+            facts=json.loads(session[1]) if session else {},
         )
 
     def with_changes(self, batch: Trace) -> Trace:
@@ -66,10 +66,10 @@ class Following:
         rows = columns.rows(PROCESSES, self.db.execute(wanted, bounds))
         now = {number: row.tobytes() for number, row in zip(ids, rows, strict=True)}
         new_ids = ids[len(ids) - len(batch.processes) :]
-        told = self._told | {n: row.tobytes() for n, row in zip(new_ids, batch.processes, strict=True)}
-        is_changed = [told.get(number, now[number]) != now[number] for number in ids]
+        stored = self._stored | {n: row.tobytes() for n, row in zip(new_ids, batch.processes, strict=True)}
+        is_changed = [stored.get(number, now[number]) != now[number] for number in ids]
         running = [number for number, row in zip(ids, rows, strict=True) if row["ended_ns"] == UNKNOWN]
-        self._told = now
+        self._stored = now
         self._all_ended = min(running, default=bounds[1] + 1) - 1
         changed = rows[np.array(is_changed, bool)]
         return replace(batch, processes=np.concatenate([batch.processes, changed]))
@@ -97,8 +97,8 @@ class Following:
         if table in ("processes", "communicators"):
             return 0
         wanted = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"
-        found = self.db.execute(wanted, (self.since_ns,)).fetchone()
-        return int(found[0]) if found else 0
+        row = self.db.execute(wanted, (self.since_ns,)).fetchone()
+        return int(row[0]) if row else 0
 
     def _fresh(self, table: str, selected: str) -> list[tuple[Any, ...]]:
         last = self._last.get(table, 0)

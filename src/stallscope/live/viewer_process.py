@@ -63,8 +63,8 @@ def main() -> None:
     """Show the trace until the agent ends. Ctrl-C is ignored: the agent handles it and then ends this process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    told = json.loads(sys.argv[1])
-    task = Task(**(told | {"db": Path(told["db"])}))
+    arguments = json.loads(sys.argv[1])
+    task = Task(**(arguments | {"db": Path(arguments["db"])}))
     notes = Notes()
     threading.Thread(target=notes.read, daemon=True, name="notes").start()
     try:
@@ -126,11 +126,11 @@ class _Screen:
         from rich.live import Live
 
         self._task, self._notes = task, notes
-        self._seen, self._system = Seen(), System(task.agent)
+        self._state, self._system = Seen(), System(task.agent)
         self._verdicts: dict[str, VerdictLine] = {}
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
-        self._page = self._made()
+        self._page = self._page()
         self._live = Live(
             console=self._console, screen=True, auto_refresh=False, get_renderable=self._drawn, transient=True
         )
@@ -145,10 +145,10 @@ class _Screen:
 
     def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Draw the current state."""
-        self._seen.feed(batch)
+        self._state.feed(batch)
         for at_ns, verdict in verdicts:
             self._take(at_ns, verdict)
-        self._page = self._made()
+        self._page = self._page()
         self._live.refresh()
 
     def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
@@ -161,27 +161,27 @@ class _Screen:
         while len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def _made(self) -> Page:
-        seen = self._seen
-        ranks = seen.ranks()
+    def _page(self) -> Page:
+        state = self._state
+        ranks = state.ranks()
         n = sum(line.is_alive for line in ranks)
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
-        rounds = max(seen.n_rounds.values(), default=0)
+        rounds = max(state.n_rounds.values(), default=0)
         return Page(
             title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C to stop)",
-            job=f"{counted(n, 'process', 'processes')}, {counted(seen.n_communicators, 'communicator')}, "
-            f"{counted(rounds, 'round')}, {counted(seen.n_records, 'record')}",
+            job=f"{counted(n, 'process', 'processes')}, {counted(state.n_communicators, 'communicator')}, "
+            f"{counted(rounds, 'round')}, {counted(state.n_records, 'record')}",
             system=self._system.line(),
             ranks=ranks,
-            operations=seen.operations(),
+            operations=state.operations(),
             host_lines=[
-                *([_LATE] if seen.was_late else []),
-                *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in seen.hosts()),
-                *seen.machine(),
+                *([_LATE] if state.was_late else []),
+                *(f"CPU taken by {name} {pid}: {ms:,.0f} ms in 10 s" for name, pid, ms in state.hosts()),
+                *state.machine(),
             ],
             verdicts=list(self._verdicts.values()),
-            n_lost=seen.n_lost,
-            lost=seen.lost,
+            n_lost=state.n_lost,
+            lost=state.lost,
             notes=list(self._notes.lines),
         )
 

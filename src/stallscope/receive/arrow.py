@@ -86,8 +86,8 @@ def read(body: bytes, *, limit: int) -> Request:
 
 def _rest(packed: memoryview, compression: str, *, n_told: int, limit: int) -> pa.Buffer:
     """The bytes of all streams. Raises BadInput if their number differs from the head's, TooLarge."""
-    if compression == "gzip" and n_told <= limit and (found := inflated_to(packed, n_told)) is not None:
-        return found
+    if compression == "gzip" and n_told <= limit and (inflated := inflated_to(packed, n_told)) is not None:
+        return inflated
     rest = unpacked(packed, compression, limit=limit)
     if n_told != len(rest):
         raise BadInput(f"the head announces {n_told:,} bytes, but the body has {len(rest):,}")
@@ -139,9 +139,9 @@ def _text(head: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _checked_tables(told: Any) -> list[tuple[str, int]]:
+def _checked_tables(declared: Any) -> list[tuple[str, int]]:
     out: list[tuple[str, int]] = []
-    for entry in told if isinstance(told, list) else [None]:
+    for entry in declared if isinstance(declared, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise BadInput("tables in an Arrow request must be a list of {name, n_bytes}")
         name, n_bytes = entry["name"], entry.get("n_bytes")
@@ -291,16 +291,16 @@ def _located(rows: pa.Table, node: str, cluster: str) -> pa.Table:
     return rows
 
 
-def _about(told: Any, node: str, cluster: str) -> dict[str, Any] | None:
-    if not told or not node:
+def _about(about: Any, node: str, cluster: str) -> dict[str, Any] | None:
+    if not about or not node:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(about, dict):
         raise BadInput("about in an Arrow request must be an object")
     out: dict[str, Any] = {"node_id": node, "cluster_id": cluster}
     for name, kind in _ABOUT.items():
         try:
-            value = kind(told[name]) if told.get(name) not in (None, "") else None
+            value = kind(about[name]) if about.get(name) not in (None, "") else None
         except (TypeError, ValueError) as error:
-            raise BadInput(f"about.{name} in an Arrow request: {told[name]!r} has the wrong type") from error
+            raise BadInput(f"about.{name} in an Arrow request: {about[name]!r} has the wrong type") from error
         out[name] = value[:200] if isinstance(value, str) else value
     return out if any(out[name] is not None for name in _ABOUT) else None

@@ -17,14 +17,14 @@ from stallscope.store.hub.batches import Batch
 
 def batches(requests: Sequence[Request], tenant: str) -> list[Batch] | None:
     """The batch of each request; None if each request must be decoded alone."""
-    alike: dict[tuple[str, pa.Schema], list[int]] = {}
+    groups: dict[tuple[str, pa.Schema], list[int]] = {}
     for number, request in enumerate(requests):
         for name, raw in request.tables.items():
-            alike.setdefault((name, raw.schema), []).append(number)
+            groups.setdefault((name, raw.schema), []).append(number)
     parts: list[dict[str, pa.Table]] = [{} for _ in requests]
     n_bytes = [0] * len(requests)
     try:
-        for (name, _), numbers in alike.items():
+        for (name, _), numbers in groups.items():
             formed = _formed(name, [requests[number] for number in numbers])
             for number, (rows, n) in zip(numbers, formed, strict=True):
                 parts[number][name] = rows
@@ -47,7 +47,7 @@ def _formed(name: str, requests: Sequence[Request]) -> list[tuple[pa.Table, int]
     lengths = [len(raw) for raw in raws]
     whose = pa.array(np.repeat(np.arange(len(raws)), lengths))
     for column in ("node", "cluster"):
-        told = [getattr(request, column) or None for request in requests]
-        if f"{column}_id" not in rows.column_names and any(told):
-            rows = rows.append_column(f"{column}_id", pa.array(told, pa.string()).take(whose))
+        defaults = [getattr(request, column) or None for request in requests]
+        if f"{column}_id" not in rows.column_names and any(defaults):
+            rows = rows.append_column(f"{column}_id", pa.array(defaults, pa.string()).take(whose))
     return parted(schema.conformed(name, rows), lengths)

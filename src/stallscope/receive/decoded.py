@@ -36,12 +36,12 @@ class Group:
     def as_json(self) -> dict[str, Any]:
         """The part of the group that is kept in `attrs`."""
         scope = {"name": self.scope_name, "version": self.scope_version, "attributes": self.scope}
-        told = {key: value for key, value in scope.items() if value}
+        content = {key: value for key, value in scope.items() if value}
         out: dict[str, Any] = {}
         if self.resource:
             out["otel.resource"] = self.resource
-        if told:
-            out["otel.scope"] = told
+        if content:
+            out["otel.scope"] = content
         if self.schema_url:
             out["otel.schema_url"] = self.schema_url
         return out

@@ -57,7 +57,7 @@ def refusal(error: Exception) -> Refusal:
     return Refusal("INTERNAL", 13, 500, _INTERNAL)
 
 
-def status(told: Refusal) -> Any:
+def status(answer: Refusal) -> Any:
     """The google.rpc.Status of a refusal."""
     from google.protobuf.any_pb2 import Any as Detail
     from google.protobuf.duration_pb2 import Duration
@@ -65,13 +65,13 @@ def status(told: Refusal) -> Any:
     from google.rpc.status_pb2 import Status
 
     details = []
-    if told.retry_after_s is not None:
+    if answer.retry_after_s is not None:
         delay = Duration()
-        delay.FromNanoseconds(int(told.retry_after_s * 1e9))
+        delay.FromNanoseconds(int(answer.retry_after_s * 1e9))
         details.append(RetryInfo(retry_delay=delay))
-    elif told.http in (400, 413):
-        details.append(BadRequest(field_violations=[BadRequest.FieldViolation(description=told.message)]))
-    out = Status(code=told.code, message=told.message)
+    elif answer.http in (400, 413):
+        details.append(BadRequest(field_violations=[BadRequest.FieldViolation(description=answer.message)]))
+    out = Status(code=answer.code, message=answer.message)
     for detail in details:
         packed = Detail()
         packed.Pack(detail)

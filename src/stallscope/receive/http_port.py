@@ -143,15 +143,15 @@ class _Body:
 async def _refuse(
     send: Send, receiver: Receiver, error: Exception, scope: MutableMapping[str, Any], *, is_json: bool
 ) -> None:
-    told = receiver.refused(error, peer=scope["client"][0] if scope.get("client") else "")
-    http = error.http_status if isinstance(error, NotFound | Unsupported) else told.http
-    after = retry_after_header(told)
+    refusal = receiver.refused(error, peer=scope["client"][0] if scope.get("client") else "")
+    http = error.http_status if isinstance(error, NotFound | Unsupported) else refusal.http
+    after = retry_after_header(refusal)
     more = [(b"retry-after", after.encode())] if after else []
-    if told.http == 401:
+    if refusal.http == 401:
         more.append((b"www-authenticate", b"Bearer"))
-    if told.http in (400, 401, 403, 413):
+    if refusal.http in (400, 401, 403, 413):
         more.append((b"connection", b"close"))  # the remaining body, if any, is not read
-    await _answer(send, http, status(told), is_json=is_json, more=more)
+    await _answer(send, http, status(refusal), is_json=is_json, more=more)
 
 
 async def _answer(

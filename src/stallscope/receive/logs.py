@@ -57,8 +57,8 @@ def _handler() -> Any:
 
 def by_shape(body: bytes, now_ns: int) -> Flat:
     """Decode records that all have the same fields and attributes. Raises Unlike for other records."""
-    found = uniform_records.records(body)
-    fields, n = found.fields, found.attributes.n
+    decoded = uniform_records.records(body)
+    fields, n = decoded.fields, decoded.attributes.n
     columns = _Columns(
         time=fields.get(1, np.zeros(n, np.uint64)),
         observed=fields.get(11),
@@ -71,7 +71,7 @@ def by_shape(body: bytes, now_ns: int) -> Flat:
         span_id=fields.get(10),
         body=of_one_type(fields[5]) if 5 in fields else None,
     )
-    return _flat(columns, found.attributes, found.group, found.groups, now_ns)
+    return _flat(columns, decoded.attributes, decoded.group, decoded.groups, now_ns)
 
 
 def by_ptars(body: bytes, now_ns: int) -> Flat:
@@ -177,7 +177,7 @@ def _flat(
     n = len(group)
     times = moments(columns.time, columns.observed, now_ns)
     ts_ns = times.ts_ns.astype(np.uint64)
-    given = {
+    direct_columns = {
         "ts_ns": pa.array(times.ts_ns),
         "name": _or_null(columns.event_name, n),
         **_of_body(columns.body),
@@ -196,7 +196,7 @@ def _flat(
     }
     told = {key: values for key, values in extra.items() if values is not None}
     counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
-    return Flat(n, given, told, attributes, group, groups, counts)
+    return Flat(n, direct_columns, told, attributes, group, groups, counts)
 
 
 def _of_body(body: _Typed | None) -> dict[str, pa.Array]:
@@ -225,8 +225,8 @@ def _quoted(texts: pa.Array | None) -> pa.Array | None:
     """Texts as JSON; None if all are empty."""
     if texts is None:
         return None
-    found = _or_null(texts, len(texts))
-    return quoted(found) if found.null_count < len(found) else None
+    texts_or_null = _or_null(texts, len(texts))
+    return quoted(texts_or_null) if texts_or_null.null_count < len(texts_or_null) else None
 
 
 def _not_zero(numbers: Array | None) -> pa.Array | None:
@@ -321,9 +321,9 @@ def _nested_pair(pair: dict[str, Any] | bytes) -> tuple[str, Any]:
 
 
 def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope: Array) -> list[Group]:
-    told = resources.field("resource").to_pylist()
+    resource_list = resources.field("resource").to_pylist()
     resource_urls = resources.field("schema_url").to_pylist()
-    attributes = [_plain_dict((one or {}).get("attributes")) for one in told]
+    attributes = [_plain_dict((resource_fields or {}).get("attributes")) for resource_fields in resource_list]
     scope_told = scopes.field("scope").to_pylist()
     scope_urls = scopes.field("schema_url").to_pylist()
     return [

@@ -49,8 +49,8 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
     times = moments(np.array([p.point.time_unix_nano for p in points], np.uint64), None, now_ns)
     counts["untimed_records"] += times.n_replaced
     for number, (found, ts_ns) in enumerate(zip(points, times.ts_ns.tolist(), strict=True)):
-        own = {pair.key: any_value(pair.value) for pair in found.point.attributes}
-        for key, value in own.items():
+        point_attributes = {pair.key: any_value(pair.value) for pair in found.point.attributes}
+        for key, value in point_attributes.items():
             attributes.add(number, key, value)
         row, more = _row(found, ts_ns)
         if found.point.time_unix_nano not in (0, ts_ns):
@@ -66,7 +66,7 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
                 shared[found.group],
                 found.metric.name,
                 found.kind,
-                dumped(sorted(own.items(), key=str)),
+                dumped(sorted(point_attributes.items(), key=str)),
             )
             grown = series.growth(
                 key,
@@ -81,7 +81,7 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
         extra.append(more)
     return Flat(
         len(points),
-        {"ts_ns": pa.array(times.ts_ns), **_given(rows)},
+        {"ts_ns": pa.array(times.ts_ns), **_columns(rows)},
         _extra(extra),
         attributes.attributes(),
         np.array([p.group for p in points], np.int64),
@@ -108,16 +108,16 @@ def _points(message: Any, groups: list[Group], counts: Counter[str]) -> Iterator
                     yield _Point(metric, kind, point, len(groups) - 1)
 
 
-def _row(found: _Point, ts_ns: int) -> tuple[dict[str, Any], dict[str, str]]:
+def _row(data_point: _Point, ts_ns: int) -> tuple[dict[str, Any], dict[str, str]]:
     """The point's columns, and the JSON of values without a column."""
-    data, point = getattr(found.metric, found.kind), found.point
+    data, point = getattr(data_point.metric, data_point.kind), data_point.point
     start_ns = point.start_time_unix_nano
     row: dict[str, Any] = {
-        "name": found.metric.name or None,
-        "unit": found.metric.unit or None,
-        "kind": found.kind,
-        "is_cumulative": None if found.kind == "gauge" else _is_cumulative(data, found.kind),
-        "is_monotonic": bool(data.is_monotonic) if found.kind == "sum" else None,
+        "name": data_point.metric.name or None,
+        "unit": data_point.metric.unit or None,
+        "kind": data_point.kind,
+        "is_cumulative": None if data_point.kind == "gauge" else _is_cumulative(data, data_point.kind),
+        "is_monotonic": bool(data.is_monotonic) if data_point.kind == "sum" else None,
         "start_ns": start_ns if 0 < start_ns <= ts_ns else None,
         "value_double": None,
         "increase": None,
@@ -125,17 +125,17 @@ def _row(found: _Point, ts_ns: int) -> tuple[dict[str, Any], dict[str, str]]:
         "n": None,
     }
     more: dict[str, str] = {}
-    if found.metric.description:
-        more["otel.description"] = dumped(found.metric.description)
+    if data_point.metric.description:
+        more["otel.description"] = dumped(data_point.metric.description)
     if start_ns and row["start_ns"] is None:
         more["otel.start_time_unix_nano"] = str(start_ns)
     if point.flags:
         more["otel.flags"] = str(point.flags)
     if getattr(point, "exemplars", None):
-        more["otel.exemplars"] = dumped([_exemplar(one) for one in point.exemplars])
+        more["otel.exemplars"] = dumped([_exemplar(exemplar) for exemplar in point.exemplars])
     if point.flags & _NO_VALUE:
         return row, more
-    if found.kind in ("gauge", "sum"):
+    if data_point.kind in ("gauge", "sum"):
         which = point.WhichOneof("value")
         if which:
             row["value_double"] = float(getattr(point, which))
@@ -143,9 +143,9 @@ def _row(found: _Point, ts_ns: int) -> tuple[dict[str, Any], dict[str, str]]:
                 more["otel.value"] = str(point.as_int)  # beyond 2^53 a double is not exact
     else:
         row["n"] = min(point.count, (1 << 63) - 1)
-        row["value_double"] = point.sum if found.kind == "summary" or point.HasField("sum") else None
-        row["is_monotonic"] = True if found.kind != "summary" else None
-        more |= _shape(found.kind, point)
+        row["value_double"] = point.sum if data_point.kind == "summary" or point.HasField("sum") else None
+        row["is_monotonic"] = True if data_point.kind != "summary" else None
+        more |= _shape(data_point.kind, point)
     return row, more
 
 
@@ -169,18 +169,18 @@ def _shape(kind: str, point: Any) -> dict[str, str]:
     return {f"otel.{name}": text for name, text in out.items()}
 
 
-def _exemplar(one: Any) -> dict[str, Any]:
-    which = one.WhichOneof("value")
+def _exemplar(exemplar: Any) -> dict[str, Any]:
+    which = exemplar.WhichOneof("value")
     return {
-        "ts_ns": one.time_unix_nano,
-        "value": getattr(one, which) if which else None,
-        "trace_id": one.trace_id.hex(),
-        "span_id": one.span_id.hex(),
-        "attributes": as_dict(one.filtered_attributes),
+        "ts_ns": exemplar.time_unix_nano,
+        "value": getattr(exemplar, which) if which else None,
+        "trace_id": exemplar.trace_id.hex(),
+        "span_id": exemplar.span_id.hex(),
+        "attributes": as_dict(exemplar.filtered_attributes),
     }
 
 
-def _given(rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
+def _columns(rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
     kinds = {
         "name": pa.string(),
         "unit": pa.string(),

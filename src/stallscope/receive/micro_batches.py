@@ -61,53 +61,53 @@ class Gathering(Generic[Request, Decoded]):
 
     def decode(self, request: Request, tenant: str, *, n_bytes: int) -> Decoded:
         """The decoded request. Raises the errors of decoding it alone, and of at_work()."""
-        mine: _Waiting[Request, Decoded] = _Waiting(request, n_bytes)
+        entry: _Waiting[Request, Decoded] = _Waiting(request, n_bytes)
         with self._changing:
             line = self._lines.setdefault(tenant, _Line())
-            line.waiting.append(mine)
+            line.waiting.append(entry)
         try:
-            while not mine.decoded.done():
+            while not entry.decoded.done():
                 with line.decoding:
-                    if not mine.decoded.done():
+                    if not entry.decoded.done():
                         self._decode_some(line, tenant)
         except BaseException:
             with self._changing, suppress(ValueError):
-                line.waiting.remove(mine)
+                line.waiting.remove(entry)
             raise
-        return mine.decoded.result()
+        return entry.decoded.result()
 
     def _decode_some(self, line: _Line[Request, Decoded], tenant: str) -> None:
         if line.n_last > 1:
             time.sleep(_GATHER_S)
         with self._at_work():
-            group = self._taken(line)
+            group = self._next_group(line)
             line.n_last = len(group)
             self._settle(group, tenant)
 
-    def _taken(self, line: _Line[Request, Decoded]) -> list[_Waiting[Request, Decoded]]:
+    def _next_group(self, line: _Line[Request, Decoded]) -> list[_Waiting[Request, Decoded]]:
         """The requests to decode next, at least one."""
         with self._changing:
             waiting = line.waiting
-            taken = [waiting.popleft()]
-            n_bytes = taken[0].n_bytes
-            while waiting and len(taken) < _MOST_REQUESTS and n_bytes + waiting[0].n_bytes <= _MOST_BYTES:
-                taken.append(waiting.popleft())
-                n_bytes += taken[-1].n_bytes
-        return taken
+            group = [waiting.popleft()]
+            n_bytes = group[0].n_bytes
+            while waiting and len(group) < _MOST_REQUESTS and n_bytes + waiting[0].n_bytes <= _MOST_BYTES:
+                group.append(waiting.popleft())
+                n_bytes += group[-1].n_bytes
+        return group
 
     def _settle(self, group: list[_Waiting[Request, Decoded]], tenant: str) -> None:
         """Decode the requests; an invalid request does not affect the others."""
         together: list[Decoded] | None = None
         try:
             if len(group) > 1:
-                together = self._together([one.request for one in group], tenant)
+                together = self._together([entry.request for entry in group], tenant)
         except Exception as error:  # noqa: BLE001 (each of their threads raises it)
-            for one in group:
-                one.decoded.set_exception(error)
+            for entry in group:
+                entry.decoded.set_exception(error)
             return
-        for place, one in enumerate(group):
+        for index, entry in enumerate(group):
             try:
-                decoded = together[place] if together else self._alone(one.request, tenant)
-                one.decoded.set_result(decoded)
+                decoded = together[index] if together else self._alone(entry.request, tenant)
+                entry.decoded.set_result(decoded)
             except Exception as error:  # noqa: BLE001 (its thread raises it)
-                one.decoded.set_exception(error)
+                entry.decoded.set_exception(error)

@@ -65,11 +65,11 @@ class Decoder:
         else:
             table = "node_metrics" if signal == "metrics" else "events"
             tables = {table: table_rows(flat, table)} if flat.n else {}
-        kept = {name: _of_bearable_size(rows) for name, rows in tables.items()}
-        n_rejected = flat.n - sum(len(rows) for rows in kept.values())
-        if told := about_nodes(flat, [0] * len(flat.groups)):
-            kept["nodes"] = pa.Table.from_pylist(told[0])
-        batch = Batch(_batch_id(flat.groups), tenant, kept)
+        accepted = {name: _of_bearable_size(rows) for name, rows in tables.items()}
+        n_rejected = flat.n - sum(len(rows) for rows in accepted.values())
+        if about := about_nodes(flat, [0] * len(flat.groups)):
+            accepted["nodes"] = pa.Table.from_pylist(about[0])
+        batch = Batch(_batch_id(flat.groups), tenant, accepted)
         return Decoded(batch, flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts)
 
     def _flat(self, signal: str, body: bytes, tenant: str) -> Flat:
@@ -120,8 +120,8 @@ class Decoder:
         out = []
         for number, tables in enumerate(parts):
             n_rejected = n_records[number] - sum(len(rows) for rows in tables.values())
-            if told := nodes.get(number):
-                tables["nodes"] = pa.Table.from_pylist(told)
+            if about := nodes.get(number):
+                tables["nodes"] = pa.Table.from_pylist(about)
             batch_id = _batch_id(groups[number])
             why = _TOO_LONG if n_rejected else ""
             batch = Batch(batch_id, tenant, tables, n_bytes[number])
@@ -173,8 +173,8 @@ def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
         which = number_of == number
         if which.any():
             part = flat if which.all() else _part(flat, which)
-            found = _of_others(part) if not name else {name: table_rows(_without_name(part), name)}
-            for table, rows in found.items():
+            new_tables = _of_others(part) if not name else {name: table_rows(_without_name(part), name)}
+            for table, rows in new_tables.items():
                 there = out.get(table)
                 out[table] = (
                     rows if there is None else pa.concat_tables([there, rows], promote_options="default")
@@ -220,12 +220,15 @@ def _part(flat: Flat, which: Array) -> Flat:
     """The selected records."""
     at = pa.array(np.flatnonzero(which))
     number_of = np.cumsum(which) - 1
-    own = flat.attributes.listed()
-    mine = which[own.parent]
-    there = pa.array(np.flatnonzero(mine))
+    listed = flat.attributes.listed()
+    is_selected = which[listed.parent]
+    there = pa.array(np.flatnonzero(is_selected))
     attributes = Attributes(
-        number_of[own.parent[mine]],
-        *(column.take(there) for column in (own.key, own.text, own.integer, own.number, own.truth, own.json)),
+        number_of[listed.parent[is_selected]],
+        *(
+            column.take(there)
+            for column in (listed.key, listed.text, listed.integer, listed.number, listed.truth, listed.json)
+        ),
     )
     return Flat(
         int(which.sum()),
@@ -251,9 +254,9 @@ def _batch_id(groups: Sequence[Group]) -> str:
 
     Never the content: a sender may state the same record twice within the resolution of its clock.
     """
-    given = [group.resource.get(BATCH_ID) for group in groups]
-    if given and isinstance(given[0], str) and all(batch_id == given[0] for batch_id in given):
-        return given[0][:200]
+    ids = [group.resource.get(BATCH_ID) for group in groups]
+    if ids and isinstance(ids[0], str) and all(batch_id == ids[0] for batch_id in ids):
+        return ids[0][:200]
     return ""
 
 

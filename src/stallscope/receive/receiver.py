@@ -176,15 +176,15 @@ class Receiver:
 
     def refused(self, error: Exception, *, peer: str) -> Refusal:
         """The answer to an error. Counts the error, and audits refused tokens. peer: its address."""
-        found = refusal(error)
-        self.counters.add(requests_refused=1, **{f"refused_{found.grpc.lower()}": 1})
+        answer = refusal(error)
+        self.counters.add(requests_refused=1, **{f"refused_{answer.grpc.lower()}": 1})
         if isinstance(error, NotAuthenticated | NotAllowed) and self._audit:
             self._audit(peer, error)
         if not isinstance(error, StallscopeError):
             _LOG.error("a request failed", exc_info=error)
         elif isinstance(error, StorageFailed):
             self._log_once_a_minute(str(error))
-        return found
+        return answer
 
     def _log_once_a_minute(self, message: str) -> None:
         now_s = time.monotonic()

@@ -51,15 +51,15 @@ class OfAligned:
             if values is None or not self._attributes.n:
                 continue
             if column.kind in ("int32", "int64") and pa.types.is_int64(values.type):
-                found, fits = _as_wide(np.asarray(values), column.kind)
+                converted, fits = _as_wide(np.asarray(values), column.kind)
             else:
-                found, fits = _as_kind(column, of_one_type(values))
+                converted, fits = _as_kind(column, of_one_type(values))
             if fits.all():
                 self._lifted[key] = None
                 if column.name in sender_aliases.TEXT:
-                    found, is_same = _in_our_words(found, sender_aliases.TEXT[column.name])
+                    converted, is_same = _in_our_words(converted, sender_aliases.TEXT[column.name])
                     self._lifted[key] = None if is_same.all() else is_same
-                return _cast(found, column)
+                return _cast(converted, column)
             if fits.any():
                 raise NotInEvery
         return None
@@ -99,7 +99,7 @@ class OfListed:
         if is_integer:
             values, fits = _as_wide(attributes.integers[at], column.kind)
         else:
-            values, fits = _as_kind(column, _Taken(attributes, at))
+            values, fits = _as_kind(column, _Selected(attributes, at))
         if fits.all() and np.array_equal(
             attributes.parent[at], self._every
         ):  # typical of one program's records
@@ -126,7 +126,7 @@ class OfListed:
             return []
         attributes = self._attributes
         keys = pa.array([quoted_key(name) for name in attributes.names], pa.string())
-        texts = _as_json(_Taken(attributes, at))
+        texts = _as_json(_Selected(attributes, at))
         fragments = pc.binary_join_element_wise(keys.take(pa.array(attributes.code[at])), texts, "")
         parents = attributes.parent[at]
         offsets = np.searchsorted(parents, np.arange(self._n + 1)).astype(np.int32)
@@ -149,16 +149,16 @@ class _Values(Protocol):
     def json(self) -> pa.Array: ...
 
 
-class _Taken:
+class _Selected:
     """The attributes at some positions of a list."""
 
     def __init__(self, attributes: Attributes, at: Array):
         self._attributes, self._where = attributes, pa.array(at)
 
     def __getattr__(self, name: str) -> pa.Array:
-        found = getattr(self._attributes, name).take(self._where)
-        setattr(self, name, found)
-        return found
+        taken = getattr(self._attributes, name).take(self._where)
+        setattr(self, name, taken)
+        return taken
 
 
 class _OfOneType(NamedTuple):
@@ -183,20 +183,20 @@ def of_one_type(values: pa.Array) -> _OfOneType:
 def _as_kind(column: schema.Column, values: _Values) -> tuple[pa.Array, Array]:
     """The values in the column's type, and which of them the column can hold."""
     if column.kind == "double":
-        found = pc.coalesce(values.number, values.integer.cast(pa.float64(), safe=False))
-        return found, np.asarray(pc.is_finite(found).fill_null(False))
+        converted = pc.coalesce(values.number, values.integer.cast(pa.float64(), safe=False))
+        return converted, np.asarray(pc.is_finite(converted).fill_null(False))
     if column.kind == "text":
-        found = _as_text(column.name, values.text, values.integer)
+        converted = _as_text(column.name, values.text, values.integer)
     elif column.kind == "bool":
-        found = values.truth
+        converted = values.truth
     elif column.name in _HANDLES:
-        found = _as_signed(values.text, values.integer)
+        converted = _as_signed(values.text, values.integer)
     else:
-        found = _as_integer(values.text, values.integer, values.number)
-    fits = np.asarray(found.is_valid())
+        converted = _as_integer(values.text, values.integer, values.number)
+    fits = np.asarray(converted.is_valid())
     if column.kind == "int32":
-        fits = fits & _fits_int32(np.asarray(found.fill_null(0)))
-    return found, fits
+        fits = fits & _fits_int32(np.asarray(converted.fill_null(0)))
+    return converted, fits
 
 
 def _cast(values: pa.Array, column: schema.Column) -> pa.Array:
@@ -269,8 +269,8 @@ def _as_json(values: _Values) -> pa.Array:
     if values.number.null_count < len(values.number):
         parts.append(number_json(values.number))
     parts.append(values.json)
-    found = pc.coalesce(*parts) if len(parts) > 1 else parts[0]
-    return found.fill_null("null")
+    texts = pc.coalesce(*parts) if len(parts) > 1 else parts[0]
+    return texts.fill_null("null")
 
 
 def quoted(texts: pa.Array) -> pa.Array:

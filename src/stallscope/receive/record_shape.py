@@ -28,7 +28,7 @@ class Unlike(Exception):
     """Records differ in shape, or are irregular: a general decoder has to read them."""
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Position of a value in a record. kind: text, bytes, varint, truth, number, fixed64 or fixed32."""
 
     kind: str
@@ -40,38 +40,38 @@ class Place(NamedTuple):
 class Shape:
     """fields: by number; attributes: by key, in order. mask: the structural bits of each byte."""
 
-    fields: dict[int, Place]
-    attributes: dict[str, Place]
+    fields: dict[int, Position]
+    attributes: dict[str, Position]
     mask: bytes
 
     def is_like(self, other: "Shape") -> bool:
         """Whether it has the same fields and attributes of the same kinds; lengths may differ."""
-        return {number: place.kind for number, place in self.fields.items()} == {
-            number: place.kind for number, place in other.fields.items()
-        } and [(key, place.kind) for key, place in self.attributes.items()] == [
-            (key, place.kind) for key, place in other.attributes.items()
+        return {number: position.kind for number, position in self.fields.items()} == {
+            number: position.kind for number, position in other.fields.items()
+        } and [(key, position.kind) for key, position in self.attributes.items()] == [
+            (key, position.kind) for key, position in other.attributes.items()
         ]
 
 
 def shape_of(record: bytes) -> Shape:
     """The shape of a record. Raises Unlike for irregular records: lists, duplicate or unknown fields."""
     reading = _Reading(record, bytearray(_ALL * len(record)))
-    fields: dict[int, Place] = {}
-    attributes: dict[str, Place] = {}
+    fields: dict[int, Position] = {}
+    attributes: dict[str, Position] = {}
     at = 0
     while at < len(record):
         tag = record[at]
         if tag == tag_of(6, 2):
-            begin, at = reading.told(at + 1, len(record))
-            key, place = reading.attribute(begin, at)
+            begin, at = reading.delimited(at + 1, len(record))
+            key, position = reading.attribute(begin, at)
             if key in attributes:
                 raise Unlike
-            attributes[key] = place
+            attributes[key] = position
             continue
         if tag >> 3 in fields or tag not in _READ:
             raise Unlike
-        place = fields[tag >> 3] = _READ[tag](reading, at + 1)
-        at = place.end
+        position = fields[tag >> 3] = _READ[tag](reading, at + 1)
+        at = position.end
     return Shape(fields, attributes, bytes(reading.mask))
 
 
@@ -87,68 +87,68 @@ class _Reading:
     record: bytes
     mask: bytearray
 
-    def told(self, at: int, end: int) -> tuple[int, int]:
+    def delimited(self, at: int, end: int) -> tuple[int, int]:
         """Begin and end of a length-delimited element."""
         length, begin = 0, self._end_of_varint(at, end)
-        for place in range(begin - 1, at - 1, -1):
-            length = length << 7 | self.record[place] & 0x7F
+        for index in range(begin - 1, at - 1, -1):
+            length = length << 7 | self.record[index] & 0x7F
         if begin + length > end:
             raise Unlike
         return begin, begin + length
 
-    def bytes_(self, at: int, end: int, kind: str = "bytes") -> Place:
-        begin, stop = self.told(at, end)
+    def bytes_(self, at: int, end: int, kind: str = "bytes") -> Position:
+        begin, stop = self.delimited(at, end)
         return self._value(kind, begin, stop, _NONE)
 
-    def varint(self, at: int, end: int, kind: str = "varint") -> Place:
+    def varint(self, at: int, end: int, kind: str = "varint") -> Position:
         return self._value(kind, at, self._end_of_varint(at, end), _GOES_ON)
 
-    def fixed(self, at: int, end: int, n: int, kind: str) -> Place:
+    def fixed(self, at: int, end: int, n: int, kind: str) -> Position:
         if at + n > end:
             raise Unlike
         return self._value(kind, at, at + n, _NONE)
 
-    def attribute(self, at: int, end: int) -> tuple[str, Place]:
+    def attribute(self, at: int, end: int) -> tuple[str, Position]:
         """A KeyValue: field 1 the key, field 2 the value."""
         if self.record[at : at + 1] != bytes([tag_of(1, 2)]):
             raise Unlike
-        begin, stop = self.told(at + 1, end)
+        begin, stop = self.delimited(at + 1, end)
         if self.record[stop : min(stop + 1, end)] != bytes([tag_of(2, 2)]):
             raise Unlike
-        value, value_end = self.told(stop + 1, end)
+        value, value_end = self.delimited(stop + 1, end)
         if value_end != end:
             raise Unlike
         return as_text(self.record[begin:stop]), self.any_value(value, end)
 
-    def any_value(self, at: int, end: int) -> Place:
+    def any_value(self, at: int, end: int) -> Position:
         """An AnyValue that is a text, a boolean, an integer or a number."""
         tag = self.record[at] if at < end else None
         if tag == tag_of(1, 2):
-            place = self.bytes_(at + 1, end, "text")
+            position = self.bytes_(at + 1, end, "text")
         elif tag == tag_of(3, 0):
-            place = self.varint(at + 1, end)
+            position = self.varint(at + 1, end)
         elif tag == tag_of(4, 1):
-            place = self.fixed(at + 1, end, _WORD, "number")
+            position = self.fixed(at + 1, end, _WORD, "number")
         elif tag == tag_of(2, 0):
-            place = self.varint(at + 1, end, "truth")
+            position = self.varint(at + 1, end, "truth")
         else:
             raise Unlike
-        if place.end != end:
+        if position.end != end:
             raise Unlike
-        return place
+        return position
 
-    def body(self, at: int) -> Place:
-        return self.any_value(*self.told(at, len(self.record)))
+    def body(self, at: int) -> Position:
+        return self.any_value(*self.delimited(at, len(self.record)))
 
     def _end_of_varint(self, at: int, end: int) -> int:
-        for place in range(at, min(at + _MOST_VARINT, end)):
-            if self.record[place] < 0x80:
-                return place + 1
+        for index in range(at, min(at + _MOST_VARINT, end)):
+            if self.record[index] < 0x80:
+                return index + 1
         raise Unlike
 
-    def _value(self, kind: str, begin: int, end: int, mask: bytes) -> Place:
+    def _value(self, kind: str, begin: int, end: int, mask: bytes) -> Position:
         self.mask[begin:end] = mask * (end - begin)
-        return Place(kind, begin, end)
+        return Position(kind, begin, end)
 
 
 _READ = {
@@ -166,44 +166,44 @@ _READ = {
 """LogRecord's fields by their first byte: times, flags, severity, dropped attributes, texts, ids, the body."""
 
 
-def values(place: Place, records: Array) -> Any:
+def values(position: Position, records: Array) -> Any:
     """The values at the same position of all records (n, bytes).
 
     text: a string if all are equal, otherwise an Arrow array, as for bytes, which become hexadecimal digits; others:
     numpy arrays (n,): uint64 of fixed64, int64 of varints, float64, bool. Raises Unlike.
     """
-    found = records[:, place.begin : place.end]
-    if place.kind in ("text", "bytes"):
-        return _texts(found) if place.kind == "text" else _digits(found)
-    if place.kind == "fixed32":
-        return np.ascontiguousarray(found).view("<u4").ravel().astype(np.uint64)
-    if place.kind in ("fixed64", "number"):
-        return np.ascontiguousarray(found).view("<u8" if place.kind == "fixed64" else "<f8").ravel()
-    numbers = _varints(found)
-    if (most := _MOST.get(place.kind)) is not None and numbers.max() > most:
+    matrix = records[:, position.begin : position.end]
+    if position.kind in ("text", "bytes"):
+        return _texts(matrix) if position.kind == "text" else _digits(matrix)
+    if position.kind == "fixed32":
+        return np.ascontiguousarray(matrix).view("<u4").ravel().astype(np.uint64)
+    if position.kind in ("fixed64", "number"):
+        return np.ascontiguousarray(matrix).view("<u8" if position.kind == "fixed64" else "<f8").ravel()
+    numbers = _varints(matrix)
+    if (most := _MOST.get(position.kind)) is not None and numbers.max() > most:
         raise Unlike
-    return numbers.astype(bool) if place.kind == "truth" else numbers.view(np.int64)
+    return numbers.astype(bool) if position.kind == "truth" else numbers.view(np.int64)
 
 
 _MOST = {"truth": 1, "severity": _MOST_SEVERITY, "uint32": (1 << 32) - 1}
 
 
-def _varints(found: Array) -> Array:
+def _varints(matrix: Array) -> Array:
     """Decodes varints of equal length (n, bytes): seven bits per byte, the lowest first."""
-    out = (found[:, 0] & 0x7F).astype(np.uint64)
-    for number in range(1, found.shape[1]):
-        part = found[:, number] & 0x7F
+    out = (matrix[:, 0] & 0x7F).astype(np.uint64)
+    for number in range(1, matrix.shape[1]):
+        part = matrix[:, number] & 0x7F
         if number == _MOST_VARINT - 1 and part.max() > 1:
             raise Unlike  # more than 64 bits
         out |= part.astype(np.uint64) << np.uint64(7 * number)
     return out
 
 
-def _texts(found: Array) -> str | pa.Array:
-    n, n_bytes = found.shape
-    if (found == found[0]).all():
-        return as_text(found[0].tobytes())
-    plain = np.ascontiguousarray(found)
+def _texts(matrix: Array) -> str | pa.Array:
+    n, n_bytes = matrix.shape
+    if (matrix == matrix[0]).all():
+        return as_text(matrix[0].tobytes())
+    plain = np.ascontiguousarray(matrix)
     offsets = pa.py_buffer(np.arange(n + 1, dtype=np.int32) * np.int32(n_bytes))
     texts = pa.StringArray.from_buffers(n, offsets, pa.py_buffer(plain), None, 0)
     if plain.max() >= 0x80:
@@ -214,10 +214,10 @@ def _texts(found: Array) -> str | pa.Array:
     return texts
 
 
-def _digits(found: Array) -> pa.Array:
+def _digits(matrix: Array) -> pa.Array:
     """Hexadecimal digits; NULL for empty bytes."""
-    n, n_bytes = found.shape
-    digits = found.tobytes().hex()
+    n, n_bytes = matrix.shape
+    digits = matrix.tobytes().hex()
     return pa.array([digits[2 * n_bytes * i : 2 * n_bytes * (i + 1)] or None for i in range(n)], pa.string())
 
 

@@ -37,12 +37,12 @@ def _rows(flat: Flat, attributes: record_attributes.Own, table: str) -> pa.Table
     lifting = _Lifting(flat, attributes)
     columns: dict[str, pa.Array] = {}
     for column in lifted_columns(table):
-        found = lifting.column(column)
-        given = flat.given.get(column.name)
-        if given is not None:
-            found = given if found is None or not given.null_count else pc.coalesce(given, found)
-        if found is not None:
-            columns[column.name] = found
+        values = lifting.column(column)
+        direct = flat.given.get(column.name)
+        if direct is not None:
+            values = direct if values is None or not direct.null_count else pc.coalesce(direct, values)
+        if values is not None:
+            columns[column.name] = values
     for name in ("ts_ns", *(n for n in flat.given if n == REQUEST or n in schema.TABLES[table].names)):
         columns.setdefault(name, flat.given[name])
     if "attrs" in schema.TABLES[table].names:
@@ -56,18 +56,20 @@ def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, 
     """
     columns = {column.name: column for column in schema.NODES.columns}
     sources = [(i, group.scope) for i, group in enumerate(flat.groups) if _tells_of_node(group)]
-    sources += [(int(flat.group[number]), told) for number, told in _of_gpu_model(flat.attributes)]
-    found: dict[int, dict[tuple[Any, Any], dict[str, Any]]] = {}
-    for i, mine in sources:
-        source = (mine, flat.groups[i].resource)
-        told = {name: _of_group(columns[name], source) for name in ABOUT_NODE}
+    sources += [(int(flat.group[number]), about) for number, about in _of_gpu_model(flat.attributes)]
+    by_request: dict[int, dict[tuple[Any, Any], dict[str, Any]]] = {}
+    for i, attributes in sources:
+        source = (attributes, flat.groups[i].resource)
+        about = {name: _of_group(columns[name], source) for name in ABOUT_NODE}
         node = (_of_group(columns["cluster_id"], source), _of_group(columns["node_id"], source))
-        if node[1] and any(value is not None for value in told.values()):
-            known = found.setdefault(request[i], {}).setdefault(node, dict.fromkeys(ABOUT_NODE))
-            known |= {name: value for name, value in told.items() if value is not None}
+        if node[1] and any(value is not None for value in about.values()):
+            known = by_request.setdefault(request[i], {}).setdefault(node, dict.fromkeys(ABOUT_NODE))
+            known |= {name: value for name, value in about.items() if value is not None}
     return {
-        number: [{"cluster_id": cluster, "node_id": name, **told} for (cluster, name), told in nodes.items()]
-        for number, nodes in found.items()
+        number: [
+            {"cluster_id": cluster, "node_id": name, **about} for (cluster, name), about in nodes.items()
+        ]
+        for number, nodes in by_request.items()
     }
 
 
@@ -81,11 +83,11 @@ def _keys_about_node() -> frozenset[str]:
     return frozenset(key for name in ABOUT_NODE for key in keys_of(name))
 
 
-def _of_gpu_model(told: Aligned | Attributes) -> list[tuple[int, dict[str, Any]]]:
+def _of_gpu_model(attribute_table: Aligned | Attributes) -> list[tuple[int, dict[str, Any]]]:
     """Index and attributes of records that name a GPU model; at most a few thousand."""
-    if _keys_about_node().isdisjoint(told.names):
+    if _keys_about_node().isdisjoint(attribute_table.names):
         return []
-    attributes = told.listed()
+    attributes = attribute_table.listed()
     about = [code for code, name in enumerate(attributes.names) if name in _keys_about_node()]
     found: dict[int, dict[str, Any]] = {}
     for at in np.flatnonzero(np.isin(attributes.code, about))[:_MOST_ABOUT].tolist():

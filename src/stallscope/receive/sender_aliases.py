@@ -42,9 +42,9 @@ def reduce_op(word: str) -> str:
 
 def comm_hash(word: str) -> str:
     """16 hexadecimal digits for a 64-bit hash in any notation; other words unchanged."""
-    found = _HEX.fullmatch(word)
-    is_number = found and (word.startswith("0x") or len(word) == 16)
-    return f"{int(found[1], 16):016x}" if found and is_number else word
+    match = _HEX.fullmatch(word)
+    is_number = match and (word.startswith("0x") or len(word) == 16)
+    return f"{int(match[1], 16):016x}" if match and is_number else word
 
 
 TEXT: dict[str, Callable[[str], str]] = {

@@ -42,7 +42,7 @@ def decode(body: bytes, now_ns: int) -> Flat:
             attributes.add(number, pair.key, any_value(pair.value))
     times = moments(np.array([s.start_time_unix_nano for s in spans], np.uint64), None, now_ns)
     more = [_more(span, ts_ns) for span, ts_ns in zip(spans, times.ts_ns.tolist(), strict=True)]
-    keys = dict.fromkeys(key for one in more for key in one)
+    keys = dict.fromkeys(key for fields in more for key in fields)
     return Flat(
         len(spans),
         {
@@ -50,7 +50,7 @@ def decode(body: bytes, now_ns: int) -> Flat:
             "name": pa.array([span.name or None for span in spans], pa.string()),
             "duration_ns": pa.array([_duration_ns(span) for span in spans], pa.int64()),
         },
-        {key: pa.array([one.get(key) for one in more], pa.string()) for key in keys},
+        {key: pa.array([fields.get(key) for fields in more], pa.string()) for key in keys},
         attributes.attributes(),
         np.array(group_of, np.int64),
         groups,

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stallscope.receive.any_value import as_dict
 from stallscope.receive.decoded import Aligned, Array, Group
-from stallscope.receive.record_shape import BODY, Place, Shape, Unlike, as_text, shape_of, tag_of, values
+from stallscope.receive.record_shape import BODY, Position, Shape, Unlike, as_text, shape_of, tag_of, values
 from stallscope.store.hub.arrow_tables import repeated
 
 _REMEMBERED_BYTES = 4096
@@ -56,30 +56,40 @@ def records(body: bytes) -> Records:
         if tag != tag_of(1, 2):
             raise Unlike
         _add_resource(body, begin, end, number, groups, places)
-    starts = [start for found, _ in places for start in found]
+    starts = [start for part_starts, _ in places for start in part_starts]
     if not starts:
         raise Unlike
-    group = np.repeat(np.arange(len(groups)), [len(found) for found, _ in places])
+    group = np.repeat(np.arange(len(groups)), [len(part_starts) for part_starts, _ in places])
     at = np.array(starts, np.int64)
-    ends = np.array([end for _, found in places for end in found], np.int64)
+    ends = np.array([end for _, part_starts in places for end in part_starts], np.int64)
     kin = _split(body, at, ends - at, most=_FEW_SHAPES + len(at) // _FEWEST)
-    order = None if len(kin) == 1 else np.argsort(np.concatenate([one.which for one in kin]))
+    order = None if len(kin) == 1 else np.argsort(np.concatenate([same.which for same in kin]))
     first = kin[0].shape
     fields = {
-        number: _column(place.kind, [(one.shape.fields[number], one.records) for one in kin], order)
-        for number, place in first.fields.items()
+        number: _column(
+            position.kind,
+            [(same.shape.fields[number], same.records) for same in kin],
+            order,
+        )
+        for number, position in first.fields.items()
     }
     attributes = {
-        key: _as_arrow(_column(place.kind, [(one.shape.attributes[key], one.records) for one in kin], order))
-        for key, place in first.attributes.items()
+        key: _as_arrow(
+            _column(
+                position.kind,
+                [(same.shape.attributes[key], same.records) for same in kin],
+                order,
+            )
+        )
+        for key, position in first.attributes.items()
     }
     if BODY in fields:
         fields[BODY] = _as_arrow(fields[BODY])
     return Records(fields, Aligned(len(at), attributes), group, groups)
 
 
-def _as_arrow(found: Any) -> pa.Array:
-    return pa.array(found) if isinstance(found, np.ndarray) else found
+def _as_arrow(column: Any) -> pa.Array:
+    return pa.array(column) if isinstance(column, np.ndarray) else column
 
 
 def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -127,10 +137,10 @@ def _add_resource(
             url = as_text(body[begin:stop])
         else:
             raise Unlike
-    for scope, own_url, found in scopes:
+    for scope, own_url, offsets in scopes:
         name, version, attributes = _scope_told(scope)
         groups.append(Group(resource or {}, attributes, name, version, own_url or url, number))
-        places.append(found)
+        places.append(offsets)
 
 
 def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, tuple[list[int], list[int]]]:
@@ -220,14 +230,14 @@ def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
     padded = body + bytes(_WORD)
     if len(np.unique(lengths)) > most:
         raise Unlike
-    found: list[_Kin] = []
+    groups: list[_Kin] = []
     rest = np.arange(len(at))
     while len(rest):
         first = rest[0]
         length = int(lengths[first])
         begin = int(at[first])
         shape = shape_of(body[begin : begin + length])
-        if not length or len(found) == most or (found and not shape.is_like(found[0].shape)):
+        if not length or len(groups) == most or (groups and not shape.is_like(groups[0].shape)):
             raise Unlike
         is_same = lengths[rest] == length
         which = rest if is_same.all() else rest[is_same]
@@ -243,23 +253,23 @@ def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
             is_left = np.ones(len(at), bool)
             is_left[which] = False
             rest = rest[is_left[rest]]
-        found.append(_Kin(shape, which, matrix))
-    return found
+        groups.append(_Kin(shape, which, matrix))
+    return groups
 
 
-def _column(kind: str, places: list[tuple[Place, Array]], order: Array | None) -> Any:
+def _column(kind: str, places: list[tuple[Position, Array]], order: Array | None) -> Any:
     """One value of all records. places: its position in the records of each shape, and their bytes; order: the
     position of each record in the result.
     """
-    parts = [values(place, found) for place, found in places]
+    parts = [values(position, matrix) for position, matrix in places]
     if kind not in ("text", "bytes"):
         numbers = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return numbers if order is None else numbers[order]
     if all(isinstance(part, str) and part == parts[0] for part in parts):
-        return repeated(parts[0], sum(len(found) for _, found in places))
+        return repeated(parts[0], sum(len(matrix) for _, matrix in places))
     arrays = [
-        repeated(part, len(found)) if isinstance(part, str) else part
-        for part, (_, found) in zip(parts, places, strict=True)
+        repeated(part, len(matrix)) if isinstance(part, str) else part
+        for part, (_, matrix) in zip(parts, places, strict=True)
     ]
     texts = pa.concat_arrays(arrays)
     return texts if order is None else texts.take(pa.array(order))

@@ -65,8 +65,8 @@ async def _answered(hub: Hub, tools: Tools, name: str, request: Request) -> Resp
     """The tool's answer as a response. Errors propagate to the application's error handlers."""
     request.state.noted["tool"] = name[:80]
     arguments = _arguments(await request.body())
-    who = request.state.identity
-    return JSONResponse(await called(hub, tools, name, arguments=arguments, who=who))
+    identity = request.state.identity
+    return JSONResponse(await called(hub, tools, name, arguments=arguments, identity=identity))
 
 
 def _arguments(body: bytes) -> Any:

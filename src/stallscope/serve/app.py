@@ -43,7 +43,7 @@ _REFUSED = frozenset({401, 429})
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class AppContext:
     """Shared context of the layers and the built-in routes. capabilities, state, admin_state: evaluated per request.
 
     state: for every valid token; admin_state: numbers over all tenants, for tokens with the scope admin.
@@ -60,39 +60,43 @@ class House:
     max_body_bytes: int = 1 << 20
 
 
-Layer = Callable[[ASGIApp, House], ASGIApp]
+Layer = Callable[[ASGIApp, AppContext], ASGIApp]
 
 
 def create_app(
     parts: Sequence[BaseRoute] = (),
     *,
-    house: House,
+    context: AppContext,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> ASGIApp:
     """The application with these routes in addition to the built-in routes. lifespan: runs while the app is served."""
-    own = [
-        Route("/api/versions", _versions(house, capabilities(parts))),
-        Route("/api/v1/health", _health(house)),
-        Route("/metrics", _metrics(house)),
+    built_in_routes = [
+        Route("/api/versions", _versions(context, capabilities(parts))),
+        Route("/api/v1/health", _health(context)),
+        Route("/metrics", _metrics(context)),
     ]
     inner = Starlette(
-        routes=[*own, *parts],
+        routes=[*built_in_routes, *parts],
         lifespan=lifespan,
-        exception_handlers={StallscopeError: _told, HTTPException: _told_by_starlette, Exception: _failed},
+        exception_handlers={
+            StallscopeError: _error_response,
+            HTTPException: _routing_error,
+            Exception: _failed,
+        },
     )
     app: ASGIApp = inner
     for layer in reversed(LAYERS):
-        app = layer(app, house)
+        app = layer(app, context)
     return app
 
 
-def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
+def peer_limit(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Gives short answers to a peer that is refused repeatedly; the audit log summarizes them (refusals.py).
 
     A request whose headers state its length twice ends the connection: a proxy in front could parse it differently.
     """
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_limit(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -100,27 +104,31 @@ def peer_limit(app: ASGIApp, house: House) -> ASGIApp:
             error = BadInput("Content-Length and Transfer-Encoding exclude each other; send only one")
             await refused(error, closes=True)(scope, receive, send)
             return
-        peer = (_client(scope), _token_id(house, _header(scope, b"authorization")))
-        if house.refusals and house.refusals.is_over(*peer):
-            house.refusals.add(*peer, reason=f"status {TooMany.http_status}")
+        peer = (_client(scope), _token_id(context, _header(scope, b"authorization")))
+        if context.refusals and context.refusals.is_over(*peer):
+            context.refusals.add(*peer, reason=f"status {TooMany.http_status}")
             error_now = TooMany("too many of your requests were refused; retry in a minute")
             await refused(error_now, retry_after_s=round(WINDOW_S))(scope, receive, send)
             return
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in _REFUSED and house.refusals:
-                house.refusals.add(*peer, reason=f"status {message['status']}")
+            if (
+                message["type"] == "http.response.start"
+                and message["status"] in _REFUSED
+                and context.refusals
+            ):
+                context.refusals.add(*peer, reason=f"status {message['status']}")
             await send(message)
 
         await app(scope, receive, sending)
 
-    return asked
+    return app_with_limit
 
 
-def bearer(app: ASGIApp, house: House) -> ASGIApp:
+def bearer(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Authenticates requests. Refused requests go no further, so this layer writes them to the audit log itself."""
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_bearer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -129,19 +137,19 @@ def bearer(app: ASGIApp, house: House) -> ASGIApp:
         header = _header(scope, b"authorization")
         if header is not None or scope["path"] not in OPEN_PATHS:
             try:
-                state["identity"] = house.tokens.identity(header)
+                state["identity"] = context.tokens.identity(header)
             except (NotAuthenticated, StorageFailed) as error:
-                house.audit.info(
-                    "refused", **_about(scope), status=error.http_status, reason=public_message(error)
+                context.audit.info(
+                    "refused", **_audit_fields(scope), status=error.http_status, reason=public_message(error)
                 )
                 await refused(error)(scope, receive, send)
                 return
         await app(scope, receive, send)
 
-    return asked
+    return app_with_bearer
 
 
-def audit(app: ASGIApp, house: House) -> ASGIApp:
+def audit(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Writes one audit line for each request that the bearer layer admitted, whatever its outcome.
 
     The query string is omitted because clients sometimes put secrets there.
@@ -150,10 +158,10 @@ def audit(app: ASGIApp, house: House) -> ASGIApp:
         "stallscope_http_requests",
         "Requests answered, by method and status.",
         ["method", "status"],
-        registry=house.registry,
+        registry=context.registry,
     )
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_audit(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -174,39 +182,39 @@ def audit(app: ASGIApp, house: House) -> ASGIApp:
             noted["failed"] = traceback.format_exc()
         finally:
             ms = round((time.monotonic() - begin_s) * 1000, 3)
-            fields = {**noted, **_about(scope), "status": status, "ms": ms, "answer_bytes": n_bytes}
-            house.audit.info("request", **fields)
+            fields = {**noted, **_audit_fields(scope), "status": status, "ms": ms, "answer_bytes": n_bytes}
+            context.audit.info("request", **fields)
             counted.labels(scope["method"], status).inc()
 
-    return asked
+    return app_with_audit
 
 
-def rate_limit(app: ASGIApp, house: House) -> ASGIApp:
+def rate_limit(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Limits requests per minute for each token, and for each address when the request has no token."""
-    per_minute = RateLimitItemPerMinute(house.requests_per_minute)
+    per_minute = RateLimitItemPerMinute(context.requests_per_minute)
     limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_rate_limit(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            who: Identity | None = scope["state"]["identity"]
-            key = who.token_id if who else f"address {_client(scope)}"
+            identity: Identity | None = scope["state"]["identity"]
+            key = identity.token_id if identity else f"address {_client(scope)}"
             if not limiter.hit(per_minute, key):
                 reset_s = limiter.get_window_stats(per_minute, key).reset_time - time.time()
-                error = TooMany(f"more than {house.requests_per_minute} requests a minute; retry later")
+                error = TooMany(f"more than {context.requests_per_minute} requests a minute; retry later")
                 answer = refused(error, retry_after_s=min(max(1, round(reset_s)), _MINUTE_S))
                 await answer(scope, receive, send)
                 return
         await app(scope, receive, send)
 
-    return asked
+    return app_with_rate_limit
 
 
-def body_limit(app: ASGIApp, house: House) -> ASGIApp:
+def body_limit(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Refuses a body that is too long, by its announced or its actual length, without reading it to the end."""
-    limit = house.max_body_bytes
+    limit = context.max_body_bytes
     error = TooLarge(f"the request body is larger than {limit:,} bytes; send less per request")
 
-    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_with_body_limit(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -226,37 +234,39 @@ def body_limit(app: ASGIApp, house: House) -> ASGIApp:
 
         await app(scope, receiving, send)
 
-    return asked
+    return app_with_body_limit
 
 
 LAYERS: tuple[Layer, ...] = (peer_limit, bearer, audit, rate_limit, body_limit)
 """The layers that a request passes before its handler, in this order."""
 
 
-def _versions(house: House, surfaces: Mapping[str, bool]) -> Callable[[Request], Awaitable[Response]]:
+def _versions(context: AppContext, surfaces: Mapping[str, bool]) -> Callable[[Request], Awaitable[Response]]:
     async def versions(request: Request) -> Response:
-        told = {"stallscope": major_minor(__version__), "api": API_VERSION}
-        return JSONResponse({"versions": told, "capabilities": {**surfaces, **house.capabilities()}})
+        version_numbers = {"stallscope": major_minor(__version__), "api": API_VERSION}
+        return JSONResponse(
+            {"versions": version_numbers, "capabilities": {**surfaces, **context.capabilities()}}
+        )
 
     return versions
 
 
-def _health(house: House) -> Callable[[Request], Awaitable[Response]]:
+def _health(context: AppContext) -> Callable[[Request], Awaitable[Response]]:
     async def health(request: Request) -> Response:
         if request.state.identity is None:
             return JSONResponse({"alive": True})
-        answer = {"alive": True, "version": __version__, **house.state()}
+        answer = {"alive": True, "version": __version__, **context.state()}
         if "admin" in request.state.identity.scopes:
-            answer |= house.admin_state()
+            answer |= context.admin_state()
         return JSONResponse(answer)
 
     return health
 
 
-def _metrics(house: House) -> Callable[[Request], Awaitable[Response]]:
+def _metrics(context: AppContext) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
         request.state.identity.require("admin")
-        return Response(generate_latest(house.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(context.registry), media_type=CONTENT_TYPE_LATEST)
 
     return metrics
 
@@ -266,7 +276,7 @@ def major_minor(version: str) -> str:
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
-def _told(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, StallscopeError):
         raise error
     if error.http_status >= 500:
@@ -274,7 +284,7 @@ def _told(request: Request, error: Exception) -> Response:
     return refused(error)
 
 
-def _told_by_starlette(request: Request, error: Exception) -> Response:
+def _routing_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kinds = {404: "not_found", 405: "wrong_method", 413: "too_large"}
@@ -293,15 +303,15 @@ def _failed(request: Request, error: Exception) -> Response:
     return JSONResponse(error_body(INTERNAL, "the hub failed to answer; its audit log has the reason"), 500)
 
 
-def _about(scope: Scope) -> dict[str, Any]:
+def _audit_fields(scope: Scope) -> dict[str, Any]:
     """The fields of a request that every audit line has."""
-    who: Identity | None = scope["state"]["identity"]
+    identity: Identity | None = scope["state"]["identity"]
     return {
         "client": _client(scope),
         "method": scope["method"],
         "path": scope["path"][:200],
-        "tenant": who.tenant if who else None,
-        "token_id": who.token_id if who else None,
+        "tenant": identity.tenant if identity else None,
+        "token_id": identity.token_id if identity else None,
     }
 
 
@@ -309,10 +319,10 @@ def _client(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def _token_id(house: House, header: str | None) -> str | None:
+def _token_id(context: AppContext, header: str | None) -> str | None:
     """The id of a valid token; None otherwise."""
     try:
-        return house.tokens.identity(header).token_id if header else None
+        return context.tokens.identity(header).token_id if header else None
     except (NotAuthenticated, StorageFailed):
         return None
 

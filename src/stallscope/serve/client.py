@@ -27,8 +27,8 @@ class HubClient:
 
     def tools(self) -> list[dict[str, Any]]:
         """The hub's tools. Raises as ask()."""
-        found: list[dict[str, Any]] = self._sent("GET", "/api/v1/tools/list", None)["tools"]
-        return found
+        tools_list: list[dict[str, Any]] = self._sent("GET", "/api/v1/tools/list", None)["tools"]
+        return tools_list
 
     def ask(self, tool: str, arguments: object) -> dict[str, Any]:
         """A tool's answer. Raises the hub's error, Unreachable or TookTooLong."""
@@ -50,7 +50,7 @@ class HubClient:
             raise TookTooLong(f"{self.url} did not answer within {_TIMEOUT_S:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(
-                f"{self.url}: {_said(error)}; is it the hub's address, and is the hub up?"
+                f"{self.url}: {_reason(error)}; is it the hub's address, and is the hub up?"
             ) from None
         finally:
             connection.close()
@@ -101,7 +101,7 @@ def error_of(kind: str, message: str) -> StallscopeError:
     return known.get(kind, StallscopeError)(message)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); pass its authority with --ca-cert"
     if isinstance(error, OSError) and error.strerror:

@@ -34,22 +34,22 @@ def front(
         yield parts(Hub(store, rates, workers), collected(tools))
 
 
-def parts(hub: Hub, there: Tools) -> tuple[list[BaseRoute], Lifespan]:
+def parts(hub: Hub, tools: Tools) -> tuple[list[BaseRoute], Lifespan]:
     """The routes of these tools over a hub, and the lifespan that they need."""
-    route, lifespan = mcp.mounted(mcp_server(hub, there))
-    return [*api.routes(hub, there), route], lifespan
+    route, lifespan = mcp.mounted(mcp_server(hub, tools))
+    return [*api.routes(hub, tools), route], lifespan
 
 
-def mcp_server(hub: Hub, there: Tools) -> Server[Any]:
+def mcp_server(hub: Hub, tools: Tools) -> Server[Any]:
     """The MCP server of these tools over a hub. The HTTP layers determine the tenant of a request."""
 
     async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
         request.state.noted["tool"] = name[:80]
-        return await called(hub, there, name, arguments=arguments, who=request.state.identity)
+        return await called(hub, tools, name, arguments=arguments, identity=request.state.identity)
 
     return mcp.server(
         "stallscope",
-        listed(there),
+        listed(tools),
         call,
         instructions=mcp_prompts.INSTRUCTIONS,
         texts=mcp_prompts.texts(),

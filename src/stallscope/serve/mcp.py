@@ -135,10 +135,10 @@ def server(
             raise MCPError(
                 types.INVALID_PARAMS, f"unknown prompt {params.name[:80]!r}; the prompts are {list(by_name)}"
             )
-        given = params.arguments or {}
-        if unknown := sorted(set(given) - {guide.argument}):
+        values = params.arguments or {}
+        if unknown := sorted(set(values) - {guide.argument}):
             raise MCPError(types.INVALID_PARAMS, f"{guide.name}: unknown argument {unknown[0][:80]!r}")
-        text = types.TextContent(type="text", text=guide.text(visible(given.get(guide.argument, ""))))
+        text = types.TextContent(type="text", text=guide.text(visible(values.get(guide.argument, ""))))
         return types.GetPromptResult(
             description=guide.description, messages=[types.PromptMessage(role="user", content=text)]
         )

@@ -14,11 +14,11 @@ _GAUGES = ("queue_", "longest_", "uptime_", "hot_", "n_")
 
 def expose(registry: CollectorRegistry, prefix: str, numbers: Numbers) -> None:
     """Let /metrics call `numbers` on each scrape. Names become `<prefix>_<name>`, with `_total` for counters."""
-    registry.register(_Asked(prefix, numbers))
+    registry.register(_Collector(prefix, numbers))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Collector:
     """The collector interface that the registry expects."""
 
     prefix: str

@@ -26,7 +26,7 @@ from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.query.sql import Limits, ask
 from stallscope.query.wire_format import packed
-from stallscope.serve.app import House, create_app
+from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.node_files import NodeFiles, prepare_tls, prepare_token
 from stallscope.serve.server import Listening, address, bound
@@ -68,7 +68,7 @@ class Options:
     clocks: Clocks = field(default_factory=Clocks)
 
 
-class Asked(BaseModel):
+class QueryBody(BaseModel):
     """The body of a query."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -101,20 +101,20 @@ def routes(options: Options) -> list[BaseRoute]:
         before_ns = options.clocks.monotonic_ns()
         wall_ns = options.clocks.wall_ns()
         after_ns = options.clocks.monotonic_ns()
-        told = {
+        reading = {
             "node": options.node,
             "wall_ns": wall_ns,
             "monotonic_ns": (before_ns + after_ns) // 2,
             "error_ns": (after_ns - before_ns) // 2,
             "boot_id": boot_id,
         }
-        return JSONResponse(told)
+        return JSONResponse(reading)
 
     async def query(request: Request) -> Response:
         request.state.identity.require("sql")
-        asked = await _body(request)
-        request.state.noted["sql"] = asked.sql[:500]
-        return JSONResponse(await worked(lambda: _answer(options.db, asked)))
+        body = await _body(request)
+        request.state.noted["sql"] = body.sql[:500]
+        return JSONResponse(await worked(lambda: _answer(options.db, body)))
 
     async def trace(request: Request) -> Response:
         request.state.identity.require("read")
@@ -129,9 +129,9 @@ def routes(options: Options) -> list[BaseRoute]:
     ]
 
 
-async def _body(request: Request) -> Asked:
+async def _body(request: Request) -> QueryBody:
     try:
-        return Asked.model_validate_json(await request.body())
+        return QueryBody.model_validate_json(await request.body())
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the body"
@@ -146,15 +146,15 @@ def _whole(text: str | None) -> int | None:
     return int(text)
 
 
-def _answer(db: Path, asked: Asked) -> dict[str, Any]:
+def _answer(db: Path, body: QueryBody) -> dict[str, Any]:
     """Columns and rows, and the machine names in the trace by node number."""
-    limits = Limits(max_rows=asked.max_rows, timeout_s=asked.timeout_s)
-    found = ask(db, asked.sql, limits=limits, since_ns=asked.since_ns)
+    limits = Limits(max_rows=body.max_rows, timeout_s=body.timeout_s)
+    result = ask(db, body.sql, limits=limits, since_ns=body.since_ns)
     names = ask(db, "SELECT node, name FROM nodes").rows
     return {
-        "columns": found.columns,
-        "rows": [[v.hex() if isinstance(v, bytes) else v for v in row] for row in found.rows],
-        "is_cut": found.is_cut,
+        "columns": result.columns,
+        "rows": [[v.hex() if isinstance(v, bytes) else v for v in row] for row in result.rows],
+        "is_cut": result.is_cut,
         "nodes": dict(cast("list[tuple[int, str]]", names)),
     }
 
@@ -168,13 +168,13 @@ def application(
 ) -> ASGIApp:
     """The application. parts: additional routes, such as the MCP routes; lifespan: runs while they are served."""
     tokens = ByCertificate() if options.client_ca else NodeFiles(options.files).tokens()
-    house = House(
+    context = AppContext(
         tokens=cast(Tokens, tokens),
         audit=audit,
         capabilities=lambda: {"node": options.node},
         state=lambda: _state(options),
     )
-    app = create_app([*routes(options), *(parts or [])], house=house, lifespan=lifespan)
+    app = create_app([*routes(options), *(parts or [])], context=context, lifespan=lifespan)
     return GZipMiddleware(app, minimum_size=_COMPRESSED_FROM_BYTES)
 
 
@@ -218,9 +218,9 @@ def serve(
     app = application(options, audit, parts=parts, lifespan=lifespan)
     listening = Listening(app, listener, context=context, name="node-api")
     try:
-        say(_told(options, listening.port, files))
-        with set_by_signals(stop or threading.Event()) as asked:
-            _until_stopped(options, files, host, stop=asked)
+        say(_start_message(options, listening.port, files))
+        with set_by_signals(stop or threading.Event()) as stop_event:
+            _until_stopped(options, files, host, stop=stop_event)
     finally:
         listening.stop()
         audit.close()
@@ -236,7 +236,7 @@ def _until_stopped(options: Options, files: NodeFiles, host: str, *, stop: threa
                 continue  # the old certificate is valid for weeks; the next check is in an hour
 
 
-def _told(options: Options, port: int, files: NodeFiles) -> str:
+def _start_message(options: Options, port: int, files: NodeFiles) -> str:
     scheme = "https" if options.has_tls else "http"
     host = options.listen.rpartition(":")[0] or "this machine"
     with_what = "a client certificate" if options.client_ca else f"the token in {files.token}"

@@ -127,7 +127,7 @@ def _authority(
         _write(cert, certificate, 0o644)
     try:
         loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-        found = x509.load_pem_x509_certificate(cert.read_bytes())
+        ca_certificate = x509.load_pem_x509_certificate(cert.read_bytes())
     except (ValueError, TypeError, OSError) as error:
         raise BadInput(
             f"{cert} and {key} are not a usable authority ({error}); remove both to create a new authority"
@@ -136,7 +136,7 @@ def _authority(
         raise BadInput(
             f"{key} is not an elliptic-curve key; remove {cert} and {key} to create a new authority"
         )
-    return loaded, found
+    return loaded, ca_certificate
 
 
 def _is_good(files: NodeFiles, ca: "x509.Certificate", names: Sequence[str], now: datetime.datetime) -> bool:
@@ -147,10 +147,10 @@ def _is_good(files: NodeFiles, ca: "x509.Certificate", names: Sequence[str], now
     try:
         cert = x509.load_pem_x509_certificate((files.folder / CERT).read_bytes())
         cert.verify_directly_issued_by(ca)
-        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative_names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return False
-    has = {str(one.value) for one in found}
+    has = {str(name.value) for name in alternative_names}
     ends_in = cert.not_valid_after_utc - now
     return (
         set(names) <= has and ends_in > datetime.timedelta(days=RENEW_DAYS) and (files.folder / KEY).exists()

@@ -43,18 +43,18 @@ def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
 def own_names() -> list[str]:
     """The names and addresses of this machine, from its own configuration."""
     host = platform.node()
-    found = [host, socket.getfqdn()]
+    candidates = [host, socket.getfqdn()]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((_ELSEWHERE, 9))
-        found.append(probe.getsockname()[0])
-    return list(dict.fromkeys([*filter(None, found), "localhost", "127.0.0.1", "::1"]))
+        candidates.append(probe.getsockname()[0])
+    return list(dict.fromkeys([*filter(None, candidates), "localhost", "127.0.0.1", "::1"]))
 
 
 def _keep_token(tokens: Tokens, path: Path, scopes: list[str]) -> None:
     """Write a file with a token of these scopes; an existing valid token is kept."""
     with suppress(NotAuthenticated, BadInput, NotFound):
-        who = tokens.identity(bearer(token_in(path)))
-        if who.scopes >= set(scopes):
+        identity = tokens.identity(bearer(token_in(path)))
+        if identity.scopes >= set(scopes):
             return
     token = tokens.create(scopes, "default")
     try:
@@ -66,6 +66,6 @@ def _keep_token(tokens: Tokens, path: Path, scopes: list[str]) -> None:
 def _names_in(cert: Path) -> tuple[str, ...]:
     from cryptography import x509
 
-    found = x509.load_pem_x509_certificate(cert.read_bytes())
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = x509.load_pem_x509_certificate(cert.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return tuple(str(name.value) for name in names)

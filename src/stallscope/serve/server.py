@@ -95,27 +95,27 @@ class _Gate:
 
     def accept(self) -> tuple[socket.socket, Any]:
         """As socket.accept(). Raises ConnectionAbortedError, which asyncio treats as a client that disconnected."""
-        taken, peer = self._listener.accept()
+        connection, peer = self._listener.accept()
         if len(self._since_s) >= _ROOM * MAX_CONNECTIONS:
             n_open = len(self._still_open())
             if n_open >= _ROOM * MAX_CONNECTIONS:
                 self._make_room()
             if n_open >= MAX_CONNECTIONS:
-                taken.close()
+                connection.close()
                 raise ConnectionAbortedError
-        self._since_s[taken] = time.monotonic()
-        return taken, peer
+        self._since_s[connection] = time.monotonic()
+        return connection, peer
 
     def cut_silent(self, met: set[int]) -> None:
         """Close connections that have not finished their handshake in time. met: file numbers of those that have."""
         limit_s = time.monotonic() - HANDSHAKE_S
-        for one, since_s in self._still_open().items():
-            if since_s < limit_s and one.fileno() not in met:
+        for connection, since_s in self._still_open().items():
+            if since_s < limit_s and connection.fileno() not in met:
                 with suppress(OSError):  # it closed by itself
-                    one.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _still_open(self) -> "weakref.WeakKeyDictionary[socket.socket, float]":
-        for closed in [one for one in self._since_s if one.fileno() < 0]:
+        for closed in [connection for connection in self._since_s if connection.fileno() < 0]:
             del self._since_s[closed]
         return self._since_s
 
@@ -176,7 +176,7 @@ class Listening:
         connections = self._server.server_state.connections
         # A connection that was just lost no longer has a socket.
         sockets = (c.transport.get_extra_info("socket") for c in connections)
-        self._gate.cut_silent({one.fileno() for one in sockets if one is not None})
+        self._gate.cut_silent({open_socket.fileno() for open_socket in sockets if open_socket is not None})
         self._since_s = {c: s for c, s in self._since_s.items() if c in connections}
         for connection in connections:
             cycle = getattr(connection, "cycle", None)

@@ -70,12 +70,12 @@ def _content(path: Path, option: str) -> bytes:
 def _check_key_mode(path: Path) -> None:
     """Refuse a key that others can read. The file's group may read it, as packages set it up."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise BadInput(f"--tls-key: {path} cannot be read ({error.strerror})") from error
-    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+    if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise BadInput(
-            f"--tls-key: other users can access {path} (mode {found.st_mode & 0o777:o}); run chmod 600 {path}"
+            f"--tls-key: other users can access {path} (mode {status.st_mode & 0o777:o}); run chmod 600 {path}"
         )
 
 
@@ -121,7 +121,7 @@ class Certificates:
         self.trouble = ""
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._seen = _seen(files)
+        self._fingerprint = _fingerprint(files)
         self._next_s = clock_s() + REFRESH_S
         self._pems = checked(files)
         self._inner = _context(files)
@@ -143,13 +143,13 @@ class Certificates:
         """For a gRPC server; each handshake uses the current certificate."""
         import grpc
 
-        given: list[Pems] = []
+        sent: list[Pems] = []
 
         def newest() -> "grpc.ServerCertificateConfiguration | None":
             self.refresh()
-            if given and given[-1] is self._pems:
+            if sent and sent[-1] is self._pems:
                 return None
-            given[:] = [self._pems]
+            sent[:] = [self._pems]
             return _grpc_configuration(self._pems)
 
         first = newest()
@@ -164,13 +164,13 @@ class Certificates:
         if self.trouble:
             return self.trouble
         now = datetime.datetime.now(datetime.UTC)
-        left = (
+        remaining = (
             min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(self._pems.cert)) - now
         )
-        if left.total_seconds() < 0:
+        if remaining.total_seconds() < 0:
             return f"the certificate {self.files.cert.name} has expired and clients refuse it; renew it"
-        if left.days < WARN_DAYS:
-            return f"the certificate {self.files.cert.name} expires in {left.days} days; renew it"
+        if remaining.days < WARN_DAYS:
+            return f"the certificate {self.files.cert.name} expires in {remaining.days} days; renew it"
         return ""
 
     def refresh(self) -> None:
@@ -179,15 +179,15 @@ class Certificates:
             if self._clock_s() < self._next_s:
                 return
             self._next_s = self._clock_s() + REFRESH_S
-            seen = _seen(self.files)
-            if seen == self._seen:
+            fingerprint = _fingerprint(self.files)
+            if fingerprint == self._fingerprint:
                 return
             try:
                 pems, inner = checked(self.files), _context(self.files)
             except BadInput as error:  # possibly half written; the next check reads them again
                 self.trouble = str(error)
                 return
-            self._seen, self._pems, self._inner, self.trouble = seen, pems, inner, ""
+            self._fingerprint, self._pems, self._inner, self.trouble = fingerprint, pems, inner, ""
 
 
 def _grpc_configuration(pems: Pems) -> "grpc.ServerCertificateConfiguration":
@@ -198,17 +198,17 @@ def _grpc_configuration(pems: Pems) -> "grpc.ServerCertificateConfiguration":
     )
 
 
-def _seen(files: Files) -> tuple[tuple[int, int, int], ...]:
+def _fingerprint(files: Files) -> tuple[tuple[int, int, int], ...]:
     """A fingerprint of the files that changes with every edit: inode, size and time."""
-    found = []
+    stamps = []
     for path in filter(None, (files.cert, files.key, files.client_ca)):
         try:
             now = path.stat()
         except OSError:
-            found.append((0, 0, 0))
+            stamps.append((0, 0, 0))
         else:
-            found.append((now.st_ino, now.st_mtime_ns, now.st_size))
-    return tuple(found)
+            stamps.append((now.st_ino, now.st_mtime_ns, now.st_size))
+    return tuple(stamps)
 
 
 def self_signed(folder: Path, names: Sequence[str]) -> Files:

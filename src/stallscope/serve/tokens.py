@@ -103,15 +103,15 @@ class Tokens:
         if not authorization:
             raise NotAuthenticated("the token is missing; send the header `Authorization: Bearer <token>`")
         scheme, _, token = authorization.partition(" ")
-        found = _TOKEN.fullmatch(token.strip()) if scheme.lower() == "bearer" else None
-        if not found:
+        match = _TOKEN.fullmatch(token.strip()) if scheme.lower() == "bearer" else None
+        if not match:
             raise NotAuthenticated(
                 "malformed Authorization header; send the header `Authorization: Bearer <token>`"
             )
         self._refresh()
-        entry = self._entries.get(found[1])
+        entry = self._entries.get(match[1])
         # Compared even for an unknown id, so that the timing does not reveal which ids exist.
-        is_right = hmac.compare_digest(_sha256(found[2]), entry.sha256 if entry else _NOBODY)
+        is_right = hmac.compare_digest(_sha256(match[2]), entry.sha256 if entry else _NOBODY)
         if not entry or not is_right:
             raise NotAuthenticated("the token is unknown; stallscope hub token create creates a token")
         if (state := entry.state(self._now_s())) != "valid":
@@ -187,15 +187,15 @@ class Tokens:
         """Reload the file if it has changed. Raises TokensUnreadable; each failure is logged once."""
         with self._lock, _storage(self.path):
             try:
-                found = self.path.stat()
+                status = self.path.stat()
             except FileNotFoundError:
                 self._state, self._entries = None, {}
                 return
-            state = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+            state = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
             if state == self._state:
                 return
             try:
-                _check_mode(self.path, found)
+                _check_mode(self.path, status)
                 self._entries = _read(self.path)
             except StorageFailed as error:
                 if state != self._reported:
@@ -261,10 +261,10 @@ def _written(entries: Iterable[Entry]) -> bytes:
     return json.dumps({"format": _FORMAT, "tokens": [asdict(entry) for entry in entries]}, indent=1).encode()
 
 
-def _check_mode(path: Path, found: os.stat_result) -> None:
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+def _check_mode(path: Path, status: os.stat_result) -> None:
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TokensUnreadable(
-            f"other users can access {path} (mode {found.st_mode & 0o777:o}); run chmod 600 {path}"
+            f"other users can access {path} (mode {status.st_mode & 0o777:o}); run chmod 600 {path}"
         )
 
 

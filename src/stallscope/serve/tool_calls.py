@@ -18,18 +18,18 @@ TIMEOUT_S = 30.0
 
 
 async def called(
-    hub: Hub, tools: Tools, name: str, *, arguments: object, who: Identity, timeout_s: float = TIMEOUT_S
+    hub: Hub, tools: Tools, name: str, *, arguments: object, identity: Identity, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and the tool's own errors."""
     tool = tool_named(tools, name)
-    who.require(tool.scope)
-    asker = Asker(hub, who.tenant)
+    identity.require(tool.scope)
+    asker = Asker(hub, identity.tenant)
     with anyio.move_on_after(timeout_s):
-        found = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        result = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
         cluster = arguments.get("cluster") if isinstance(arguments, Mapping) else None
-        if "summary" in found and (caveat := asker.caveat(cluster)):
-            found["summary"] += f" {caveat}"
-        return {key: visible(value) for key, value in found.items()}
+        if "summary" in result and (caveat := asker.caveat(cluster)):
+            result["summary"] += f" {caveat}"
+        return {key: visible(value) for key, value in result.items()}
     raise TookTooLong(f"{name} took longer than {timeout_s:g} s; select a shorter time, or one cluster")
 
 

@@ -84,8 +84,8 @@ def run(plan: Plan, channel: Channel) -> Result:
 def _rounds_due(plan: Plan, next_round: int, origin: int, n_made: int, begin_s: float) -> int:
     """Number of rounds in the next request; for a paced load, returns when these rounds are due."""
     most = max(1, -(-plan.batch // plan.job.ranks))
-    left = -(-(plan.events - n_made) // plan.job.ranks)
-    n_rounds = min(most, left)
+    remaining = -(-(plan.events - n_made) // plan.job.ranks)
+    n_rounds = min(most, remaining)
     if not plan.rate:
         return n_rounds
     a_second = plan.rate / plan.job.ranks
@@ -166,7 +166,7 @@ class _Flight:
                         f"({self.reason or 'no answer'}); check --endpoint"
                     )
                 due = [again for at_s, again in self._again if at_s <= now_s]
-                self._again = [one for one in self._again if one[0] > now_s]
+                self._again = [request for request in self._again if request[0] > now_s]
                 if not due:
                     self._changed.wait(0.02)
             for again in due:

@@ -54,10 +54,10 @@ def get_causal_chains(asker: Node, params: ChainsParams) -> Chains:
         )
         for chain in chains(trace, most=params.limit)
     ]
-    said = f"{len(rows)} slow calls" if rows else "no call took far longer than typical"
+    text = f"{len(rows)} slow calls" if rows else "no call took far longer than typical"
     if rows and rows[0].links:
-        said += f"; the slowest, {rows[0].function}, was blocked by {rows[0].links[0].category}"
-    return Chains(summary=said, chains=rows)
+        text += f"; the slowest, {rows[0].function}, was blocked by {rows[0].links[0].category}"
+    return Chains(summary=text, chains=rows)
 
 
 TOOL: Tool[Node] = Tool("get_causal_chains", "Slow calls and their causes", get_causal_chains)

@@ -29,15 +29,15 @@ def get_check(asker: Node, params: CheckParams) -> Check:
     """
     from stallscope.check import readiness
 
-    found = list(readiness.findings(asker.settings))
-    wrong = [one for one in found if one.state != "pass"]
-    shown = found if params.detail == "full" else wrong
-    is_ready = readiness.is_ready(found)
-    said = f"{len(found) - len(wrong)} of {len(found)} checks pass" + (
-        f"; {', '.join(one.subject for one in wrong)} do not" if wrong else ""
+    findings = list(readiness.findings(asker.settings))
+    wrong = [finding for finding in findings if finding.state != "pass"]
+    shown = findings if params.detail == "full" else wrong
+    is_ready = readiness.is_ready(findings)
+    text = f"{len(findings) - len(wrong)} of {len(findings)} checks pass" + (
+        f"; {', '.join(finding.subject for finding in wrong)} do not" if wrong else ""
     )
     lines = [Line(state=str(o.state), subject=o.subject, found=o.found, advice=o.advice) for o in shown]
-    return Check(summary=said, is_ready=is_ready, lines=lines)
+    return Check(summary=text, is_ready=is_ready, lines=lines)
 
 
 TOOL: Tool[Node] = Tool("get_check", "Is this machine ready?", get_check)

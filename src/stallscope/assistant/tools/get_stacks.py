@@ -72,7 +72,7 @@ def get_stacks(asker: Node, params: StacksParams) -> Stacks:
         for (pid, stack), ns in ms.most_common(params.limit)
     ]
     positions = _positions(trace, params)
-    return Stacks(summary=_said(len(ms), positions), positions=positions, stacks=rows)
+    return Stacks(summary=_summary(len(ms), positions), positions=positions, stacks=rows)
 
 
 def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
@@ -109,14 +109,14 @@ def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
     ]
 
 
-def _said(n_stacks: int, positions: list[PositionRow]) -> str:
+def _summary(n_stacks: int, positions: list[PositionRow]) -> str:
     held = f"{n_stacks} distinct stacks of slow calls and waits" if n_stacks else ""
     if not positions:
         return held or "this trace has no stacks for that time"
     first = positions[0]
-    who = f"rank {first.rank}" if first.rank is not None else f"process {first.pid}"
-    own = in_own_code(first.frames)
-    return f"{who} was last seen at {own}" + (f"; {held}" if held else "")
+    subject = f"rank {first.rank}" if first.rank is not None else f"process {first.pid}"
+    location = in_own_code(first.frames)
+    return f"{subject} was last seen at {location}" + (f"; {held}" if held else "")
 
 
 def _frames(trace: Trace, stack: int, most: int) -> list[str]:

@@ -65,7 +65,7 @@ def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
 
 def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
     """The most frequent first. Collectives are only enqueued, so the duration of their calls is omitted."""
-    found = [
+    operations = [
         Operation(operation=word(Op, int(op)), n=int(n), p50_ms=None, p99_ms=None, max_ms=None)
         for op, n in zip(*np.unique(collectives["op"], return_counts=True), strict=True)
     ]
@@ -73,10 +73,10 @@ def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
     for op in np.unique(done["op"]).tolist():
         took_ms = done["duration_ns"][done["op"] == op] / 1e6
         p50, p99, most = (round(float(np.quantile(took_ms, q)), 3) for q in (0.5, 0.99, 1))
-        found.append(
+        operations.append(
             Operation(operation=word(Op, int(op)), n=len(took_ms), p50_ms=p50, p99_ms=p99, max_ms=most)
         )
-    return sorted(found, key=lambda one: -one.n)
+    return sorted(operations, key=lambda one: -one.n)
 
 
 TOOL: Tool[Node] = Tool("get_trace_stats", "Contents of the trace", get_trace_stats)

@@ -35,8 +35,8 @@ def graph_frequency(asker: Node, params: FrequencyParams) -> Frequency:
     replayed = trace.collectives[(trace.collectives["flags"] & CollectiveFlag.GRAPH) != 0]
     rows = []
     for node, pid in sorted(set(zip(replayed["node"].tolist(), replayed["pid"].tolist(), strict=True))):
-        mine = replayed[(replayed["node"] == node) & (replayed["pid"] == pid)]
-        at = np.unique(mine["ts_ns"])
+        process_rows = replayed[(replayed["node"] == node) & (replayed["pid"] == pid)]
+        at = np.unique(process_rows["ts_ns"])
         if len(at) < 2:
             continue
         gaps_ms = np.diff(at) / 1e6
@@ -50,8 +50,8 @@ def graph_frequency(asker: Node, params: FrequencyParams) -> Frequency:
                 gap_p99_ms=round(float(np.quantile(gaps_ms, 0.99)), 3),
             )
         )
-    said = f"{len(rows)} processes replay graphs" if rows else "no graph with collectives was replayed"
-    return Frequency(summary=said, processes=rows)
+    text = f"{len(rows)} processes replay graphs" if rows else "no graph with collectives was replayed"
+    return Frequency(summary=text, processes=rows)
 
 
 TOOL: Tool[Node] = Tool("graph_frequency", "Replay rate of graphs", graph_frequency)

@@ -36,12 +36,14 @@ def graph_lifecycle(asker: Node, params: LifecycleParams) -> Lifecycle:
     trace = asker.trace(params.since_s)
     ranks = rank_of(trace)
     rows = []
-    who = np.unique(np.stack([trace.processes["node"], trace.processes["pid"]], axis=1), axis=0)
-    for node, pid in who.tolist():
-        mine = trace.collectives[(trace.collectives["node"] == node) & (trace.collectives["pid"] == pid)]
+    process_keys = np.unique(np.stack([trace.processes["node"], trace.processes["pid"]], axis=1), axis=0)
+    for node, pid in process_keys.tolist():
+        process_rows = trace.collectives[
+            (trace.collectives["node"] == node) & (trace.collectives["pid"] == pid)
+        ]
         calls = trace.calls[(trace.calls["node"] == node) & (trace.calls["pid"] == pid)]
-        is_replayed = (mine["flags"] & CollectiveFlag.GRAPH) != 0
-        times = mine["ts_ns"][is_replayed]
+        is_replayed = (process_rows["flags"] & CollectiveFlag.GRAPH) != 0
+        times = process_rows["ts_ns"][is_replayed]
         moments = (
             [wall_text(wall_ns(trace, node, float(t))) for t in (times.min(), times.max())]
             if len(times)
@@ -59,8 +61,8 @@ def graph_lifecycle(asker: Node, params: LifecycleParams) -> Lifecycle:
             )
         )
     n = sum(row.n_replayed_collectives > 0 for row in rows)
-    said = f"{n} of {len(rows)} processes replay graphs with collectives in them"
-    return Lifecycle(summary=said, processes=rows)
+    text = f"{n} of {len(rows)} processes replay graphs with collectives in them"
+    return Lifecycle(summary=text, processes=rows)
 
 
 TOOL: Tool[Node] = Tool("graph_lifecycle", "CUDA graphs by process", graph_lifecycle)

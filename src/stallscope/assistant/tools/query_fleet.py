@@ -58,34 +58,34 @@ def query_fleet(asker: Node, params: FleetParams) -> Fleet:
         return _chains(asker, since_ns)
     statement = params.sql or {"ops": _OPS, "overview": _OVERVIEW}[params.action]
     limits = Limits(max_rows=params.limit, timeout_s=asker.access.timeout_s)
-    found = fanout.query(statement, asker.nodes, asker.access, limits=limits, since_ns=since_ns)
+    result = fanout.query(statement, asker.nodes, asker.access, limits=limits, since_ns=since_ns)
     return Fleet(
-        summary=_said(len(found.replies), found.failures, f"{len(found.answer.rows)} rows"),
-        columns=list(found.answer.columns),
-        rows=[list(row) for row in found.answer.rows],
-        is_cut=found.answer.is_cut,
-        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
+        summary=_summary(len(result.replies), result.failures, f"{len(result.answer.rows)} rows"),
+        columns=list(result.answer.columns),
+        rows=[list(row) for row in result.answer.rows],
+        is_cut=result.answer.is_cut,
+        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in result.failures],
     )
 
 
 def _chains(asker: Node, since_ns: int | None) -> Fleet:
     assert asker.access is not None
-    found = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
-    report = asker.diagnosed(found.trace)
+    merged = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
+    report = asker.diagnosed(merged.trace)
     rows = [list(json_row(verdict_row(verdict)).values()) for verdict in report.verdicts]
-    said = text.headline(report)
+    headline = text.headline(report)
     return Fleet(
-        summary=_said(len(found.replies), found.failures, said),
+        summary=_summary(len(merged.replies), merged.failures, headline),
         columns=[field.json_name for field in FIELDS],
         rows=rows,
         is_cut=False,
-        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in found.failures],
+        missing=[Missing(node=f.address, reason=short_text(f.reason)) for f in merged.failures],
     )
 
 
-def _said(n_answered: int, failures: list[Any], what: str) -> str:
+def _summary(n_answered: int, failures: list[Any], content: str) -> str:
     missing = f"; {len(failures)} did not answer" if failures else ""
-    return f"{what} ({n_answered} machines answered{missing})"
+    return f"{content} ({n_answered} machines answered{missing})"
 
 
 TOOL: Tool[Node] = Tool("query_fleet", "Query all machines", query_fleet, scope="sql")

@@ -29,14 +29,14 @@ class Rows(Result):
 
 def run_analysis(asker: Node, params: SqlParams) -> Rows:
     """Query the trace of this machine in SQL (read-only)."""
-    found = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
-    rows = [[_cell(value) for value in row] for row in found.rows]
+    result = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
+    rows = [[_cell(value) for value in row] for row in result.rows]
     n = counted(len(rows), "row")
     return Rows(
-        summary=f"{n}; more rows exist" if found.is_cut else n,
-        columns=list(found.columns),
+        summary=f"{n}; more rows exist" if result.is_cut else n,
+        columns=list(result.columns),
         rows=rows,
-        is_cut=found.is_cut,
+        is_cut=result.is_cut,
     )
 
 

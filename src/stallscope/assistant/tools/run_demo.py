@@ -42,7 +42,7 @@ def run_demo(asker: Node, params: DemoParams) -> Demo:
         summary=f"Simulated: {scenario.meaning}.",
         answer=text.report(diagnose(simulated(scenario))),
         learn=list(scenario.learn),
-        scenarios={one.name: one.meaning for one in SCENARIOS},
+        scenarios={each.name: each.meaning for each in SCENARIOS},
     )
 
 

@@ -58,7 +58,7 @@ def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -
     if kind == "MULTI":
         raise RefusedQuery("a PIVOT must list its values: PIVOT events ON op IN ('a', 'b') USING ...")
     if kind != "SELECT":
-        raise RefusedQuery(f"{_said(kind)} is not allowed; use one SELECT, or EXPLAIN of one SELECT")
+        raise RefusedQuery(f"{_readable(kind)} is not allowed; use one SELECT, or EXPLAIN of one SELECT")
     walk = _walked(_tree(query, connection), names)
     return Admitted(sql, frozenset(walk.tables), parameters)
 
@@ -118,9 +118,9 @@ def _explained(sql: str) -> str:
 
 
 def _tree(query: str, connection: duckdb.DuckDBPyConnection) -> Any:
-    found = connection.execute(_TREE, [query]).fetchone()
+    row = connection.execute(_TREE, [query]).fetchone()
     try:
-        tree: dict[str, Any] = json.loads(found[0]) if found else {"error": True}
+        tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
     except RecursionError:
         raise RefusedQuery("the SQL is nested too deeply; simplify the query") from None
     if tree.get("error") or len(tree["statements"]) != 1:
@@ -143,10 +143,10 @@ def _aliases(node: Any) -> set[str]:
         return set().union(*(_aliases(each) for each in node)) if node else set()
     if not isinstance(node, dict):
         return set()
-    found = {str(node["alias"]).lower()} if "alias" in node else set()
+    aliases = {str(node["alias"]).lower()} if "alias" in node else set()
     for key in ("column_name_alias", "aliases"):
-        found |= {str(name).lower() for name in node.get(key) or () if isinstance(name, str)}
-    return found.union(*(_aliases(value) for value in node.values()))
+        aliases |= {str(name).lower() for name in node.get(key) or () if isinstance(name, str)}
+    return aliases.union(*(_aliases(value) for value in node.values()))
 
 
 def _visit(node: Any, walk: _Walk, ctes: frozenset[str]) -> None:
@@ -184,7 +184,7 @@ def _check_kind(node: Mapping[str, Any], names: Names) -> None:
     if "class" in node:
         known = names.expressions
     if isinstance(kind, str) and kind not in known:
-        raise RefusedQuery(f"{_said(kind)} is not allowed; the SQL may only read")
+        raise RefusedQuery(f"{_readable(kind)} is not allowed; the SQL may only read")
     if "function_name" in node and node.get("class") not in ("FUNCTION", "WINDOW"):
         raise RefusedQuery(f"{node['function_name']} is not allowed")
     if node.get("at_clause"):
@@ -254,7 +254,7 @@ def _check_column(node: Mapping[str, Any], walk: _Walk) -> None:
         raise RefusedQuery(f"{path[0]} is not allowed: it reveals the session")
 
 
-def _said(kind: str) -> str:
+def _readable(kind: str) -> str:
     return kind.replace("_", " ").lower()
 
 

@@ -42,9 +42,9 @@ def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
     return data
 
 
-def _left_out(table: str, rows: pa.Table, seen: pa.Table) -> str:
+def _left_out(table: str, rows: pa.Table, visible: pa.Table) -> str:
     """Describes the rows that a query does not see: rows are in commit order, and the oldest are left out."""
-    missing = rows.slice(0, len(rows) - len(seen))["received_at"]
+    missing = rows.slice(0, len(rows) - len(visible))["received_at"]
     first, last = (wall_text(missing[at].cast("int64").as_py() * 1000) for at in (0, -1))
     return (
         f"{table}: this answer omits {len(missing):,} rows that the hub received from {first} to {last} and has not yet"

@@ -42,12 +42,12 @@ def main() -> None:
     frames.send(answers, {"ready": True})
     while True:
         try:
-            asked, _ = frames.receive(requests)
+            request, _ = frames.receive(requests)
         except EOFError:
             return
-        _bound_cpu(float(asked["timeout_s"]))
+        _bound_cpu(float(request["timeout_s"]))
         try:
-            _answer(asked, requests, answers, parser=parser, names=names, limits=limits)
+            _answer(request, requests, answers, parser=parser, names=names, limits=limits)
         except StallscopeError as error:
             frames.send(answers, {"error": type(error).__name__, "message": str(error)})
 
@@ -72,7 +72,7 @@ def _bound_cpu(timeout_s: float) -> None:
 
 
 def _answer(
-    asked: dict[str, Any],
+    request: dict[str, Any],
     requests: BinaryIO,
     answers: BinaryIO,
     *,
@@ -81,24 +81,24 @@ def _answer(
     limits: dict[str, Any],
 ) -> None:
     """Run a query in two steps: find the tables it reads, then receive their data and return the rows."""
-    query = admitted(asked["sql"], parser, names=names)
-    _check_parameters(query, asked["params"])
+    query = admitted(request["sql"], parser, names=names)
+    _check_parameters(query, request["params"])
     frames.send(answers, {"tables": sorted(query.tables)})
     data, blobs = frames.receive(requests)
     connection = _engine(data, blobs, limits=limits)
     try:
-        frames.send(answers, _rows(query, connection, asked=asked, limits=limits))
+        frames.send(answers, _rows(query, connection, asked=request, limits=limits))
     finally:
         connection.close()
 
 
-def _check_parameters(query: Admitted, given: dict[str, Any]) -> None:
+def _check_parameters(query: Admitted, values: dict[str, Any]) -> None:
     unnamed = sorted(name for name in query.parameters if not name.isidentifier())
     if unnamed:
         raise BadInput("positional parameters are not supported; write $name and pass the values by name")
-    if missing := sorted(query.parameters - set(given)):
+    if missing := sorted(query.parameters - set(values)):
         raise BadInput(f"params: no value for ${missing[0]}")
-    if unknown := sorted(set(given) - query.parameters):
+    if unknown := sorted(set(values) - query.parameters):
         raise BadInput(f"params: the SQL has no ${unknown[0]}")
 
 
@@ -130,7 +130,7 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
         for statement in views.statements(data["sealed"], hot, is_temporary=False):
             connection.execute(statement)
     except duckdb.Error as error:  # a segment's footer is damaged
-        raise StorageFailed(f"a segment cannot be read: {_told(error)}") from error
+        raise StorageFailed(f"a segment cannot be read: {_message(error)}") from error
     connection.execute("SET TimeZone = 'UTC'")
     if data["folder"]:
         connection.execute(f"SET allowed_directories = [{views.quoted(data['folder'])}]")
@@ -140,27 +140,27 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
 
 
 def _rows(
-    query: Admitted, connection: duckdb.DuckDBPyConnection, *, asked: dict[str, Any], limits: dict[str, Any]
+    query: Admitted, connection: duckdb.DuckDBPyConnection, *, request: dict[str, Any], limits: dict[str, Any]
 ) -> dict[str, Any]:
     """The answer's frame. `gone` marks a segment that retention removed during the query: the hub repeats the query."""
     import duckdb
 
     try:
-        connection.execute(query.sql, asked["params"] or None)
+        connection.execute(query.sql, request["params"] or None)
         columns = [column[0] for column in connection.description or ()]
         chunks = iter(lambda: connection.fetchmany(_ROWS_AT_ONCE), [])
-        rows, is_cut = rows_within(chunks, max_rows=asked["max_rows"], max_bytes=limits["answer_bytes"])
+        rows, is_cut = rows_within(chunks, max_rows=request["max_rows"], max_bytes=limits["answer_bytes"])
     except (duckdb.OutOfMemoryException, MemoryError):
         raise OverLimits(
             f"the query needs more than its memory limit ({limits['memory_bytes'] // 1_000_000:,} MB);"
             " select a shorter time, or aggregate"
         ) from None
     except duckdb.PermissionException as error:
-        raise RefusedQuery(_told(error)) from None
+        raise RefusedQuery(_message(error)) from None
     except duckdb.Error as error:
         if _is_of_a_file(error):
             return {"gone": True}
-        raise BadInput(_told(error)) from None
+        raise BadInput(_message(error)) from None
     return {"columns": columns, "rows": rows, "truncated": is_cut}
 
 
@@ -171,7 +171,7 @@ def _is_of_a_file(error: duckdb.Error) -> bool:
     return isinstance(error, duckdb.IOException) or type(error) is duckdb.Error or ".parquet" in str(error)
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The engine's message without the excerpt of the query."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(line for line in lines if not line.startswith(("LINE ", "^")))[:500]

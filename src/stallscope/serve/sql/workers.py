@@ -119,18 +119,18 @@ class Workers:
         params: values of $name. max_rows: capped at the limit. Raises BadInput for invalid SQL, RefusedQuery,
         TookTooLong, OverLimits, Busy.
         """
-        asked = {
+        request = {
             "sql": sql,
             "params": dict(params or {}),
             "max_rows": min(max_rows or self.limits.max_rows, self.limits.max_rows),
             "timeout_s": self.limits.timeout_s,
         }
-        worker = self._taken(tenant)
+        worker = self._acquire(tenant)
         deadline_s = time.monotonic() + self.limits.timeout_s
         try:
-            answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
+            answer = self._answer(worker, request, tenant=tenant, deadline_s=deadline_s)
             if answer.get("gone"):  # retention may have removed a file after the files were listed
-                answer = self._answer(worker, asked, tenant=tenant, deadline_s=deadline_s)
+                answer = self._answer(worker, request, tenant=tenant, deadline_s=deadline_s)
             if answer.get("gone"):
                 raise StorageFailed("a segment cannot be read; check the hub's log and its disk")
         except StorageFailed:
@@ -143,8 +143,8 @@ class Workers:
 
     def start(self) -> None:
         """Start all processes now, so that the first queries do not wait for them."""
-        taken = [self._taken(f" start {i}") for i in range(self._n)]
-        for i, worker in enumerate(taken):
+        workers = [self._acquire(f" start {i}") for i in range(self._n)]
+        for i, worker in enumerate(workers):
             self._give_back(worker, f" start {i}")
 
     def close(self) -> None:
@@ -155,16 +155,16 @@ class Workers:
         for worker in workers:
             worker.kill()
 
-    def _taken(self, tenant: str) -> _Worker:
+    def _acquire(self, tenant: str) -> _Worker:
         """A live worker. One tenant never gets all workers."""
         with self._lock:
             if self._by_tenant.get(tenant, 0) >= max(1, self._n - 1):
                 raise Busy("your tenant's queries occupy all the workers that it may use; retry in a moment")
             self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + 1
-        place: _Worker | None = None
+        slot: _Worker | None = None
         try:
-            place = self._idle.get(timeout=self.limits.patience_s)
-            return self._alive(place)
+            slot = self._idle.get(timeout=self.limits.patience_s)
+            return self._alive(slot)
         except queue.Empty:
             self._leave(tenant)
             raise Busy("all SQL workers are busy; retry in a moment") from None
@@ -173,11 +173,11 @@ class Workers:
             self._idle.put(None)
             raise
 
-    def _alive(self, place: _Worker | None) -> _Worker:
-        if place and place.is_fit(self.limits):
-            return place
-        if place:
-            self._forget(place)
+    def _alive(self, slot: _Worker | None) -> _Worker:
+        if slot and slot.is_fit(self.limits):
+            return slot
+        if slot:
+            self._forget(slot)
         worker = _Worker(self.limits)
         with self._lock:
             if self._is_closed:
@@ -206,11 +206,11 @@ class Workers:
                 del self._by_tenant[tenant]
 
     def _answer(
-        self, worker: _Worker, asked: dict[str, Any], *, tenant: str, deadline_s: float
+        self, worker: _Worker, request: dict[str, Any], *, tenant: str, deadline_s: float
     ) -> dict[str, Any]:
         """The worker's answer frame. Kills a worker that fails or does not answer in time."""
         try:
-            admitted = worker.exchange(asked, (), deadline_s=deadline_s)
+            admitted = worker.exchange(request, (), deadline_s=deadline_s)
         except _Broken as broken:
             raise RefusedQuery(f"the SQL crashed the parser ({broken}); simplify the query") from None
         if "error" in admitted:
@@ -327,11 +327,11 @@ class _Worker:
 
     def _send(self, parts: list[bytes], deadline_s: float) -> None:
         for part in parts:
-            left = memoryview(part)
-            while left:
+            remaining = memoryview(part)
+            while remaining:
                 self._wait([], [self._fd_in], deadline_s)
                 try:
-                    left = left[os.write(self._fd_in, left[: 1 << 20]) :]
+                    remaining = remaining[os.write(self._fd_in, remaining[: 1 << 20]) :]
                 except BrokenPipeError:
                     raise EOFError from None
 

@@ -64,8 +64,8 @@ def moment_ns(value: object) -> object:
             raise ValueError(f"{value} is not a time in epoch milliseconds")
         return min(ms * 1_000_000, _MAX_NS)
     try:
-        found = datetime.fromisoformat(value)
-        moment = found if found.tzinfo else found.replace(tzinfo=UTC)
+        parsed = datetime.fromisoformat(value)
+        moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
         ns = round(moment.timestamp() * 1e6) * 1000
     except (ValueError, OverflowError):
         raise ValueError(
@@ -81,7 +81,7 @@ def said(ns: int | None) -> str | None:
     return wall_text(ns)
 
 
-def _told(ns: int) -> str:
+def _readable(ns: int) -> str:
     return said(ns) or f"{ns} ns"
 
 
@@ -110,6 +110,6 @@ def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]
     """The parameters from_ns and to_ns of a question. Raises BadInput for a window that ends before it begins."""
     if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
         raise BadInput(
-            f"to ({_told(end_ns)}) is before from ({_told(begin_ns)}); give the earlier time as from"
+            f"to ({_readable(end_ns)}) is before from ({_readable(begin_ns)}); give the earlier time as from"
         )
     return {"from_ns": begin_ns, "to_ns": end_ns}

@@ -75,10 +75,10 @@ def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
         rows = asker.rows("event_page", **filters, **ends, n_skipped=n_skipped, max_rows=wanted)
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None
-    told = (
+    text = (
         f"{counted(len(page), 'event')}{', and older ones' if more else ''}." if page else "No event matches."
     )
-    return EventHistory(summary=told, rows=[_flat(row) for row in page], next_cursor=cursor)
+    return EventHistory(summary=text, rows=[_flat(row) for row in page], next_cursor=cursor)
 
 
 def _flat(row: dict[str, Any]) -> EventRow:

@@ -75,7 +75,7 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     times = window(params.from_, params.to)
     late = asker.rows("lateness", cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
     ledgers = asker.rows("rank_ledgers", cluster=params.cluster, **times)
-    mine = [row for row in late if row["rank"] == params.rank]
+    rank_rows = [row for row in late if row["rank"] == params.rank]
     own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
     named = [
         stored_verdict(row)
@@ -88,15 +88,15 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
             max_rows=_N_LONGEST,
         )
     ]
-    if not mine and not own_ledgers and not named:
+    if not rank_rows and not own_ledgers and not named:
         raise NotFound(
             f"no data about rank {params.rank} in this window; fleet.cluster.find_nccl_processes lists ranks"
         )
     detail = {"cluster": params.cluster, "rank": params.rank, "max_rows": _N_LONGEST, **times}
     rows = _against_peers(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
-    rounds = _rounds(mine, late)
+    rounds = _rounds(rank_rows, late)
     return Explained(
-        summary=_said(params.rank, rounds, rows, named),
+        summary=_summary(params.rank, rounds, rows, named),
         rank=params.rank,
         rounds=rounds,
         rows=rows,
@@ -106,10 +106,10 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     )
 
 
-def _rounds(mine: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | None:
-    if not mine:
+def _rounds(rank_rows: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | None:
+    if not rank_rows:
         return None
-    row = max(mine, key=lambda each: each["n_rounds"])
+    row = max(rank_rows, key=lambda each: each["n_rounds"])
     usual = statistics.median(each["lag_ns"] for each in late)
     return Rounds(
         node=row["node_id"],
@@ -120,14 +120,14 @@ def _rounds(mine: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | 
     )
 
 
-def _against_peers(mine: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
+def _against_peers(rank_rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
     """Each category's time per round: the rank's, and the median of the peers. Empty without a ledger."""
-    if not mine or not others:
+    if not rank_rows or not others:
         return []
-    own = max(mine, key=lambda row: row["n_rounds"])
+    main_row = max(rank_rows, key=lambda row: row["n_rounds"])
     rows = []
     for category in CATEGORY_NAMES:
-        rank_ns = _each_round(own, category)
+        rank_ns = _each_round(main_row, category)
         peers_ns = statistics.median(_each_round(row, category) for row in others)
         if max(rank_ns, peers_ns) >= 1000:
             rows.append(
@@ -145,7 +145,7 @@ def _each_round(row: dict[str, Any], category: str) -> float:
     return float(row[f"{category}_ns"] or 0) / (row["n_rounds"] - 1)
 
 
-def _said(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[dict[str, Any]]) -> str:
+def _summary(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[dict[str, Any]]) -> str:
     parts = []
     if rounds:
         parts.append(

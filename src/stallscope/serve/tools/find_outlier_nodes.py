@@ -68,15 +68,15 @@ def find_outlier_nodes(asker: Asker, params: OutlierParams) -> Outliers:
     )
     out = []
     for members in _by_cluster(rows):
-        found = scores([row["lag_ns"] for row in members], floor=_FLOOR_NS)
+        score_list = scores([row["lag_ns"] for row in members], floor=_FLOOR_NS)
         middle = statistics.median(row["lag_ns"] for row in members)
         out += [
             _late_row(row, score, row["lag_ns"] - middle)
-            for row, score in zip(members, found, strict=True)
+            for row, score in zip(members, score_list, strict=True)
             if score >= params.threshold and row["n_late"] > 0
         ]
     out.sort(key=lambda row: (-(row.lag_ms or 0), row.rank))
-    return Outliers(summary=_late_said(out, len(rows)), rows=out[: params.limit], n_compared=len(rows))
+    return Outliers(summary=_late_summary(out, len(rows)), rows=out[: params.limit], n_compared=len(rows))
 
 
 def _by_cluster(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -101,7 +101,7 @@ def _late_row(row: dict[str, Any], score: float, lag_ns: float) -> OutlierRow:
     )
 
 
-def _late_said(rows: list[OutlierRow], n: int) -> str:
+def _late_summary(rows: list[OutlierRow], n: int) -> str:
     if not n:
         return "No rounds are shared by several ranks."
     if not rows:
@@ -121,15 +121,15 @@ def _by_metric(asker: Asker, params: OutlierParams, metric: str) -> Outliers:
     for members in _by_cluster(rows):
         values = [row["median"] for row in members]
         usual = statistics.median(values)
-        found = scores(values, floor=max(_FLOOR_SHARE * abs(usual), 1e-12))
+        score_list = scores(values, floor=max(_FLOOR_SHARE * abs(usual), 1e-12))
         out += [
             _value_row(row, score, usual)
-            for row, score in zip(members, found, strict=True)
+            for row, score in zip(members, score_list, strict=True)
             if abs(score) >= params.threshold
         ]
     out.sort(key=lambda row: (-abs(row.score), row.node or "", -1 if row.rank is None else row.rank))
-    told = f"{len(out)} of {len(rows)} are outliers in {metric}." if rows else f"{metric} has no values."
-    return Outliers(summary=told, rows=out[: params.limit], n_compared=len(rows))
+    text = f"{len(out)} of {len(rows)} are outliers in {metric}." if rows else f"{metric} has no values."
+    return Outliers(summary=text, rows=out[: params.limit], n_compared=len(rows))
 
 
 def _value_row(row: dict[str, Any], score: float, usual: float) -> OutlierRow:

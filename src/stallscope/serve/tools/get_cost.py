@@ -116,16 +116,16 @@ class _Sum:
     at_most_usd: float | None
     is_lower_bound: bool
 
-    def seconds_told(self) -> dict[str, Any]:
+    def seconds_fields(self) -> dict[str, Any]:
         """The fields of a row with GPU seconds."""
         return {
             "gpu_seconds": round(self.gpu_seconds, 3),
             "at_most_gpu_seconds": _rounded(self.at_most_gpu_seconds, 3),
         }
 
-    def told(self, hours: float | None) -> dict[str, Any]:
+    def cost_fields(self, hours: float | None) -> dict[str, Any]:
         """The fields of a row with the cost. hours: of the window."""
-        return self.seconds_told() | {
+        return self.seconds_fields() | {
             "usd": _rounded(self.usd, 4),
             "at_most_usd": _rounded(self.at_most_usd, 4),
             "usd_per_hour": _rounded(self.usd / hours, 4) if self.usd is not None and hours else None,
@@ -150,9 +150,9 @@ def get_cost(asker: Asker, params: CostParams) -> Cost:
         hours = (end_ns - begin_ns) / _HOUR_NS
     total, unpriced = _sum(losses), _unpriced(losses, params)
     return Cost(
-        summary=_said(losses, total, unpriced),
+        summary=_summary(losses, total, unpriced),
         rows=_grouped(losses, params, hours)[: params.limit],
-        **total.told(hours),
+        **total.cost_fields(hours),
         is_lower_bound=total.is_lower_bound,
         without_price=unpriced,
         window_from=said(begin_ns),
@@ -229,7 +229,7 @@ def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> Cos
         rate_class=key[3],
         usd_per_gpu_hour=prices.pop() if len(prices) == 1 else None,
         n_incidents=len(members),
-        **_sum(members).told(hours),
+        **_sum(members).cost_fields(hours),
     )
 
 
@@ -239,13 +239,13 @@ def _unpriced(losses: list[_Loss], params: CostParams) -> list[Unpriced]:
         if loss.price is None:
             groups[loss.row["provider"] or params.provider, loss.row["gpu_model"] or params.gpu].append(loss)
     rows = [
-        Unpriced(provider=provider, gpu=gpu, **_sum(members).seconds_told())
+        Unpriced(provider=provider, gpu=gpu, **_sum(members).seconds_fields())
         for (provider, gpu), members in groups.items()
     ]
     return sorted(rows, key=lambda row: -(row.at_most_gpu_seconds or row.gpu_seconds))
 
 
-def _said(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
+def _summary(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
     if not losses:
         return "No GPU time was lost to delays."
     is_least, priced = total.is_lower_bound, "an unknown price"

@@ -60,10 +60,10 @@ def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
         for row in rows
     ]
     n_slow = sum(row.n_slow for row in flat)
-    said = (
+    text = (
         f"{counted(len(flat), 'process')}; slow launches: {n_slow}." if flat else "No launches were recorded."
     )
-    return Launches(summary=said, rows=flat)
+    return Launches(summary=text, rows=flat)
 
 
 def _ratio(n: int | None, of: int) -> float | None:

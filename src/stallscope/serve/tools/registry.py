@@ -94,8 +94,8 @@ Tools = Mapping[str, Tool[Any]]
 def collected(package: ModuleType) -> dict[str, Tool[Any]]:
     """The tools of a package by name: each module with a constant TOOL."""
     modules = [import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
-    found = [module.TOOL for module in modules if isinstance(getattr(module, "TOOL", None), Tool)]
-    return {tool.name: tool for tool in sorted(found, key=lambda tool: tool.name)}
+    tools = [module.TOOL for module in modules if isinstance(getattr(module, "TOOL", None), Tool)]
+    return {tool.name: tool for tool in sorted(tools, key=lambda tool: tool.name)}
 
 
 def tool_named(tools: Tools, name: str) -> Tool[Any]:
@@ -121,16 +121,16 @@ def checked(tool: Tool[Any], arguments: object) -> BaseModel:
     try:
         return tool.params.model_validate(_as_json_means_it(arguments))
     except ValidationError as error:
-        raise BadInput(f"{tool.name}: {_told(error)}") from None
+        raise BadInput(f"{tool.name}: {_reasons(error)}") from None
 
 
-def _told(error: ValidationError) -> str:
+def _reasons(error: ValidationError) -> str:
     """One line with each invalid argument and the reason, without the value."""
     parts = []
     for each in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
         where = ".".join(str(part)[:60] for part in each["loc"])
-        said = "unknown argument" if each["type"] == "extra_forbidden" else each["msg"]
-        parts.append(f"{where or 'arguments'}: {said.removeprefix('Value error, ')}")
+        reason = "unknown argument" if each["type"] == "extra_forbidden" else each["msg"]
+        parts.append(f"{where or 'arguments'}: {reason.removeprefix('Value error, ')}")
     return "; ".join(parts)
 
 

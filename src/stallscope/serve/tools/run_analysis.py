@@ -37,10 +37,10 @@ def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
 
     DESCRIBE events lists its columns. Times are ts (UTC) and ts_ns. Time, rows and memory are limited.
     """
-    found = asker.hub.workers.query(
+    result = asker.hub.workers.query(
         params.sql, tenant=asker.tenant, params=params.params, max_rows=params.limit
     )
-    return Analysis(columns=found.columns, rows=found.rows, truncated=found.truncated, note=found.note)
+    return Analysis(columns=result.columns, rows=result.rows, truncated=result.truncated, note=result.note)
 
 
 TOOL = Tool("fleet.cluster.run_analysis", "SQL", run_analysis, scope="sql")

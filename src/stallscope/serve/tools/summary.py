@@ -43,10 +43,10 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
     sizes = (counted(len(rows), "cluster"), counted(n_nodes, "machine"), counted(n_open, "open verdict"))
-    said = f"{', '.join(sizes)}."
+    text = f"{', '.join(sizes)}."
     if opened:
-        said += f" Newest: {opened[0]['summary']}"
-    return Summary(summary=said, rows=rows, open_verdicts=opened)
+        text += f" Newest: {opened[0]['summary']}"
+    return Summary(summary=text, rows=rows, open_verdicts=opened)
 
 
 TOOL = Tool("fleet.cluster.summary", "Clusters and open verdicts", summary)

@@ -68,10 +68,10 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
     if flat_rows:
-        said = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
+        text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
     else:
-        said = "Unknown." if asker.caveat(params.cluster) else "No verdict matches."
-    return Verdicts(summary=said, rows=flat_rows, verdict=whole)
+        text = "Unknown." if asker.caveat(params.cluster) else "No verdict matches."
+    return Verdicts(summary=text, rows=flat_rows, verdict=whole)
 
 
 TOOL = Tool("fleet.cluster.verdicts", "Stored verdicts", verdicts)

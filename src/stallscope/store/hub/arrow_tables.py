@@ -10,8 +10,8 @@ _SHARED_NULLS = 1 << 17
 
 def nulls(n: int, kind: pa.DataType) -> pa.Array:
     """n NULLs of a type: a view of memory that all empty columns share."""
-    found = _nulls().get(kind.id)
-    return found.slice(0, n) if found is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
+    array = _nulls().get(kind.id)
+    return array.slice(0, n) if array is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
 
 
 def repeated(text: str | None, n: int) -> pa.Array:

@@ -55,7 +55,7 @@ def packed_early(batch: Batch) -> dict[str, memoryview]:
 def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> pa.Table:
     """The rows with all columns of the table, including the columns that the hub fills."""
     wanted = schema.arrow_schema(schema.TABLES[table])
-    given = {
+    set_by_hub = {
         "tenant": repeated(tenant, len(rows)),
         "received_at": pa.repeat(pa.scalar(received_us, pa.int64()), len(rows)).cast(
             pa.timestamp("us", "UTC")
@@ -63,8 +63,8 @@ def completed(table: str, rows: pa.Table, tenant: str, *, received_us: int) -> p
     }
     there = set(rows.column_names)
     arrays = [
-        given[f.name]
-        if f.name in given
+        set_by_hub[f.name]
+        if f.name in set_by_hub
         else rows.column(f.name)
         if f.name in there
         else nulls(len(rows), f.type)
@@ -91,10 +91,10 @@ def entries_of(fresh: list[tuple[Batch, Mapping[str, memoryview]]], received_us:
 
 def kept_rows(batches: list[Batch]) -> dict[str, list[pa.Table]]:
     """Complete rows for the tables that the hub maintains itself, in order of arrival."""
-    found: dict[str, list[pa.Table]] = {}
+    tables: dict[str, list[pa.Table]] = {}
     for batch in batches:
         for name, rows in batch.tables.items():
             if name in schema.KEPT and name != "nodes":
                 full = completed(name, rows, batch.tenant, received_us=time.time_ns() // 1000)
-                found.setdefault(name, []).append(full)
-    return found
+                tables.setdefault(name, []).append(full)
+    return tables

@@ -33,7 +33,7 @@ _QUIET_WAL_BYTES = 4 << 20
 
 
 @dataclass
-class Kept:
+class CompactorTotals:
     """Totals since the start, for /metrics."""
 
     sealed_segments: int = 0
@@ -46,7 +46,7 @@ class Kept:
 
 
 @dataclass
-class Keeper:
+class Compactor:
     """Maintenance of one store. start() starts the thread; every step can also be called directly."""
 
     journal: Journal
@@ -55,7 +55,7 @@ class Keeper:
     lateness: SealedLateness
     limits: Limits
     set_aside_damaged: Callable[[str], int]
-    numbers: Kept = field(default_factory=Kept)
+    numbers: CompactorTotals = field(default_factory=CompactorTotals)
 
     def __post_init__(self) -> None:
         self._sealer = Sealer(self.journal.folder, memory_bytes=self.limits.sealer_memory_bytes)
@@ -92,7 +92,7 @@ class Keeper:
         """Run all steps that are due."""
         with self._one_at_a_time:
             self._seal_what_is_due()
-            self._merge_what_is_small()
+            self._merge_small()
             self._sum_lateness()
             if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
                 self._expired_s = time.monotonic()
@@ -165,11 +165,11 @@ class Keeper:
         self.numbers.sealed_rows += segment.n_rows
         return segment.n_rows
 
-    def _merge_what_is_small(self) -> None:
+    def _merge_small(self) -> None:
         """Merge neighbouring files until they are large: many small files slow down every query."""
         for tenant in self.hot.tenants():
-            for found in self.hot.segments(tenant).values():
-                if len(group := _to_merge(found, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
+            for segments in self.hot.segments(tenant).values():
+                if len(group := _to_merge(segments, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
                     try:
                         merged = self._sealer.merged(group)
                     except StorageFailed:
@@ -182,8 +182,8 @@ class Keeper:
     def _sum_lateness(self) -> None:
         """Compute some of the sums that queries will need, newest files first."""
         for tenant in self.hot.tenants():
-            found = self.hot.segments(tenant).get("collectives", ())
-            due = self.lateness.missing(found, USUAL_MIN_LATE_NS)[:_SUMS_A_ROUND]
+            segments = self.hot.segments(tenant).get("collectives", ())
+            due = self.lateness.missing(segments, USUAL_MIN_LATE_NS)[:_SUMS_A_ROUND]
             with suppress(duckdb.Error):  # a query reports the error of a damaged file
                 self.lateness.sums(self._sealer.db, due, USUAL_MIN_LATE_NS)
 
@@ -191,7 +191,7 @@ class Keeper:
         """Delete expired rows and closed verdicts, and the oldest files beyond the limit in bytes."""
         now_ns = time.time_ns()
         all_of_them = [
-            s for t in self.hot.tenants() for found in self.hot.segments(t).values() for s in found
+            s for t in self.hot.tenants() for segments in self.hot.segments(t).values() for s in segments
         ]
         all_of_them.sort(key=_age_ns)
         total = sum(segment.n_bytes for segment in all_of_them)

@@ -62,10 +62,10 @@ class Hot:
         n_bytes, at_s = _size(rows), time.monotonic() - age_s
         with self._lock:
             self._grow(tenant, n_bytes)
-            mine = self._tenants.setdefault(tenant, _Tenant())
-            pieces = mine.pieces.setdefault(table, [])
+            data = self._tenants.setdefault(tenant, _Tenant())
+            pieces = data.pieces.setdefault(table, [])
             pieces.append(Piece(received_us, rows, n_bytes, at_s, at_s))
-            border_us = mine.borders.get(table, 0)
+            border_us = data.borders.get(table, 0)
             while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1], border_us):
                 last = pieces.pop()
                 pieces[-1] = _joined(pieces[-1], last)
@@ -73,29 +73,31 @@ class Hot:
     def sealed(self, tenant: str, table: str, until_us: int, *, segment: Segment) -> None:
         """Remove rows received up to until_us, which are now in a file."""
         with self._lock:
-            mine = self._tenants.setdefault(tenant, _Tenant())
-            pieces = mine.pieces.get(table, [])
-            mine.pieces[table] = [p for p in pieces if p.last_us > until_us]
+            data = self._tenants.setdefault(tenant, _Tenant())
+            pieces = data.pieces.get(table, [])
+            data.pieces[table] = [p for p in pieces if p.last_us > until_us]
             self._grow(tenant, -sum(p.n_bytes for p in pieces if p.last_us <= until_us))
-            mine.segments[table] = (*mine.segments.get(table, ()), segment)
+            data.segments[table] = (*data.segments.get(table, ()), segment)
 
     def replaced(
         self, tenant: str, table: str, gone: tuple[Segment, ...], *, new: tuple[Segment, ...]
     ) -> None:
         """Replace files (expired or merged) by others."""
         with self._lock:
-            mine = self._tenants.setdefault(tenant, _Tenant())
+            data = self._tenants.setdefault(tenant, _Tenant())
             left_out = {segment.path for segment in gone}
-            left = [s for s in mine.segments.get(table, ()) if s.path not in left_out]
-            mine.segments[table] = tuple(sorted([*left, *new], key=lambda s: (s.sealed_us, s.path)))
+            remaining = [s for s in data.segments.get(table, ()) if s.path not in left_out]
+            data.segments[table] = tuple(sorted([*remaining, *new], key=lambda s: (s.sealed_us, s.path)))
 
     def snapshot(self, tenant: str, tables: Collection[str]) -> Snapshot:
         """The tenant's current data of these tables."""
         with self._lock:
-            mine = self._tenants.get(tenant, _Tenant())
-            pieces = {table: tuple(mine.pieces[table]) for table in tables if mine.pieces.get(table)}
-            segments = {table: mine.segments[table] for table in tables if table in mine.segments}
-        hot = {table: pa.concat_tables([p.rows for p in found]) for table, found in pieces.items()}
+            data = self._tenants.get(tenant, _Tenant())
+            pieces = {table: tuple(data.pieces[table]) for table in tables if data.pieces.get(table)}
+            segments = {table: data.segments[table] for table in tables if table in data.segments}
+        hot = {
+            table: pa.concat_tables([p.rows for p in table_pieces]) for table, table_pieces in pieces.items()
+        }
         return Snapshot(segments, hot)
 
     def bytes_of(self, tenant: str) -> int:
@@ -111,14 +113,14 @@ class Hot:
         Pieces are not joined across this border afterwards, so that sealed() finds it again.
         """
         with self._lock:
-            mine = self._tenants.get(tenant, _Tenant())
-            pieces = mine.pieces.get(table, [])
+            data = self._tenants.get(tenant, _Tenant())
+            pieces = data.pieces.get(table, [])
             settled_s = time.monotonic() - (settle_s or 0.0)
             n_now = sum(settle_s is None or piece.last_s <= settled_s for piece in pieces)
             while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > most_rows:
                 n_now -= 1
             if n_now:
-                mine.borders[table] = pieces[n_now - 1].last_us
+                data.borders[table] = pieces[n_now - 1].last_us
             return tuple(pieces[:n_now]), tuple(pieces[n_now:])
 
     def segments(self, tenant: str) -> dict[str, tuple[Segment, ...]]:
@@ -132,8 +134,8 @@ class Hot:
             now_s = time.monotonic()
             return {
                 (tenant, table): (sum(len(p.rows) for p in pieces), now_s - pieces[0].first_s)
-                for tenant, mine in self._tenants.items()
-                for table, pieces in mine.pieces.items()
+                for tenant, data in self._tenants.items()
+                for table, pieces in data.pieces.items()
                 if pieces
             }
 

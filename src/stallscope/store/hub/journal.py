@@ -131,11 +131,13 @@ class Journal:
             for begin in range(0, len(entries), _AT_ONCE):
                 some = entries[begin : begin + _AT_ONCE]
                 rows = [
-                    (received_us, one.tenant, one.table, len(one.rows), one.ipc or packed(one.rows))
-                    for one in some
+                    (received_us, entry.tenant, entry.table, len(entry.rows), entry.ipc or packed(entry.rows))
+                    for entry in some
                 ]
-                places = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
-                db.execute(f"INSERT INTO journal VALUES {places}", [value for row in rows for value in row])
+                placeholders = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
+                db.execute(
+                    f"INSERT INTO journal VALUES {placeholders}", [value for row in rows for value in row]
+                )
             tenants: dict[str, list[str]] = {}
             for tenant, batch_id in batch_ids:
                 tenants.setdefault(tenant, []).append(batch_id)
@@ -149,10 +151,10 @@ class Journal:
 
     def entries(self) -> Iterator[Entry]:
         """The unsealed rows, oldest first."""
-        found = self._db.execute(
+        journal_rows = self._db.execute(
             "SELECT received_us, tenant, table_name, ipc FROM journal ORDER BY received_us"
         )
-        while rows := found.fetchmany(64):
+        while rows := journal_rows.fetchmany(64):
             for received_us, tenant, table, ipc in rows:
                 yield Entry(received_us, tenant, table, unpacked(ipc))
 
@@ -334,13 +336,13 @@ def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
     """Migrate the file to this version's schema, step by step, each in a transaction."""
     try:
         db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
-        ((found,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
-        if found > SCHEMA_VERSION:
+        ((file_version,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
+        if file_version > SCHEMA_VERSION:
             raise NewerSchema(
-                f"{path} was written by a newer stallscope (schema {found}; this version supports {SCHEMA_VERSION});"
-                " upgrade stallscope"
+                f"{path} was written by a newer stallscope (schema {file_version}; this version supports"
+                f" {SCHEMA_VERSION}); upgrade stallscope"
             )
-        for version in range(found + 1, SCHEMA_VERSION + 1):
+        for version in range(file_version + 1, SCHEMA_VERSION + 1):
             db.begin()
             for statement in MIGRATIONS[version]:
                 db.execute(statement)

@@ -66,13 +66,13 @@ class SealedLateness:
         """Create the relations sealed_lateness and unmatched; return the files for the view `collectives`."""
         min_late_ns = params.get("min_late_ns")
         if not isinstance(min_late_ns, int):
-            found = Split((), tuple(segments))  # the engine reports the missing or wrong parameter
+            files = Split((), tuple(segments))  # the engine reports the missing or wrong parameter
         else:
-            found = split(segments, params.get("from_ns"), params.get("to_ns"))
-        sums = self.sums(db, found.whole, min_late_ns or 0)
+            files = split(segments, params.get("from_ns"), params.get("to_ns"))
+        sums = self.sums(db, files.whole, min_late_ns or 0)
         db.register(NAME, pa.concat_tables(sums) if sums else _SUMS.empty_table())
         unmatched = [
-            segment for segment, each in zip(found.whole, sums, strict=True) if _n_unmatched(each) > 0
+            segment for segment, each in zip(files.whole, sums, strict=True) if _n_unmatched(each) > 0
         ]
         for statement in views.statements(
             {_TABLE: self._paths(unmatched)}, {}, only=(_TABLE,), called={_TABLE: f"{UNMATCHED}_rows"}
@@ -83,7 +83,7 @@ class SealedLateness:
             " AND rank IS NOT NULL AND ts_ns > 0 AND op NOT IN ('send', 'recv')"
             " AND comm_hash IS NOT NULL AND seq IS NOT NULL"
         )
-        return found.others
+        return files.others
 
     def sums(
         self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], min_late_ns: int
@@ -95,7 +95,7 @@ class SealedLateness:
                 if sums is not None:
                     self._known.move_to_end((path, min_late_ns))
         new = [segment for segment in segments if known[segment.path] is None]
-        fresh = self._worked_out(db, new, min_late_ns) if new else {}
+        fresh = self._computed(db, new, min_late_ns) if new else {}
         self._keep(fresh, min_late_ns)
         return [known[s.path] if known[s.path] is not None else fresh[s.path] for s in segments]
 
@@ -122,7 +122,7 @@ class SealedLateness:
             while self._n_rows > self.most_rows:
                 self._n_rows -= len(self._known.popitem(last=False)[1])
 
-    def _worked_out(
+    def _computed(
         self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], min_late_ns: int
     ) -> dict[str, pa.Table]:
         paths = self._paths(segments)
@@ -131,9 +131,9 @@ class SealedLateness:
             f"CREATE OR REPLACE TEMP VIEW {_FILES} AS"
             f" SELECT * RENAME (filename AS path) FROM read_parquet([{listed}], filename = true)"
         )
-        found = db.sql(self.sql, params={"min_late_ns": min_late_ns}).to_arrow_table()
+        sums = db.sql(self.sql, params={"min_late_ns": min_late_ns}).to_arrow_table()
         return {
-            segment.path: found.filter(pc.equal(found["path"], path)).select(_SUMS.names).cast(_SUMS)
+            segment.path: sums.filter(pc.equal(sums["path"], path)).select(_SUMS.names).cast(_SUMS)
             for segment, path in zip(segments, paths, strict=True)
         }
 

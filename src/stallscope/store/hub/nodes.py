@@ -10,10 +10,10 @@ import pyarrow as pa
 from stallscope.events.layout import Array
 from stallscope.store.hub import schema
 from stallscope.store.hub.journal import Entry
-from stallscope.store.hub.packing import the_one
+from stallscope.store.hub.packing import shared_text
 
 WRITTEN_EVERY_US = 5_000_000
-_TOLD = ("gpu_model", "provider", "n_gpus", "agent")
+_ABOUT = ("gpu_model", "provider", "n_gpus", "agent")
 _MOST_NODES = 100_000
 """Limit of listed machines, because senders choose the names; the rows of further machines are still stored."""
 
@@ -25,7 +25,7 @@ class _Node:
     first_us: int
     last_us: int
     written_us: int
-    told: dict[str, object]
+    about: dict[str, object]
 
 
 class Nodes:
@@ -42,12 +42,12 @@ class Nodes:
             stored.column_names.index("last_seen"), "last_seen", stored["last_seen"].cast(pa.int64())
         )
         for row in stored.to_pylist():
-            told = {name: row[name] for name in _TOLD if row[name] is not None}
+            about = {name: row[name] for name in _ABOUT if row[name] is not None}
             key = (row["tenant"], row["cluster_id"] or "", row["node_id"] or "")
-            self._nodes[key] = _Node(row["first_seen"], row["last_seen"], row["last_seen"], told)
+            self._nodes[key] = _Node(row["first_seen"], row["last_seen"], row["last_seen"], about)
 
-    def heard_of(
-        self, entries: Iterable[Entry], told: Iterable[tuple[str, pa.Table]], received_us: int
+    def record(
+        self, entries: Iterable[Entry], about: Iterable[tuple[str, pa.Table]], received_us: int
     ) -> pa.Table | None:
         """Record the senders of a commit, and their descriptions of themselves (tenant, rows of `nodes`).
 
@@ -55,9 +55,9 @@ class Nodes:
         """
         changed: set[Key] = set()
         with self._lock:
-            for tenant, rows in told:
+            for tenant, rows in about:
                 for row in rows.to_pylist():
-                    known = {name: row[name] for name in _TOLD if row[name] is not None}
+                    known = {name: row[name] for name in _ABOUT if row[name] is not None}
                     changed |= self._note(
                         (tenant, row["cluster_id"] or "", row["node_id"] or ""), known, received_us
                     )
@@ -66,18 +66,18 @@ class Nodes:
                     changed |= self._note((entry.tenant, cluster, node), {}, received_us)
             return self._rows(changed) if changed else None
 
-    def _note(self, key: Key, told: dict[str, object], received_us: int) -> set[Key]:
+    def _note(self, key: Key, about: dict[str, object], received_us: int) -> set[Key]:
         known = self._nodes.get(key)
         if known is None:
             if len(self._nodes) < _MOST_NODES:
-                self._nodes[key] = _Node(received_us, received_us, received_us, dict(told))
+                self._nodes[key] = _Node(received_us, received_us, received_us, dict(about))
                 return {key}
             return set()
         known.last_us = received_us
-        is_news = any(known.told.get(name) != value for name, value in told.items())
+        is_news = any(known.about.get(name) != value for name, value in about.items())
         if not is_news and received_us - known.written_us < WRITTEN_EVERY_US:
             return set()
-        known.told |= told
+        known.about |= about
         known.written_us = received_us
         return {key}
 
@@ -94,7 +94,7 @@ class Nodes:
                 "node_id": key[2],
                 "first_seen": self._nodes[key].first_us,
                 "last_seen": self._nodes[key].last_us,
-                **self._nodes[key].told,
+                **self._nodes[key].about,
             }
             for key in sorted(keys)
         ]
@@ -109,7 +109,7 @@ def _senders(rows: pa.Table) -> list[tuple[str, str]]:
     else:
         (clusters, of_cluster), (nodes, of_node) = (_coded(rows[name]) for name in ("cluster_id", "node_id"))
         both = np.unique(of_cluster * len(nodes) + of_node)
-        pairs = [(clusters[one // len(nodes)], nodes[one % len(nodes)]) for one in both.tolist()]
+        pairs = [(clusters[code // len(nodes)], nodes[code % len(nodes)]) for code in both.tolist()]
     return [(cluster or "", node) for cluster, node in pairs if node]
 
 
@@ -119,8 +119,8 @@ def _only(texts: pa.ChunkedArray) -> list[str | None]:
         return [None]
     if texts.num_chunks > 1 or texts.null_count:
         return []
-    one = the_one(texts.chunk(0))
-    return [] if one is None else one.to_pylist()
+    text = shared_text(texts.chunk(0))
+    return [] if text is None else text.to_pylist()
 
 
 def _coded(texts: pa.ChunkedArray) -> tuple[list[str | None], Array]:

@@ -45,7 +45,7 @@ def unpacked(ipc: bytes | memoryview) -> pa.Table:
 def _narrow(values: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
     if values.null_count or not len(values):
         return values, field
-    if pa.types.is_string(field.type) and (text := the_one(values)) is not None:
+    if pa.types.is_string(field.type) and (text := shared_text(values)) is not None:
         coded = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(values), np.int8)), text)
         return coded, field.with_type(coded.type)
     if field.type in (pa.int64(), _TIME):
@@ -61,12 +61,12 @@ def _narrow(values: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
     return values, field
 
 
-def the_one(texts: pa.Array) -> pa.Array | None:
+def shared_text(texts: pa.Array) -> pa.Array | None:
     """The text (1,) that all rows share, None if they differ."""
     _, offsets, data = texts.buffers()
-    places = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
-    lengths = places[1:] - places[:-1]
-    length, begin, n_bytes = int(lengths[0]), int(places[0]), int(places[-1] - places[0])
+    offset_array = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
+    lengths = offset_array[1:] - offset_array[:-1]
+    length, begin, n_bytes = int(lengths[0]), int(offset_array[0]), int(offset_array[-1] - offset_array[0])
     if n_bytes != length * len(texts) or (lengths != length).any():
         return None
     if n_bytes > length:  # each text equals the previous one
@@ -79,9 +79,9 @@ def the_one(texts: pa.Array) -> pa.Array | None:
 def _wide(values: pa.ChunkedArray, field: pa.Field) -> Any:
     if pa.types.is_dictionary(field.type):
         return values.cast(field.type.value_type)
-    told = field.metadata or {}
-    first = told.get(_FIRST) or told.get(_FIRST_TIME)
+    metadata = field.metadata or {}
+    first = metadata.get(_FIRST) or metadata.get(_FIRST_TIME)
     if first is None:
         return values
     numbers = pa.array(np.cumsum(np.asarray(values), dtype=np.int64) + np.int64(int(first)))
-    return numbers.view(_TIME) if _FIRST_TIME in told else numbers
+    return numbers.view(_TIME) if _FIRST_TIME in metadata else numbers

@@ -72,8 +72,10 @@ class Sealer:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise StorageFailed(f"cannot write {path}: {line(error)}; check free space") from error
-        told = str(path.relative_to(self.folder))
-        return Segment(tenant, table, told, n_rows, path.stat().st_size, min_ts_ns, max_ts_ns, sealed_us)
+        relative_path = str(path.relative_to(self.folder))
+        return Segment(
+            tenant, table, relative_path, n_rows, path.stat().st_size, min_ts_ns, max_ts_ns, sealed_us
+        )
 
     def merged(self, segments: Sequence[Segment]) -> Segment:
         """Merge the rows of several segments of the same tenant and table into one. Raises StorageFailed."""

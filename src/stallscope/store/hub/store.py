@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, NotFound, StorageFailed
 from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.batches import Batch, Receipt, completed
-from stallscope.store.hub.compactor import Keeper, Kept
+from stallscope.store.hub.compactor import Compactor, CompactorTotals
 from stallscope.store.hub.damage import Damage, Position, reason_unreadable_inside, whole
 from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal, Segment, line
@@ -53,7 +53,7 @@ class HubStore:
             committed=self._position.note,
         )
         self._lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
-        self._keeper = Keeper(
+        self._compactor = Compactor(
             journal, self._hot, self._writer, self._lateness, limits, self.set_aside_damaged
         )
         self._reader = duckdb.connect(
@@ -66,7 +66,7 @@ class HubStore:
             },
         )
 
-        self._keeper.start()
+        self._compactor.start()
 
     @classmethod
     def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
@@ -125,7 +125,9 @@ class HubStore:
                 if SEALED_LATENESS in sql:
                     sealed = shown.get("collectives", ())
                     shown["collectives"] = self._lateness.prepare(db, sealed, params)
-                paths = {name: [str(self.folder / s.path) for s in found] for name, found in shown.items()}
+                paths = {
+                    name: [str(self.folder / s.path) for s in segments] for name, segments in shown.items()
+                }
                 for statement in views.statements(paths, hot, only=tables):
                     db.execute(statement)
                 return db.sql(sql, params=dict(params)).to_arrow_table()
@@ -146,8 +148,8 @@ class HubStore:
             return 0
         self._checked_s[tenant] = now_s
         n_bad = 0
-        for table, found in self._hot.segments(tenant).items():
-            for segment in found:
+        for table, sealed in self._hot.segments(tenant).items():
+            for segment in sealed:
                 if reason := reason_unreadable_inside(self.folder, segment):
                     self.damage.found(segment, reason)
                     self._hot.replaced(tenant, table, (segment,), new=())
@@ -177,11 +179,11 @@ class HubStore:
         """Rows of a table committed since then (us since 1970), sealed and hot, in commit order."""
         import pyarrow.parquet as pq
 
-        found = self._hot.snapshot(tenant, (table,))
+        data = self._hot.snapshot(tenant, (table,))
         since = pa.scalar(since_us, pa.timestamp("us", "UTC"))
         wanted = schema.arrow_schema(schema.TABLES[table])
         pieces = []
-        for segment in found.segments.get(table, ()):
+        for segment in data.segments.get(table, ()):
             if segment.sealed_us < since_us:
                 continue
             path, filters = self.folder / segment.path, [("received_at", ">=", since)]
@@ -189,7 +191,7 @@ class HubStore:
                 pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))
             except (pa.ArrowException, OSError):
                 self.set_aside_damaged(tenant)  # the other files are still useful
-        hot = found.hot.get(table, wanted.empty_table())
+        hot = data.hot.get(table, wanted.empty_table())
         hot = hot.filter(pc.greater_equal(hot["received_at"], since))
         return pa.concat_tables([*(piece.cast(wanted) for piece in pieces), hot]).sort_by("received_at")
 
@@ -225,17 +227,17 @@ class HubStore:
         return self._writer.counters
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> CompactorTotals:
         """Totals of the maintenance since the start."""
-        return self._keeper.numbers
+        return self._compactor.numbers
 
     def keep_house(self) -> None:
         """Run the due maintenance now: seal, merge, expire, checkpoint."""
-        self._keeper.round()
+        self._compactor.round()
 
     def seal_all(self) -> None:
         """Seal every hot row now, so that all data is in files."""
-        self._keeper.seal_all()
+        self._compactor.seal_all()
 
     def queued(self) -> tuple[int, int]:
         """Rows and bytes that wait for a commit."""
@@ -246,7 +248,7 @@ class HubStore:
         if self._is_closed:
             return
         self._is_closed = True
-        self._keeper.close()
+        self._compactor.close()
         self._writer.close()
         self._reader.close()
         self._position.close()
@@ -255,7 +257,7 @@ class HubStore:
 
 def question_text(name: str) -> str:
     """The SQL of a named question. Raises NotFound."""
-    found = files("stallscope.store").joinpath("sql", "hub", f"{name}.sql")
-    if not name.isidentifier() or not found.is_file():
+    path = files("stallscope.store").joinpath("sql", "hub", f"{name}.sql")
+    if not name.isidentifier() or not path.is_file():
         raise NotFound(f"unknown question {name!r}")
-    return found.read_text()
+    return path.read_text()

@@ -127,8 +127,8 @@ def _hashes(words: pa.Array) -> Array:
 def _of_codes(table: Array, coded: pa.DictionaryArray) -> Array:
     """The table's value for each word; the last entry is for NULL."""
     codes = coded.indices
-    found: Array = table[np.asarray(codes.fill_null(len(table) - 1) if codes.null_count else codes)]
-    return found
+    values: Array = table[np.asarray(codes.fill_null(len(table) - 1) if codes.null_count else codes)]
+    return values
 
 
 def _hash(word: str) -> int:

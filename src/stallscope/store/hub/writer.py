@@ -91,7 +91,7 @@ class Writer:
         self._queue = _Queue()
         self._listeners: list[Listener] = []
         self._kept = {name: journal.kept(name) for name in schema.KEPT if name != "nodes"}
-        self._seen: OrderedDict[tuple[str, str], int] = OrderedDict(
+        self._known_ids: OrderedDict[tuple[str, str], int] = OrderedDict(
             ((tenant, batch_id), received_us) for tenant, batch_id, received_us in journal.batch_ids()
         )
         self._last_us = journal.latest_us()
@@ -215,7 +215,7 @@ class Writer:
                 self._changed.wait_for(self._has_work, timeout=_IDLE_S)
                 if self._queue.waiting:
                     self._changed.wait_for(self._has_enough, timeout=_GATHER_S)
-                group = self._taken()
+                group = self._next_group()
                 jobs = list(self._queue.jobs)
                 self._queue.jobs.clear()
                 is_done = self._queue.is_closed and not group and not self._queue.waiting and not jobs
@@ -227,7 +227,7 @@ class Writer:
                 _fulfil(future, job)
             took_s = time.monotonic() - begin_s
             self.counters.longest_hold_s = max(self.counters.longest_hold_s, took_s)
-            if n_rows := sum(one.batch.n_rows for one in group):
+            if n_rows := sum(entry.batch.n_rows for entry in group):
                 self._row_s += _NEWEST_WEIGHT * (took_s / n_rows - self._row_s)
             if is_done:
                 return
@@ -239,17 +239,17 @@ class Writer:
         queue = self._queue
         return not queue.n_coming or queue.n_rows >= _FEW_ROWS or bool(queue.jobs) or queue.is_closed
 
-    def _taken(self) -> list[_Waiting]:
+    def _next_group(self) -> list[_Waiting]:
         """The batches of the next transaction."""
         queue, n_rows = self._queue, 0
         group: list[_Waiting] = []
         while queue.waiting and (
             not group or n_rows + queue.waiting[0].batch.n_rows <= self._limits.group_rows
         ):
-            one = queue.waiting.popleft()
-            group.append(one)
-            n_rows += one.batch.n_rows
-            queue.n_bytes -= one.n_bytes
+            entry = queue.waiting.popleft()
+            group.append(entry)
+            n_rows += entry.batch.n_rows
+            queue.n_bytes -= entry.n_bytes
         queue.n_rows -= n_rows
         return group
 
@@ -262,55 +262,59 @@ class Writer:
                 self.counters.failed += 1
                 group[0].future.set_exception(error)
                 return
-            for one in group:
-                self._commit([one])
+            for entry in group:
+                self._commit([entry])
 
     def _commit_together(self, group: list[_Waiting]) -> None:
         begin_s = time.monotonic()
         received_us = max(time.time_ns() // 1000, self._last_us + 1)
         fresh, known = self._split(group)
-        entries = entries_of([(one.batch, one.packed) for one in fresh], received_us)
-        kept = kept_rows([one.batch for one in fresh])
-        told = [(one.batch.tenant, one.batch.tables["nodes"]) for one in fresh if "nodes" in one.batch.tables]
-        changed = self._nodes.heard_of(entries, told, received_us)
+        entries = entries_of([(entry.batch, entry.packed) for entry in fresh], received_us)
+        kept = kept_rows([entry.batch for entry in fresh])
+        senders = [
+            (entry.batch.tenant, entry.batch.tables["nodes"])
+            for entry in fresh
+            if "nodes" in entry.batch.tables
+        ]
+        changed = self._nodes.record(entries, senders, received_us)
         if changed is not None:
             kept["nodes"] = [changed]
         if fresh:
-            ids = [(one.batch.tenant, one.batch.batch_id) for one in fresh if one.batch.batch_id]
+            ids = [(entry.batch.tenant, entry.batch.batch_id) for entry in fresh if entry.batch.batch_id]
             self._journal.commit(received_us, entries, batch_ids=ids, kept=kept)
             self._last_us = received_us
             self._committed(received_us)
-            self._seen.update((key, received_us) for key in ids)
+            self._known_ids.update((key, received_us) for key in ids)
             self._publish(entries, kept, received_us)
-        for one in fresh:
-            one.future.set_result(Receipt(one.batch.n_rows, False, received_us))
-        for one, when_us in known:
-            one.future.set_result(Receipt(one.batch.n_rows, True, when_us or received_us))
+        for entry in fresh:
+            entry.future.set_result(Receipt(entry.batch.n_rows, False, received_us))
+        for entry, when_us in known:
+            entry.future.set_result(Receipt(entry.batch.n_rows, True, when_us or received_us))
         counters = self.counters
         counters.batches += len(fresh)
-        counters.rows += sum(one.batch.n_rows for one in fresh)
+        counters.rows += sum(entry.batch.n_rows for entry in fresh)
         counters.duplicates += len(known)
         counters.commits += 1
         counters.commit_s += time.monotonic() - begin_s
-        self._tell([one.batch for one in fresh])
+        self._tell([entry.batch for entry in fresh])
 
     def _split(self, group: list[_Waiting]) -> tuple[list[_Waiting], list[tuple[_Waiting, int]]]:
         """The new batches, and the batches with a known id, with the time of their commit (0: now)."""
         fresh, known, now = [], [], set()
-        for one in group:
-            key = (one.batch.tenant, one.batch.batch_id)
-            if one.batch.batch_id and (key in self._seen or key in now):
-                known.append((one, self._seen.get(key, 0)))
+        for entry in group:
+            key = (entry.batch.tenant, entry.batch.batch_id)
+            if entry.batch.batch_id and (key in self._known_ids or key in now):
+                known.append((entry, self._known_ids.get(key, 0)))
             else:
-                fresh.append(one)
+                fresh.append(entry)
                 now.add(key)
         return fresh, known
 
     def _publish(self, entries: list[Entry], kept: Mapping[str, list[pa.Table]], received_us: int) -> None:
-        found: dict[tuple[str, str], list[pa.Table]] = {}
+        rows_by_table: dict[tuple[str, str], list[pa.Table]] = {}
         for entry in entries:
-            found.setdefault((entry.tenant, entry.table), []).append(entry.rows)
-        for (tenant, table), parts in found.items():
+            rows_by_table.setdefault((entry.tenant, entry.table), []).append(entry.rows)
+        for (tenant, table), parts in rows_by_table.items():
             rows = completed(table, pa.concat_tables(parts), tenant, received_us=received_us)
             self._hot.add(tenant, table, rows, received_us=received_us)
         for name, pieces in kept.items():
@@ -335,14 +339,14 @@ class Writer:
     def forget_batches(self, before_us: int) -> None:
         """Forget old batch ids, in the writer's thread."""
         n_old = 0
-        for received_us in self._seen.values():
+        for received_us in self._known_ids.values():
             if received_us >= before_us:
                 break
             n_old += 1
         if n_old:
             self._journal.forget_batches(before_us)
             for _ in range(n_old):
-                self._seen.popitem(last=False)
+                self._known_ids.popitem(last=False)
 
 
 def _fulfil(future: "Future[Any]", job: Callable[[], Any]) -> None:
