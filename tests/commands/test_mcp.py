@@ -237,7 +237,7 @@ def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
             for name, arguments, says in (
                 ("run_analysis", {"sql": "DELETE FROM collectives"}, "may only read"),
                 ("run_sql", {"sql": "SELECT sq FROM collectives"}, "did you mean seq"),
-                ("explain_rank", {"rnk": 1}, "rnk: there is no such argument"),
+                ("explain_rank", {"rnk": 1}, "rnk: unknown argument"),
                 ("verdicts", {"detail": "all"}, "detail"),
                 ("query_fleet", {}, "no other machines are known"),
             ):

@@ -36,7 +36,7 @@ def request(symbol: pa.Array, **head: object) -> bytes:
     ],
 )
 def test_text_that_is_none_is_refused(symbol: pa.Array):
-    with pytest.raises(BadInput, match=r"the rows for table calls are no Arrow stream: .*Invalid"):
+    with pytest.raises(BadInput, match=r"the rows for table calls are not a valid Arrow stream: .*Invalid"):
         arrow.decode(request(symbol), "a", limit=1 << 20)
 
 

@@ -239,4 +239,4 @@ def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
     with ThreadPoolExecutor(len(requests)) as pool:
         found = list(pool.map(send, requests))
     assert found[:-1] == [arrow_told(arrow.batch(one, "a")) for one in good]
-    assert "the rows for table calls do not fit" in str(found[-1])
+    assert "the rows for table calls have wrong types" in str(found[-1])

@@ -52,7 +52,7 @@ def test_what_is_wrong_with_a_request_is_said_as_before():
         arrow.read(request(bomb, n_bytes=1 << 22), limit=1 << 20)
     with pytest.raises(TooLarge):
         arrow.read(request(bomb, n_bytes=10), limit=1 << 20)
-    with pytest.raises(BadInput, match="tells of 10 bytes, the body holds 4,194,304"):
+    with pytest.raises(BadInput, match="announces 10 bytes, but the body has 4,194,304"):
         arrow.read(request(bomb, n_bytes=10), limit=1 << 23)
     with pytest.raises(BadInput, match="not valid gzip"):
         arrow.read(request(b"hello", n_bytes=10), limit=1 << 20)

@@ -93,7 +93,7 @@ def test_an_error_of_the_hub_is_shown_as_it_is(hub):
     words = ["--tool-name", "fleet.cluster.explain_rank", "--tool-arg", "rank=99"]
     code, answer, complaints = asked(hub, "tools/call", *words)
     assert code != 0
-    assert "nothing is known of rank 99" in json.dumps(answer) + complaints
+    assert "no data about rank 99" in json.dumps(answer) + complaints
 
 
 def test_a_wrong_token_is_told(inspector, there):

@@ -35,8 +35,8 @@ def test_each_is_a_line():
     assert lines(rows(QUOTA), PROCESSES) == ["CPU quota of /pod used up 9 times (cpu.max 50000/100000)"]
     assert lines(rows(WAIT | {"pid": 8}), PROCESSES) == ["server 8 waited 80 ms for sda1 (/ckpt)"]
     assert lines(rows(RESENT, RESENT), PROCESSES) == ["8 TCP retransmits, most of rank 2 to 10.0.0.9:22"]
-    assert lines(rows(DRIVER), PROCESSES) == ["rank 2 was in the GPU's driver for 120 ms (NV_ESC_RM_CONTROL)"]
-    assert lines(rows(RECLAIM), PROCESSES) == ["rank 2 spent 70 ms looking for memory"]
+    assert lines(rows(DRIVER), PROCESSES) == ["rank 2 was in the GPU driver for 120 ms (NV_ESC_RM_CONTROL)"]
+    assert lines(rows(RECLAIM), PROCESSES) == ["rank 2 spent 70 ms reclaiming memory"]
 
 
 def test_little_delays_strangers_and_usual_ends_are_none():

@@ -79,7 +79,7 @@ def test_many_ranks_are_cut_to_the_latest_ones_and_the_rest_is_counted():
 
 
 def test_losses_are_shown_where_the_verdicts_are():
-    assert "7 records lost (arrivals 7): verdicts are less sure" in text(
+    assert "7 records lost (arrivals 7): verdicts are less certain" in text(
         Page("t", "j", "s", [], [], n_lost=7, lost={"arrivals": 7})
     )
 

@@ -152,7 +152,7 @@ def _operations(lines: Sequence[OpLine], width: int) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines:
-        title = f"{line.name} (1 ms and longer)" if line.only_slow and len(line.timed_ms) else line.name
+        title = f"{line.name} (from 1 ms on)" if line.only_slow and len(line.timed_ms) else line.name
         cells = {
             "calls": f"{line.n_calls:,}",
             "p50": _ms(line.quantile_ms(0.5)),

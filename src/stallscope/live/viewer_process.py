@@ -130,7 +130,7 @@ class _Screen:
         self._verdicts: dict[str, VerdictLine] = {}
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
-        self._page = self._page()
+        self._page = self._current_page()
         self._live = Live(
             console=self._console, screen=True, auto_refresh=False, get_renderable=self._drawn, transient=True
         )
@@ -148,7 +148,7 @@ class _Screen:
         self._state.feed(batch)
         for at_ns, verdict in verdicts:
             self._take(at_ns, verdict)
-        self._page = self._page()
+        self._page = self._current_page()
         self._live.refresh()
 
     def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ class _Screen:
         while len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def _page(self) -> Page:
+    def _current_page(self) -> Page:
         state = self._state
         ranks = state.ranks()
         n = sum(line.is_alive for line in ranks)

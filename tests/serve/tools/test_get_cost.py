@@ -102,7 +102,7 @@ def test_what_has_no_price_has_two_ends_too(asker_of):
     assert (missing.gpu_seconds, missing.at_most_gpu_seconds) == (36.0, 360.0)
     assert cost.summary == (
         "1 incident cost an unknown price (36.0 to 360.0 GPU seconds). No price is known for A GPU of tomorrow at "
-        "ec2: 36.0 to 360.0 GPU seconds are not in it."
+        "ec2: the cost excludes 36.0 to 360.0 GPU seconds."
     )
 
 

@@ -82,7 +82,7 @@ def test_files_older_than_a_column_are_read_with_newer_files(tmp_path: Path, tab
             f"COPY (SELECT * EXCLUDE ({last}) FROM read_parquet('{tmp_path / current.path}'))"
             f" TO '{tmp_path / older.path}' (FORMAT parquet)"
         )
-        store._keeper._replace([current], [older])
+        store._compactor._replace([current], [older])
         appended(store, **{table: rows})
         store.seal_all()
         appended(store, **{table: rows})

@@ -89,13 +89,13 @@ def test_a_file_is_summed_once_by_the_housekeeping_and_merged_files_again(
 ):
     filled(store)
     summed: list[str] = []
-    worked_out = SealedLateness._worked_out
+    worked_out = SealedLateness._computed
 
     def counted(self: SealedLateness, db: Any, segments: list[Segment], min_late_ns: int) -> Any:
         summed.extend(segment.path for segment in segments)
         return worked_out(self, db, segments, min_late_ns)
 
-    monkeypatch.setattr(SealedLateness, "_worked_out", counted)
+    monkeypatch.setattr(SealedLateness, "_computed", counted)
     before = asked(store)
     assert len(summed) == 3
     store.keep_house()

@@ -251,7 +251,7 @@ def test_sealing_changes_no_answer(store: HubStore, tmp_path: Path):
 
 
 def test_rows_that_come_while_a_file_is_written_stay_hot(store: HubStore, monkeypatch: pytest.MonkeyPatch):
-    keeper = store._keeper
+    keeper = store._compactor
     sealed = keeper._sealer.sealed
 
     def slowly(*args: object, **named: object) -> object:
@@ -287,7 +287,7 @@ def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, t
     appended(store, collectives=collectives([1, 2], rank=1, nranks=3, late_ns=1_000_000))
     border_s = time.monotonic()
     appended(store, collectives=collectives([2], rank=2, nranks=3, late_ns=7_000_000))
-    store._keeper._seal("a", "collectives", settle_s=time.monotonic() - border_s)
+    store._compactor._seal("a", "collectives", settle_s=time.monotonic() - border_s)
     assert store.snapshot("a").hot["collectives"].num_rows == 1
     again = reopened(store, tmp_path, maintenance_s=3600.0)
     with closing(again):
@@ -307,7 +307,7 @@ def test_rows_are_sealed_once_where_whole_rounds_came_after_the_border(store: Hu
     border_s = time.monotonic()
     for rank in (0, 1):
         appended(store, collectives=collectives(after, rank=rank, nranks=2, late_ns=rank * 5_000_000))
-    store._keeper._seal("a", "collectives", settle_s=time.monotonic() - border_s)
+    store._compactor._seal("a", "collectives", settle_s=time.monotonic() - border_s)
     assert store.snapshot("a").hot["collectives"].num_rows == 4
     store.seal_all()
     assert sql(store, "SELECT seq, rank, late_ns FROM collectives ORDER BY seq, rank") == [

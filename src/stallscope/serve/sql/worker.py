@@ -87,7 +87,7 @@ def _answer(
     data, blobs = frames.receive(requests)
     connection = _engine(data, blobs, limits=limits)
     try:
-        frames.send(answers, _rows(query, connection, asked=request, limits=limits))
+        frames.send(answers, _rows(query, connection, request=request, limits=limits))
     finally:
         connection.close()
 
