@@ -37,7 +37,9 @@ def test_rows_that_are_left_out_are_told_with_their_table_and_times(store):
     assert (found.rows, found.truncated) == ([[4, 3]], True)
     times = store.snapshot("a").hot["events"]["received_at"].cast("int64").to_pylist()
     first, last = (wall_text(us * 1000) for us in (times[0], times[5]))
-    assert found.note.startswith(f"events: this answer omits 6 rows that the hub received from {first} to {last}")
+    assert found.note.startswith(
+        f"events: this answer omits 6 rows that the hub received from {first} to {last}"
+    )
 
 
 def test_an_answer_over_all_rows_has_no_note(store):
