@@ -11,7 +11,7 @@ def test_lines_tell_subject_state_and_advice(run, tmp_path):
     assert code in (0, 5)
     assert any(line.split()[:2] == ["pass", "kernel"] for line in out.splitlines())
     assert all(
-        line.startswith(("pass  ", "warn  ", "fail  ", " " * 22 + "do: ")) for line in out.splitlines()
+        line.startswith(("pass  ", "warn  ", "fail  ", " " * 22 + "action: ")) for line in out.splitlines()
     )
 
 

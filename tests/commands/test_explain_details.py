@@ -122,7 +122,7 @@ def test_rates_are_shown_filtered_and_checked(run, tmp_path):
     assert (code, out) == (2, "")
     assert "bad.yaml" in err
     (tmp_path / "good.yaml").write_text("as_of: 2026-01-01\nproviders: {aws: []}\nrates: {aws: {L4: 1}}\n")
-    assert "good, 1 prices" in run("rates", "--validate", tmp_path / "good.yaml")[1]
+    assert "valid, 1 prices" in run("rates", "--validate", tmp_path / "good.yaml")[1]
 
 
 @pytest.mark.parametrize("words", [("a.db", "b.db"), ("a.db", "--db", "b.db")])
@@ -130,5 +130,5 @@ def test_two_traces_are_to_be_merged_first(run, words):
     code, _, told = run("explain", *words)
     assert code == 2
     assert (
-        told == "stallscope: explain reads one trace, not 2: first `stallscope merge a.db b.db -o ALL.db`\n"
+        told == "stallscope: explain reads one trace, not 2; first run `stallscope merge a.db b.db -o ALL.db`\n"
     )

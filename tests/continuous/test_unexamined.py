@@ -38,7 +38,7 @@ class Broken:
 def summary_of(store: HubStore, tool: str, cluster: str | None = None) -> str:
     hub = Hub(store, rates.load(), SimpleNamespace())  # type: ignore[arg-type]
     arguments = {} if cluster is None else {"cluster": cluster}
-    return str(asyncio.run(called(hub, collected(tools), tool, arguments=arguments, who=ME))["summary"])
+    return str(asyncio.run(called(hub, collected(tools), tool, arguments=arguments, identity=ME))["summary"])
 
 
 def test_after_a_failed_evaluation_verdicts_are_unknown_and_every_summary_has_the_reason(tmp_path: Path):
