@@ -130,5 +130,6 @@ def test_two_traces_are_to_be_merged_first(run, words):
     code, _, told = run("explain", *words)
     assert code == 2
     assert (
-        told == "stallscope: explain reads one trace, not 2; first run `stallscope merge a.db b.db -o ALL.db`\n"
+        told
+        == "stallscope: explain reads one trace, not 2; first run `stallscope merge a.db b.db -o ALL.db`\n"
     )
