@@ -109,6 +109,6 @@ def test_the_tools_of_a_node_are_understood_and_answer(inspector, tmp_path):
     code, listed, complaints = asked(how, "tools/list", "--strict")
     assert (code, complaints) == (0, "")
     assert {tool["name"] for tool in listed["tools"]} == set(collected(node_tools))
-    code, answer, _ = asked(how, "tools/call", "--tool-name", "explain_rank")
+    code, answer, _ = asked(how, "tools/call", "--tool-name", "verdicts")
     assert code == 0
     assert answer["structuredContent"]["rows"][0]["ranks"] == [2]

@@ -60,7 +60,7 @@ def test_a_token_and_the_authority_are_needed(db: Path, tmp_path: Path):
         token = files.token.read_text().strip()
         assert asked(address, Access(token=token, ca=files.ca)) == ""
         assert "the token is missing" in asked(address, Access(ca=files.ca))
-        assert "unknown here" in asked(
+        assert "the token is unknown" in asked(
             address, Access(token=f"{token[:-1]}{'aA'[token[-1] == 'a']}", ca=files.ca)
         )
         assert "not trusted" in asked(address, Access(token=token))
