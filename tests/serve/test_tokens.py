@@ -63,7 +63,7 @@ def test_a_right_id_with_another_secret_does_not_even_learn_that_it_is_expired(p
     tokens = Tokens(path, now_s=lambda: 1000.0)
     first, second = tokens.create(["read"], "a", expires_in_s=-1), tokens.create(["read"], "a")
     mixed = f"sst_{first.split('_')[1]}_{second.split('_', 2)[2]}"
-    with pytest.raises(NotAuthenticated, match="unknown here"):
+    with pytest.raises(NotAuthenticated, match="the token is unknown"):
         tokens.identity(bearer(mixed))
 
 
