@@ -21,7 +21,7 @@ def test_a_token_lets_its_tenant_in_with_its_scopes(path: Path):
     who = Tokens(path).identity(bearer(token))
     assert who == Identity("team-a", frozenset({"ingest", "read"}), token.split("_")[1])
     who.require("read")
-    with pytest.raises(NotAllowed, match="no scope 'sql'"):
+    with pytest.raises(NotAllowed, match="lacks the scope 'sql'"):
         who.require("sql")
 
 
@@ -53,7 +53,7 @@ def test_anything_else_is_refused_and_never_repeated(path: Path, spoil):
     token = tokens.create(["read"], "a")
     with pytest.raises(NotAuthenticated) as refused:
         tokens.identity(bearer(spoil(token)))
-    assert token.rpartition("_")[2] not in str(refused.value)
+    assert token.split("_", 2)[2] not in str(refused.value)
     for header in (None, "", "Basic YTpi", token, f"Token {token}"):
         with pytest.raises(NotAuthenticated):
             tokens.identity(header)
@@ -97,7 +97,7 @@ def test_many_makers_at_once_lose_no_token(path: Path):
 
 def test_scopes_and_tenants_that_do_not_exist_are_refused(path: Path):
     tokens = Tokens(path)
-    with pytest.raises(BadInput, match="no scope 'write'"):
+    with pytest.raises(BadInput, match="unknown scope 'write'"):
         tokens.create(["read", "write"], "a")
     with pytest.raises(BadInput, match="needs a scope"):
         tokens.create([" "], "a")

@@ -197,10 +197,10 @@ def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes
 @pytest.mark.parametrize(
     ("table", "rows", "said"),
     [
-        ("nothing", {"ts_ns": [1]}, "no table"),
+        ("nothing", {"ts_ns": [1]}, "unknown table"),
         ("events", {"ts_ns": [1], "colour": ["red"]}, "no column 'colour'"),
-        ("events", {"ts_ns": ["soon"]}, "do not fit"),
-        ("events", {"ts_ns": [1], "rank": [1 << 40]}, "do not fit"),
+        ("events", {"ts_ns": ["soon"]}, "wrong types"),
+        ("events", {"ts_ns": [1], "rank": [1 << 40]}, "wrong types"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_they_wait(
