@@ -66,11 +66,11 @@ def test_a_page_shows_the_job_and_the_verdict_and_stays_at_the_end(job, only, tm
     terminal = Terminal("trace", "--db", tmp_path / "trace.db", "--node", "here", *only(job))
     terminal.says("attached", "libnccl")
     job.go()
-    terminal.says("all_reduce", "wait_gpu", "tracer", "Rank 1 on here drags the job")
+    terminal.says("all_reduce", "wait_gpu", "tracer", "Rank 1 (host here")
     assert terminal.ended() == 0
     assert b"\x1b[?1049l" in terminal.written  # the other screen is left ...
     last = CONTROL.sub(b"", terminal.written.split(b"\x1b[?1049l")[-1]).decode()
-    assert "Rank 1 on here drags the job" in last  # ... and the last page stands on the first one
+    assert "Rank 1 (host here" in last  # ... and the last page stands on the first one
     assert len(node.read(tmp_path / "trace.db").collectives)
 
 
