@@ -1,3 +1,3 @@
-"""Stallscope: which rank drags a GPU job, since when, why, and what does it cost?"""
+"""Stallscope: which rank slows down a GPU job, since when, why, and at what cost?"""
 
 __version__ = "0.1.0"

@@ -50,7 +50,7 @@ def hub(
     rates: Rates = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Receive data from all nodes, diagnose their jobs, and answer queries.
+    """Receive data from all nodes, diagnose jobs, answer queries.
 
     Received data is stored. Runs until Ctrl-C.
     """

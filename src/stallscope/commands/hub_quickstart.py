@@ -17,7 +17,10 @@ def quickstart(
     ] = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Create a certificate and two tokens, and print the next commands. Safe to repeat."""
+    """Create a certificate and two tokens; print the next commands.
+
+    Safe to repeat.
+    """
     from stallscope.serve.quickstart import prepared
 
     chosen = settings_from({"hub_db": db}, settings)

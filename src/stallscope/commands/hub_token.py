@@ -90,7 +90,10 @@ def rotate(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Replace a token: print a new token of the same tenant and scopes, alone on the last line."""
+    """Replace a token by a new token of the same tenant and scopes.
+
+    The new token is alone on the last line.
+    """
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
     tokens = _tokens(db, settings)
     token = tokens.rotate(token_id, grace_s=duration_ns(grace, "--grace") / 1e9, expires_in_s=expires_s)

@@ -20,7 +20,10 @@ def check(
         bool, typer.Option("--repair", help="Keep the readable data, set the damaged files aside.")
     ] = False,
 ) -> None:
-    """Read every file of a hub's folder and report damage; the exit code is 4 if damage remains."""
+    """Read every file of a hub's folder and report damage.
+
+    The exit code is 4 if damage remains.
+    """
     from stallscope.store.hub import upkeep
 
     findings = upkeep.check(folder, repair=repair)
@@ -47,7 +50,10 @@ def restore(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Restore a backup as the folder of a hub; the folder must not exist yet."""
+    """Restore a backup as the folder of a hub.
+
+    The folder must not exist yet.
+    """
     from stallscope.store.hub import upkeep
 
     _print(upkeep.restore(source, settings_from({"hub_db": db}, settings).hub_db))
