@@ -14,7 +14,7 @@ def mcp(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Serve a running hub's tools over MCP on standard input and output."""
+    """Serve a hub's tools over MCP on standard input and output."""
     client = client_from(hub, token_file, ca_cert, settings=settings)
     entries = client.tools()
 
