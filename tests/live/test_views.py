@@ -113,7 +113,9 @@ def test_what_shows_the_trace_ends_with_an_agent_that_is_killed(agent, job, only
 
 
 def children(pid: int) -> list[str]:
-    done = subprocess.run(["pgrep", "-P", str(pid), "-f", "live.viewer_process"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["pgrep", "-P", str(pid), "-f", "live.viewer_process"], capture_output=True, text=True
+    )
     return done.stdout.split()
 
 
