@@ -16,13 +16,13 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 kernels dist prove-install clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 dist prove-install prove-kernels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/kernels $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
 	@setup/need.sh dist || true
 
 demo: $(STAMPS)/demo ## explain a recorded job, and a live job if this machine can trace
@@ -62,16 +62,17 @@ bpf: ## build the BPF programs, if the tools are installed
 bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (linux-libc-dev-arm64-cross)
 	@$(MAKE) --no-print-directory --silent -C bpf arm64
 
-KERNELS ?= 6.1.0/bookworm 6.12/trixie
-kernels: setup ## run the tests on other kernels in virtual machines; KERNELS="7/sid" adds more kernels of Debian
-	@setup/kernels.sh build/kernels $(KERNELS)
-	@$(PY) -m pytest -rA tests/kernels
-
 dist: $(STAMPS)/dist ## build wheel, sdist and one-file program in dist; two builds of one commit give equal files
 	@setup/dist.sh $(BIN) dist
 
 prove-install: dist ## install the files of dist in empty environments, and run demo, trace, explain and check there
 	@setup/prove_install.sh dist bench/results/install.json
+
+# The kernels of Debian 12 and 13. Without KVM, a virtual machine needs about two minutes.
+KERNELS ?= 6.1.0/bookworm 6.12/trixie
+prove-kernels: setup ## trace on other kernels in virtual machines; KERNELS="7/sid" adds more kernels of Debian
+	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
+	@$(PY) -m pytest -rA --prove tests/kernels
 
 clean: ## remove all built files and the environment
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -112,9 +113,4 @@ $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 # Tests run its scraper. It is unpacked and not installed, because an installed package would start a service.
 $(STAMPS)/prometheus: setup/program.sh setup/release.sh $(STAMPS)/venv
 	@command -v prometheus >/dev/null || setup/program.sh build/prometheus prometheus/bookworm
-	@touch $@
-
-# The kernels of Debian 12 and 13, for virtual machines.
-$(STAMPS)/kernels: setup/kernels.sh setup/need.sh $(STAMPS)/venv
-	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@touch $@

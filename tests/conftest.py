@@ -68,8 +68,20 @@ _MISSING_FOR = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that waits for live events may be rerun twice; every other test fails at its first failure."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--prove` selects the tests marked `prove`, which `make prove-NAME` runs."""
+    parser.addoption("--prove", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--prove`, leave out the tests that take minutes.
+
+    A test that waits for live events may be rerun twice; every other test fails at its first failure.
+    """
+    if not config.getoption("--prove"):
+        long = [item for item in items if item.get_closest_marker("prove")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
     for item in items:
         if item.get_closest_marker("live"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))

@@ -22,7 +22,7 @@ from .inside import LIMITED_RANK, N_IOCTLS, N_PAUSES, N_STAYS, PERIOD_US, QUOTA_
 FOLDER = Path(__file__).resolve().parents[2] / "build/kernels"
 NAMES = sorted(each.name for each in FOLDER.glob("*") if each.is_dir()) or ["none"]
 
-pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
+pytestmark = [pytest.mark.kernels, pytest.mark.compiler, pytest.mark.prove]
 
 
 def best_mode(release: str) -> str:
