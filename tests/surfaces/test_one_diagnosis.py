@@ -201,13 +201,8 @@ def essence(row: Row) -> tuple[object, ...]:
     return row["kind"], tuple(row.get("ranks") or ()), tuple(row.get("pids") or ()), cause
 
 
-KNOWN_DIFFERENCES = {"slow GPU": "the hub loses the verdict on a slow GPU when the job ends"}
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_all_surfaces_report_the_same_verdicts(name, tmp_path, request):
-    if name in KNOWN_DIFFERENCES:
-        request.applymarker(pytest.mark.xfail(reason=KNOWN_DIFFERENCES[name], strict=True))
+def test_all_surfaces_report_the_same_verdicts(name, tmp_path):
     make, expected = SCENARIOS[name]
     trace = make()
     db = tmp_path / "trace.db"

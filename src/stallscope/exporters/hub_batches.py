@@ -53,7 +53,7 @@ TABLES = {
 A collective carries the ranks of its process, because queries on the hub select by rank.
 """
 
-_ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
+ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
 """Times of the node's CLOCK_MONOTONIC. GPU times stay on the GPU's clock."""
 
 
@@ -78,7 +78,7 @@ def on_wall_clock(
         values = rows[field.name]
         if field.name == "symbol":
             values = np.array([symbols[number] for number in values.tolist()], field.format)
-        elif field.name in _ON_MONOTONIC:
+        elif field.name in ON_MONOTONIC:
             is_unknown = (values == UNKNOWN) if field.may_be_unknown else np.zeros(len(rows), bool)
             values = np.where(is_unknown, UNKNOWN, values + to_wall_ns)
         sent[field.name] = values

@@ -20,7 +20,7 @@ _ROWS_IN_BLOCK = 32
 _PROMPT_NS = 200_000  # releases that follow the ends of collectives scatter by less than this
 _FEWEST = 8
 _BLOCKS_FOR_DRIFT = 24
-_NO_BOUND = 1e18
+_NO_BOUND_NS = 1e18  # beyond any difference of two offsets of one pair of clocks
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,19 @@ def _enqueued(line: Timeline, has_times: Array) -> _Enqueued:
         rows = np.flatnonzero(has_times[of_process]) + of_process.start
         if not len(rows):
             continue
-        high = (start_ns[rows] - ts_ns[rows]).astype(np.float64)
-        low = np.where(has_release[rows], end_ns[rows] - release[rows], -_NO_BOUND)
-        offset = _offset(ts_ns[rows], low, high)
+        high = start_ns[rows] - ts_ns[rows]
+        base = int(high.min())  # the clocks may be decades apart, and small floats keep their digits
+        low = np.where(has_release[rows], end_ns[rows] - release[rows] - base, -_NO_BOUND_NS)
+        offset = _offset(ts_ns[rows], low, (high - base).astype(np.float64))
         for out, by in ((earliest, offset.least), (likely, offset.likely), (latest, offset.most)):
-            out[rows] += np.rint(by).astype(np.int64)
+            out[rows] += base + np.rint(by).astype(np.int64)
         error[process] = offset.error
     return _Enqueued(earliest, likely, latest, error)
 
 
 @dataclass(frozen=True)
 class _Offset:
-    """The offset from each host time to the GPU's time, float64 (k,). error: of `likely`."""
+    """The offset from each host time to the GPU's time, beyond a base: float64 (k,). error: of `likely`."""
 
     least: Array
     likely: Array
@@ -129,22 +130,21 @@ class _Offset:
 
 
 def _offset(ts: Array, low: Array, high: Array) -> _Offset:
-    base = float(high.min())
-    low, high = low - base, high - base  # small numbers keep their digits
-    has_low = low > -_NO_BOUND / 2
-    least = np.full(len(ts), -_NO_BOUND)
+    """low, high: float64 (k,), bounds of the offset, beyond the same base."""
+    has_low = low > -_NO_BOUND_NS / 2
+    least = np.full(len(ts), -_NO_BOUND_NS)
     if has_low.sum() >= _FEWEST:
         drift = _drift(ts[has_low], low[has_low], np.maximum)
         flat = np.where(has_low, low - drift * (ts - ts[0]), -np.inf)
         tightest = _nearby(flat, np.maximum)
         behind = (tightest - flat)[has_low]
         spread = float(np.median(behind[np.isfinite(behind)]))
-        least = tightest + drift * (ts - ts[0]) + base
+        least = tightest + drift * (ts - ts[0])
         if spread <= _PROMPT_NS and (tightest <= high - drift * (ts - ts[0]) + _PROMPT_NS).mean() > 0.9:
             return _Offset(least, least, least, spread)
     drift = _drift(ts, high, np.minimum)
     tightest = _nearby(high - drift * (ts - ts[0]), np.minimum)
-    most = tightest + drift * (ts - ts[0]) + base
+    most = tightest + drift * (ts - ts[0])
     return _Offset(np.minimum(least, most), most, most, 0.0)
 
 
