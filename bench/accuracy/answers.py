@@ -77,10 +77,11 @@ def _blames_more_work(report: Report, truth: Truth, culprits: tuple[int, ...]) -
 
 
 def _of_whole_job(report: Report, truth: Truth) -> Mark:
-    """A job that slows down as a whole is reported as a change or as inconclusive, without a name."""
-    if truth.cost_share < MUST_NAME_SHARE or report.verdicts:
+    """A job that slows down as a whole is reported as a change, without a name."""
+    kinds = {verdict.kind for verdict in report.verdicts}
+    if truth.cost_share < MUST_NAME_SHARE or "change" in kinds:
         return "right"
-    return "missed" if report.healthy else "inconclusive"
+    return "inconclusive" if _is_inconclusive(report) else "missed"
 
 
 def _is_unknowable(truth: Truth) -> bool:

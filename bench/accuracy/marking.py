@@ -65,7 +65,7 @@ def _is_reported(report: Report, answer: Answer, named: set[int]) -> bool:
     if answer.kind == "imbalance":
         return "imbalance" in kinds
     if answer.kind == "all_slow":
-        return answer.is_from_start or "inconclusive" in kinds
+        return answer.is_from_start or bool(kinds & {"change", "inconclusive"})
     if answer.kind == "unknown_device":
         return True
     return set(answer.ranks) <= named

@@ -80,5 +80,5 @@ def test_a_fault_is_a_scenario_too():
 def test_a_gpu_that_somebody_uses_makes_the_whole_job_slow_and_names_nobody():
     found = told("gpu-steal", "--live", "--json")
     (verdict,) = json.loads(found.stdout)["verdicts"]
-    assert (verdict["kind"], verdict["ranks"]) == ("inconclusive", [])
+    assert (verdict["kind"], verdict["ranks"]) == ("change", [])
     assert "device or fabric" in verdict["abstained_because"]

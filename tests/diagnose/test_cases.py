@@ -97,7 +97,7 @@ def test_c07_too_many_threads_on_all_ranks_accuse_none():
 
 def test_c08_ten_times_slower_on_all_ranks_is_reported_without_a_name():
     verdict = only(all_ranks(54, Category.PREEMPTED, first=20))
-    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert (verdict.kind, verdict.ranks) == ("change", [])
     assert "every rank" in verdict.abstained_because
 
 
@@ -263,7 +263,7 @@ def test_n03_a_node_that_is_a_third_of_a_percent_slower_raises_no_alarm():
 
 def test_n07_a_fabric_that_becomes_slow_names_no_rank():
     verdict = only(fabric(before_ns=0, after_ns=40 * MS))
-    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert (verdict.kind, verdict.ranks) == ("change", [])
     assert "device or fabric" in verdict.abstained_because
 
 

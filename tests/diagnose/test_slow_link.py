@@ -2,6 +2,8 @@
 
 import pytest
 
+from stallscope.diagnose.report.verdict import Answer
+
 from .builders import MS, TRANSFER_NS, Call, Job, trace_of
 from .reports import only, report_of
 
@@ -39,8 +41,10 @@ def pairs(n: int) -> list[tuple[int, ...]]:
 )
 def test_the_group_with_a_slow_link_is_reported(n_pairs, slow, since, longer_ns, n_nodes):
     made = job(pairs(n_pairs), n_nodes=n_nodes, slow_links={slow: (since, longer_ns)})
-    verdict = only(report_of(trace_of(made)))
-    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    report = report_of(trace_of(made))
+    verdict = only(report)
+    assert report.answer is Answer.FOUND
+    assert (verdict.kind, verdict.ranks) == ("link", [])
     assert verdict.evidence["suspects"] == list(slow)
     assert verdict.late_ms["median"] == pytest.approx(4 * longer_ns / MS, rel=0.1)
     assert verdict.evidence["times_as_long"] == pytest.approx(1 + longer_ns / TRANSFER_NS, rel=0.1)

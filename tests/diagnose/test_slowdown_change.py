@@ -96,7 +96,7 @@ def slower(n_ranks: int, n_steps: int, at: int, ns: int, category: Category) -> 
 def test_a_change_is_reported_with_its_moment_size_and_part(n_ranks, n_steps, at, ms, category, name):
     verdict = slower(n_ranks, n_steps, at, ms * MS, category)
     evidence = verdict.evidence
-    assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
+    assert (verdict.kind, verdict.ranks) == ("change", [])
     assert abs(int(evidence["from_step"]) - at) <= 2
     assert evidence["step_ms_after"] - evidence["step_ms_before"] == pytest.approx(ms, rel=0.1)
     assert list(evidence["grew_ms"]) == [name]

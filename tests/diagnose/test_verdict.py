@@ -145,11 +145,14 @@ def test_every_kind_can_be_said_and_is_valid():
         verdict = Verdict(
             kind=kind,
             summary="x",
-            ranks=[1] if kind not in ("imbalance", "inconclusive") else [],
+            ranks=[1] if kind not in ("imbalance", "change", "link", "inconclusive") else [],
             late_ms={"median": 2500.0, "max": 3000.0},
             cost=VerdictCost(1.5, 0.2, 3.0, True),
             abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
-            evidence={"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0},
+            evidence={
+                **{"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0, "suspects": [2, 3], "times_as_long": 4.0},
+                **{"step_ms_before": 100.0, "step_ms_after": 130.0, "from_step": 40, "grew_ms": {"io": 30.0}},
+            },
         )
         report = Report("x", report_of(TRACE).examined, [replace(verdict, summary=text.summary(verdict))])
         jsonschema.validate(json.loads(json.dumps(as_json(report))), SCHEMA)

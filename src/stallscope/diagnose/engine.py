@@ -22,6 +22,7 @@ from stallscope.diagnose.verdicts import (
     _late,
     before_attach,
     by_job,
+    change,
     claimed_rank,
     device,
     failure,
@@ -133,8 +134,8 @@ def report(found: Findings) -> Report:
     verdicts += once
     if not verdicts:
         verdicts = (
-            inconclusive.slow_link(case)
-            or inconclusive.all_slow(case)
+            change.slow_links(case)
+            or change.of_all_ranks(case)
             or inconclusive.doubtful(found, examined)
             or inconclusive.absorbed(found, examined)
         )

@@ -8,7 +8,10 @@ of the hub's table.
 from dataclasses import dataclass
 from typing import Literal
 
-KINDS = ("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure", "inconclusive")
+KINDS = (
+    *("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure"),
+    *("change", "link", "inconclusive"),
+)
 SEVERITIES = ("low", "medium", "high", "critical")
 STATES = ("open", "closed")
 

@@ -24,6 +24,8 @@ def summary(verdict: Verdict) -> str:
         "hang": _hang,
         "mismatch": _mismatch,
         "imbalance": _imbalance,
+        "change": _change,
+        "link": _link,
         "inconclusive": _inconclusive,
     }
     return sentences[verdict.kind](verdict)
@@ -465,12 +467,10 @@ def _inconclusive(verdict: Verdict) -> str:
         return (
             f"Process {pid} has no known fault, but is not shown to be healthy: {verdict.abstained_because}."
         )
-    if "step_ms_after" in verdict.evidence:
-        return _slower(verdict)
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
 
 
-def _slower(verdict: Verdict) -> str:
+def _change(verdict: Verdict) -> str:
     """The whole job became slower: when, by how much, and which part of the step grew."""
     before, after = (float(str(verdict.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
     grew = verdict.evidence.get("grew_ms")
@@ -479,6 +479,16 @@ def _slower(verdict: Verdict) -> str:
     return (
         f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.get('from_step')}: steps "
         f"take {_ms(after)} instead of {_ms(before)}{growth}. No rank is to blame: {verdict.abstained_because}."
+    )
+
+
+def _link(verdict: Verdict) -> str:
+    suspects, times = verdict.evidence.get("suspects"), verdict.evidence.get("times_as_long")
+    ranks = _ranks(suspects) if isinstance(suspects, list) else "a group of ranks"
+    more = f", {_ms(verdict.late_ms['median'])} more in" if verdict.late_ms else " in"
+    return (
+        f"The collectives of {ranks} take {times} times as long on their GPUs as similar collectives{more} each of "
+        f"{verdict.evidence.get('n_late_steps')} steps: {verdict.abstained_because}."
     )
 
 

@@ -65,7 +65,8 @@ class Verdict:
     """A fault, or a symptom whose fault cannot be named.
 
     kind: straggler, hang, mismatch, imbalance, device, process (a process without peers),
-    failure (of a CUDA call, of a process), inconclusive.
+    failure (of a CUDA call, of a process), change (all ranks became slower), link (slow
+    collectives of a group), inconclusive.
     ranks: the ranks with the fault, none for imbalance.
     pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.

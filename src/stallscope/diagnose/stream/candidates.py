@@ -10,7 +10,15 @@ from stallscope.diagnose.stream.evaluation import Evaluation
 from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
 from stallscope.diagnose.stream.incidents import Candidate, Incidents, worded
 from stallscope.diagnose.stream.job_members import Who
-from stallscope.diagnose.verdicts import claimed_rank, device, imbalance, inconclusive, mismatch, straggler
+from stallscope.diagnose.verdicts import (
+    change,
+    claimed_rank,
+    device,
+    imbalance,
+    inconclusive,
+    mismatch,
+    straggler,
+)
 from stallscope.diagnose.verdicts._late import between, late_ranks
 
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
@@ -66,7 +74,7 @@ def of_evaluation(
     out += _once(result, history)
     if out or not (is_periodic or is_whole):
         return out
-    return _slow(result, incidents) or _uncertain(result)
+    return _links(result) or _slow(result, incidents) or _uncertain(result)
 
 
 def report(
@@ -233,9 +241,19 @@ def _once(result: Evaluation, history: History) -> list[Candidate]:
     return out
 
 
+def _links(result: Evaluation) -> list[Candidate]:
+    """Candidates for slow links, by communicator."""
+    return [
+        Candidate(
+            f"link {verdict.comm_hash}", frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STEPS
+        )
+        for verdict in change.slow_links(result.case)
+    ]
+
+
 def _slow(result: Evaluation, incidents: Incidents) -> list[Candidate]:
     """Candidates for a slowdown of all ranks, as long as the steps take nearly as long as first reported."""
-    verdicts = inconclusive.all_slow(result.case)
+    verdicts = change.of_all_ranks(result.case)
     known = incidents.of(SLOW, frozenset())
     if not verdicts and known is not None:
         was = known.candidate.verdict
@@ -256,7 +274,7 @@ def _key(verdict: Verdict) -> tuple[object, ...]:
     """The key that is equal for two verdicts of a job on the same fault."""
     if verdict.kind in ("straggler", "device"):
         return "rank", tuple(verdict.ranks), verdict.evidence.get("is_one_off", False)
-    if verdict.kind in ("hang", "mismatch"):
+    if verdict.kind in ("hang", "mismatch", "link"):
         return verdict.kind, verdict.comm_hash, verdict.first_round
     return verdict.kind, "moves" in verdict.evidence
 

@@ -25,7 +25,7 @@ def with_gpu_states(trace: Trace, report: Report) -> Report:
 def _is_of_all(verdict: Verdict) -> bool:
     """Whether the verdict is a slowdown of all ranks, on their GPUs."""
     share = verdict.evidence.get("host_share")
-    return verdict.kind == "inconclusive" and isinstance(share, float) and share < 0.5
+    return verdict.kind == "change" and isinstance(share, float) and share < 0.5
 
 
 def _is_of_one(verdict: Verdict) -> bool:

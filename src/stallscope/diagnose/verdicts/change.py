@@ -1,0 +1,94 @@
+"""Verdicts on a change of the whole job, and on a slow link between some ranks: a fault without a rank to blame."""
+
+from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
+from stallscope.diagnose.lateness.slowdown import slowdown
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.unseen_ranks import n_unseen
+from stallscope.diagnose.verdicts._late import between, priced
+
+_CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviations, see lateness.slowdown
+
+
+def of_all_ranks(case: Case) -> list[Verdict]:
+    """The verdict on a slowdown of all ranks; reported only without any other verdict."""
+    change = slowdown(case.line, case.judged, case.limits) if case.plan.has_steps.all() else None
+    if change is None:
+        return []
+    on_host = change.host_share >= 0.5
+    why = (
+        "every rank slowed down by a similar amount: the cause is shared (input, file system, network, code)"
+        if on_host
+        else "no rank is late on its host: device or fabric, rank unknown"
+    )
+    if not on_host and n_unseen(case.line, case.trace):
+        why += ", or a rank that is not in this trace"
+    return [
+        Verdict(
+            kind="change",
+            summary="",
+            n_rounds=case.met.n_rounds,
+            since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
+            n_incidents=1,
+            confidence=_CONFIDENCE,
+            cost=priced(
+                case,
+                (change.after_ns - change.before_ns) * change.n_steps * case.line.n_processes / 1e9,
+                is_lower_bound=False,
+                observed_ns=case.observed_ns,
+            ),
+            abstained_because=why,
+            advice=[
+                "Record the GPUs as well (NCCL profiler plugin, NVML clocks): their times differ between ranks."
+            ]
+            if not on_host
+            else [
+                "Compare with the time before: deployment, data shard, shared file system, co-located jobs."
+            ],
+            evidence={
+                "step_ms_before": round(change.before_ns / 1e6, 3),
+                "step_ms_after": round(change.after_ns / 1e6, 3),
+                "host_share": round(change.host_share, 3),
+                "n_steps": change.n_steps,
+                "from_step": change.step,
+                "grew_ms": {name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
+            },
+        )
+    ]
+
+
+def slow_links(case: Case) -> list[Verdict]:
+    """Verdicts on groups whose collectives take far longer on the GPUs than before, or than in similar groups."""
+    groups = slow_groups(case.line, case.plan, step_ns=case.step_ns, limits=case.limits)
+    return [_slow_link(case, group) for group in groups]
+
+
+def _slow_link(case: Case, group: SlowGroup) -> Verdict:
+    line = case.line
+    ranks = sorted(int(line.rank[process]) for process in group.processes)
+    excess_ms = round(group.excess_ns / 1e6, 3)
+    most = group.excess_ns * group.n_steps * line.n_processes / 1e9
+    return Verdict(
+        kind="link",
+        summary="",
+        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in group.processes}),
+        comm_hash=f"{int(line.comm_hash[group.comm]):016x}",
+        first_round=int(line.rows["seq"][group.first_row]),
+        n_rounds=case.met.n_rounds,
+        late_ms={"median": excess_ms, "max": excess_ms},
+        since_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[group.first_row])),
+        n_incidents=1,
+        confidence=0.5,
+        cost=between(case, 0.0, most, observed_ns=case.observed_ns),
+        abstained_because="the link between these ranks or one of their GPUs is slow",
+        advice=[
+            "Check the links between the GPUs of these ranks: NVLink and PCIe errors, NIC counters, Xid errors."
+        ],
+        evidence={
+            "suspects": ranks,
+            "times_as_long": round(group.times, 2),
+            "n_late_steps": group.n_steps,
+            "step_ms": round(case.step_ns / 1e6, 3),
+        },
+    )
