@@ -150,7 +150,13 @@ def test_every_kind_can_be_said_and_is_valid():
             cost=VerdictCost(1.5, 0.2, 3.0, True),
             abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
             evidence={
-                **{"n_late_steps": 3, "n_steps": 9, "waited_s": 11.0, "suspects": [2, 3], "times_as_long": 4.0},
+                **{
+                    "n_late_steps": 3,
+                    "n_steps": 9,
+                    "waited_s": 11.0,
+                    "suspects": [2, 3],
+                    "times_as_long": 4.0,
+                },
                 **{"step_ms_before": 100.0, "step_ms_after": 130.0, "from_step": 40, "grew_ms": {"io": 30.0}},
             },
         )
