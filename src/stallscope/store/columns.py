@@ -92,6 +92,21 @@ def rows(table: Table, tuples: Iterable[tuple[object, ...]]) -> Array:
     return np.fromiter(tuples, _flat(table)).view(dtype(table))
 
 
+def flat_rows(table: Table, n: int) -> Array:
+    """n rows to be filled, one field per SQL column; structured() makes them rows of the table."""
+    return np.empty(n, _flat(table))
+
+
+def structured(table: Table, flat: Array) -> Array:
+    """Rows of the table from flat rows."""
+    return flat.view(dtype(table))
+
+
+def nullable_names(table: Table) -> frozenset[str]:
+    """The columns that contain NULL where a value is unknown."""
+    return frozenset(field.name for field in table.fields if field.may_be_unknown)
+
+
 @cache
 def _insert_into(table: Table) -> str:
     return f"INSERT INTO {table.name} ({', '.join(column_names(table))}) VALUES"

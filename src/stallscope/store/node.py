@@ -14,11 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
+
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
 from stallscope.events.trace import Clock, Coverage, Trace, WallClock
-from stallscope.store import columns
+from stallscope.store import columns, sqlite_pages
 from stallscope.store.time_range import Part, narrow, windows
 
 SCHEMA_VERSION = 2
@@ -312,7 +314,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
         db.execute("BEGIN")  # one snapshot of all tables: an agent may be writing
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        tables = {table.name: _read_table(db, table) for table in ARRAYS}
+        tables = _whole_tables(db) if part.is_whole else {t.name: _read_table(db, t) for t in ARRAYS}
         for found in tables.values():
             found["node"] = _renumbered(found["node"], numbers)
         _forget_ends(
@@ -388,17 +390,48 @@ def question(name: str) -> str:
     return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
 
 
+def _whole_tables(db: sqlite3.Connection) -> dict[str, Array]:
+    """All tables. Large tables are read from the pages of the file, as that is several times as fast."""
+    existing = [table for table in ARRAYS if not _is_missing(db, table)]
+    large = [table for table in existing if _is_large(db, table)]
+    pages = sqlite_pages.copy_of(db) if large else None
+    from_pages = {table.name: pages.rows(db, table) for table in large} if pages else {}
+    return {
+        table.name: _read_table(db, table)
+        if (rows := from_pages.get(table.name)) is None
+        else _in_order(rows)
+        for table in ARRAYS
+    }
+
+
+def _is_large(db: sqlite3.Connection, table: Table) -> bool:
+    """Whether asking SQLite for each row of a table would take longer than a copy of the file."""
+    (n_ids,) = db.execute(f"SELECT (SELECT MAX(id) FROM {table.name}) - MIN(id) FROM {table.name}").fetchone()
+    (n_pages,) = db.execute("PRAGMA page_count").fetchone()
+    return n_ids is not None and n_ids >= n_pages
+
+
+def _in_order(rows: Array) -> Array:
+    """Rows in order of id, sorted by time."""
+    ts_ns = rows["ts_ns"]
+    return rows if (ts_ns[1:] >= ts_ns[:-1]).all() else rows[np.argsort(ts_ns, kind="stable")]
+
+
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
-    if table.name in LATER_TABLES and not has_table(db, table.name):
+    if _is_missing(db, table):
         return empty(table)
     found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
     return columns.rows(table, found)
 
 
+def _is_missing(db: sqlite3.Connection, table: Table) -> bool:
+    return table.name in LATER_TABLES and not has_table(db, table.name)
+
+
 def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tuple[str, ...]]:
     """The stacks that rows of these tables name; entries that are not lists of frames are left out."""
     named = (rows["stack"] for rows in tables if "stack" in (rows.dtype.names or ()))
-    wanted = {number for column in named for number in column.tolist()} - {UNKNOWN}
+    wanted = {number for column in named for number in np.unique(column).tolist()} - {UNKNOWN}
     if not wanted:
         return {}
     found = (
@@ -417,7 +450,7 @@ def _frames(text: str) -> tuple[str, ...]:
 
 def _renumbered(column: Array, numbers: Sequence[int] | dict[int, int]) -> Array:
     out = column.copy()
-    for old in set(column.tolist()):
+    for old in np.unique(column).tolist():
         out[column == old] = numbers[old]
     return out
 
