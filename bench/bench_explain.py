@@ -51,7 +51,9 @@ def measured(trace: Trace, n_times: int) -> dict[str, object]:
         "read_s": round(read_s, 3),
         "diagnose_s": round(diagnose_s, 3),
         "read_cpu_us_per_collective": round(min(turn[3] for turn in turns) / len(trace.collectives) * 1e6, 2),
-        "diagnose_cpu_us_per_collective": round(min(turn[4] for turn in turns) / len(trace.collectives) * 1e6, 2),
+        "diagnose_cpu_us_per_collective": round(
+            min(turn[4] for turn in turns) / len(trace.collectives) * 1e6, 2
+        ),
         "named": named,
     }
 
