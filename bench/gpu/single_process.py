@@ -1,10 +1,12 @@
-"""Single-process jobs on one GPU, traced by one agent, against each job's own measurement.
+"""Single-process jobs on one GPU, traced by one agent, against each job's own measurement, py-spy and torch.profiler.
 
-    bench/gpu/run_there.sh single --budget 520
+    bench/gpu/run_there.sh single --budget 420 --profile      # on a machine with a GPU
+    .venv/bin/python bench/gpu/single_process.py --jobs bench/single/emulated_jobs.py --out build/single
 
-The jobs run one after the other; the next job imports PyTorch while a job runs. In OUT: single.json (all answers),
-single.db.gz (the trace) and single.txt (the table, which is printed last). Right: the first cause and the line of
-code are right, and no fault is named for a healthy job. Shares are compared with the job's own.
+The jobs run one after the other; the next job imports its libraries while a job runs. With --profile, py-spy samples
+each traced job from outside, and a second, short run of each job is measured by torch.profiler. In OUT: single.json (all
+answers), single.db.gz (the trace) and single.txt (the table, which is printed last). `--judge FOLDER` examines the trace
+of an earlier run with the present version.
 """
 
 import argparse
@@ -12,173 +14,197 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from running import STALLSCOPE
+from single_judging import judged, stack_share, table
 
 HERE = Path(__file__).parent
-SECONDS = 6.0
 JOB_S = 45.0
-EXPLAIN_S = 60.0
+EXPLAIN_S = 50.0
+PROFILE_S = 14.0
+SPY_HZ = 50
 
 
-def start(name: str, folder: Path) -> "subprocess.Popen[str]":
-    """A job at its gate."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "single_jobs.py"), name, str(SECONDS), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=(folder / f"{name}.err").open("w"),
-        text=True,
-    )
+@dataclass
+class Runner:
+    """Starts jobs at their gate, runs them, and collects their measurements."""
 
+    script: Path
+    folder: Path
+    seconds: float
+    spy: str | None = None
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-def run(name: str, job: "subprocess.Popen[str]", folder: Path) -> dict[str, Any]:
-    """Let a job run, and read its measurements."""
-    assert job.stdin and job.stdout
-    watchdog = subprocess.Popen(["sh", "-c", f"sleep {JOB_S}; kill -9 -{job.pid}"], start_new_session=True)
-    try:
-        job.stdout.readline()
-        job.stdin.write("go\n")
-        job.stdin.flush()
-        line = job.stdout.readline()
-        job.wait(timeout=10)
-    finally:
-        watchdog.kill()
-        job.kill()
-    if not line.strip():
-        words = (folder / f"{name}.err").read_text(errors="replace").strip().splitlines()
-        return {"name": name, "failed": words[-1][:200] if words else "it printed nothing"}
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-def judged(name: str, measured: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
-    """How right the report is on a job."""
-    import single_jobs
-
-    _, causes, function = single_jobs.JOBS[name]
-    if "pid" not in measured:
-        return measured | {"right": None}
-    pid = measured["pid"]
-    activity = next((one for one in report["activity"] if one["pid"] == pid), None)
-    verdicts = [one for one in report["verdicts"] if one["evidence"].get("pid") == pid]
-    named = next((one for one in verdicts if one["kind"] == "process"), None)
-    first = named["causes"][0] if named else None
-    out = measured | {
-        "summary": verdicts[0]["summary"] if verdicts else "healthy",
-        "cause": first["cause"] if first else None,
-        "others": [one["cause"] for one in named["causes"][1:]] if named else [],
-        "line": first["evidence"].get("line", "") if first else "",
-        "reported_share": first["share"] if first else None,
-        "activity": activity,
-    }
-    if not causes:
-        return out | {"right": named is None, "line_right": True}
-    is_right = first is not None and first["cause"] in causes
-    return out | {"right": is_right, "line_right": is_right and (not function or function in out["line"])}
-
-
-def _short(share: float | None) -> str:
-    return "" if share is None else f"{share:.2f}"
-
-
-def _yes(is_right: bool) -> str:
-    return "yes" if is_right else "NO"
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The answers in short lines, and their sums last."""
-    lines = [f"{'job':<20}{'right':<7}{'line':<6}{'own':>5}{'ours':>6}{'busy':>6}{'n':>5}  cause, line"]
-    for row in rows:
-        if row.get("right") is None:
-            lines.append(f"{row['name']:<20}{'-':<7}{row.get('failed') or row.get('skipped', '')}"[:130])
-            continue
-        activity = row["activity"] or {}
-        busy, share = _short(activity.get("gpu_busy")), _short(row["reported_share"])
-        lines.append(
-            f"{row['name']:<20}{_yes(row['right']):<7}{_yes(row['line_right']):<6}"
-            f"{row['share']:>5.2f}{share:>6}{busy:>6}"
-            f"{activity.get('n_samples', 0):>5}  {row['cause'] or row['summary'][:60]} {row['line'][-50:]}"
+    def start(self, name: str, seconds: float, *more: str) -> "subprocess.Popen[str]":
+        """A job at its gate."""
+        return subprocess.Popen(
+            [sys.executable, str(self.script), name, str(seconds), str(self.folder), *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / f"{name}.err").open("w"),
+            text=True,
         )
-    known = [row for row in rows if row.get("right") is not None]
-    faulty = [row for row in known if not row["name"].startswith("healthy")]
-    healthy = [row for row in known if row["name"].startswith("healthy")]
-    close = [
-        row for row in faulty if row["right"] and abs((row["reported_share"] or 0) - row["share"]) <= 0.1
-    ]
-    lines.append(
-        f"faults: cause right {sum(row['right'] for row in faulty)} of {len(faulty)}, with the line "
-        f"{sum(row['line_right'] for row in faulty)}, share within 10 points {len(close)}; healthy: "
-        f"{sum(not row['right'] for row in healthy)} of {len(healthy)} accused; not run {len(rows) - len(known)}"
-    )
-    return "\n".join(lines)
+
+    def run(self, name: str, job: "subprocess.Popen[str]", limit_s: float = JOB_S) -> dict[str, Any]:
+        """Let a job run, and read its measurements."""
+        assert job.stdin and job.stdout
+        watchdog = subprocess.Popen(
+            ["sh", "-c", f"sleep {limit_s}; kill -9 -{job.pid}"], start_new_session=True
+        )
+        spy = None
+        try:
+            job.stdout.readline()
+            job.stdin.write("go\n")
+            job.stdin.flush()
+            if job.stdout.readline().strip() == "measuring" and self.spy:
+                spy = self._spy(name, job.pid)
+            line = job.stdout.readline()
+            job.wait(timeout=10)
+        finally:
+            watchdog.kill()
+            job.kill()
+        if not line.strip():
+            text = (self.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()
+            return {"name": name, "failed": text[-1][:200] if text else "it printed nothing"}
+        measurement: dict[str, Any] = json.loads(line)
+        if spy:
+            with suppress(subprocess.TimeoutExpired):
+                spy.wait(timeout=5)
+            measurement["py_spy_share"] = stack_share(self.folder / f"{name}.spy")
+        return measurement
+
+    def _spy(self, name: str, pid: int) -> "subprocess.Popen[bytes]":
+        """py-spy on the job for most of its window, without stopping it."""
+        out, seconds = str(self.folder / f"{name}.spy"), str(max(round(self.seconds) - 1, 1))
+        words = ["record", "--pid", str(pid), "--rate", str(SPY_HZ), "--duration", seconds]
+        return subprocess.Popen(
+            [str(self.spy), *words, "--nonblocking", "--idle", "--format", "raw", "--output", out],
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / f"{name}.spy.err").open("w"),
+            env=os.environ | {"LD_LIBRARY_PATH": ""},
+        )
+
+    def run_all(self, order: list[str], end_s: float) -> None:
+        """Each job once, as long as there is time."""
+        following = self.start(order[0], self.seconds)
+        time.sleep(3)
+        for i, name in enumerate(order):
+            job = following
+            if end_s - time.monotonic() < EXPLAIN_S + self.seconds + 6:
+                self.measured[name] = {"name": name, "skipped": "no time left"}
+                continue
+            if i + 1 < len(order):
+                following = self.start(order[i + 1], self.seconds)
+            begin_s = time.monotonic()
+            try:
+                self.measured[name] = self.run(name, job)
+            except Exception as error:  # noqa: BLE001 - the failure of a job must not cost the others
+                self.measured[name] = {"name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
+            print(f"{name} {time.monotonic() - begin_s:.1f} s {self.measured[name]}"[:160], flush=True)
+        following.kill()
+
+    def profile_all(self, order: list[str], end_s: float) -> None:
+        """A short run of each job under torch.profiler, as long as there is time."""
+        following = self.start(order[0], 0.7, "profile")
+        for i, name in enumerate(order):
+            job = following
+            if end_s - time.monotonic() < PROFILE_S:
+                break
+            if i + 1 < len(order):
+                following = self.start(order[i + 1], 0.7, "profile")
+            with suppress(Exception):
+                profiled = self.run(name, job, PROFILE_S)
+                self.measured[name]["profiler_gpu_busy"] = profiled.get("profiler_gpu_busy")
+                print(f"{name} profiler {profiled.get('profiler_gpu_busy')}", flush=True)
+        following.kill()
+
+
+def ordered(names: list[str]) -> list[str]:
+    """Healthy jobs among the others, so that a short budget leaves some of both."""
+    healthy = [name for name in names if name.startswith("healthy")]
+    order = []
+    for i, name in enumerate(name for name in names if not name.startswith("healthy")):
+        order.append(name)
+        if i % 4 == 3 and healthy:
+            order.append(healthy.pop(0))
+    return order + healthy
+
+
+def explained(db: Path) -> dict[str, Any]:
+    """The report on a trace."""
+    words = [*STALLSCOPE, "explain", str(db), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        sys.exit(f"explain failed: {done.stderr[-800:]}")
+    return report
+
+
+def write(out: Path, rows: list[dict[str, Any]]) -> None:
+    """single.json and single.txt; prints the table."""
+    (out / "single.json").write_text(json.dumps({"jobs": rows}, indent=1))
+    text = table(rows)
+    (out / "single.txt").write_text(text + "\n")
+    print(text, flush=True)
+
+
+def judge(source: Path, out: Path) -> None:
+    """Examine the trace of an earlier run."""
+    with tempfile.TemporaryDirectory() as folder:
+        db = Path(folder) / "single.db"
+        with gzip.open(source / "single.db.gz") as packed, db.open("wb") as target:
+            shutil.copyfileobj(packed, target)
+        report = explained(db)
+    measured = json.loads((source / "single.json").read_text())["jobs"]
+    write(out, [judged(row, report) for row in measured])
 
 
 def main() -> None:
     """Run all, explain, judge, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--budget", type=float, default=520)
+    parser.add_argument("--budget", type=float, default=520, help="seconds for everything")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each job")
+    parser.add_argument("--jobs", type=Path, default=HERE / "single_jobs.py", help="the script of the jobs")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="names of jobs")
+    parser.add_argument("--profile", action="store_true", help="also measure with py-spy and torch.profiler")
+    parser.add_argument("--judge", type=Path, help="the folder of an earlier run: examine its trace")
     chosen = parser.parse_args()
     end_s = time.monotonic() + chosen.budget
     chosen.out.mkdir(parents=True, exist_ok=True)
-    import single_jobs
-
-    names = [name for name in single_jobs.JOBS if not chosen.only or name in chosen.only]
-    # Healthy jobs among the others, so that a short budget leaves some of both.
-    healthy = [name for name in names if name.startswith("healthy")]
-    faulty = [name for name in names if not name.startswith("healthy")]
-    order = []
-    for i, name in enumerate(faulty):
-        order.append(name)
-        if i % 4 == 3 and healthy:
-            order.append(healthy.pop(0))
-    order += healthy
+    if chosen.judge:
+        return judge(chosen.judge, chosen.out)
+    words = [sys.executable, str(chosen.jobs), "--names"]
+    names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    order = ordered([name for name in names if not chosen.only or name in chosen.only])
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="single-", ignore_cleanup_errors=True) as work:
-        folder = Path(work)
-        db = folder / "single.db"
+        db = Path(work) / "single.db"
+        spy = shutil.which("py-spy") if chosen.profile else None
+        runner = Runner(chosen.jobs, Path(work), chosen.seconds, spy)
         agent = subprocess.Popen(
             [*STALLSCOPE, "trace", "--db", str(db)], stderr=(chosen.out / "agent.txt").open("w")
         )
-        measured: dict[str, dict[str, Any]] = {}
-        following = start(order[0], folder)
-        time.sleep(3)
-        for i, name in enumerate(order):
-            job = following
-            if end_s - time.monotonic() < EXPLAIN_S + SECONDS + 8:
-                measured[name] = {"name": name, "skipped": "no time left"}
-                continue
-            following = start(order[i + 1], folder) if i + 1 < len(order) else job
-            begin_s = time.monotonic()
-            try:
-                measured[name] = run(name, job, folder)
-            except Exception as error:  # noqa: BLE001 - one job's failure must not cost the others
-                measured[name] = {"name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
-            print(f"{name} {time.monotonic() - begin_s:.1f} s {measured[name]}"[:160], flush=True)
-        following.kill()
-        agent.terminate()
+        runner.run_all(order, end_s)
+        agent.send_signal(signal.SIGINT)
         agent.wait(timeout=60)
-        done = subprocess.run(
-            [*STALLSCOPE, "explain", str(db), "--json"], capture_output=True, text=True, timeout=120
-        )
+        report = explained(db)
         with db.open("rb") as source, gzip.open(chosen.out / "single.db.gz", "wb", compresslevel=3) as target:
             shutil.copyfileobj(source, target)
-        try:
-            report = json.loads(done.stdout)
-        except ValueError:
-            sys.exit(f"explain failed: {done.stderr[-800:]}")
-        rows = [judged(name, measured[name], report) for name in order]
-        (chosen.out / "single.json").write_text(json.dumps({"jobs": rows}, indent=1))
-        words = table(rows)
-        (chosen.out / "single.txt").write_text(words + "\n")
-        print(words, flush=True)
+        rows = [judged(runner.measured[name], report) for name in order]
+        write(chosen.out, rows)
+        if chosen.profile:
+            runner.profile_all(order, end_s)
+            write(chosen.out, [judged(runner.measured[name], report) for name in order])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Single-process jobs with known faults on the emulated CUDA library: `emulated_jobs.py FAULT SECONDS`.
+"""Single-process jobs with known faults on the emulated CUDA library: `emulated_jobs.py NAME SECONDS`.
 
 Prints "ready" once the library is loaded, waits for a line on its input, runs, and prints its own measurement as JSON:
-the share of the wall clock that the fault took.
+name, pid, and the share of the wall clock that the fault took.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -237,38 +238,55 @@ def contention(gpu: Gpu) -> Step:
     return lambda: burn(0.004)
 
 
-FAULTS: dict[str, Callable[[Gpu], Step]] = {
-    "healthy": none,
-    "compute": compute,
-    "sleep": sleep,
-    "many_syncs": many_syncs,
-    "pageable": pageable,
-    "allocator": allocator,
-    "gil": gil,
-    "thread_lock": thread_lock,
-    "file_lock": file_lock,
-    "subprocess": subprocess_wait,
-    "full_pipe": full_pipe,
-    "upload": upload,
-    "loader_process": loader_process,
-    "disk_read": disk_read,
-    "checkpoint": checkpoint,
-    "page_faults": page_faults,
-    "launches": launches,
-    "contention": contention,
+def fsync(gpu: Gpu) -> Step:
+    """Writes of 4 KiB with fsync: a small share of a step."""
+    file = (SCRATCH / "steps.log").open("wb")
+
+    def append_line() -> None:
+        file.write(b"x" * 4096)
+        file.flush()
+        os.fsync(file.fileno())
+
+    return append_line
+
+
+JOBS: dict[str, tuple[Callable[[Gpu], Step], set[str], str]] = {
+    "healthy": (none, set(), ""),
+    "compute": (compute, {"host_compute"}, "encode"),
+    "sleep": (sleep, {"host_sleep"}, "sleep"),
+    "many_syncs": (many_syncs, {"excessive_sync"}, "layers"),
+    "pageable": (pageable, {"pageable_copy", "host_device_copy"}, "pageable"),
+    "allocator": (allocator, {"cuda_alloc"}, "churn"),
+    "gil": (gil, {"gil"}, "spin"),
+    "thread_lock": (thread_lock, {"lock_contention"}, "slow_helper"),
+    "file_lock": (file_lock, {"file_lock"}, "lock"),
+    "subprocess": (subprocess_wait, {"child_program"}, "subprocess_wait"),
+    "full_pipe": (full_pipe, {"full_pipe"}, "log"),
+    "upload": (upload, {"network_wait"}, "send_metrics"),
+    "loader_process": (loader_process, {"input_starvation"}, ""),
+    "disk_read": (disk_read, {"block_io"}, "read"),
+    "fsync": (fsync, {"block_io"}, "append_line"),
+    "checkpoint": (checkpoint, {"checkpoint"}, "save_model"),
+    "page_faults": (page_faults, {"page_fault"}, "touch"),
+    "launches": (launches, {"launch_bound"}, "tiny"),
+    "contention": (contention, {"cpu_preemption"}, ""),
 }
+"""By name: the fault's set-up, the causes that are right, and the function whose line is right."""
 
 
 def main() -> None:
+    if sys.argv[1] == "--names":
+        return print("\n".join(JOBS))
     name, seconds = sys.argv[1], float(sys.argv[2])
+    os.setpgid(0, 0)
     gpu = Gpu(build.build())
     print("ready", flush=True)
     sys.stdin.readline()
     gpu.call("cudaSetDevice", 0)
     gpu.call("cudaSetDeviceFlags", 4)
-    step = FAULTS[name](gpu)
-    begin = time.monotonic()
-    spent, n = 0.0, 0
+    step = JOBS[name][0](gpu)
+    print("measuring", flush=True)
+    begin, spent, n = time.monotonic(), 0.0, 0
     while time.monotonic() < begin + seconds:
         work(gpu)
         at = time.monotonic()
@@ -276,8 +294,10 @@ def main() -> None:
         spent += time.monotonic() - at
         n += 1
     whole = time.monotonic() - begin
-    print(json.dumps({"fault": name, "share": round(spent / whole, 3), "steps": n}), flush=True)
-    os.killpg(0, 9) if os.getpgid(0) == os.getpid() else os._exit(0)
+    _, causes, function = JOBS[name]
+    measurement = {"name": name, "pid": os.getpid(), "share": round(spent / whole, 3), "steps": n}
+    print(json.dumps(measurement | {"causes": sorted(causes), "function": function}), flush=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

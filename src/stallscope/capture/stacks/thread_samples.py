@@ -4,17 +4,18 @@
     samples.start()
     rows = samples.taken(number)      # once a second; number(pid, frames) gives the number of a stack
 
-A process is sampled about ten times a second from outside: its memory is read, and it does not stop. The most active
+A process is sampled up to twenty times a second from outside: its memory is read, and it does not stop. The most active
 GPU thread is sampled each time. While it is blocked, its process's threads that run Python or woke it last are also
-sampled, and child processes such as data-loader workers. The sampler keeps its own CPU time below 1 % of a core: with
-many processes samples come less often. A thread that runs is read once, so its frames may mix two moments some
-microseconds apart.
+sampled, and child processes such as data-loader workers: their share of the sampler's time is limited, so that samples
+of a blocked GPU thread come as often as samples of a running one. The sampler keeps its own CPU time below 2 % of a
+core: with many processes samples come less often. A thread that runs is read once, so its frames may mix two moments
+some microseconds apart.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -38,13 +39,14 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, SampleRole
 from stallscope.events.syscalls import blocked_category
 
-EVERY_S = 0.1
+EVERY_S = 0.05
 COST_SHARE = 0.01
-"""Share of one core that sampling may cost."""
+"""Share of one core that samples of the GPU threads may cost, and also the samples of the threads they wait for."""
 
-MANY_FAULTS_PER_S = 200_000
-"""From this rate on, page faults take most of a thread's time on the CPU: each costs 1 us and more, including clearing
-the page.
+MANY_FAULTS_PER_S = 20_000
+_IN_KERNEL = 0.5
+"""With this many page faults and this share of its CPU time in the kernel, a thread on the CPU is in page faults: each
+costs 1 to 10 us, including clearing the page.
 """
 
 _MOST_FRAMES = 48
@@ -121,7 +123,9 @@ class Samples:
         self._objects = WaitObjects(time.monotonic_ns, proc)
         self._files = Files()
         self._turn = 0
-        self._faults: dict[int, tuple[int, int]] = {}
+        self._faults: dict[int, tuple[int, int, int, int]] = {}
+        self._wakers: dict[int, int] = {}
+        self._others_due_s = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
@@ -158,16 +162,32 @@ class Samples:
         while not self._stop.wait(pause_s):
             begin_s = time.thread_time()
             try:
-                keys = list(self.once())
+                blocked = self._take(self.of_gpu_threads())
+                cost_s = time.thread_time() - begin_s
+                if time.monotonic() >= self._others_due_s:
+                    self._take(key for pid, tid, waker in blocked for key in self.of_others(pid, tid, waker))
+                    others_s = time.thread_time() - begin_s - cost_s
+                    self._others_due_s = time.monotonic() + others_s / COST_SHARE
             except CannotTrace:
                 return
-            with self._lock:
-                self._counts.update(keys)
-            cost_s = time.thread_time() - begin_s
             pause_s = max(EVERY_S, cost_s / COST_SHARE)
 
+    def _take(self, keys: Iterable[_Key]) -> list[tuple[int, int, int]]:
+        """Count samples. Returns process, thread and last waker of each sample of a blocked GPU thread."""
+        keys = list(keys)
+        with self._lock:
+            self._counts.update(keys)
+        return [(key.pid, key.tid, self._wakers.get(key.tid, 0)) for key in keys if key.category in _BLOCKED]
+
     def once(self) -> Iterator[_Key]:
-        """One sample of each traced process."""
+        """One sample of each traced process and of the threads that its GPU thread waits for."""
+        for key in self.of_gpu_threads():
+            yield key
+            if key.category in _BLOCKED:
+                yield from self.of_others(key.pid, key.tid, self._wakers.get(key.tid, 0))
+
+    def of_gpu_threads(self) -> Iterator[_Key]:
+        """One sample of the most active GPU thread of each traced process."""
         state, now_ns = self._processes(), time.monotonic_ns()
         self._turn += 1
         alive = set(state.pids.tolist())
@@ -180,22 +200,32 @@ class Samples:
             slot = row["slots"][int(by_slot.argmax())]
             category, tid = int(by_slot.max()), int(slot["tid"])
             if category and tid and pid in alive:
-                yield from self._of_process(pid, tid, category, int(slot["waker_tid"]), now_ns)
+                self._wakers[tid] = int(slot["waker_tid"])
+                yield self._of_gpu_thread(pid, tid, category, now_ns)
 
-    def _of_process(self, pid: int, tid: int, category: int, waker_tid: int, now_ns: int) -> Iterator[_Key]:
-        sampled = self._known(pid)
-        try:
-            by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
-        except Unreadable:
-            by_tid = {}
+    def _of_gpu_thread(self, pid: int, tid: int, category: int, now_ns: int) -> _Key:
+        """The stack is read first, so that it belongs to the state that the kernel reported."""
+        sampled, by_tid = self._python(pid, now_ns)
+        words = self._words(sampled, tid, by_tid)
         blocked = None
         if category in _BLOCKED:
             blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None)
-        elif category == Category.ON_CPU and self._faults_per_s(pid, tid, now_ns) >= MANY_FAULTS_PER_S:
+        elif category == Category.ON_CPU and self._is_in_faults(pid, tid, now_ns):
             blocked = Blocked(UNKNOWN, "page faults of new memory")
-        yield self._key(pid, SampleRole.GPU, pid, tid, category, blocked, self._words(sampled, tid, by_tid))
-        if category not in _BLOCKED:
-            return
+        return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
+
+    def _python(self, pid: int, now_ns: int) -> tuple[_Sampled | None, dict[int, int]]:
+        """What is known of a process, and the addresses of its Python states by thread."""
+        sampled = self._known(pid)
+        try:
+            return sampled, sampled.python_states(now_ns, self._proc) if sampled else {}
+        except Unreadable:
+            return sampled, {}
+
+    def of_others(self, pid: int, tid: int, waker_tid: int) -> Iterator[_Key]:
+        """Samples of the threads and child processes that a blocked GPU thread may wait for."""
+        now_ns = time.monotonic_ns()
+        sampled, by_tid = self._python(pid, now_ns)
         others = [other for other in by_tid if other != tid][:64]
         running = [other for other in others if self._state(pid, other) == b"R"][:_MOST_THREADS]
         if not running:
@@ -212,13 +242,8 @@ class Samples:
         children = self._objects.children(pid)
         first = self._turn * _MOST_CHILDREN % max(len(children), 1)
         for child in (children + children)[first : first + min(_MOST_CHILDREN, len(children))]:
-            sampled = self._known(child)
-            memory = sampled.target.memory if sampled else None
-            blocked_on = self._objects.of(child, child, memory)
-            try:
-                by_tid = sampled.python_states(now_ns, self._proc) if sampled else {}
-            except Unreadable:
-                by_tid = {}
+            sampled, by_tid = self._python(child, now_ns)
+            blocked_on = self._objects.of(child, child, sampled.target.memory if sampled else None)
             letter = self._state(child, child)
             if letter in (b"", b"Z", b"X"):
                 continue
@@ -248,12 +273,19 @@ class Samples:
         nr, name = blocked or (UNKNOWN, "")
         return _Key(pid, int(role), owner, tid, int(category), nr, name, words)
 
-    def _faults_per_s(self, pid: int, tid: int, now_ns: int) -> float:
-        """Minor page faults of a thread a second since the last sample on the CPU; they do not block it."""
+    def _is_in_faults(self, pid: int, tid: int, now_ns: int) -> bool:
+        """Whether a thread has spent its CPU time since its last sample mostly in page faults, which do not block it."""
         fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
-        n, (before, at_ns) = int(fields[7]) if len(fields) > 7 else 0, self._faults.get(tid, (0, 0))
-        self._faults[tid] = n, now_ns
-        return (n - before) / max(now_ns - at_ns, 1) * 1e9 if at_ns else 0.0
+        if len(fields) < 13:
+            return False
+        n_faults, in_user, in_kernel = int(fields[7]), int(fields[11]), int(fields[12])
+        before = self._faults.get(tid)
+        self._faults[tid] = n_faults, in_user, in_kernel, now_ns
+        if before is None:
+            return False
+        per_s = (n_faults - before[0]) / max(now_ns - before[3], 1) * 1e9
+        ticks, kernel_ticks = in_user - before[1] + in_kernel - before[2], in_kernel - before[2]
+        return per_s >= MANY_FAULTS_PER_S and kernel_ticks >= _IN_KERNEL * ticks
 
     def _state(self, pid: int, tid: int) -> bytes:
         """The kernel's letter for the state of a thread."""
