@@ -4,9 +4,9 @@
     .venv/bin/python bench/gpu/single_process.py --jobs bench/single/emulated_jobs.py --out build/single
 
 The jobs run one after the other; the next job imports its libraries while a job runs. With --profile, py-spy samples
-each traced job from outside, and a second, short run of each job is measured by torch.profiler. In OUT: single.json (all
-answers), single.db.gz (the trace) and single.txt (the table, which is printed last). `--judge FOLDER` examines the trace
-of an earlier run with the present version.
+each traced job from outside, and torch.profiler measures a second, short run of each job. In OUT: single.json (all
+answers), single.db.gz (the trace) and single.txt (the table, which is printed last). `--judge FOLDER` examines the
+trace of an earlier run with the present version.
 """
 
 import argparse
@@ -183,7 +183,8 @@ def main() -> None:
     end_s = time.monotonic() + chosen.budget
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.judge:
-        return judge(chosen.judge, chosen.out)
+        judge(chosen.judge, chosen.out)
+        return
     words = [sys.executable, str(chosen.jobs), "--names"]
     names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     order = ordered([name for name in names if not chosen.only or name in chosen.only])

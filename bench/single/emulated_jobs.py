@@ -276,7 +276,8 @@ JOBS: dict[str, tuple[Callable[[Gpu], Step], set[str], str]] = {
 
 def main() -> None:
     if sys.argv[1] == "--names":
-        return print("\n".join(JOBS))
+        print("\n".join(JOBS))
+        return
     name, seconds = sys.argv[1], float(sys.argv[2])
     os.setpgid(0, 0)
     gpu = Gpu(build.build())

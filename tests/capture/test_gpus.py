@@ -13,6 +13,7 @@ from stallscope.capture.gpu.nvml import library
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import LOWERED_POWER_LIMIT
 
 SECOND = 10**9
 H100 = {
@@ -60,6 +61,14 @@ def test_a_gpu_tells_all_that_its_driver_knows(fake_gpus):
         assert row[name] == H100[name], name
     assert row["n_processes"] == 2 and row["xid"] == UNKNOWN
     assert {(p["pid"], p["memory_used_bytes"]) for p in look.processes} == {(4711, 60 << 30), (4712, 1 << 30)}
+
+
+@pytest.mark.parametrize(("default_mw", "is_lowered"), [(700_000, False), (900_000, True)])
+def test_a_lowered_power_limit_is_a_reason_for_the_clock(fake_gpus, default_mw, is_lowered):
+    fake_gpus.have(H100 | {"clock_reasons": 4, "power_default_mw": default_mw})
+    with library() as nvml:
+        (row,) = GpuStates(nvml, node=0).read(0).gpus
+    assert row["clock_reasons"] == 4 | (LOWERED_POWER_LIMIT if is_lowered else 0)
 
 
 def test_what_a_gpu_cannot_tell_is_unknown(fake_gpus):

@@ -1,6 +1,7 @@
 """Faults of one process by its time budget: constant from the start, judged from complete data and samples."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
-from stallscope.events.names import Category, Direction, HostMemory, Op, SampleRole
+from stallscope.events.names import LOWERED_POWER_LIMIT, Category, Direction, HostMemory, Op, SampleRole
 from stallscope.events.trace import Clock, Trace
 
 from .builders import EPOCH_NS, MS, START_NS
@@ -196,7 +197,7 @@ def test_a_fault_of_the_host_costs_at_most_the_time_in_which_the_gpu_was_idle():
 
 def test_without_steps_or_a_fault_a_process_is_not_healthy():
     parts = (Category.ON_CPU, Category.COPY, Category.NET, Category.IO, Category.LOCK)
-    verdict = only(report_of(process({Category.DEVICE: 0.6} | dict.fromkeys(parts, 0.08))))
+    verdict = only(report_of(process({Category.DEVICE: 0.7} | dict.fromkeys(parts, 0.06))))
     assert verdict.kind == "inconclusive"
     assert "no peers and no known steps" in str(verdict.abstained_because)
 
@@ -303,3 +304,75 @@ def test_the_start_and_the_end_of_a_process_are_left_out():
     assert activity.start_seconds == pytest.approx(3)
     assert activity.seconds == pytest.approx(N_SECONDS - 3)
     assert activity.calls["synchronise"].per_second == pytest.approx(200)
+
+
+def test_a_power_cap_at_the_default_limit_is_no_fault_and_a_lowered_limit_is():
+    for reasons, is_named in ((0x4, False), (0x4 | LOWERED_POWER_LIMIT, True)):
+        trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+        trace.gpus["clock_reasons"], trace.gpus["sm_mhz"], trace.gpus["sm_max_mhz"] = reasons, 1300, 1980
+        assert report_of(trace).healthy is not is_named
+
+
+def test_work_on_the_cpu_at_the_line_of_a_longer_wait_belongs_to_the_wait():
+    samples = [
+        gpu(Category.IO, "/job/train.py:11 read", nr=0, n=7),
+        gpu(Category.ON_CPU, "/job/train.py:11 read", n=3),
+        gpu(Category.ON_CPU, "/job/train.py:12 parse", n=3),
+    ]
+    (fault, other) = only(
+        report_of(process({Category.IO: 0.4, Category.ON_CPU: 0.4, Category.DEVICE: 0.2}, samples))
+    ).causes
+    assert (fault.cause.name, fault.share) == ("block_io", pytest.approx(0.4 + 0.4 * 3 / 6))
+    assert (other.cause.name, other.share) == ("host_compute", pytest.approx(0.4 * 3 / 6))
+
+
+def test_many_short_waits_are_named_at_their_line_although_one_long_wait_takes_more_time():
+    samples = [
+        gpu(Category.DEVICE, "/job/train.py:20 wait_for_step", n=2),
+        gpu(Category.ON_CPU, "/job/train.py:30 select", n=8),
+    ]
+    trace = process(
+        {Category.DEVICE: 0.2, Category.ON_CPU: 0.8},
+        samples,
+        [(Op.SYNC, 10_000, 20, {})],
+    )
+    long_waits = layout.empty(layout.CALLS, 10 * N_SECONDS)
+    long_waits["pid"], long_waits["op"], long_waits["stack"] = PID, Op.SYNC, 1
+    long_waits["ts_ns"] = START_NS + np.arange(len(long_waits)) * 100 * MS
+    long_waits["duration_ns"] = 20 * MS
+    verdict = only(report_of(replace(trace, calls=long_waits)))
+    assert verdict.causes[0].cause.name == "excessive_sync"
+    assert verdict.causes[0].share == pytest.approx(0.8)
+    assert "select" in str(verdict.causes[0].evidence["line"])
+
+
+def test_seconds_of_imports_are_start():
+    imports = gpu(Category.ON_CPU, "<frozen importlib._bootstrap>:488 _call_with_frames_removed")
+    work = gpu(Category.ON_CPU, "/job/train.py:4 log_json")
+    trace = process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, [imports, work])
+    n_imports = 4
+    is_early = trace.samples["ts_ns"] <= START_NS + n_imports * SECOND_NS
+    rows = trace.samples[is_early == (trace.samples["stack"] == 1)]
+    (activity,) = activities(replace(trace, samples=rows))
+    assert activity.start_seconds == pytest.approx(n_imports)
+    assert activity.seconds == pytest.approx(N_SECONDS - n_imports)
+
+
+def test_a_rate_covers_the_time_in_which_the_probes_were_on():
+    estimate = {"is_estimate": 1, "n_seen": 1000}
+    trace = process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, (), [(Op.LAUNCH, 50_000, 5, estimate)])
+    is_covered = trace.operations["ts_ns"] == START_NS + 3 * SECOND_NS
+    (activity,) = activities(replace(trace, operations=trace.operations[is_covered]))
+    assert activity.calls["launch"].per_second == pytest.approx(50_000)
+
+
+def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_reading():
+    trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+    rows = layout.empty(layout.GPU_USE, 2 * N_SECONDS)
+    rows["ts_ns"] = START_NS + np.repeat(np.arange(1, N_SECONDS + 1), 2) * SECOND_NS
+    rows["pid"] = np.tile([PID, PID + 1], N_SECONDS)
+    rows["sm_percent"] = np.tile([60, 40], N_SECONDS)
+    processes = layout.empty(layout.GPU_PROCESSES, 2)
+    processes["pid"], processes["ts_ns"], processes["alive"] = [PID, PID + 1], START_NS + SECOND_NS, 1
+    (activity,) = activities(replace(trace, gpu_use=rows, gpu_processes=processes))
+    assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)

@@ -165,6 +165,7 @@ int nvmlDeviceGetMaxClockInfo(device *one, int which, unsigned *mhz) { return sm
 int nvmlDeviceGetCurrentClocksEventReasons(device *one, u64 *bits) { return number(one, "clock_reasons", bits); }
 int nvmlDeviceGetPowerUsage(device *one, unsigned *mw) { return small(one, "power_mw", mw); }
 int nvmlDeviceGetEnforcedPowerLimit(device *one, unsigned *mw) { return small(one, "power_limit_mw", mw); }
+int nvmlDeviceGetPowerManagementDefaultLimit(device *one, unsigned *mw) { return small(one, "power_default_mw", mw); }
 int nvmlDeviceGetTemperature(device *one, int sensor, unsigned *degrees) { return small(one, "temperature_celsius", degrees); }
 int nvmlDeviceGetTotalEccErrors(device *one, int type, int since, u64 *n)
 {

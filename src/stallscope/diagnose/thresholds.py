@@ -125,7 +125,10 @@ class Thresholds:
     """Lateness below this many clock errors does not count."""
 
     fault_share: float = 0.1
-    """A fault of a process without peers is named from this share of its wall clock on: below it, the gain is small."""
+    """A fault of a process without peers is named from this share of its wall clock on: less would gain little ..."""
+
+    wait_share: float = 0.07
+    """... and a wait for a disk, a lock, a program or the network from this share on: the time ledger is exact."""
 
     busy_gpu_share: float = 0.85
     """Below this share of busy time a GPU waits for its host: launches and small work are then worth naming."""
@@ -151,12 +154,9 @@ class Thresholds:
     launching_share: float = 0.5
     """... and it is on the CPU for this share of the time."""
 
-    power_capped_clock_share: float = 0.7
-    """A power cap is named where the clock under load is below this share of the maximum: dense matrix products run
-    at 75 to 80 % of it within the power limit of an H200."""
-
     slowed_clock_share: float = 0.95
-    """A thermal or hardware slowdown is named below this share."""
+    """A thermal or hardware slowdown, or a lowered power limit, is named where the clock is below this share of its
+    maximum. A power cap at the default limit is not named: dense matrix products reach it."""
 
     whole_round_share: float = 0.8
     """Healthy is an answer where at least this share of the rounds is matched on all members ..."""

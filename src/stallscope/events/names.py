@@ -209,6 +209,9 @@ BY_SIGNAL = 128
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
 """Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""
 
+LOWERED_POWER_LIMIT = 1 << 32
+"""Set by the agent, not by the driver: the power limit is lower than the default limit of the GPU."""
+
 CLOCK_REASONS = {
     0x1: "idle",
     0x2: "clocks set by the user",
@@ -219,6 +222,7 @@ CLOCK_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
     0x100: "display clock setting",
+    LOWERED_POWER_LIMIT: "power limit below the default",
 }
 """Reasons for a GPU's present clock: nvmlClocksEventReason* in nvml.h, the same bits since driver 390."""
 

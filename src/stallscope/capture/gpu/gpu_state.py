@@ -16,12 +16,16 @@ from stallscope.capture.gpu.nvml import asked, devices, text
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import LOWERED_POWER_LIMIT
 
 _PROCESSES_EVERY = 2
 _SELDOM_EVERY = 10
 """Processes, links and error counters are queried in every n-th reading."""
 
 _MOST_NVLINKS = 36
+_LOWERED = 0.97
+"""A power limit below this share of the default has been lowered."""
+
 _NVLINK_ERRORS = (
     "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
     "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
@@ -53,6 +57,7 @@ class _Device:
     uuid: bytes
     name: bytes
     seldom: dict[str, int] = field(default_factory=dict)
+    is_power_limited: bool = False
 
 
 class GpuStates:
@@ -130,6 +135,9 @@ class GpuStates:
         self._parts = [part for device in self._whole for part in self._partitions(device)]
         for device in self._whole:
             device.seldom = dict(self._seldom(device.handle))
+            default_mw = asked(self._nvml, self._nvml.nvmlDeviceGetPowerManagementDefaultLimit, device.handle)
+            limit_mw = device.seldom.get("power_limit_mw", UNKNOWN)
+            device.is_power_limited = limit_mw > 0 and bool(default_mw) and limit_mw < _LOWERED * default_mw
 
     def _partitions(self, whole: _Device) -> Iterator[_Device]:
         nvml = self._nvml
@@ -159,7 +167,7 @@ class GpuStates:
             if (value := asked(nvml, question, handle, *words)) is not None:
                 yield name, int(value)
         if (reasons := _reasons(nvml, handle)) is not None:
-            yield "clock_reasons", reasons
+            yield "clock_reasons", reasons | (LOWERED_POWER_LIMIT if device.is_power_limited else 0)
 
     def _seldom(self, handle: Any) -> Iterator[tuple[str, int]]:
         nvml = self._nvml

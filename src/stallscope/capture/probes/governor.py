@@ -10,8 +10,8 @@ A period begins when a group is switched on. The programs report the cost to the
 measure the constant share of it that is their entry cost (calibration.py). The cost is summed over all threads, because
 threads often work in turns (in PyTorch one goes forward, another backward). Once the cost reaches the budget of a whole
 period, the group is off until the budget has paid for it. The first period takes a second, so that a busy job is
-detected early; later periods take up to ten. Cheap probes are always on, and their counts are exact. A separate thread
-does the switching, which takes 10 to 30 ms.
+detected early; later periods take two, so that a count is never older than some seconds. Cheap probes are always on,
+and their counts are exact. A separate thread does the switching, which takes 10 to 30 ms.
 
 When the ring of events fills, the thresholds of slow calls rise; then the hot probes are switched off.
 """
@@ -35,7 +35,10 @@ from stallscope.capture.probes.program import Link, Program
 from stallscope.capture.rows.call_statistics import Covered
 from stallscope.events.kernel import HookGroup
 
-_FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 10 * 10**9
+_FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 2 * 10**9
+_FULL_RING_NS = 10 * 10**9
+"""Time without hot probes after the ring of events was full."""
+_OVERDUE_NS = 20 * 10**9
 _CHECK_EVERY_S = 0.2
 _LONGEST_OFF_NS = 60 * 10**9
 _WORTH_KEEPING = 0.05
@@ -167,6 +170,7 @@ class Governor:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _notes: list[str] = field(default_factory=list)
     _covered_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
+    _renewed: set[HookGroup] = field(default_factory=set)
     _noted: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -227,10 +231,14 @@ class Governor:
             self._files.clear()
 
     def renew(self) -> None:
-        """Switch on all groups: a new process is traced from its start, whatever the others have cost."""
+        """Switch on all groups: a new process is traced from its start, whatever the others have cost.
+
+        Its counts are not scaled up by the time before its start, in which the probes were off.
+        """
         with self._lock:
-            for state in self.groups.values():
-                state.next_on_ns = 0
+            for group, state in self.groups.items():
+                state.next_on_ns, state.is_cycling = 0, False
+                self._renewed.add(group)
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call. Raises the error that ended the thread, if any."""
@@ -248,8 +256,11 @@ class Governor:
             if state is None:
                 self._covered_until[group] = (now_ns, 0)
                 return Covered(now_ns - since_ns, now_ns - since_ns)
-            is_overdue = now_ns - since_ns > 2 * _PERIOD_NS or self._stop.is_set()
+            is_overdue = now_ns - since_ns > _OVERDUE_NS or self._stop.is_set()
             on_ns = state.on_so_far_ns(now_ns)
+            if group in self._renewed and on_ns == on_then_ns:
+                self._covered_until[group] = (now_ns, on_ns)
+            self._renewed.discard(group)
             if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
                 return None
             self._covered_until[group] = (now_ns, on_ns)
@@ -265,15 +276,13 @@ class Governor:
     def _next_check_s(self) -> float:
         """The next check: sooner while a group that is on may have to be switched off; later at low hit rates.
 
-        A burst that begins between two checks costs a thread at most 0.4 s x the probes' share of its time, about 60 %:
-        the budget pays for that by 48 s without probes.
+        A burst that begins between two checks costs a thread at most 0.2 s x the probes' share of its time, about 60 %:
+        the budget pays for that by 24 s without probes.
         """
         is_costly = any(
             state.is_on and (state.is_cycling or state.length_ns < _PERIOD_NS)
             for state in self.groups.values()
         )
-        if self._was_quiet:
-            return _CHECK_EVERY_S * 2
         return _CHECK_EVERY_S / 4 if is_costly else _CHECK_EVERY_S
 
     def govern(self) -> None:
@@ -373,7 +382,7 @@ class Governor:
             self._raise(min(self._n_raised + 1, _MOST_RAISED))
             hot = self.groups[HookGroup.HOT]
             if hot.is_on and self._n_raised > 1:
-                hot.next_on_ns, hot.is_cycling = now_ns + _PERIOD_NS, True
+                hot.next_on_ns, hot.is_cycling = now_ns + _FULL_RING_NS, True
                 self._turn(HookGroup.HOT, is_on=False)
         elif self._n_empty >= _N_EMPTY and self._n_raised:
             self._n_empty = 0

@@ -49,6 +49,9 @@ _IN_KERNEL = 0.5
 costs 1 to 10 us, including clearing the page.
 """
 
+LEFT = -2
+"""System call of a sample whose thread left its wait before the call could be read; -1 is a page fault."""
+
 _MOST_FRAMES = 48
 _MOST_CHILDREN = 2  # at a time; the next children with the next sample
 _MOST_THREADS = 4
@@ -209,7 +212,9 @@ class Samples:
         words = self._words(sampled, tid, by_tid)
         blocked = None
         if category in _BLOCKED:
-            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None)
+            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None) or Blocked(
+                LEFT, ""
+            )
         elif category == Category.ON_CPU and self._is_in_faults(pid, tid, now_ns):
             blocked = Blocked(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
@@ -274,7 +279,7 @@ class Samples:
         return _Key(pid, int(role), owner, tid, int(category), nr, name, words)
 
     def _is_in_faults(self, pid: int, tid: int, now_ns: int) -> bool:
-        """Whether a thread has spent its CPU time since its last sample mostly in page faults, which do not block it."""
+        """Whether a thread has spent its CPU time since its last sample mostly in page faults. They do not block it."""
         fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
         if len(fields) < 13:
             return False

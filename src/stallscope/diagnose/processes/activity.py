@@ -12,9 +12,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.processes.code_locations import user_line
+from stallscope.diagnose.processes.code_locations import IMPORTS, matches, user_line
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import N_CATEGORIES, Category, Direction, HostMemory, Op, SampleRole
+from stallscope.events.names import (
+    LOWERED_POWER_LIMIT,
+    N_CATEGORIES,
+    Category,
+    Direction,
+    HostMemory,
+    Op,
+    SampleRole,
+)
 from stallscope.events.trace import Trace
 
 _IDLE_SHARE = 0.9
@@ -89,7 +97,10 @@ class Calls:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported."""
+    """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported.
+
+    is_power_limited: its power limit is below its default. Dense work reaches the default limit, which is normal.
+    """
 
     number: int
     name: str
@@ -100,6 +111,7 @@ class Gpu:
     sm_max_mhz: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    is_power_limited: bool = False
     throttled: dict[str, float] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     others_busy: float = 0.0
@@ -171,6 +183,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     begin_ns, end_ns = states["ts_ns"][:-1], states["ts_ns"][1:]
     n_calls = _n_calls(end_ns, counted)
     is_start = _is_start(n_calls)
+    is_start[: _n_importing(trace, node, pid, end_ns)] = True
     is_idle = _idle(spent_ns, n_calls) & ~is_start
     paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns), spent_ns[:, Category.SLEEP - 1])
     spent_ns[:, Category.SLEEP - 1] -= paused_ns
@@ -180,7 +193,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     if seconds < _LEAST_S:
         return None
     since_ns = int(begin_ns[active][0])
-    calls = _calls(_clipped(counted[_within(counted["ts_ns"], end_ns, ~active)], since_ns), seconds)
+    calls = _calls(_steady(counted, _within(counted["ts_ns"], end_ns, ~active), since_ns), seconds)
     samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
     samples = samples[_within(samples["ts_ns"], end_ns, ~active)]
     rank, command = _identity(trace, node, pid)
@@ -228,14 +241,40 @@ def _is_start(n_calls: Array) -> Array:
     return is_start
 
 
-def _clipped(counted: Array, since_ns: int) -> Array:
-    """The counts since a moment. Counts of intervals that began before it are reduced in proportion."""
-    interval_ns = np.maximum(counted["interval_ns"], 1)
-    share = np.clip((counted["ts_ns"] - since_ns) / interval_ns, 0, 1)
-    rows = counted.copy()
-    for name in ("n", "total_ns", "count_bytes"):
-        rows[name] = np.rint(counted[name] * np.where(share < _WHOLE, share, 1.0))
-    return rows
+def _n_importing(trace: Trace, node: int, pid: int, end_ns: Array) -> int:
+    """The number of first intervals in which a process imports modules more than it does other work."""
+    rows = trace.samples
+    rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["role"] == SampleRole.GPU)]
+    excess = np.zeros(len(end_ns))
+    for row in rows:
+        is_import = matches(trace.stacks.get(int(row["stack"]), ()), IMPORTS)
+        index = int(np.searchsorted(end_ns, row["ts_ns"] - 500_000_000))
+        excess[min(index, len(end_ns) - 1)] += int(row["n"]) * (1 if is_import else -1)
+    sums = np.cumsum(np.sign(excess))
+    n = int(sums.argmax()) + 1
+    return n if sums[n - 1] > 0 and n < len(end_ns) else 0
+
+
+def _steady(counted: Array, is_within: Array, since_ns: int) -> Array:
+    """The counts since a moment. Counts of intervals that began before it are reduced in proportion.
+
+    Estimates come from the time in which the probes were on. If they were off since that moment, the last estimate
+    before it is used.
+    """
+    rows = counted[is_within]
+    interval_ns = np.maximum(rows["interval_ns"], 1)
+    share = np.clip((rows["ts_ns"] - since_ns) / interval_ns, 0, 1)
+    share = np.where(share < _WHOLE, share, 1.0)
+    rows = rows[share > 0]
+    for name in ("n", "total_ns", "count_bytes", "interval_ns"):
+        rows[name] = np.rint(rows[name] * share[share > 0])
+    known = np.unique(rows["op"])
+    earlier = counted[(counted["is_estimate"] > 0) & ~np.isin(counted["op"], known)]
+    last = [
+        earlier[(earlier["op"] == op) & (earlier["ts_ns"] == earlier["ts_ns"][earlier["op"] == op].max())]
+        for op in np.unique(earlier["op"])
+    ]
+    return np.concatenate([rows, *last])
 
 
 def _idle(spent_ns: Array, n_calls: Array) -> Array:
@@ -286,6 +325,7 @@ def _summed(rows: Array, seconds: float) -> Calls:
     if not n:
         return Calls()
     total_ns = float(rows["total_ns"].sum())
+    seconds = _covered_s(rows, seconds)
     return Calls(
         per_second=n / seconds,
         share=total_ns / 1e9 / seconds,
@@ -294,6 +334,14 @@ def _summed(rows: Array, seconds: float) -> Calls:
         n_seen=int(rows["n_seen"].sum()),
         is_estimate=bool(rows["is_estimate"].any()),
     )
+
+
+def _covered_s(rows: Array, seconds: float) -> float:
+    """The time that counts cover. Probes of frequent calls are off part of the time: then there are no rows."""
+    if not rows["is_estimate"].any():
+        return seconds
+    _, first = np.unique(rows["ts_ns"], return_index=True)
+    return min(float(rows["interval_ns"][first].sum()) / 1e9, seconds) or seconds
 
 
 def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
@@ -349,6 +397,7 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
         sm_max_mhz=_known(int(last["sm_max_mhz"])),
         power_w=_thousandth(_mean(rows["power_mw"], weight)),
         power_limit_w=_thousandth(_known(int(last["power_limit_mw"]))),
+        is_power_limited=bool(max(int(last["clock_reasons"]), 0) & LOWERED_POWER_LIMIT),
         throttled=_throttled(rows, weight),
         others=others,
         others_busy=_others_busy(trace, node, int(last["gpu"]), pid, begin_ns=begin_ns, end_ns=end_ns),
@@ -356,14 +405,19 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
 
 
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
-    """Share of the time in which the GPU worked for other processes, by its driver; 0 if it is not reported."""
-    rows = trace.gpu_use[
-        (trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu) & (trace.gpu_use["pid"] != pid)
-    ]
-    index = np.searchsorted(end_ns, rows["ts_ns"])
-    inside = (index < len(end_ns)) & (rows["ts_ns"] >= begin_ns[np.minimum(index, len(begin_ns) - 1)])
-    seconds = max(float((end_ns - begin_ns).sum()) / 1e9, 1.0)
-    return min(float(rows["sm_percent"][inside].sum()) / 100 / seconds, 1.0)
+    """Share of the time in which the GPU worked for other processes, by its driver; 0 if it is not reported.
+
+    Processes take turns on a GPU, so their shares of a reading add up to 100 at most.
+    """
+    rows = trace.gpu_use[(trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu)]
+    ts_ns, reading = np.unique(rows["ts_ns"], return_inverse=True)
+    if not len(ts_ns):
+        return 0.0
+    percent = np.zeros((2, len(ts_ns)))
+    np.add.at(percent, ((rows["pid"] != pid).astype(int), reading), rows["sm_percent"])
+    share = percent[1] / np.maximum(percent.sum(axis=0), 100)
+    weight = _held_ns(ts_ns, begin_ns, end_ns)
+    return float((share * weight).sum() / max(float(weight.sum()), 1.0))
 
 
 def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[str, ...]]:

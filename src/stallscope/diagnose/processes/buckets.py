@@ -91,7 +91,38 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket = out.setdefault(_BY_ITEM.get(item, item), Bucket())
         bucket.share += share
         bucket.parts.add(item, share)
+    _join_lines(out)
     return out
+
+
+def _join_lines(out: dict[str, Bucket]) -> None:
+    """Count the work on the CPU at a line as part of the wait at the same line, where the wait is longer.
+
+    A read, a copy or an allocation also takes CPU time: removing the operation saves both.
+    """
+    compute = out.get("host_compute")
+    for line, share in list(compute.lines.by_name.items()) if compute else []:
+        name = max(_OPERATIONS & out.keys(), key=lambda name: out[name].lines.of(line), default="")
+        if compute and name and out[name].lines.of(line) > share:
+            compute.share -= share
+            del compute.lines.by_name[line]
+            out[name].share += share
+            out[name].lines.add(line, share)
+            out[name].parts.add("on_cpu", share)
+
+
+_OPERATIONS = {
+    "block_io",
+    "page_fault",
+    "cuda_alloc",
+    "host_device_copy",
+    "file_lock",
+    "full_pipe",
+    "network_wait",
+    "child_program",
+    "child_wait",
+}
+"""Buckets of operations that wait."""
 
 
 _BY_ITEM = {

@@ -42,9 +42,27 @@ _RULES: tuple[Callable[[Case], Fault | None], ...] = (
 
 
 def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
-    """The faults of a process that cost at least limits.fault_share, the largest first."""
+    """The faults of a process that cost at least limits.fault_share, or limits.wait_share, the largest first."""
     case = Case(trace, activity, buckets(activity), limits)
     candidates = [fault for rule in _RULES if (fault := rule(case)) is not None]
-    costly = [fault for fault in candidates if fault.lost(activity) >= limits.fault_share]
+    costly = [fault for fault in candidates if fault.lost(activity) >= _least_share(fault, limits)]
     named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
     return sorted(named, key=lambda fault: -fault.share)
+
+
+_WAITS = frozenset(
+    (
+        "block_io",
+        "checkpoint",
+        "file_lock",
+        "full_pipe",
+        "network_wait",
+        "child_program",
+        "cuda_alloc",
+        "host_sleep",
+    )
+)
+
+
+def _least_share(fault: Fault, limits: Thresholds) -> float:
+    return limits.wait_share if fault.cause in _WAITS else limits.fault_share

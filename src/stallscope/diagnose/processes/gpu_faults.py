@@ -1,9 +1,13 @@
 """Faults of GPU calls and of the work on the host between GPU calls, and states of the GPU itself."""
 
+import numpy as np
+
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import Calls
+from stallscope.diagnose.processes.buckets import Shares
+from stallscope.diagnose.processes.code_locations import user_line
 from stallscope.diagnose.processes.fault import Case, Fault, sampled
-from stallscope.events.names import SampleRole
+from stallscope.events.names import Op, SampleRole
 
 
 def driver(case: Case) -> Fault | None:
@@ -91,7 +95,9 @@ def excessive_syncs(case: Case) -> Fault | None:
         return None
     bucket = case.bucket("gpu_wait")
     line = _sync_line(case)
-    share = bucket.share + _same_function(case, line)
+    share = (
+        _same_function(case, line, "gpu_wait", "host_compute", "host_device_copy") if line else bucket.share
+    )
     return Fault(
         "excessive_sync",
         f"waits for the GPU {rate:,.0f} times a second",
@@ -105,15 +111,40 @@ def excessive_syncs(case: Case) -> Fault | None:
 
 
 def _sync_line(case: Case) -> str:
-    """The line with most of the waits, or with most of the copies if no wait was sampled."""
-    return case.bucket("gpu_wait").line or case.bucket("host_device_copy").line
+    """The line with most of the short waits and copies; without samples of them, the line with most of the work.
+
+    Long waits are recorded with their lines, and are subtracted.
+    """
+    short = Shares(dict(case.bucket("gpu_wait").lines.by_name))
+    for line, share in _long_waits(case).by_name.items():
+        short.add(line, -share)
+    for line, share in case.bucket("host_device_copy").lines.by_name.items():
+        short.add(line, share)
+    work = case.bucket("host_compute").lines
+    candidates = [(line, share) for line, share in short.largest(1) if share >= _SAMPLED_SHARE]
+    return next((line for line, _ in candidates or work.largest() or short.largest()), "")
 
 
-def _same_function(case: Case, line: str) -> float:
-    """The share of the host's work in the function that waits: its launches precede the next wait."""
+_SAMPLED_SHARE = 0.02
+
+
+def _long_waits(case: Case) -> Shares:
+    """The share of the wall clock in recorded waits for the GPU, by line. Only long waits are recorded."""
+    activity, calls = case.activity, case.trace.calls
+    own = calls[(calls["node"] == activity.node) & (calls["pid"] == activity.pid) & (calls["op"] == Op.SYNC)]
+    shares = Shares()
+    for stack in np.unique(own["stack"]).tolist():
+        rows = own[(own["stack"] == stack) & (own["duration_ns"] > 0)]
+        line = user_line(case.trace.stacks.get(stack, ()))
+        shares.add(line, float(rows["duration_ns"].sum()) / 1e9 / activity.seconds)
+    return shares
+
+
+def _same_function(case: Case, line: str, *names: str) -> float:
+    """The share of these buckets in the function of a line."""
     return sum(
         share
-        for name in ("host_compute", "host_device_copy")
+        for name in names
         for other, share in case.bucket(name).lines.by_name.items()
         if _function(other) == _function(line)
     )
@@ -161,7 +192,9 @@ def compute(case: Case) -> Fault | None:
     busy = case.activity.gpu_busy
     if not bucket.share or is_launch_bound(case) or (busy is not None and busy >= case.limits.busy_gpu_share):
         return None
-    share = bucket.share - (_same_function(case, _sync_line(case)) if excessive_syncs(case) else 0.0)
+    share = bucket.share - (
+        _same_function(case, _sync_line(case), "host_compute") if excessive_syncs(case) else 0.0
+    )
     top = bucket.lines.largest()
     is_collecting = any(
         code_locations.COLLECTS.search(frame)
@@ -184,9 +217,9 @@ def throttled(case: Case) -> Fault | None:
         return None
     clock_share = gpu.sm_mhz / gpu.sm_max_mhz
     reason, share = max(gpu.throttled.items(), key=lambda item: item[1])
-    limits = case.limits
-    least = limits.power_capped_clock_share if reason == "software power cap" else limits.slowed_clock_share
-    if share < 0.2 or clock_share >= least:
+    if share < 0.2 or clock_share >= case.limits.slowed_clock_share:
+        return None
+    if reason == "software power cap" and not gpu.is_power_limited:
         return None
     return Fault(
         "gpu_throttled",
