@@ -1,7 +1,11 @@
 """Single-process PyTorch jobs with one known fault each, and healthy jobs: `single_jobs.py NAME SECONDS FOLDER`.
 
-Prints "ready" once PyTorch is imported, waits for a line on its input, warms up, runs for SECONDS, and prints its own
-measurement as JSON: pid, and the share of the wall clock that the fault took.
+Prints "ready" once PyTorch is imported, waits for a line on its input, warms up, prints "measuring", runs for SECONDS,
+and prints its own measurement as JSON: pid, and the share of the wall clock that the fault took. Most faults are a part
+of the step that the job times. A fault that slows the whole step is measured by the kernel's account of the thread
+(contention, quota), by the process that stops the job, or by the growth of the step since before the fault
+(interpreter lock, shared GPU). A fourth argument "profile" runs the job under torch.profiler and prints the share in
+which a kernel or a copy ran on the GPU.
 """
 
 import fcntl
@@ -15,11 +19,13 @@ import queue
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +35,43 @@ from torch.utils.data import DataLoader, Dataset
 Step = Callable[[], Any]
 FOLDER = Path(sys.argv[3] if len(sys.argv) > 3 else "/var/tmp")
 PYTHON = sys.executable
+QUOTA_GROUP = Path("/sys/fs/cgroup/single-process-bench")
+WORK: list[Step] = []
+"""The job's own work, once it is known."""
 
 
 def burn(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+STOPPED_S = mmap.mmap(-1, 4096)
+"""Shared with the process that stops this process: the time for which it was stopped."""
+
+UNDISTURBED_S: list[float] = []
+"""The length of a step before the fault, where the job's share is measured by the growth of its steps."""
+
+
+def measure_step(step: Step) -> None:
+    """Measure steps of the job before its fault begins."""
+    assert WORK
+    for _ in range(30):
+        begin_s = time.monotonic()
+        WORK[0]()
+        step()
+        UNDISTURBED_S.append(time.monotonic() - begin_s)
+
+
+def kept_off_cpu_s() -> float:
+    """The time for which this thread waited for a CPU, or its control group had used up its quota, so far."""
+    waited_s = int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
+    with suppress(OSError, StopIteration):
+        lines = QUOTA_GROUP.joinpath("cpu.stat").read_text().splitlines()
+        if str(os.getpid()) in QUOTA_GROUP.joinpath("cgroup.procs").read_text().split():
+            throttled_us = next(int(line.split()[1]) for line in lines if line.startswith("throttled_usec"))
+            waited_s = max(waited_s, throttled_us / 1e6)
+    return waited_s
 
 
 class Base:
@@ -166,13 +203,13 @@ def gil_spin() -> Step:
         while True:
             n += 1
 
-    threading.Thread(target=spin, daemon=True).start()
-
     def python_work() -> None:
         for _ in range(6):
             time.sleep(0)
             sum(range(500))
 
+    measure_step(python_work)
+    threading.Thread(target=spin, daemon=True).start()
     return python_work
 
 
@@ -458,7 +495,7 @@ def contention() -> Step:
 
 
 def quota() -> Step | None:
-    group = Path("/sys/fs/cgroup/single-process-bench")
+    group = QUOTA_GROUP
     try:
         group.mkdir(exist_ok=True)
         (group / "cpu.max").write_text("30000 100000")
@@ -477,6 +514,7 @@ def shared_gpu() -> Step:
         "import torch\na=torch.randn(8192,8192,device='cuda')\n"
         "while True:\n [torch.mm(a,a) for _ in range(10)]; torch.cuda.synchronize()"
     )
+    measure_step(lambda: None)
     subprocess.Popen([PYTHON, "-c", script])
     time.sleep(6)
     return lambda: None
@@ -484,11 +522,14 @@ def shared_gpu() -> Step:
 
 def stopped() -> Step:
     if not os.fork():
-        parent = os.getppid()
+        parent, total_s = os.getppid(), 0.0
         while os.getppid() == parent:
             os.kill(parent, signal.SIGSTOP)
+            begin_s = time.monotonic()
             time.sleep(0.05)
             os.kill(parent, signal.SIGCONT)
+            total_s += time.monotonic() - begin_s
+            struct.pack_into("d", STOPPED_S, 0, total_s)
             time.sleep(0.05)
         os._exit(0)
     return lambda: None
@@ -647,19 +688,12 @@ def _base(name: str) -> Callable[[], None]:
     return Base(8 if name in ("item", "cpu", "nonzero", "tiny_kernels", "tiny_model") else 40)
 
 
-def main() -> None:
-    """Run one job."""
-    name, seconds = sys.argv[1], float(sys.argv[2])
-    os.setpgid(0, 0)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    work = _base(name)
-    work()
-    step = JOBS[name][0]()
-    if step is None:
-        print(json.dumps({"name": name, "skipped": "this machine cannot do it"}), flush=True)
-        os._exit(0)
-    step()
+BY_KERNEL = ("contention", "quota")
+
+
+def measured(name: str, work: Step, step: Step, seconds: float) -> dict[str, Any]:
+    """Run the job's steps for some seconds, and measure the fault."""
+    before_s = kept_off_cpu_s()
     begin, spent, n = time.monotonic(), 0.0, 0
     while time.monotonic() < begin + seconds:
         work()
@@ -668,14 +702,63 @@ def main() -> None:
         spent += time.monotonic() - at
         n += 1
     whole = time.monotonic() - begin
-    told = {
-        "name": name,
-        "pid": os.getpid(),
-        "share": round(spent / whole, 3),
-        "steps": n,
-        "seconds": round(whole, 2),
-    }
-    print(json.dumps(told), flush=True)
+    lost = spent
+    if name in BY_KERNEL:
+        lost = kept_off_cpu_s() - before_s
+    elif name == "stopped":
+        lost = struct.unpack_from("d", STOPPED_S, 0)[0]
+    elif UNDISTURBED_S:
+        lost = whole - n * sorted(UNDISTURBED_S)[len(UNDISTURBED_S) // 2]
+    return {"share": round(min(lost / whole, 1.0), 3), "steps": n, "seconds": round(whole, 2)}
+
+
+def profiled(work: Step, step: Step, seconds: float) -> dict[str, Any]:
+    """The share in which a kernel or a copy ran on the GPU, by torch.profiler."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA]):
+        work()
+    with torch.profiler.profile(activities=[activity.CUDA]) as profile:
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
+            work()
+            step()
+        torch.cuda.synchronize()
+        whole_ns = (time.monotonic() - begin) * 1e9
+    events = profile.profiler.kineto_results.events()
+    on_gpu = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    )
+    busy_ns, end_ns = 0, 0
+    for first, last in on_gpu:
+        busy_ns += max(last - max(first, end_ns), 0)
+        end_ns = max(end_ns, last)
+    return {"profiler_gpu_busy": round(busy_ns / whole_ns, 3)}
+
+
+def main() -> None:
+    """Run one job."""
+    if sys.argv[1] == "--names":
+        print("\n".join(JOBS))
+        return
+    name, seconds, is_profiled = sys.argv[1], float(sys.argv[2]), sys.argv[4:] == ["profile"]
+    os.setpgid(0, 0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    work = _base(name)
+    work()
+    WORK.append(work)
+    set_up, causes, function = JOBS[name]
+    step = set_up()
+    print("measuring", flush=True)
+    out: dict[str, Any] = {"name": name, "causes": sorted(causes), "function": function}
+    if step is None:
+        print(json.dumps(out | {"skipped": "this machine cannot do it"}), flush=True)
+        os._exit(0)
+    step()
+    result = profiled(work, step, seconds) if is_profiled else measured(name, work, step, seconds)
+    print(json.dumps(out | {"pid": os.getpid()} | result), flush=True)
     os.killpg(0, signal.SIGKILL)
 
 
