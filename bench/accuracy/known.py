@@ -123,7 +123,7 @@ def slowdowns() -> list[dict[str, Any]]:
         makers = path.with_name(f"result-{name}.json")
         if not path.exists() or not makers.exists():
             continue
-        said = [verdict.evidence.get("slowdown") for verdict in report_on(path).verdicts]
+        said = [verdict.evidence.slowdown for verdict in report_on(path).verdicts]
         true = round(json.loads(makers.read_text())["blocking_slowdown"], 3)
         found.append({"name": name, "makers": true, "said": said[0] if said else None})
     return found

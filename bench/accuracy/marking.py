@@ -60,7 +60,7 @@ def _culprit(report: Report, answers: tuple[Answer, ...], *, named: set[int], ac
 def _is_reported(report: Report, answer: Answer, named: set[int]) -> bool:
     kinds = {verdict.kind for verdict in report.verdicts}
     if answer.kind == "slow_stage":
-        stages = [verdict.evidence.get("slow_stage") for verdict in report.verdicts]
+        stages = [verdict.evidence.slow_stage for verdict in report.verdicts]
         return list(answer.ranks) in stages
     if answer.kind == "imbalance":
         return "imbalance" in kinds
@@ -92,15 +92,16 @@ def _cause_of(report: Report, answer: Answer) -> Mark:
 def _reported_cause(verdict: Verdict) -> str:
     """The cause in the simulator's vocabulary, which distinguishes hangs by their origin."""
     if verdict.kind == "mismatch":
-        calls = verdict.evidence["calls"]
-        assert isinstance(calls, list)
-        differs = [name for name in ("op", "datatype", "count") if len({call[name] for call in calls}) > 1]
+        calls = verdict.evidence.calls or []
+        differs = [
+            name for name in ("op", "datatype", "count") if len({getattr(call, name) for call in calls}) > 1
+        ]
         return f"mismatch_{differs[0]}" if differs else ""
-    if verdict.evidence.get("crossed_order"):
+    if verdict.evidence.crossed_order:
         return "crossed_order"
-    doing = verdict.evidence.get("doing")
-    if verdict.kind == "hang" and isinstance(doing, list):
-        return "missing_rank" if any(process.get("is_alive", True) for process in doing) else "dead_process"
+    doing = verdict.evidence.doing
+    if verdict.kind == "hang" and doing is not None:
+        return "missing_rank" if any(rank.is_alive is not False for rank in doing) else "dead_process"
     return verdict.causes[0].cause.name if verdict.causes else ""
 
 

@@ -65,7 +65,9 @@ def measure_step(step: Step) -> None:
 
 def kept_off_cpu_s() -> float:
     """The time for which this thread waited for a CPU, or its control group had used up its quota, so far."""
-    waited_s = int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
+    waited_s = (
+        int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
+    )
     with suppress(OSError, StopIteration):
         lines = QUOTA_GROUP.joinpath("cpu.stat").read_text().splitlines()
         if str(os.getpid()) in QUOTA_GROUP.joinpath("cgroup.procs").read_text().split():

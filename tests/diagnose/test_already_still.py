@@ -85,7 +85,7 @@ def test_nobody_is_named_where_the_places_do_not_say_it(stands, because):
     assert verdict.ranks == []
     assert because in str(verdict.abstained_because)
     assert because in verdict.summary
-    assert len(verdict.evidence["doing"]) == len(stands)
+    assert len(verdict.evidence.doing) == len(stands)
 
 
 @pytest.mark.parametrize(("status", "is_told"), [(128 + 9, True), (0, False)])

@@ -107,7 +107,7 @@ def test_delays_that_move_around_name_nobody():
     report = report_of(dp_trace(delays, n_ranks=8, n_steps=60))
     verdict = only(report)
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["moves"] is True
+    assert verdict.evidence.moves is True
     assert verdict.causes[0].cause.name == "host_compute"
 
 
@@ -126,7 +126,7 @@ def test_one_long_delay_is_a_remark_when_it_took_little_of_the_time():
 def test_one_delay_that_took_much_of_the_time_is_told_once():
     verdict = only(report_of(dp_trace([Delay(2, 20, 3000 * MS, Category.PREEMPTED)])))
     assert (verdict.ranks, verdict.n_incidents) == ([2], 1)
-    assert verdict.evidence["is_one_off"] is True
+    assert verdict.evidence.is_one_off is True
     assert verdict.causes[0].cause.name == "cpu_preemption"
     assert verdict.confidence < 0.7
     assert "once" in verdict.summary
@@ -251,7 +251,7 @@ def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is
     delays = [*(Delay(1, step, 60 * MS) for step in (8, 17, 29)), Delay(2, 22, 60 * MS)]
     verdict = only(report_of(dp_trace(delays)))
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
-    assert verdict.evidence["suspects"] == [1]
+    assert verdict.evidence.suspects == [1]
     assert "chance" in verdict.abstained_because
 
 
@@ -264,7 +264,7 @@ def test_long_delays_that_two_ranks_have_once_each_accuse_neither():
     delays = [Delay(rank, step, 3000 * MS, Category.ON_CPU) for rank, step in ((1, 12), (2, 25))]
     verdict = only(report_of(dp_trace(delays)))
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
-    assert verdict.evidence["suspects"] == [1, 2]
+    assert verdict.evidence.suspects == [1, 2]
 
 
 def test_long_delays_that_go_around_do_not_name_who_has_most_of_them():

@@ -65,7 +65,7 @@ def hang(category: Category, *, rank: int = 1, step: int = 20, n_ranks: int = 4)
 def is_missing(report: Report, rank: int, *, is_alive: bool = True) -> bool:
     verdict = only(report)
     assert (verdict.kind, verdict.ranks) == ("hang", [rank])
-    assert [told["is_alive"] for told in verdict.evidence["doing"]] == [is_alive]
+    assert [told.is_alive for told in verdict.evidence.doing] == [is_alive]
     return True
 
 
@@ -185,7 +185,7 @@ def test_d19_memory_compaction_holds_one_rank():
 def test_d21_a_driver_call_that_does_not_return():
     report = hang(Category.DRIVER, rank=3)
     assert is_missing(report, 3)
-    assert only(report).evidence["doing"][0]["state"] == "driver"
+    assert only(report).evidence.doing[0].state == "driver"
 
 
 # GPU memory, copies, launches, syncs
@@ -312,7 +312,7 @@ def test_p06_a_hidden_collective_that_some_ranks_wait_in():
     gone = tuple(Gone(rank, 20, category=Category.NET) for rank in (1, 2))
     verdict = only(report_of(dp_job(gone=gone, quiet_ns=60 * S)))
     assert (verdict.kind, verdict.ranks) == ("hang", [1, 2])
-    assert {told["state"] for told in verdict.evidence["doing"]} == {"net"}
+    assert {told.state for told in verdict.evidence.doing} == {"net"}
 
 
 def test_p08_the_ranks_of_one_node_compile_while_the_others_wait():
@@ -320,7 +320,7 @@ def test_p08_the_ranks_of_one_node_compile_while_the_others_wait():
     more = {"node": (0, 0, 1, 1), "offset_ns": (0, 9 * S), "quiet_ns": 600 * S}
     verdict = only(report_of(dp_job(gone=gone, **more)))
     assert (verdict.kind, verdict.ranks, verdict.nodes) == ("hang", [2, 3], ["host-b"])
-    assert {told["state"] for told in verdict.evidence["doing"]} == {"on_cpu"}
+    assert {told.state for told in verdict.evidence.doing} == {"on_cpu"}
 
 
 def test_p09_a_rank_compiles_again_for_each_length():

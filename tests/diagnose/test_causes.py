@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stallscope.diagnose.causes import Excess, explained
 from stallscope.diagnose.causes._registry import causes
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events import layout
 from stallscope.events.names import N_CATEGORIES, Category, Op
 
@@ -104,7 +105,7 @@ def test_many_short_synchronise_calls_are_one_cause():
     many = Excess(total_ns=22.0 * MS, ledger_ns=ledger, n_steps=10, n_syncs=2000)
     assert explained(many)[0].cause.name == "excessive_sync"
     assert explained(many)[0].share == pytest.approx(21 / 22)
-    assert explained(many)[0].evidence["n_extra_syncs_per_step"] == 200
+    assert explained(many)[0].evidence.n_extra_syncs_per_step == 200
     few = Excess(total_ns=22.0 * MS, ledger_ns=ledger, n_steps=10, n_syncs=100)
     assert "excessive_sync" not in shares(explained(few))
     long = Excess(total_ns=2200.0 * MS, ledger_ns=100 * ledger, n_steps=10, n_syncs=2000)
@@ -118,7 +119,7 @@ def test_evidence_says_who_took_the_cpu_and_for_how_long():
     off["duration_ns"] = [4 * MS, 6 * MS, 1 * MS]
     found = Excess(total_ns=10.0 * MS, ledger_ns=excess(PREEMPTED=10 * MS).ledger_ns, n_steps=1, offcpu=off)
     part = explained(found)[0]
-    assert part.evidence == {"n_intervals": 3, "longest_ms": 6.0, "by": ["stress"]}
+    assert part.evidence == CauseEvidence(n_intervals=3, longest_ms=6.0, by=["stress"])
     assert "stress" in part.cause.advice(part.evidence)[0]
 
 
@@ -134,7 +135,7 @@ def test_evidence_names_the_slow_calls():
         symbols=("", "cudaMalloc", "cudaFree", "cudaMemcpy"),
     )
     told = explained(found)[0].evidence
-    assert told == {"n_slow_calls": 2, "longest_ms": 9.0, "functions": ["cudaFree", "cudaMalloc"]}
+    assert told == CauseEvidence(n_slow_calls=2, longest_ms=9.0, functions=["cudaFree", "cudaMalloc"])
 
 
 def test_blocked_names_system_calls_where_they_are_known():
@@ -142,11 +143,11 @@ def test_blocked_names_system_calls_where_they_are_known():
     off["category"], off["syscall_nr"], off["duration_ns"] = Category.OTHER_OFF, 61, 5 * MS
     ledger = excess(OTHER_OFF=5 * MS).ledger_ns
     known = explained(Excess(total_ns=5.0 * MS, ledger_ns=ledger, n_steps=1, offcpu=off))[0]
-    assert known.evidence["system_calls"] == [61]
+    assert known.evidence.system_calls == [61]
     unknown = explained(
         Excess(total_ns=5.0 * MS, ledger_ns=ledger, n_steps=1, offcpu=off, knows_syscalls=False)
     )[0]
-    assert "system_calls" not in unknown.evidence
+    assert unknown.evidence.system_calls is None
     assert known.cause.advice(known.evidence) != unknown.cause.advice(unknown.evidence)
 
 
@@ -174,8 +175,7 @@ def test_every_cause_says_what_it_is_and_what_to_do():
     nothing = Excess(total_ns=1.0, ledger_ns=np.zeros(N_CATEGORIES), n_steps=1)
     for cause in causes():
         assert cause.title and not cause.noun.startswith("because")
-        assert isinstance(cause.evidence(nothing), dict)
-        assert 1 <= len(cause.advice({})) <= 3
+        assert 1 <= len(cause.advice(cause.evidence(nothing))) <= 3
 
 
 @pytest.mark.parametrize(("syscall_nr", "is_told"), [(61, True), (260, True), (7, False)])
@@ -227,6 +227,6 @@ def test_a_save_is_a_checkpoint_even_where_serialising_burns_cpu_first(has_sampl
     )
     (part,) = explained(excess)
     assert part.cause.name == "checkpoint"
-    assert (part.evidence["serialise_ms"], part.evidence["write_ms"]) == (60.0, 40.0)
+    assert (part.evidence.serialise_ms, part.evidence.write_ms) == (60.0, 40.0)
     names = {part.cause.name for part in explained(replace(excess, stacks={3: ("/job/train.py:7 read",)}))}
     assert names == {"block_io", "host_compute"}

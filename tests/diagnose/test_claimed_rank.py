@@ -28,7 +28,7 @@ def test_a_claimed_rank_is_inconclusive_and_both_processes_are_named():
         report = diagnose(trace)
         (verdict,) = report.verdicts
         assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
-        assert [one["pid"] for one in verdict.evidence["processes"]] == [1002, 1003]
+        assert [process.pid for process in verdict.evidence.processes] == [1002, 1003]
         assert "processes 1002 on" in verdict.summary and "1003 on" in verdict.summary
         assert "claim rank 2" in verdict.summary
 
@@ -51,6 +51,4 @@ def test_a_process_that_takes_over_a_rank_later_claims_nothing():
     last_ns = rows["ts_ns"][rows["pid"] == 1002].max()
     moved = rows.copy()
     moved["ts_ns"][rows["pid"] == 1003] += last_ns
-    assert all(
-        "claimed_ranks" not in v.evidence for v in diagnose(replace(trace, collectives=moved)).verdicts
-    )
+    assert all(v.evidence.claimed_ranks is None for v in diagnose(replace(trace, collectives=moved)).verdicts)

@@ -36,7 +36,7 @@ def test_a_gpu_that_is_slow_again_and_again_costs_all_its_slow_steps():
     verdict = only(report_of(slow_gpu(lambda step: 30 * MS if step % 12 < 4 else 0)))
     assert (verdict.kind, verdict.ranks) == ("device", [1])
     n_slow = sum(step % 12 < 4 for step in range(10, 60))
-    assert verdict.evidence["n_late_steps"] == n_slow
+    assert verdict.evidence.n_late_steps == n_slow
     assert verdict.cost.gpu_seconds == pytest.approx(0.030 * n_slow * 3, rel=0.1)
 
 

@@ -45,7 +45,7 @@ def test_memory_that_was_refused_for_good_is_told():
     healthy = dp_trace()
     verdict = only(report_of(with_calls(healthy, failing(healthy, 1, OUT_OF_MEMORY, op=Op.ALLOC))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "out_of_memory")
-    assert verdict.evidence["asked_bytes"] == 1 << 30
+    assert verdict.evidence.asked_bytes == 1 << 30
 
 
 def test_memory_that_was_given_in_the_end_is_no_alarm():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.gpu_drivers import Drivers
@@ -46,7 +47,7 @@ def with_gpus(trace: Trace, *, foreign: int | None = None, **of_rank_2: int) -> 
     return replace(trace, gpus=rows, gpu_processes=on)
 
 
-def cause_of(trace: Trace) -> tuple[str, dict[str, object]]:
+def cause_of(trace: Trace) -> tuple[str, CauseEvidence]:
     (verdict,) = report_of(trace).verdicts
     assert verdict.kind == "device" and verdict.ranks == [2]
     return verdict.causes[0].cause.name, verdict.causes[0].evidence
@@ -55,19 +56,19 @@ def cause_of(trace: Trace) -> tuple[str, dict[str, object]]:
 def test_a_clock_held_by_heat_explains_a_slow_gpu():
     name, evidence = cause_of(with_gpus(slow_trace(), sm_mhz=1200, clock_reasons=0x40))
     assert name == "gpu_slow"
-    assert evidence["clock_held_by"] == ["hardware thermal slowdown"]
-    assert (evidence["clock_mhz"], evidence["usual_mhz"]) == (1200, 1980)
+    assert evidence.clock_held_by == ["hardware thermal slowdown"]
+    assert (evidence.clock_mhz, evidence.usual_mhz) == (1200, 1980)
 
 
 @pytest.mark.parametrize("told", [{"xid": 79}, {"xid": 48}])
 def test_an_error_of_the_hardware_is_a_fault(told):
     name, evidence = cause_of(with_gpus(slow_trace(), **told))
-    assert name == "gpu_fault" and evidence["xid"] == list(told.values())
+    assert name == "gpu_fault" and evidence.xid == list(told.values())
 
 
 def test_another_process_on_the_gpu_shares_it():
     name, evidence = cause_of(with_gpus(slow_trace(), foreign=2))
-    assert name == "gpu_shared" and evidence["also_on_this_gpu"] == ["python3 (999999)"]
+    assert name == "gpu_shared" and evidence.also_on_this_gpu == ["python3 (999999)"]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,12 @@ def test_another_process_on_the_gpu_shares_it():
 )
 def test_a_small_dip_an_idle_clock_and_an_error_of_the_program_explain_nothing(told):
     name, evidence = cause_of(with_gpus(slow_trace(), **told))
-    assert name == "gpu_slow" and not {"clock_held_by", "xid"} & set(evidence)
+    assert name == "gpu_slow" and evidence.clock_held_by is None and evidence.xid is None
 
 
 def test_a_process_on_another_gpu_explains_nothing():
     name, evidence = cause_of(with_gpus(slow_trace(), foreign=1))
-    assert name == "gpu_slow" and "also_on_this_gpu" not in evidence
+    assert name == "gpu_slow" and evidence.also_on_this_gpu is None
 
 
 def test_a_healthy_job_stays_healthy_whatever_its_gpus_say():
@@ -96,7 +97,9 @@ def test_a_late_host_is_not_laid_to_its_gpu():
 
 def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
     """Such a hang has no cause beside the order."""
-    hang = Verdict(kind="hang", summary="", ranks=[2], nodes=[""], evidence={"crossed_order": True})
+    hang = Verdict(
+        kind="hang", summary="", ranks=[2], nodes=[""], evidence=VerdictEvidence(crossed_order=True)
+    )
     report = Report(source="", examined={}, verdicts=[hang])
     assert with_gpu_states(with_gpus(slow_trace(), xid=79), report) == report
 
@@ -109,9 +112,9 @@ def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(said, name, retention)
     heard = told(with_gpus(slow_trace(), **said), Cut(n=12), retention=retention)
     (opened,) = heard.of("opened")
     assert (opened.verdict.kind, opened.verdict.ranks) == ("device", [2])
-    assert name in opened.verdict.causes[0].evidence
+    assert getattr(opened.verdict.causes[0].evidence, name)
     (reported,) = heard.report.verdicts
-    assert name in reported.causes[0].evidence
+    assert getattr(reported.causes[0].evidence, name)
 
 
 def test_what_is_told_of_the_gpus_once_holds_for_the_batches_after_it():

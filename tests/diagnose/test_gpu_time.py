@@ -51,7 +51,7 @@ def test_work_that_moves_from_gpu_to_gpu_accuses_none():
     fault = MovingImbalance(delay_ns=20 * MS, on_host=False, schedule=Schedule(first=10))
     for job in (RUNS_AHEAD, Job(dp=8, steps=80)):
         verdict = only(report_of(simulate(job, [fault], seed=2, capture=ON_GPU)[0]))
-        assert (verdict.kind, verdict.ranks, verdict.evidence["on"]) == ("imbalance", [], "the GPUs")
+        assert (verdict.kind, verdict.ranks, verdict.evidence.on) == ("imbalance", [], "the GPUs")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -62,7 +62,7 @@ def test_a_stage_with_more_work_for_its_gpus_is_imbalance(stage):
     )
     verdict = only(report_of(simulate(job, [slow], seed=1, capture=ON_GPU)[0]))
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["slow_stage"] == list(job.ranks_of_stage(stage))
+    assert verdict.evidence.slow_stage == list(job.ranks_of_stage(stage))
 
 
 def test_a_host_bound_job_is_not_a_slow_gpu():

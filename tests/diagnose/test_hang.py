@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope.diagnose.evidence_fields import RankActivity
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import CALLS, COMMUNICATORS, HOST_EVENTS, POSITIONS, empty
@@ -28,7 +29,7 @@ def test_the_missing_rank_is_named_with_what_it_does_instead():
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
     assert verdict.first_round == 30 * 3 + 1
     assert verdict.causes[0].cause.name == "missing_rank"
-    assert verdict.evidence["doing"] == [{"rank": 2, "is_alive": True, "state": "io"}]
+    assert verdict.evidence.doing == [RankActivity(2, is_alive=True, state="io")]
     assert "state io" in verdict.summary
 
 
@@ -45,7 +46,7 @@ def test_ranks_of_a_node_whose_capture_ended_before_the_hang_are_not_missing():
     )
     verdict = only(report_of(cut))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [1], [0])
-    waited_s = verdict.evidence["waited_s"]
+    waited_s = verdict.evidence.waited_s
     assert verdict.cost.gpu_seconds == pytest.approx(waited_s, rel=0.05)
     assert verdict.cost.at_most_gpu_seconds == pytest.approx(3 * waited_s, rel=0.05)
 
@@ -76,8 +77,8 @@ def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_wo
     positions["ts_ns"], positions["pid"] = int(trace.snapshots["ts_ns"].max()), pid
     positions["tid"], positions["stack"] = (caller, pid), (1, 2)
     looked = replace(trace, positions=positions, stacks={1: of_caller, 2: IN_PYTHON})
-    (doing,) = only(report_of(looked)).evidence["doing"]
-    assert doing["stack"] == list(told)
+    (doing,) = only(report_of(looked)).evidence.doing
+    assert doing.stack == list(told)
 
 
 def joined(trace: Trace, *, nranks: int = 4) -> Trace:
@@ -295,7 +296,7 @@ def test_calls_in_crossed_order_are_a_circle():
     assert lost.sum() == 2
     verdict = only(report_of(replace(trace, collectives=rows[~lost])))
     assert (verdict.kind, verdict.ranks) == ("hang", [0, 1])
-    assert verdict.evidence["is_circle"] is True
+    assert verdict.evidence.is_circle is True
     assert verdict.confidence < 0.8
 
 

@@ -50,7 +50,7 @@ def test_a_wait_in_the_driver_is_told_with_its_call():
     short = call | {"duration_ns": 2 * MS, "detail": b"ioctl:NV_ESC_RM_CONTROL"}
     rows = [one | {"ts_ns": at} for at in late_begins(trace) for one in (short, call)]
     verdict = only(report_of(told(trace, *rows)))
-    assert verdict.causes[0].evidence["ioctls"] == ["UVM_MIGRATE", "NV_ESC_RM_CONTROL"]
+    assert verdict.causes[0].evidence.ioctls == ["UVM_MIGRATE", "NV_ESC_RM_CONTROL"]
     assert ", blocked in the GPU driver (UVM_MIGRATE)" in verdict.summary
     assert "blocked in the GPU driver (ioctl)" in only(report_of(trace)).summary
 
@@ -74,8 +74,8 @@ def test_io_is_told_with_disk_and_file():
     too_early = other | {"ts_ns": begins[0] - 2000 * MS}
     verdict = only(report_of(told(trace, *waits, *elsewhere, too_early)))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([VICTIM], "block_io")
-    assert verdict.causes[0].evidence["devices"] == ["sdb1"]
-    assert verdict.causes[0].evidence["files"] == ["/ckpt/step-7.pt"]
+    assert verdict.causes[0].evidence.devices == ["sdb1"]
+    assert verdict.causes[0].evidence.files == ["/ckpt/step-7.pt"]
     assert ", waiting for disk or file I/O (sdb1, file /ckpt/step-7.pt)" in verdict.summary
 
 
@@ -93,7 +93,7 @@ def test_who_stops_a_rank_is_told():
     ]
     goes_on = [one | {"value": signal.SIGCONT, "by_pid": 78, "ts_ns": one["ts_ns"] + 9 * MS} for one in stops]
     verdict = only(report_of(told(trace, *stops, *goes_on)))
-    assert verdict.causes[0].evidence["stopped_by"] == ["suspend.sh (pid 77)"]
+    assert verdict.causes[0].evidence.stopped_by == ["suspend.sh (pid 77)"]
     assert "stopped by a signal from suspend.sh (pid 77)" in verdict.summary
 
 
@@ -133,23 +133,23 @@ QUOTA = {
 
 def test_a_quota_is_no_neighbour():
     part = explained_by(preempted([OffCpuFlag.THROTTLED | OffCpuFlag.PREEMPTED] * 3 + [1]), QUOTA)
-    assert part.evidence["quota"] == "cpu.max 50000/100000"
-    assert part.evidence["control_group"] == "/kubepods/pod7"
-    assert "by" not in part.evidence
+    assert part.evidence.quota == "cpu.max 50000/100000"
+    assert part.evidence.control_group == "/kubepods/pod7"
+    assert part.evidence.by is None
     assert part.state == "kept off the CPU by the quota of its control group (cpu.max 50000/100000)"
     assert "CPU limit" in part.cause.advice(part.evidence)[0]
 
 
 def test_a_neighbour_is_no_quota():
     part = explained_by(preempted([1, 1, 1, OffCpuFlag.THROTTLED | 1]), QUOTA)
-    assert part.evidence["by"] == ["stress"] and "quota" not in part.evidence
+    assert part.evidence.by == ["stress"] and part.evidence.quota is None
     assert part.state == part.cause.state
 
 
 def test_retransmits_are_counted_with_whom_they_were_for():
     row = {"kind": HostKind.RETRANSMIT, "value": 4, "file": b"10.0.0.9:29500", "device": b"eth0"}
     part = explained_by(layout.empty(layout.OFFCPU), row, row, category=Category.NET)
-    assert (part.evidence["n_retransmits"], part.evidence["to"]) == (8, ["10.0.0.9:29500"])
+    assert (part.evidence.n_retransmits, part.evidence.to) == (8, ["10.0.0.9:29500"])
     assert "loses packets (8 retransmits)" in part.state
     assert "ethtool" in part.cause.advice(part.evidence)[0]
 
@@ -161,7 +161,7 @@ def test_reclaim_and_compaction_are_told_with_their_time():
         {"kind": HostKind.COMPACTION, "duration_ns": 7 * MS},
     ]
     part = explained_by(layout.empty(layout.OFFCPU), *rows, category=Category.FAULT)
-    assert (part.evidence["reclaim_ms"], part.evidence["compaction_ms"]) == (42.0, 7.0)
+    assert (part.evidence.reclaim_ms, part.evidence.compaction_ms) == (42.0, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_the_other_end_sent_again_meanwhile_is_told(resent: dict[str, Any],
     (verdict,) = report_of(told(trace, *rows)).verdicts
     part = verdict.causes[0]
     assert (verdict.ranks, part.cause.name) == ([VICTIM], "network_wait")
-    assert part.evidence.get("n_retransmits") == (len(rows) if is_told else None)
+    assert part.evidence.n_retransmits == (len(rows) if is_told else None)
     assert ("loses packets" in verdict.summary) == is_told
 
 
@@ -263,7 +263,7 @@ def test_a_file_is_named_once_where_it_was_closed_meanwhile():
         {"kind": HostKind.FILE_WAIT, "duration_ns": 1 * MS, "file": b"other"},
     ]
     part = explained_by(layout.empty(layout.OFFCPU), *rows, category=Category.IO)
-    assert part.evidence["files"] == ["/data/a-very-long-name-that-is-cut", "other"]
+    assert part.evidence.files == ["/data/a-very-long-name-that-is-cut", "other"]
 
 
 def test_a_stream_of_events_tells_the_same():
@@ -282,5 +282,5 @@ def test_a_stream_of_events_tells_the_same():
         }
         stream.feed(replace(trace, **parts))
     verdict = only(stream.report())
-    assert (verdict.ranks, verdict.causes[0].evidence["devices"]) == ([VICTIM], ["sdb1"])
+    assert (verdict.ranks, verdict.causes[0].evidence.devices) == ([VICTIM], ["sdb1"])
     assert stream.report().examined["n_ranks"] == 4

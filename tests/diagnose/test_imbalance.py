@@ -22,14 +22,14 @@ def pipeline(first_ms: int, second_ms: int):
 def test_a_slow_stage_is_imbalance_and_nobody_is_named():
     verdict = only(report_of(trace_of(Job(pipeline(4, 14)))))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("imbalance", [], [0, 1])
-    assert verdict.evidence["slow_stage"] == [2, 3]
+    assert verdict.evidence.slow_stage == [2, 3]
     assert verdict.late_ms["median"] == pytest.approx(10, rel=0.1)
-    n_steps, n_victims = verdict.evidence["n_steps"], 2
+    n_steps, n_victims = verdict.evidence.n_steps, 2
     assert verdict.cost.at_most_gpu_seconds == pytest.approx(0.010 * n_steps * n_victims, rel=0.1)
 
 
 def test_the_first_stage_can_be_the_slow_one():
-    assert only(report_of(trace_of(Job(pipeline(14, 4))))).evidence["slow_stage"] == [0, 1]
+    assert only(report_of(trace_of(Job(pipeline(14, 4))))).evidence.slow_stage == [0, 1]
 
 
 def test_even_stages_are_healthy():
@@ -53,6 +53,6 @@ def test_delays_that_take_turns_are_imbalance():
     program = (Call(((0, 1, 2, 3),), count=1), Call(((0, 1, 2, 3),), count=2, waits=True))
     verdict = only(report_of(trace_of(Job(program, n_steps=60, delays=delays))))
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert set(verdict.evidence["late_steps_by_rank"]) == {"0", "1", "2", "3"}
+    assert set(verdict.evidence.late_steps_by_rank) == {"0", "1", "2", "3"}
     n_delays = len(range(4, 60, 3))
     assert verdict.cost.gpu_seconds == pytest.approx(3 * n_delays * 0.040, rel=0.1)

@@ -79,8 +79,8 @@ def test_each_run_of_a_job_that_was_started_anew_is_judged_on_its_own():
     report = report_of(restarted())
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [1], [0, 2, 3])
-    assert verdict.evidence["job"]["number"] == 2
-    assert verdict.evidence["n_steps"] <= 40
+    assert verdict.evidence.job.number == 2
+    assert verdict.evidence.n_steps <= 40
     assert (report.examined["n_jobs"], report.examined["n_nodes"]) == (2, 1)
 
 
@@ -88,7 +88,7 @@ def test_two_jobs_at_the_same_time_are_two():
     first = dp_trace(every(2, 5, DELAY_NS))
     both = side_by_side(first, another(dp_trace(), pids_from=100, later_ns=5 * MS))
     (verdict,) = report_of(both).verdicts
-    assert (verdict.ranks, verdict.evidence["job"]["number"]) == ([2], 1)
+    assert (verdict.ranks, verdict.evidence.job.number) == ([2], 1)
 
 
 def test_replicas_that_share_no_communicator_stay_together():
@@ -176,7 +176,7 @@ def test_a_run_that_broke_is_told_with_the_run_after_it():
     again = another(dp_trace(), pids_from=100, later_ns=length_ns(first) + 600 * MS)
     report = report_of(replace(side_by_side(first, again), host_events=first.host_events))
     (verdict,) = report.verdicts
-    assert (verdict.kind, verdict.ranks, verdict.evidence["job"]["number"]) == ("failure", [2], 1)
+    assert (verdict.kind, verdict.ranks, verdict.evidence.job.number) == ("failure", [2], 1)
 
 
 def test_a_stream_tells_the_rank_that_broke_once_the_job_is_over():

@@ -23,9 +23,9 @@ def test_the_odd_rank_is_named(column, value):
     verdict = only(report_of(changed(column, value)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("mismatch", [2], [0, 1, 3])
     assert (verdict.first_round, verdict.last_round) == (50, 50)
-    told = {call["rank"]: call for call in verdict.evidence["calls"]}
+    told = {call.rank: call for call in verdict.evidence.calls}
     said = value.name.lower() if column == "op" else value
-    assert told[2][column] == said != told[0][column]
+    assert getattr(told[2], column) == said != getattr(told[0], column)
 
 
 def test_a_rank_that_is_off_from_then_on_is_told_once_with_what_the_standstill_costs():

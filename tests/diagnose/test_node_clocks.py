@@ -122,7 +122,7 @@ def test_a_hang_in_the_first_round_is_as_long_as_it_lasts(gone, n_nodes, has_clo
     trace = replace(trace, communicators=communicators(trace, 8), clocks=trace.clocks if has_clocks else ())
     (verdict,) = report_of(trace).verdicts
     assert (verdict.kind, verdict.ranks) == ("hang", [gone])
-    assert verdict.evidence["waited_s"] == pytest.approx(120, abs=1)
+    assert verdict.evidence.waited_s == pytest.approx(120, abs=1)
 
 
 def communicators(trace: Trace, n_ranks: int):

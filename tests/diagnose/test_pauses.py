@@ -38,7 +38,7 @@ def test_a_save_that_takes_far_longer_than_those_of_all_others_is_told():
     lengths = [(0.50, 0.48, 0.53, 0.55), (0.51, 0.50, 0.47, 0.52), (0.49, 3.5, 0.51, 0.50)]
     verdict = only(report_of(dp_trace(saves(lengths))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "block_io")
-    assert verdict.evidence["is_one_off"] is True
+    assert verdict.evidence.is_one_off is True
 
 
 def test_a_rank_whose_saves_are_long_each_time_is_named():

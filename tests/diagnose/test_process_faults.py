@@ -175,9 +175,9 @@ def test_a_constant_fault_is_named_with_its_line(name):
     budget, samples, cause, function = CASES[name]
     verdict = only(report_of(process(budget, [*samples, gpu(Category.DEVICE)])))
     assert (verdict.kind, verdict.causes[0].cause.name) == ("process", cause)
-    assert function in str(verdict.evidence["line"])
+    assert function in str(verdict.evidence.line)
     assert verdict.causes[0].share == pytest.approx(1 - budget[Category.DEVICE], abs=0.06)
-    assert verdict.evidence["gain_at_most"] == pytest.approx(1 / (1 - verdict.causes[0].share), rel=0.02)
+    assert verdict.evidence.gain_at_most == pytest.approx(1 / (1 - verdict.causes[0].share), rel=0.02)
 
 
 def test_a_gpu_that_is_busy_makes_a_process_healthy_whatever_its_host_does():
@@ -192,7 +192,7 @@ def test_a_fault_of_the_host_costs_at_most_the_time_in_which_the_gpu_was_idle():
     samples = [gpu(Category.ON_CPU, "/job/train.py:4 log_json")]
     verdict = only(report_of(process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, samples, gpu_busy=60)))
     assert verdict.causes[0].share == pytest.approx(0.9)
-    assert verdict.evidence["gain_at_most"] == pytest.approx(1 / 0.6, rel=0.01)
+    assert verdict.evidence.gain_at_most == pytest.approx(1 / 0.6, rel=0.01)
 
 
 def test_without_steps_or_a_fault_a_process_is_not_healthy():
@@ -215,7 +215,7 @@ def test_the_holder_of_the_interpreter_lock_is_named():
     samples = [gpu(Category.LOCK, "/job/train.py:5 step", nr=202), spin]
     verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
     assert verdict.causes[0].cause.name == "gil"
-    assert "spin" in str(verdict.evidence["line"])
+    assert "spin" in str(verdict.evidence.line)
 
 
 def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
@@ -226,7 +226,7 @@ def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
     ]
     verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
     assert verdict.causes[0].cause.name == "lock_contention"
-    assert "helper" in str(verdict.evidence["line"])
+    assert "helper" in str(verdict.evidence.line)
 
 
 LOADER = "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py:1 _next_data"
@@ -248,7 +248,7 @@ def test_starvation_names_what_keeps_the_workers(category, waits_for, words):
     verdict = only(report_of(process(BLOCKED | {Category.CHILD: 0.7}, samples)))
     assert verdict.causes[0].cause.name == "input_starvation"
     assert words in verdict.causes[0].title
-    assert "load" in str(verdict.evidence["line"])
+    assert "load" in str(verdict.evidence.line)
 
 
 def test_many_short_synchronisations_are_excessive_and_few_long_ones_are_not():
@@ -273,7 +273,7 @@ def test_copies_from_pageable_memory_are_named_with_their_speed():
     )
     verdict = only(report_of(trace))
     assert verdict.causes[0].cause.name == "pageable_copy"
-    assert verdict.causes[0].evidence["gb_per_second"] == pytest.approx((64 << 20) / 12e-3 / 1e9, rel=0.01)
+    assert verdict.causes[0].evidence.gb_per_second == pytest.approx((64 << 20) / 12e-3 / 1e9, rel=0.01)
 
 
 def test_many_launches_of_a_busy_host_bind_the_gpu():
@@ -343,7 +343,7 @@ def test_many_short_waits_are_named_at_their_line_although_one_long_wait_takes_m
     verdict = only(report_of(replace(trace, calls=long_waits)))
     assert verdict.causes[0].cause.name == "excessive_sync"
     assert verdict.causes[0].share == pytest.approx(0.8)
-    assert "select" in str(verdict.causes[0].evidence["line"])
+    assert "select" in str(verdict.causes[0].evidence.line)
 
 
 def test_seconds_of_imports_are_start():

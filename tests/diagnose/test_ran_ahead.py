@@ -61,7 +61,7 @@ def test_no_rank_of_a_majority_that_completed_all_calls_is_named(n_ranks, ahead)
         report_of(dumps(entered, completed=dict.fromkeys(range(n_ranks), ROUNDS), n_ranks=n_ranks))
     )
     assert (verdict.kind, verdict.ranks) == ("hang", [])
-    assert verdict.evidence["ahead"] == list(ahead)
+    assert verdict.evidence.ahead == list(ahead)
     assert verdict.first_round == ROUNDS
 
 

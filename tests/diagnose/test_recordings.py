@@ -51,7 +51,7 @@ def test_healthy_jobs_are_healthy(report):
 def test_a_slow_stage_is_imbalance(report, request):
     verdict = only(report)
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["slow_stage"] == TRUTHS[name_of(request)]["slow_stage"]
+    assert verdict.evidence.slow_stage == TRUTHS[name_of(request)]["slow_stage"]
 
 
 @cases(lambda truth: truth["culprit_ranks"])

@@ -87,7 +87,7 @@ def test_what_keeps_it_in_late_steps_is_named(category, cause):
     verdict = only(report_of(lone(dict.fromkeys(range(12, 30, 3), 400 * MS), category), usd_per_gpu_hour=3.6))
     assert (verdict.kind, verdict.causes[0].cause.name) == ("process", cause)
     assert verdict.causes[0].share > 0.95
-    assert verdict.evidence["n_late_steps"] == 6
+    assert verdict.evidence.n_late_steps == 6
     assert verdict.late_ms is not None
     assert verdict.late_ms["median"] == pytest.approx(400, rel=0.02)
     assert verdict.cost is not None
@@ -113,7 +113,7 @@ def test_a_wait_while_the_loaders_work_is_for_the_input():
     pauses = dict.fromkeys(range(18, 30), 900 * MS)
     verdict = only(report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.9)))
     assert verdict.causes[0].cause.name == "input_starvation"
-    assert verdict.causes[0].evidence["n_loader_workers"] == 1
+    assert verdict.causes[0].evidence.n_loader_workers == 1
     assert report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.1)).healthy
 
 

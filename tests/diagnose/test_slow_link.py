@@ -45,15 +45,15 @@ def test_the_group_with_a_slow_link_is_reported(n_pairs, slow, since, longer_ns,
     verdict = only(report)
     assert report.answer is Answer.FOUND
     assert (verdict.kind, verdict.ranks) == ("link", [])
-    assert verdict.evidence["suspects"] == list(slow)
+    assert verdict.evidence.suspects == list(slow)
     assert verdict.late_ms["median"] == pytest.approx(4 * longer_ns / MS, rel=0.1)
-    assert verdict.evidence["times_as_long"] == pytest.approx(1 + longer_ns / TRANSFER_NS, rel=0.1)
+    assert verdict.evidence.times_as_long == pytest.approx(1 + longer_ns / TRANSFER_NS, rel=0.1)
 
 
 def test_all_groups_slow_from_a_step_on_are_no_slow_link():
     slow = dict.fromkeys(pairs(4), (30, 5 * TRANSFER_NS))
     verdicts = report_of(trace_of(job(pairs(4), slow_links=slow))).verdicts
-    assert all("suspects" not in verdict.evidence for verdict in verdicts)
+    assert all(verdict.evidence.suspects is None for verdict in verdicts)
 
 
 def test_groups_that_span_nodes_may_be_slower_than_groups_that_do_not():

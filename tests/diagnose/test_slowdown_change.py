@@ -97,10 +97,10 @@ def test_a_change_is_reported_with_its_moment_size_and_part(n_ranks, n_steps, at
     verdict = slower(n_ranks, n_steps, at, ms * MS, category)
     evidence = verdict.evidence
     assert (verdict.kind, verdict.ranks) == ("change", [])
-    assert abs(int(evidence["from_step"]) - at) <= 2
-    assert evidence["step_ms_after"] - evidence["step_ms_before"] == pytest.approx(ms, rel=0.1)
-    assert list(evidence["grew_ms"]) == [name]
-    assert evidence["grew_ms"][name] == pytest.approx(ms, rel=0.1)
+    assert abs(evidence.from_step - at) <= 2
+    assert evidence.step_ms_after - evidence.step_ms_before == pytest.approx(ms, rel=0.1)
+    assert list(evidence.grew_ms) == [name]
+    assert evidence.grew_ms[name] == pytest.approx(ms, rel=0.1)
     assert verdict.cost.gpu_seconds == pytest.approx((n_steps - at) * n_ranks * ms / 1e3, rel=0.15)
     assert "whole job became" in verdict.summary
 
@@ -117,5 +117,5 @@ def test_a_large_job_that_becomes_slower_late_is_reported():
     )
     trace, _ = simulate(job, [fault], seed=3, has_twin=False)
     verdict = only(report_of(trace))
-    assert abs(int(verdict.evidence["from_step"]) - 80) <= 3
-    assert next(iter(verdict.evidence["grew_ms"])) == "io"
+    assert abs(int(verdict.evidence.from_step) - 80) <= 3
+    assert next(iter(verdict.evidence.grew_ms)) == "io"

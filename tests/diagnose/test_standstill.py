@@ -35,7 +35,7 @@ def test_a_job_hangs_when_no_rank_makes_progress_in_an_open_collective(category,
     verdict = only(report_of(still(category, 4 * PATIENCE_NS, n_ranks=n_ranks)))
     assert (verdict.kind, verdict.ranks) == ("hang", [])
     assert verdict.victims == list(range(n_ranks))
-    assert verdict.evidence["waited_s"] == pytest.approx(4 * PATIENCE_NS / 1e9, abs=0.5)
+    assert verdict.evidence.waited_s == pytest.approx(4 * PATIENCE_NS / 1e9, abs=0.5)
     assert "no rank makes progress" in verdict.summary
 
 
@@ -87,7 +87,7 @@ def test_one_stop_in_a_job_of_seconds_is_an_incident_with_its_cost(ms, category,
     )
     verdict = only(report_of(trace_of(job)))
     assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == ("straggler", [1], cause)
-    assert verdict.evidence["is_one_off"]
+    assert verdict.evidence.is_one_off
     assert verdict.cost.gpu_seconds == pytest.approx((n_ranks - 1) * ms / 1e3, rel=0.1)
 
 

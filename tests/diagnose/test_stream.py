@@ -139,7 +139,7 @@ def test_a_straggler_is_named_with_its_third_late_step():
     )
     step_ns = 10 * MS
     assert 0 <= opened.at_ns - third_ns < 3 * step_ns
-    assert opened.verdict.evidence["n_late_steps"] == 3
+    assert opened.verdict.evidence.n_late_steps == 3
 
 
 def late_steps_at(trace: Trace, *, rank: int) -> list[int]:
@@ -159,9 +159,9 @@ def test_an_incident_closes_when_its_rank_is_on_time_and_the_next_one_counts_ane
     first, second = said.of("closed")
     assert [one.reason.split(" for ")[0] for one in (first, second)] == ["on time", "on time"]
     assert first.incident_id != second.incident_id
-    assert [one.verdict.evidence["n_late_steps"] for one in (first, second)] == [10, 7]
+    assert [one.verdict.evidence.n_late_steps for one in (first, second)] == [10, 7]
     assert first.verdict.until_ns < second.verdict.since_ns
-    assert said.report.verdicts[0].evidence["n_late_steps"] == 17
+    assert said.report.verdicts[0].evidence.n_late_steps == 17
 
 
 def test_an_incident_is_told_again_as_it_grows_and_never_shrinks():
@@ -201,7 +201,7 @@ def test_ten_times_more_events_leave_no_more_rows_and_cost_is_counted_once():
         assert blamed(said) == blamed(whole)
         one, other = said.verdicts[0], whole.verdicts[0]
         assert one.cost.gpu_seconds == pytest.approx(other.cost.gpu_seconds, rel=0.05)
-        assert one.evidence["n_late_steps"] == pytest.approx(other.evidence["n_late_steps"], rel=0.02)
+        assert one.evidence.n_late_steps == pytest.approx(other.evidence.n_late_steps, rel=0.02)
         assert one.n_rounds == pytest.approx(other.n_rounds, rel=0.05)
         assert one.since_ns == pytest.approx(other.since_ns, abs=MS)
         assert one.period_steps == 7

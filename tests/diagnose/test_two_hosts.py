@@ -66,7 +66,7 @@ def test_the_answer_is_that_of_one_host(trace):
 def test_the_cost_is_that_of_one_host(trace):
     (before,), (after,) = report_of(trace).verdicts, report_of(told_by_two_hosts(trace)).verdicts
     assert after.cost.gpu_seconds == pytest.approx(before.cost.gpu_seconds, rel=0.02)
-    assert after.evidence.get("slow_stage") == before.evidence.get("slow_stage")
+    assert after.evidence.slow_stage == before.evidence.slow_stage
 
 
 @pytest.mark.parametrize(("ahead_ns", "drift"), [(AHEAD_NS, DRIFT), (-AHEAD_NS, -DRIFT), (10**15, 0.0)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, as_json, wall_text
 from stallscope.events.names import Category
@@ -123,7 +124,7 @@ def test_the_rate_is_the_cost_over_the_examined_time():
 
 
 def test_many_ranks_are_cut_short():
-    gone = Verdict(kind="hang", summary="", ranks=list(range(40)), evidence={"waited_s": 12.0})
+    gone = Verdict(kind="hang", summary="", ranks=list(range(40)), evidence=VerdictEvidence(waited_s=12.0))
     said = text.summary(replace(gone, first_round=3, comm_hash="00" * 8))
     assert "and 28 more" in said
     assert len(said) < 200
@@ -135,7 +136,7 @@ def test_a_whole_node_is_one_verdict():
     report = report_of(dp_trace(delays, n_ranks=8, node=node, offset_ns=(0,) * 4))
     verdict = only(report)
     assert (verdict.ranks, verdict.nodes) == ([4, 5], ["host-c"])
-    assert verdict.evidence["is_whole_node"] is True
+    assert verdict.evidence.is_whole_node is True
     assert "Node host-c (ranks 4, 5)" in verdict.summary
     assert verdict.victims == [0, 1, 2, 3, 6, 7]
 
@@ -149,16 +150,17 @@ def test_every_kind_can_be_said_and_is_valid():
             late_ms={"median": 2500.0, "max": 3000.0},
             cost=VerdictCost(1.5, 0.2, 3.0, True),
             abstained_because="two ranks are late as often" if kind == "inconclusive" else None,
-            evidence={
-                **{
-                    "n_late_steps": 3,
-                    "n_steps": 9,
-                    "waited_s": 11.0,
-                    "suspects": [2, 3],
-                    "times_as_long": 4.0,
-                },
-                **{"step_ms_before": 100.0, "step_ms_after": 130.0, "from_step": 40, "grew_ms": {"io": 30.0}},
-            },
+            evidence=VerdictEvidence(
+                n_late_steps=3,
+                n_steps=9,
+                waited_s=11.0,
+                suspects=[2, 3],
+                times_as_long=4.0,
+                step_ms_before=100.0,
+                step_ms_after=130.0,
+                from_step=40,
+                grew_ms={"io": 30.0},
+            ),
         )
         report = Report("x", report_of(TRACE).examined, [replace(verdict, summary=text.summary(verdict))])
         jsonschema.validate(json.loads(json.dumps(as_json(report))), SCHEMA)

@@ -104,7 +104,7 @@ def test_a_lost_dump_accuses_nobody_where_others_explain_the_waits(
     copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
     (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
     assert set(verdict.ranks) == ranks
-    assert verdict.evidence["left_no_dump"] == sorted(lost)
+    assert verdict.evidence.left_no_dump == sorted(lost)
     assert "no dump was left" in verdict.summary
 
 
@@ -118,7 +118,7 @@ def test_of_two_lost_dumps_none_accuses_beside_ranks_that_told_why(
     (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
     assert verdict.ranks
     assert set(verdict.ranks) <= ({12, 14} if name == "gpu_error_1st" else {9, 14})
-    assert verdict.evidence["left_no_dump"] == sorted(lost)
+    assert verdict.evidence.left_no_dump == sorted(lost)
 
 
 @pytest.mark.shared
@@ -129,7 +129,7 @@ def test_a_dump_that_was_cut_off_is_as_good_as_none(shared: Path, tmp_path: Path
         (tmp_path / file.name).write_bytes(whole[:length] if file.name == "_dump_5" else whole)
     trace = IMPORTER.read(tmp_path)
     (verdict,) = report_of(trace).verdicts
-    assert (set(verdict.ranks), verdict.evidence["left_no_dump"]) == ({12, 14}, [5])
+    assert (set(verdict.ranks), verdict.evidence.left_no_dump) == ({12, 14}, [5])
     assert trace.source.startswith("PyTorch flight-recorder dumps of 15 of 16 ranks")
 
 
@@ -229,7 +229,7 @@ def test_nobody_is_named_when_all_have_entered_and_starts_are_not_told(tmp_path:
     job = Job(tensor=4, data=1, pipeline=2, gpu_stops={2: 12})
     (verdict,) = explained(write(tmp_path / "dumps", dumps(job))).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
-    assert 2 in verdict.evidence["suspects"]
+    assert 2 in verdict.evidence.suspects
     assert verdict.abstained_because
 
 

@@ -45,7 +45,7 @@ def test_the_one_slow_worker_of_a_real_job_is_named(shared: Path, tmp_path: Path
     is_slow = (found["stage"].to_numpy() == 0) & (found["dp_rank"].to_numpy() == 0)
     assert verdict.kind == "straggler"
     assert verdict.ranks == np.unique(found["rank"].to_numpy()[is_slow]).tolist()
-    assert verdict.evidence["n_late_steps"] == verdict.evidence["n_steps"] == 44
+    assert verdict.evidence.n_late_steps == verdict.evidence.n_steps == 44
     assert [part.cause.name for part in verdict.causes] == ["unknown"]
 
 
@@ -56,8 +56,8 @@ def test_the_heavy_last_stage_of_a_real_job_is_no_bad_machine(shared: Path, tmp_
     found = pq.read_table(file, columns=["rank", "stage"])
     last = found["stage"].to_numpy() == 3
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["slow_stage"] == np.unique(found["rank"].to_numpy()[last]).tolist()
-    assert verdict.evidence["n_late_steps"] == 32
+    assert verdict.evidence.slow_stage == np.unique(found["rank"].to_numpy()[last]).tolist()
+    assert verdict.evidence.n_late_steps == 32
 
 
 @pytest.mark.shared
@@ -67,7 +67,7 @@ def test_the_slowdown_of_a_real_job_is_that_of_the_simulated_ideal_within_5_perc
 ):
     told = told_losses(shared, name)
     (verdict,) = explained(shared / "public" / "pipeline-traces" / f"trace-{name}.parquet", tmp_path).verdicts
-    assert verdict.evidence["slowdown"] == pytest.approx(told["blocking_slowdown"], rel=0.05)
+    assert verdict.evidence.slowdown == pytest.approx(told["blocking_slowdown"], rel=0.05)
 
 
 @pytest.mark.shared
@@ -103,7 +103,7 @@ def test_a_slow_worker_is_named_wherever_it_sits(
         return
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", [job.rank(stage, replica)])
-    longest = verdict.causes[0].evidence["work"]
+    longest = verdict.causes[0].evidence.work
     assert isinstance(longest, list) and len(longest) == 2  # forwards and backwards
 
 
@@ -111,7 +111,7 @@ def test_the_slowdown_is_what_the_job_took_longer_than_without_the_fault(tmp_pat
     slow = Job(factor=lambda step, s, d: 2.0 if (s, d) == (1, 2) else 1.0)
     (verdict,) = explained(write(tmp_path / "slow.parquet", slow), tmp_path).verdicts
     real = _length_s(rows(slow)) / _length_s(rows(Job()))
-    assert verdict.evidence["slowdown"] == pytest.approx(real, rel=0.03)
+    assert verdict.evidence.slowdown == pytest.approx(real, rel=0.03)
     lost_s = _length_s(rows(slow)) - _length_s(rows(Job()))
     assert verdict.cost is not None
     assert verdict.cost.gpu_seconds == pytest.approx(lost_s * 15, rel=0.05)
@@ -128,7 +128,7 @@ def test_a_worker_that_is_slow_now_and_then_is_named_for_those_steps(tmp_path: P
     job = Job(n_steps=40, factor=lambda step, s, d: 2.0 if (s, d) == (2, 1) and step % 5 == 3 else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("straggler", [job.rank(2, 1)])
-    assert verdict.evidence["n_late_steps"] == 8
+    assert verdict.evidence.n_late_steps == 8
 
 
 def test_two_slow_workers_are_two_verdicts(tmp_path: Path):
@@ -152,7 +152,7 @@ def test_a_heavy_stage_is_imbalance_and_nobody_is_named(tmp_path: Path, stage: i
     job = Job(factor=lambda step, s, d: 1.6 if s == stage else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["slow_stage"] == [job.rank(stage, d) for d in range(4)]
+    assert verdict.evidence.slow_stage == [job.rank(stage, d) for d in range(4)]
 
 
 def test_a_heavy_stage_with_one_worker_is_not_told_from_a_slow_machine(tmp_path: Path):
@@ -166,7 +166,7 @@ def test_a_replica_all_of_whose_stages_are_slow_may_have_more_data(tmp_path: Pat
     job = Job(factor=lambda step, s, d: 1.5 if d == 1 else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
-    assert verdict.evidence["suspects"] == [job.rank(s, 1) for s in range(4)]
+    assert verdict.evidence.suspects == [job.rank(s, 1) for s in range(4)]
 
 
 def test_work_that_is_uneven_by_turns_names_nobody(tmp_path: Path):
@@ -174,7 +174,7 @@ def test_work_that_is_uneven_by_turns_names_nobody(tmp_path: Path):
     job = Job(n_steps=60, factor=lambda step, s, d: float(turns[step, d]))
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["moves"]
+    assert verdict.evidence.moves
 
 
 def test_pauses_that_hit_another_worker_each_time_name_nobody(tmp_path: Path):
@@ -185,7 +185,7 @@ def test_pauses_that_hit_another_worker_each_time_name_nobody(tmp_path: Path):
     job = Job(n_steps=60, factor=lambda step, s, d: 1.8 if hit.get(step) == (s, d) else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence["n_late_steps"] == 20
+    assert verdict.evidence.n_late_steps == 20
 
 
 @settings(max_examples=15, deadline=None)

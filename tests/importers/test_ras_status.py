@@ -70,7 +70,7 @@ def test_the_majority_is_not_named_when_two_ranks_are_ahead_and_nothing_moves(tm
     answers = [answer(UNEVEN, f"2026-06-19 06:51:{second}") for second in (10, 40)]
     verdict = only(report(tmp_path / "twice", *answers))
     assert (verdict.kind, verdict.ranks) == ("hang", [])
-    assert verdict.evidence["ahead"] == [3, 17]
+    assert verdict.evidence.ahead == [3, 17]
 
 
 def test_a_job_that_moves_is_healthy(tmp_path):

@@ -63,7 +63,7 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
         "severity": verdict.severity.upper(),
         "summary": verdict.summary,
         "root_cause": verdict.causes[0].state if verdict.causes else verdict.abstained_because,
-        "explanation": json.dumps(verdict.evidence),
+        "explanation": json.dumps(verdict_as_json(verdict)["evidence"]),
         "recommendations": json.dumps(verdict.advice),
         "timeline": json.dumps(timeline),
         "state": change.state,

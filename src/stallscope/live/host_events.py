@@ -36,8 +36,7 @@ def _title(processes: Mapping[ProcessKey, tuple[int, str]], row: Array) -> str:
 def _ends(rows: Array, title: Titled) -> list[str]:
     texts = []
     for row in rows[rows["kind"] == HostKind.EXIT]:
-        ending = end(rows, int(row["node"]), int(row["pid"]))
-        if by := ending.get("ended_by"):
+        if by := end(rows, int(row["node"]), int(row["pid"])).ended_by:
             texts.append(f"{title(row)} was ended by {by}")
     return texts
 

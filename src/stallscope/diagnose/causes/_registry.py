@@ -7,6 +7,7 @@ from importlib import import_module
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, Category, HostKind, Op
@@ -57,7 +58,8 @@ class Excess:
         return self.calls[np.isin(self.calls["op"], ops)]
 
 
-Evidence = dict[str, object]
+def _no_evidence(_excess: Excess) -> CauseEvidence:
+    return CauseEvidence()
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ class Cause:
     name: str
     title: str
     categories: tuple[Category, ...]
-    evidence: Callable[[Excess], Evidence]
-    advice: Callable[[Evidence], list[str]]
+    advice: Callable[[CauseEvidence], list[str]]
+    evidence: Callable[[Excess], CauseEvidence] = _no_evidence
     claims_ns: Callable[[Excess], float] | None = None
-    because: Callable[[Evidence], str] | None = None
+    because: Callable[[CauseEvidence], str] | None = None
     state: str = ""
     noun: str = ""
 
@@ -89,7 +91,7 @@ class Explained:
     cause: Cause
     share: float
     excess_ns: float
-    evidence: Evidence
+    evidence: CauseEvidence = field(default_factory=CauseEvidence)
 
     @property
     def title(self) -> str:
@@ -158,11 +160,11 @@ def leading(parts: list[Explained]) -> list[Explained]:
     ]
 
 
-def intervals(rows: Array) -> Evidence:
+def intervals(rows: Array) -> CauseEvidence:
     """The number of off-CPU intervals, and the longest."""
     if not len(rows):
-        return {}
-    return {"n_intervals": len(rows), "longest_ms": round(float(rows["duration_ns"].max()) / 1e6, 3)}
+        return CauseEvidence()
+    return CauseEvidence(n_intervals=len(rows), longest_ms=round(float(rows["duration_ns"].max()) / 1e6, 3))
 
 
 def most_of(rows: Array, column: str) -> Array:
@@ -172,10 +174,10 @@ def most_of(rows: Array, column: str) -> Array:
     return values[np.argsort(-total)]
 
 
-def slow_calls(rows: Array, excess: Excess) -> Evidence:
+def slow_calls(rows: Array, excess: Excess) -> CauseEvidence:
     """The number of slow calls, the longest, and the functions."""
     if not len(rows):
-        return {}
+        return CauseEvidence()
     names = [excess.symbols[int(i)] for i in most_of(rows, "symbol")[:3] if int(i) < len(excess.symbols)]
     longest_ms = round(float(rows["duration_ns"].max()) / 1e6, 3)
-    return {"n_slow_calls": len(rows), "longest_ms": longest_ms, "functions": names}
+    return CauseEvidence(n_slow_calls=len(rows), longest_ms=longest_ms, functions=names)

@@ -1,19 +1,21 @@
 """The rank was blocked off the CPU, and the recording does not show the system call."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals, most_of
+from dataclasses import replace
+
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals, most_of
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     rows = excess.off(Category.OTHER_OFF)
-    evidence = intervals(rows)
-    if excess.knows_syscalls and len(rows):
-        evidence["system_calls"] = [int(nr) for nr in most_of(rows, "syscall_nr")[:3]]
-    return evidence
+    if not excess.knows_syscalls or not len(rows):
+        return intervals(rows)
+    return replace(intervals(rows), system_calls=[int(nr) for nr in most_of(rows, "syscall_nr")[:3]])
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if evidence.get("system_calls"):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.system_calls:
         return ["The evidence lists the system calls that blocked the rank: find the code that makes them."]
     return [
         "Trace the job live (stallscope trace): the system call distinguishes a sleep, a lock and a socket."

@@ -1,9 +1,12 @@
 """The rank saves a checkpoint: it serialises on the CPU, copies, writes and syncs."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stallscope.diagnose.causes import on_host
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Excess
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes import code_locations
 from stallscope.events.layout import Array
 from stallscope.events.names import Category
@@ -34,10 +37,17 @@ def _saves(excess: Excess, stack: int) -> bool:
     return code_locations.saves(tuple(excess.stacks.get(stack, ())))
 
 
-def _evidence(excess: Excess) -> Evidence:
-    phases = {"serialise": Category.ON_CPU, "copy": Category.COPY, "write": Category.IO}
-    times = {f"{name}_ms": round(excess.ns(category) / 1e6, 3) for name, category in phases.items()}
-    return {name: ms for name, ms in times.items() if ms > 0} | on_host.disks(excess)
+def _evidence(excess: Excess) -> CauseEvidence:
+    return replace(
+        on_host.disks(excess),
+        serialise_ms=_ms(excess, Category.ON_CPU),
+        copy_ms=_ms(excess, Category.COPY),
+        write_ms=_ms(excess, Category.IO),
+    )
+
+
+def _ms(excess: Excess, category: Category) -> float | None:
+    return round(excess.ns(category) / 1e6, 3) or None
 
 
 CAUSE = Cause(

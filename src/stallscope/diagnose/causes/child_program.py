@@ -11,7 +11,6 @@ CAUSE = Cause(
     state="waiting for a program that it started",
     noun="program that it started",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: [
         "Move the program out of the step: start it in the background, or do its work in the process."
     ],

@@ -11,6 +11,5 @@ CAUSE = Cause(
     state="kept off the CPU by the quota of its control group",
     noun="CPU quota",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: ["Raise the CPU limit of the container or service, or use fewer threads."],
 )

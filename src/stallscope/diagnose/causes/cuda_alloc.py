@@ -1,16 +1,19 @@
 """The rank allocates or frees GPU or pinned memory in the loop."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
+from dataclasses import replace
+
+from stallscope.diagnose.causes._registry import Cause, Excess, slow_calls
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category, Op
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     evidence = slow_calls(excess.made(Op.ALLOC, Op.FREE), excess)
     extra = round(excess.n_allocs)
-    return evidence | ({"n_extra_calls": extra} if extra > 0 else {})
+    return replace(evidence, n_extra_calls=extra) if extra > 0 else evidence
 
 
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Do not call empty_cache() in the loop: the allocator then asks the driver again. Nearly full memory causes "
         "retries.",

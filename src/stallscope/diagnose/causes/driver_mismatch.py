@@ -1,13 +1,10 @@
 """The driver, its services and the CUDA version of the program do not fit together."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.evidence_fields import CauseEvidence
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {}
-
-
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Install a driver new enough for the CUDA in the job's image, or its forward-compatibility package.",
         "Compare nvidia-smi and the image with a healthy host; with NVSwitch check nvidia-fabricmanager.",
@@ -18,6 +15,5 @@ CAUSE = Cause(
     name="driver_mismatch",
     title="has a driver that does not fit its CUDA version",
     categories=(),
-    evidence=_evidence,
     advice=_advice,
 )

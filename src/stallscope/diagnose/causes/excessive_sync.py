@@ -1,6 +1,7 @@
 """The rank synchronises with its GPU far more often than its peers."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Excess
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 _MANY_PER_STEP = 20
@@ -15,14 +16,14 @@ def _claims_ns(excess: Excess) -> float:
     return around if around <= _AT_MOST_NS * excess.n_syncs else 0.0
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {
-        "n_extra_syncs": round(excess.n_syncs),
-        "n_extra_syncs_per_step": round(excess.n_syncs / max(excess.n_steps, 1)),
-    }
+def _evidence(excess: Excess) -> CauseEvidence:
+    return CauseEvidence(
+        n_extra_syncs=round(excess.n_syncs),
+        n_extra_syncs_per_step=round(excess.n_syncs / max(excess.n_steps, 1)),
+    )
 
 
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Look for .item(), .cpu(), print(tensor), torch.cuda.synchronize() in the step; keep values on the GPU.",
     ]

@@ -1,8 +1,11 @@
 """The rank waits for a lock on a file (flock, fcntl) that another process holds."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
@@ -22,20 +25,18 @@ def _claims_ns(excess: Excess) -> float:
     return excess.ns(Category.OTHER_OFF) * waited / blocked if blocked > 0 else 0.0
 
 
-def _evidence(excess: Excess) -> Evidence:
-    evidence = intervals(_waits(excess))
+def _evidence(excess: Excess) -> CauseEvidence:
     samples = excess.samples[np.isin(excess.samples["syscall_nr"], _FILE_LOCKS)]
     samples = samples[samples["object"] != b""]
-    if len(samples):
-        names, number = np.unique(samples["object"], return_inverse=True)
-        most = int(np.bincount(number, weights=samples["n"]).argmax())
-        evidence["lock"] = names[most].decode("utf-8", "replace")
-    return evidence
+    if not len(samples):
+        return intervals(_waits(excess))
+    names, number = np.unique(samples["object"], return_inverse=True)
+    most = int(np.bincount(number, weights=samples["n"]).argmax())
+    return replace(intervals(_waits(excess)), lock=names[most].decode("utf-8", "replace"))
 
 
-def _because(evidence: Evidence) -> str:
-    lock = evidence.get("lock")
-    return f"waiting for a {lock}" if isinstance(lock, str) else ""
+def _because(evidence: CauseEvidence) -> str:
+    return f"waiting for a {evidence.lock}" if evidence.lock is not None else ""
 
 
 CAUSE = Cause(

@@ -11,7 +11,6 @@ CAUSE = Cause(
     state="writing to a full pipe",
     noun="full pipe",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: [
         "Write less, or write from a separate thread; check why the reader of the pipe is slow."
     ],

@@ -11,7 +11,6 @@ CAUSE = Cause(
     state="waiting for Python's interpreter lock",
     noun="Python's interpreter lock",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: [
         "Move the holder's work into another process, or into code that releases the interpreter lock."
     ],

@@ -1,13 +1,10 @@
 """The rank's GPU slows down irregularly, as if another process shared it."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.evidence_fields import CauseEvidence
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {}
-
-
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "List the processes on that GPU (nvidia-smi, or fuser /dev/nvidiaN) and end the processes of other jobs.",
         "If the rank has the GPU to itself, check the throttle reasons: nvidia-smi -q -d PERFORMANCE.",
@@ -20,6 +17,5 @@ CAUSE = Cause(
     state="irregularly, as if another process shared the GPU",
     noun="GPU of irregular speed",
     categories=(),
-    evidence=_evidence,
     advice=_advice,
 )

@@ -11,7 +11,6 @@ CAUSE = Cause(
     state="with its GPU at a lowered clock",
     noun="GPU at a lowered clock",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: [
         "Check the power limit, the cooling and the power supply of this GPU (nvidia-smi -q -d PERFORMANCE)."
     ],

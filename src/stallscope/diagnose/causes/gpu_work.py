@@ -1,6 +1,9 @@
 """The rank waits for additional work on its GPU, such as an evaluation. A slow GPU makes no additional calls."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
+from dataclasses import replace
+
+from stallscope.diagnose.causes._registry import Cause, Excess, slow_calls
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category, Op
 
 _MORE_IN_STEPS = 0.5  # additional calls for each late step
@@ -15,11 +18,11 @@ def _claims_ns(excess: Excess) -> float:
     return excess.ns(Category.DEVICE) if has_more_calls(excess) else 0.0
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {"n_extra_syncs": round(excess.n_syncs)} | slow_calls(excess.made(Op.SYNC), excess)
+def _evidence(excess: Excess) -> CauseEvidence:
+    return replace(slow_calls(excess.made(Op.SYNC), excess), n_extra_syncs=round(excess.n_syncs))
 
 
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Divide the additional work (evaluation, logging, sampling) among all ranks, or do it in fewer steps.",
     ]

@@ -1,16 +1,17 @@
 """The rank computes on the CPU: no CUDA call, no system call."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Excess
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     extra = round(excess.n_launches)
-    return {"n_launches": extra} if extra > 0 else {}
+    return CauseEvidence(n_launches=extra) if extra > 0 else CauseEvidence()
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if evidence.get("n_launches"):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.n_launches:
         return [
             "This rank makes more launches than its peers: compare its shapes and code paths with another rank."
         ]

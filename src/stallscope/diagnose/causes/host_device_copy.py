@@ -1,16 +1,19 @@
 """The rank waits for copies between host and GPU."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, slow_calls
+from dataclasses import replace
+
+from stallscope.diagnose.causes._registry import Cause, Excess, slow_calls
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category, Op
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     evidence = slow_calls(excess.made(Op.COPY), excess)
     extra = round(excess.n_copies)
-    return evidence | ({"n_extra_calls": extra} if extra > 0 else {})
+    return replace(evidence, n_extra_calls=extra) if extra > 0 else evidence
 
 
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Pin the host memory and copy with non_blocking=True; pageable copies block the caller.",
         "Check the PCIe link of that GPU (nvidia-smi -q, PCIe generation and width under load).",

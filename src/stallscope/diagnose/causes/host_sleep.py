@@ -1,15 +1,16 @@
 """The rank sleeps: nanosleep and similar calls."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     return intervals(excess.off(Category.SLEEP))
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if isinstance(at := evidence.get("at"), str):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if (at := evidence.at) is not None:
         return [f"Look at {at}: the rank sleeps there (time.sleep, a retry or back-off loop, a rate limit)."]
     return [
         "Look for time.sleep, retry or back-off loops and rate limits in the code path of that rank.",

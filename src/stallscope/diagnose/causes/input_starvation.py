@@ -1,29 +1,31 @@
 """The rank waits for a child process: typically a data loader worker, or a program that it started."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 _WAITS_FOR_AN_END = (61, 247, 260, 95)
 """wait4, waitid on x86-64, then on arm64. On the other architecture these calls do not wait for a child."""
 
 
-def _evidence(excess: Excess) -> Evidence:
+def _evidence(excess: Excess) -> CauseEvidence:
     rows = excess.off(Category.CHILD)
     is_for_end = np.isin(rows["syscall_nr"], _WAITS_FOR_AN_END)
-    evidence = intervals(rows)
     if 2 * rows["duration_ns"][is_for_end].sum() > rows["duration_ns"].sum():
-        evidence["until_it_ended"] = True
-    return evidence
+        return replace(intervals(rows), until_it_ended=True)
+    return intervals(rows)
 
 
-def _because(evidence: Evidence) -> str:
-    return "waiting for the end of a program that it had started" if evidence.get("until_it_ended") else ""
+def _because(evidence: CauseEvidence) -> str:
+    return "waiting for the end of a program that it had started" if evidence.until_it_ended else ""
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if evidence.get("until_it_ended"):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.until_it_ended:
         return [
             "Find the program that the loop starts (subprocess, a shell, nvidia-smi, git), and move it out of the step."
         ]

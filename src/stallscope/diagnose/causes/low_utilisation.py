@@ -11,6 +11,5 @@ CAUSE = Cause(
     state="with too little work for its GPU",
     noun="too little GPU work",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: ["Enlarge the batch, or let the host run ahead of the GPU."],
 )

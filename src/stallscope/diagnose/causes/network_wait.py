@@ -1,23 +1,24 @@
 """The rank waits in poll, recv or send, for the other end of a socket or a pipe."""
 
 from stallscope.diagnose.causes import on_host
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals
+from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.events.names import Category
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.NET)) | on_host.connections(excess)
+def _evidence(excess: Excess) -> CauseEvidence:
+    return merged(intervals(excess.off(Category.NET)), on_host.connections(excess))
 
 
-def _because(evidence: Evidence) -> str:
-    n = evidence.get("n_retransmits")
+def _because(evidence: CauseEvidence) -> str:
+    n = evidence.n_retransmits
     return (
         f"waiting for an answer on a socket, over a network that loses packets ({n} retransmits)" if n else ""
     )
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if evidence.get("n_retransmits"):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.n_retransmits:
         return [
             "Look for errors and drops of that interface (ip -s link, ethtool -S) and of the switch port behind it."
         ]

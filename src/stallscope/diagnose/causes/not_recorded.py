@@ -1,6 +1,7 @@
 """The rank spent time that the source does not record: no CPU work, no call, no switch off the CPU."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause, Excess
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.names import Category
 
 
@@ -8,11 +9,7 @@ def _claims_ns(excess: Excess) -> float:
     return 0.0 if excess.knows_blocking else excess.ns(Category.OTHER_OFF)
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {}
-
-
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Trace the job live (stallscope trace): the time ledger shows how that time was spent.",
         "With torch.profiler: record with_stack=True, or annotate the code with record_function.",
@@ -25,7 +22,6 @@ CAUSE = Cause(
     state="activity not recorded by this source",
     noun="not recorded by this source",
     categories=(Category.OTHER_OFF,),
-    evidence=_evidence,
     advice=_advice,
     claims_ns=_claims_ns,
 )

@@ -1,10 +1,12 @@
 """Evidence for causes from host events: the file, the disk, the quota, the sender of a signal."""
 
 import signal
+from dataclasses import replace
 
 import numpy as np
 
-from stallscope.diagnose.causes._registry import Evidence, Excess, most_of
+from stallscope.diagnose.causes._registry import Excess, most_of
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import HostKind, OffCpuFlag
 
@@ -12,75 +14,75 @@ _MOST_NAMED = 3
 STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def quota(excess: Excess, off: Array) -> Evidence:
+def quota(excess: Excess, off: Array) -> CauseEvidence:
     """The exhausted CPU quota, if it caused most of the rank's preempted time; empty otherwise.
 
     off: rows of OFFCPU.
     """
     by_quota = off["duration_ns"][off["flags"] & OffCpuFlag.THROTTLED > 0].sum()
     if 2 * by_quota <= off["duration_ns"].sum():
-        return {}
+        return CauseEvidence()
     rows = excess.on_host(HostKind.THROTTLED)
-    limits = texts(most_of(rows, "detail"))[:1]
-    groups = texts(most_of(rows, "file"))[:1]
-    evidence: Evidence = {"quota": limits[0] if limits else "its CPU quota"}
-    return evidence | ({"control_group": groups[0]} if groups else {})
+    limits = texts(most_of(rows, "detail")) or ["its CPU quota"]
+    groups = texts(most_of(rows, "file"))
+    return CauseEvidence(quota=limits[0], control_group=groups[0] if groups else None)
 
 
-def disks(excess: Excess) -> Evidence:
+def disks(excess: Excess) -> CauseEvidence:
     """The files and disks that the rank's threads waited for longest."""
     waits = excess.on_host(HostKind.FILE_WAIT, HostKind.MAJOR_FAULT)
     requests = excess.on_host(HostKind.BLOCK_IO)
-    evidence: Evidence = {}
-    if files := texts(most_of(waits, "file")):
-        evidence["files"] = _without_short(files)[:_MOST_NAMED]
-    if devices := texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED]:
-        evidence["devices"] = devices
     by_kernel = requests[(requests["by_pid"] != UNKNOWN) & (requests["by_pid"] != requests["pid"])]
-    if writers := texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED]:
-        evidence["written_by"] = writers
-    if n := int((waits["kind"] == HostKind.MAJOR_FAULT).sum()):
-        evidence["n_major_faults"] = n
-    return evidence
+    return CauseEvidence(
+        files=_without_short(texts(most_of(waits, "file")))[:_MOST_NAMED] or None,
+        devices=texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED] or None,
+        written_by=texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED] or None,
+        n_major_faults=int((waits["kind"] == HostKind.MAJOR_FAULT).sum()) or None,
+    )
 
 
-def stopped_by(excess: Excess) -> Evidence:
+def stopped_by(excess: Excess) -> CauseEvidence:
     """The senders of the signals that stopped the rank."""
     rows = excess.on_host(HostKind.SIGNAL)
     rows = rows[np.isin(rows["value"], STOPS)]
     if not len(rows):
-        return {}
+        return CauseEvidence()
     senders = dict.fromkeys(sender(row) for row in rows)
-    return {"stopped_by": list(senders)[:_MOST_NAMED], "n_stops": len(rows)}
+    return CauseEvidence(stopped_by=list(senders)[:_MOST_NAMED], n_stops=len(rows))
 
 
-def memory(excess: Excess) -> Evidence:
+def memory(excess: Excess) -> CauseEvidence:
     """The time that the rank spent in reclaim and compaction before it got memory."""
-    evidence: Evidence = {}
-    for name, kind in (("reclaim", HostKind.RECLAIM), ("compaction", HostKind.COMPACTION)):
-        rows = excess.on_host(kind)
-        if ns := int(np.maximum(rows["duration_ns"], 0).sum()):
-            evidence[f"{name}_ms"] = round(ns / 1e6, 3)
-    return evidence
+    return CauseEvidence(
+        reclaim_ms=_spent_ms(excess.on_host(HostKind.RECLAIM)),
+        compaction_ms=_spent_ms(excess.on_host(HostKind.COMPACTION)),
+    )
 
 
-def driver(excess: Excess) -> Evidence:
+def _spent_ms(rows: Array) -> float | None:
+    return round(int(np.maximum(rows["duration_ns"], 0).sum()) / 1e6, 3) or None
+
+
+def driver(excess: Excess) -> CauseEvidence:
     """The longest calls into the GPU driver; known where they were traced (trace --gpu-ioctls)."""
     names = texts(most_of(excess.on_host(HostKind.DRIVER_CALL), "detail"))[:_MOST_NAMED]
-    return {"ioctls": [name.removeprefix("ioctl:") for name in names]} if names else {}
+    return CauseEvidence(ioctls=[name.removeprefix("ioctl:") for name in names] or None)
 
 
-def connections(excess: Excess) -> Evidence:
+def connections(excess: Excess) -> CauseEvidence:
     """The peers that the rank waited for on a socket, and its retransmits."""
-    evidence: Evidence = {}
-    if peers := texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED]:
-        evidence["peers"] = peers
+    evidence = CauseEvidence(
+        peers=texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED] or None
+    )
     rows = excess.on_host(HostKind.RETRANSMIT)
-    if len(rows):
-        evidence["n_retransmits"] = int(rows["value"].sum())
-        evidence["to"] = texts(most_of(rows, "file"))[:_MOST_NAMED]
-        evidence["interfaces"] = texts(most_of(rows, "device"))[:_MOST_NAMED]
-    return evidence
+    if not len(rows):
+        return evidence
+    return replace(
+        evidence,
+        n_retransmits=int(rows["value"].sum()),
+        to=texts(most_of(rows, "file"))[:_MOST_NAMED],
+        interfaces=texts(most_of(rows, "device"))[:_MOST_NAMED],
+    )
 
 
 def sender(row: Array) -> str:

@@ -1,13 +1,10 @@
 """The rank's GPU has too little free memory for an allocation."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.evidence_fields import CauseEvidence
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {}
-
-
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Compare its peak with the other ranks' (torch.cuda.memory_summary); lower the batch or shard more.",
         "Much reserved but unallocated memory means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
@@ -18,6 +15,5 @@ CAUSE = Cause(
     name="out_of_memory",
     title="ran out of GPU memory",
     categories=(),
-    evidence=_evidence,
     advice=_advice,
 )

@@ -11,6 +11,5 @@ CAUSE = Cause(
     state="copying from or to memory that is not pinned",
     noun="copies of memory that is not pinned",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: ["Pin the memory (pin_memory=True) and copy with non_blocking=True."],
 )

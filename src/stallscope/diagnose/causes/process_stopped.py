@@ -1,21 +1,22 @@
 """The process was stopped: a signal, a debugger, or its cgroup frozen."""
 
 from stallscope.diagnose.causes import on_host
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess, intervals
+from stallscope.diagnose.causes._registry import Cause, Excess, intervals
+from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.events.names import Category
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return intervals(excess.off(Category.STOPPED)) | on_host.stopped_by(excess)
+def _evidence(excess: Excess) -> CauseEvidence:
+    return merged(intervals(excess.off(Category.STOPPED)), on_host.stopped_by(excess))
 
 
-def _because(evidence: Evidence) -> str:
-    senders = evidence.get("stopped_by")
-    return f"stopped by a signal from {senders[0]}" if isinstance(senders, list) and senders else ""
+def _because(evidence: CauseEvidence) -> str:
+    senders = evidence.stopped_by
+    return f"stopped by a signal from {senders[0]}" if senders else ""
 
 
-def _advice(evidence: Evidence) -> list[str]:
-    if evidence.get("stopped_by"):
+def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.stopped_by:
         return [
             "Find out why that process stops the rank: a scheduler that suspends jobs, a script, a terminal."
         ]

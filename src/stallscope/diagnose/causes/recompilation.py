@@ -11,7 +11,6 @@ CAUSE = Cause(
     state="compiling code",
     noun="compilation",
     categories=(),
-    evidence=lambda _: {},
     advice=lambda _: [
         "Keep the shapes constant (TORCH_LOGS=recompiles prints the reasons), and cache the compiled code."
     ],

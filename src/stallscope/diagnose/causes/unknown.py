@@ -1,13 +1,10 @@
 """The time ledger does not explain the delay."""
 
-from stallscope.diagnose.causes._registry import Cause, Evidence, Excess
+from stallscope.diagnose.causes._registry import Cause
+from stallscope.diagnose.evidence_fields import CauseEvidence
 
 
-def _evidence(excess: Excess) -> Evidence:
-    return {}
-
-
-def _advice(evidence: Evidence) -> list[str]:
+def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Trace the rank live with stacks, and check the host's logs at these times.",
     ]
@@ -19,6 +16,5 @@ CAUSE = Cause(
     state="for a reason that the time ledger does not show",
     noun="not shown by the time ledger",
     categories=(),
-    evidence=_evidence,
     advice=_advice,
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
@@ -32,7 +33,7 @@ class _Reason:
     """name: of the cause. evidence: the driver's readings."""
 
     name: str
-    evidence: dict[str, object]
+    evidence: CauseEvidence
 
 
 def gpu_by_rank(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -92,10 +93,9 @@ def _fault(rows: Array, begin_ns: int, end_ns: int) -> _Reason | None:
     xids = sorted(set(rows["xid"][near].tolist()) & _FAULTS)
     errors = rows["n_ecc_uncorrected"][near & (rows["n_ecc_uncorrected"] != UNKNOWN)]
     grown = int(errors.max() - errors.min()) if len(errors) else 0
-    evidence: dict[str, object] = {"xid": xids} if xids else {}
-    if grown:
-        evidence["uncorrected_memory_errors"] = grown
-    return _Reason("gpu_fault", evidence) if evidence else None
+    if not xids and not grown:
+        return None
+    return _Reason("gpu_fault", CauseEvidence(xid=xids or None, uncorrected_memory_errors=grown or None))
 
 
 def _foreign(trace: Trace, node: int, number: int, *, begin_ns: int, end_ns: int) -> _Reason | None:
@@ -110,7 +110,7 @@ def _foreign(trace: Trace, node: int, number: int, *, begin_ns: int, end_ns: int
         return None
     names = {int(row["pid"]): row["comm"].decode("utf-8", "replace") for row in rows}
     labels = [f"{name} ({pid})" for pid, name in sorted(names.items())]
-    return _Reason("gpu_shared", {"also_on_this_gpu": labels[:4]})
+    return _Reason("gpu_shared", CauseEvidence(also_on_this_gpu=labels[:4]))
 
 
 def _held(
@@ -132,7 +132,7 @@ def _held(
     bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
     reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
     return _Reason(
-        "gpu_slow", {"clock_held_by": reasons, "clock_mhz": round(mhz), "usual_mhz": round(reference)}
+        "gpu_slow", CauseEvidence(clock_held_by=reasons, clock_mhz=round(mhz), usual_mhz=round(reference))
     )
 
 

@@ -91,7 +91,7 @@ def _rank(trace: Trace, node: int, pid: int, rank: int) -> StillRank:
 
 
 def _was_killed(trace: Trace, node: int, pid: int) -> bool:
-    return "ended_by" in exit_reason.end(trace.host_events, node, pid)
+    return exit_reason.end(trace.host_events, node, pid).ended_by is not None
 
 
 def _main(rows: Array, pid: int) -> int:

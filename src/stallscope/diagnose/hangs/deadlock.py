@@ -6,7 +6,7 @@ order differs from the rest of its program is named. If the order is the same ev
 the round, and no rank can be named from host data.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def round_with_dead_rank(
     ended = ended_ns(line, clocks, trace)
     remaining, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
     states = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
-    dead = np.array([p for p, state in states.items() if state.get("exit_status") not in (None, 0)], np.int64)
+    dead = np.array([p for p, state in states.items() if state.exit_status not in (None, 0)], np.int64)
     if not len(dead) or not len(remaining) or not all(waits_for_gpu(line, trace, int(p)) for p in remaining):
         return None
     row = int(line.first[dead[0] + 1]) - 1
@@ -102,7 +102,7 @@ def round_with_dead_rank(
         since_ns=since,
         for_ns=now_ns - since,
         is_circle=False,
-        doing=tuple(states[int(process)] | {"has": "not_completed"} for process in dead),
+        doing=tuple(replace(states[int(process)], has="not_completed") for process in dead),
         ranks=tuple(line.rank[dead].tolist()),
         nodes=tuple(line.node[dead].tolist()),
     )

@@ -6,6 +6,7 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.arrays.row_order import flagged
+from stallscope.diagnose.evidence_fields import RoundCall
 from stallscope.diagnose.timeline.programs import Programs
 from stallscope.diagnose.timeline.rounds import Rounds
 from stallscope.diagnose.timeline.timeline import Timeline
@@ -28,7 +29,7 @@ class Mismatch:
     odd: Array
     present: Array
     at_ns: int
-    calls: tuple[dict[str, object], ...]
+    calls: tuple[RoundCall, ...]
 
 
 def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array) -> list[Mismatch]:
@@ -88,12 +89,12 @@ def _mismatch(
         present=line.process[members],
         at_ns=int(arrival_ns[members].max()),
         calls=tuple(
-            {
-                "rank": int(line.rank[line.process[row]]),
-                "op": word(Op, int(line.rows["op"][row])),
-                "count": int(line.rows["count"][row]),
-                "datatype": int(line.rows["datatype"][row]),
-            }
+            RoundCall(
+                rank=int(line.rank[line.process[row]]),
+                op=word(Op, int(line.rows["op"][row])),
+                count=int(line.rows["count"][row]),
+                datatype=int(line.rows["datatype"][row]),
+            )
             for row in members.tolist()
         ),
     )

@@ -6,11 +6,12 @@ no hang is reported before a limit has passed, unless a missing rank's process h
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered, order_of
+from stallscope.diagnose.evidence_fields import RankActivity, merged
 from stallscope.diagnose.processes import exit_reason
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import user_frame
@@ -43,7 +44,7 @@ class Stuck:
     since_ns: int
     for_ns: int
     is_circle: bool
-    doing: tuple[dict[str, object], ...]
+    doing: tuple[RankActivity, ...]
     ranks: tuple[int, ...]
     nodes: tuple[int, ...]
     is_ahead: bool = False
@@ -123,7 +124,7 @@ def stuck(line: Timeline, clocks: Clocks, trace: Trace, *, now_ns: int, limits: 
         ranks=tuple(line.rank[chosen].tolist()),
         nodes=tuple(line.node[chosen].tolist()),
         n_unwatched=int((unwatched_ns < first.since_ns).sum()),
-        is_ahead=len(chosen) > len(waiting) and all(state.get("exit_status") == 0 for state in states),
+        is_ahead=len(chosen) > len(waiting) and all(state.exit_status == 0 for state in states),
     )
 
 
@@ -294,30 +295,28 @@ def _last_state(line: Timeline, trace: Trace, process: int, *, alive: bool = Fal
     return rows[np.argmax(rows["ts_ns"])] if len(rows) else None
 
 
-def doing(
-    line: Timeline, trace: Trace, process: int, end_ns: int, *, has_hung: bool = False
-) -> dict[str, object]:
+def doing(line: Timeline, trace: Trace, process: int, end_ns: int, *, has_hung: bool = False) -> RankActivity:
     """The last known state of a missing rank, for the evidence. has_hung: the process hung before it ended."""
-    out: dict[str, object] = {"rank": int(line.rank[process]), "is_alive": end_ns == UNKNOWN}
+    is_alive = end_ns == UNKNOWN
     state = _last_state(line, trace, process, alive=True)
     node, pid = int(line.node[process]), int(line.pid[process])
     arrival_ns = line.ts_ns[line.first[process] : line.first[process + 1]]
-    out |= exit_reason.failed_call(trace, node, pid, after_ns=int(arrival_ns.max(initial=0)))
-    if end_ns != UNKNOWN:
-        out |= exit_reason.end(trace.host_events, node, pid)
-        if not has_hung or state is None:
-            return out
-        out["has_hung"] = True
-    if state is None:
-        return out
-    if state["category"]:
-        out["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
-    if state["category"] == Category.STOPPED:
-        out |= exit_reason.stopped(trace.host_events, node, pid)
-    if state["syscall_nr"] != UNKNOWN:
-        out["syscall_nr"] = int(state["syscall_nr"])
-    if state["in_call"]:
-        out["in_call"] = word(Op, int(state["in_call"]))
-    if stack := user_frame.last_position(trace, line, process):
-        out["at"], out["stack"] = user_frame.in_own_code(stack), list(stack)
-    return out
+    activity = merged(
+        RankActivity(int(line.rank[process]), is_alive),
+        exit_reason.failed_call(trace, node, pid, after_ns=int(arrival_ns.max(initial=0))),
+        RankActivity() if is_alive else exit_reason.end(trace.host_events, node, pid),
+    )
+    if state is None or not (is_alive or has_hung):
+        return activity
+    category, stack = int(state["category"]), user_frame.last_position(trace, line, process)
+    is_stopped = category == Category.STOPPED
+    return replace(
+        activity,
+        has_hung=None if is_alive else True,
+        state=CATEGORY_NAMES[category - 1] if category else None,
+        stopped_by=exit_reason.stopped_by(trace.host_events, node, pid) if is_stopped else None,
+        syscall_nr=int(state["syscall_nr"]) if state["syscall_nr"] != UNKNOWN else None,
+        in_call=word(Op, int(state["in_call"])) if state["in_call"] else None,
+        at=user_frame.in_own_code(stack) if stack else None,
+        stack=list(stack) if stack else None,
+    )

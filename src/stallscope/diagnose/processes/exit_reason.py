@@ -5,6 +5,7 @@ import signal
 import numpy as np
 
 from stallscope.diagnose.causes.on_host import STOPS, sender
+from stallscope.diagnose.evidence_fields import RankActivity
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import BY_SIGNAL, HostKind
 from stallscope.events.trace import Trace
@@ -18,7 +19,7 @@ JUST_BEFORE_NS = 5_000_000_000
 _NOT_READY = 600  # cudaErrorNotReady, CUDA_ERROR_NOT_READY: a normal result
 
 
-def end(events: Array, node: int, pid: int) -> dict[str, object]:
+def end(events: Array, node: int, pid: int) -> RankActivity:
     """exit_status, ended_by as text, and oom_killed after an out-of-memory kill; empty without an exit event.
 
     events: rows of HOST_EVENTS. exit_status: as in a shell.
@@ -32,54 +33,53 @@ def end(events: Array, node: int, pid: int) -> dict[str, object]:
             if killed["by_pid"][-1] not in (pid, UNKNOWN)
             else ""
         )
-        return {
-            "exit_status": BY_SIGNAL + signal.SIGKILL,
-            "oom_killed": True,
-            "ended_by": f"the kernel's out-of-memory killer{by}",
-        }
+        return RankActivity(
+            exit_status=BY_SIGNAL + signal.SIGKILL,
+            oom_killed=True,
+            ended_by=f"the kernel's out-of-memory killer{by}",
+        )
     if not len(exits):
-        return {}
+        return RankActivity()
     status = int(exits["value"][-1])
-    out: dict[str, object] = {"exit_status": status}
     if status <= BY_SIGNAL:
-        return out | _asked(of_process, int(exits["ts_ns"][-1]))
+        return RankActivity(exit_status=status, asked_by=_asked_by(of_process, int(exits["ts_ns"][-1])))
     number = status - BY_SIGNAL
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & (of_process["value"] == number)]
     sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - JUST_BEFORE_NS]
     by = _from(sent[-1], pid) if len(sent) else ""
-    return out | {"ended_by": f"{name(number)}{by}"}
+    return RankActivity(exit_status=status, ended_by=f"{name(number)}{by}")
 
 
-def _asked(of_process: Array, end_ns: int) -> dict[str, object]:
-    """asked_by: the signal that a process received before it exited itself, for example from Ctrl-C."""
+def _asked_by(of_process: Array, end_ns: int) -> str | None:
+    """The signal that a process received before it exited itself, for example from Ctrl-C."""
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & np.isin(of_process["value"], ASK)]
     sent = sent[(sent["ts_ns"] >= end_ns - JUST_BEFORE_NS) & (sent["ts_ns"] <= end_ns)]
-    return {"asked_by": f"{name(int(sent['value'][-1]))} from {sender(sent[-1])}"} if len(sent) else {}
+    return f"{name(int(sent['value'][-1]))} from {sender(sent[-1])}" if len(sent) else None
 
 
-def stopped(events: Array, node: int, pid: int) -> dict[str, object]:
-    """stopped_by: the signal that stopped the process and its sender; empty if it is not stopped."""
+def stopped_by(events: Array, node: int, pid: int) -> str | None:
+    """The signal that stopped the process and its sender; None if it is not stopped."""
     of_process = events[
         (events["node"] == node) & (events["pid"] == pid) & (events["kind"] == HostKind.SIGNAL)
     ]
     of_process = of_process[np.isin(of_process["value"], (*STOPS, signal.SIGCONT))]
     if not len(of_process) or of_process["value"][-1] == signal.SIGCONT:
-        return {}
-    return {"stopped_by": f"{name(int(of_process['value'][-1]))} from {sender(of_process[-1])}"}
+        return None
+    return f"{name(int(of_process['value'][-1]))} from {sender(of_process[-1])}"
 
 
-def failed_call(trace: Trace, node: int, pid: int, *, after_ns: int) -> dict[str, object]:
+def failed_call(trace: Trace, node: int, pid: int, *, after_ns: int) -> RankActivity:
     """failed_call, error: the last failed call of a process, if it returned after after_ns on the node's clock."""
     calls = trace.calls
     of_process = calls[(calls["node"] == node) & (calls["pid"] == pid) & (calls["duration_ns"] != UNKNOWN)]
     of_process = of_process[(of_process["result"] > 0) & (of_process["result"] != _NOT_READY)]
     of_process = of_process[of_process["ts_ns"] + of_process["duration_ns"] >= after_ns]
     if not len(of_process):
-        return {}
+        return RankActivity()
     last = of_process[np.argmax(of_process["ts_ns"])]
     number = int(last["symbol"])
     function = trace.symbols[number] if number < len(trace.symbols) else ""
-    return {"failed_call": function or "a call", "error": int(last["result"])}
+    return RankActivity(failed_call=function or "a call", error=int(last["result"]))
 
 
 def name(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.activity import Activity
 from stallscope.diagnose.processes.buckets import Bucket
 from stallscope.diagnose.thresholds import Thresholds
@@ -17,7 +18,7 @@ class Fault:
     share: float
     line: str
     advice: list[str]
-    evidence: dict[str, object] = field(default_factory=dict)
+    evidence: CauseEvidence = field(default_factory=CauseEvidence)
     is_of_gpu: bool = False
 
     def lost(self, activity: Activity) -> float:
@@ -41,10 +42,11 @@ class Case:
         return self.buckets.get(name, Bucket())
 
 
-def sampled(bucket: Bucket) -> dict[str, object]:
+def sampled(bucket: Bucket) -> CauseEvidence:
     """The evidence of a bucket: its number of samples, and its parts."""
-    parts = {name: round(share, 3) for name, share in bucket.parts.largest(4) if share >= 0.01}
-    out: dict[str, object] = {"n_samples": bucket.n_samples}
-    if len(parts) > 1:
-        out["parts"] = [f"{name.replace('_', ' ')} {share:.0%}" for name, share in parts.items()]
-    return out
+    parts = [
+        f"{name.replace('_', ' ')} {round(share, 3):.0%}"
+        for name, share in bucket.parts.largest(4)
+        if share >= 0.01
+    ]
+    return CauseEvidence(n_samples=bucket.n_samples, parts=parts if len(parts) > 1 else None)

@@ -1,7 +1,10 @@
 """Faults of GPU calls and of the work on the host between GPU calls, and states of the GPU itself."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import Calls
 from stallscope.diagnose.processes.buckets import Shares
@@ -15,7 +18,7 @@ def driver(case: Case) -> Fault | None:
     if not bucket.share:
         return None
     return Fault(
-        "driver", "waits in the GPU's driver", bucket.share, bucket.line, ["Trace with --gpu-ioctls."], {}
+        "driver", "waits in the GPU's driver", bucket.share, bucket.line, ["Trace with --gpu-ioctls."]
     )
 
 
@@ -31,7 +34,7 @@ def allocation(case: Case) -> Fault | None:
         share,
         bucket.line,
         ["Keep buffers between steps; call no empty_cache() in the loop; see expandable_segments."],
-        sampled(bucket) | {"calls_per_second": round(rate, 1)},
+        replace(sampled(bucket), calls_per_second=round(rate, 1)),
     )
 
 
@@ -49,11 +52,11 @@ def pageable_copies(case: Case) -> Fault | None:
         min(share, max(bucket.share, share)),
         bucket.line,
         ["Pin the memory (pin_memory=True) and copy with non_blocking=True."],
-        sampled(bucket)
-        | {
-            "gb_per_second": round(rate, 2),
-            "copies_per_second": round(pageable.per_second + unknown.per_second, 1),
-        },
+        replace(
+            sampled(bucket),
+            gb_per_second=round(rate, 2),
+            copies_per_second=round(pageable.per_second + unknown.per_second, 1),
+        ),
     )
 
 
@@ -106,7 +109,7 @@ def excessive_syncs(case: Case) -> Fault | None:
         [
             "Keep values on the GPU: no .item(), .cpu(), print or comparison of tensors for each layer or step."
         ],
-        sampled(bucket) | {"syncs_per_second": round(rate, 1), "mean_us": round(syncs.mean_us, 1)},
+        replace(sampled(bucket), syncs_per_second=round(rate, 1), mean_us=round(syncs.mean_us, 1)),
     )
 
 
@@ -183,7 +186,7 @@ def launch_bound(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Use CUDA graphs (torch.compile mode=reduce-overhead), fuse operations, or enlarge the batch."],
-        sampled(bucket) | {"launches_per_second": round(launches.per_second)},
+        replace(sampled(bucket), launches_per_second=round(launches.per_second)),
     )
 
 
@@ -207,7 +210,7 @@ def compute(case: Case) -> Fault | None:
         max(share, 0.0),
         bucket.line,
         ["Move this work out of the loop, to a worker or to the GPU, or make it cheaper."],
-        sampled(bucket) | ({"share_of_line": round(top[0][1], 3)} if top else {}),
+        replace(sampled(bucket), share_of_line=round(top[0][1], 3) if top else None),
     )
 
 
@@ -227,7 +230,7 @@ def throttled(case: Case) -> Fault | None:
         (1 - clock_share) * share,
         "",
         ["Check the power limit, the cooling and the supply of this GPU (nvidia-smi -q -d PERFORMANCE)."],
-        {"reason": reason, "share_of_time": share},
+        CauseEvidence(reason=reason, share_of_time=share),
         is_of_gpu=True,
     )
 
@@ -242,7 +245,7 @@ def shared_gpu(case: Case) -> Fault | None:
         min(gpu.others_busy, case.activity.budget["gpu_wait"] + case.activity.budget["launches"]),
         "",
         ["Move the other process to another GPU, or limit both (MIG, MPS)."],
-        {"others": list(gpu.others[:5]), "busy_for_others": round(gpu.others_busy, 3)},
+        CauseEvidence(others=list(gpu.others[:5]), busy_for_others=round(gpu.others_busy, 3)),
         is_of_gpu=True,
     )
 
@@ -261,5 +264,5 @@ def low_utilisation(case: Case) -> Fault | None:
         1 - busy,
         bucket.line,
         ["Enlarge the batch, or let the host run ahead of the GPU."],
-        {"gpu_busy": round(busy, 3)},
+        CauseEvidence(gpu_busy=round(busy, 3)),
     )

@@ -1,7 +1,9 @@
 """Faults on the host: waits of the GPU thread for input, programs, locks, disks, the network, the CPU, and sleeps."""
 
 from collections import Counter
+from dataclasses import replace
 
+from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.processes.activity import Activity
 from stallscope.diagnose.processes.buckets import text_of
 from stallscope.diagnose.processes.code_locations import short, user_line
@@ -28,7 +30,7 @@ def input_starvation(case: Case) -> Fault | None:
             sampled(bucket),
         )
     title, advice = workers.words()
-    data = sampled(bucket if bucket.share >= child.share else child) | workers.evidence()
+    data = merged(sampled(bucket if bucket.share >= child.share else child), workers.evidence())
     return Fault("input_starvation", title, share, workers.line or line, advice, data)
 
 
@@ -51,7 +53,7 @@ def child_program(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Remove the program from the step: start it in the background, or do its work in the process."],
-        sampled(bucket) | {"program": name},
+        replace(sampled(bucket), program=name),
     )
 
 
@@ -66,7 +68,7 @@ def full_pipe(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Write less, or write from a separate thread. Check why the reader of the pipe is slow."],
-        sampled(bucket) | {"reader": reader},
+        replace(sampled(bucket), reader=reader),
     )
 
 
@@ -80,7 +82,7 @@ def file_lock(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Give each process its own file, or hold the lock for a shorter time."],
-        sampled(bucket) | {"lock": bucket.object},
+        replace(sampled(bucket), lock=bucket.object),
     )
 
 
@@ -102,7 +104,7 @@ def recompilation(case: Case) -> Fault | None:
             "Keep the shapes the same (pad, or mark them dynamic): TORCH_LOGS=recompiles prints the reasons.",
             "Cache the compiled code; compile before the loop.",
         ],
-        sampled(bucket) | {"n_seconds_with_compilation": len(seconds)},
+        replace(sampled(bucket), n_seconds_with_compilation=len(seconds)),
     )
 
 
@@ -116,7 +118,7 @@ def checkpoint(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Save less often, or asynchronously: copy to pinned memory, write from a thread."],
-        sampled(bucket) | ({"file": bucket.object} if bucket.object else {}),
+        replace(sampled(bucket), file=bucket.object or None),
     )
 
 
@@ -131,7 +133,7 @@ def interpreter_lock(case: Case) -> Fault | None:
         bucket.share,
         holder,
         ["Move that thread's work into another process, or into code that releases the interpreter lock."],
-        sampled(bucket) | {"holder": holder, "waits_at": bucket.line},
+        replace(sampled(bucket), holder=holder, waits_at=bucket.line),
     )
 
 
@@ -157,7 +159,7 @@ def thread_lock(case: Case) -> Fault | None:
         bucket.share,
         other or bucket.line,
         ["Shorten the work of that thread, or do not wait for it in each step."],
-        sampled(bucket) | {"waits_at": bucket.line, "other_thread": other},
+        replace(sampled(bucket), waits_at=bucket.line, other_thread=other),
     )
 
 
@@ -176,7 +178,7 @@ def disk(case: Case) -> Fault | None:
         ["Write from a thread, less often, and without fsync in the step."]
         if is_write
         else ["Read ahead in a worker, or keep the data in memory or on a faster disk."],
-        sampled(bucket) | ({"file": bucket.object} if bucket.object else {}),
+        replace(sampled(bucket), file=bucket.object or None),
     )
 
 
@@ -190,7 +192,7 @@ def network(case: Case) -> Fault | None:
         bucket.share,
         bucket.line,
         ["Do not wait for the other side in the step: send from a thread with a bounded queue."],
-        sampled(bucket) | ({"peer": bucket.object} if bucket.object else {}),
+        replace(sampled(bucket), peer=bucket.object or None),
     )
 
 
@@ -212,7 +214,7 @@ def page_faults(case: Case) -> Fault | None:
         ["Read the file once before the loop, or in a worker (madvise, larger reads)."]
         if is_cold
         else ["Reuse buffers, so that the kernel need not map and clear new pages in each step."],
-        sampled(bucket) | {"n_major_faults": len(major)} | ({"devices": files[:3]} if files else {}),
+        replace(sampled(bucket), n_major_faults=len(major), devices=files[:3] or None),
     )
 
 
@@ -235,7 +237,7 @@ def preemption(case: Case) -> Fault | None:
             share,
             bucket.line,
             ["Raise the CPU limit of the container or service, or use fewer threads."],
-            {"quota": quota, "control_group": group},
+            CauseEvidence(quota=quota, control_group=group),
         )
     by = Counter[str]()
     for row in off:
@@ -252,7 +254,7 @@ def preemption(case: Case) -> Fault | None:
         [
             "Give the process its own CPUs (cpuset), or move the other programs; use no more threads than CPUs."
         ],
-        {"by": names},
+        CauseEvidence(by=names),
     )
 
 

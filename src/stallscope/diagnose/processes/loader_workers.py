@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import Activity, item_of
 from stallscope.diagnose.processes.buckets import text_of
@@ -54,10 +55,10 @@ class Workers:
             ]
         return "waits for its input", ["Raise num_workers and prefetch_factor, or make the input cheaper."]
 
-    def evidence(self) -> dict[str, object]:
+    def evidence(self) -> CauseEvidence:
         whole = max(sum(self.states.values()), 1)
         states = [f"{name.replace('_', ' ')} {n / whole:.0%}" for name, n in self.states.most_common(3)]
-        return {"n_workers": len(self.pids), "workers": states} if self.pids else {}
+        return CauseEvidence(n_workers=len(self.pids), workers=states) if self.pids else CauseEvidence()
 
 
 def workers_of(activity: Activity) -> Workers:

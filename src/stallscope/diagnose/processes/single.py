@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.timeline.programs import first_of_steps, programs
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.layout import UNKNOWN, Array
@@ -202,14 +203,14 @@ def rows_in_late_steps(rows: Array, steps: Steps, is_late: Array) -> Array:
     return of_process[(index >= 0) & (of_process["ts_ns"] < end_ns) & is_late[np.maximum(index, 0)]]
 
 
-def loader_workers(trace: Trace, steps: Steps) -> dict[str, object]:
-    """The activity of the data loader's workers during the steps; empty without workers or if they were mostly idle."""
+def loader_workers(trace: Trace, steps: Steps) -> CauseEvidence | None:
+    """The activity of the data loader's workers during the steps; None without workers or if they were mostly idle."""
     rows = trace.processes
     workers = rows["pid"][(rows["node"] == steps.node) & np.char.startswith(rows["comm"], _LOADER)]
     shares = [share for pid in workers if (share := _cpu_share(trace, steps, int(pid))) is not None]
     if not shares or max(shares) < 0.5:
-        return {}
-    return {"n_loader_workers": len(workers), "loader_cpu_share": round(float(np.median(shares)), 2)}
+        return None
+    return CauseEvidence(n_loader_workers=len(workers), loader_cpu_share=round(float(np.median(shares)), 2))
 
 
 def _cpu_share(trace: Trace, steps: Steps, pid: int) -> float | None:

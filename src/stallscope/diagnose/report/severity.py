@@ -19,7 +19,7 @@ def severity(verdict: Verdict, gpu_seconds: float, limits: Thresholds) -> str:
 
 def _share(verdict: Verdict, gpu_seconds: float) -> float:
     """Share of the job's GPU time that the fault costs: all of it from the onset of a standstill."""
-    if verdict.kind in _STANDSTILL or "waited_s" in verdict.evidence:
+    if verdict.kind in _STANDSTILL or verdict.evidence.waited_s is not None:
         return 1.0
     if verdict.cost is None or gpu_seconds <= 0:
         return 0.0

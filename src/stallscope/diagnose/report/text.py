@@ -1,6 +1,7 @@
 """A report as plain text, for people. No other part parses this text."""
 
 from stallscope.diagnose.causes import Explained, leading
+from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence, as_json
 from stallscope.diagnose.processes.summary import lines as summary_lines
 from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, wall_text
@@ -119,10 +120,9 @@ def _examined(found: Report) -> str:
 def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     head = f"[{number}/{total}] " if total > 1 else ""
     rows: list[tuple[str, str]] = []
-    job = verdict.evidence.get("job")
-    if isinstance(job, dict):
-        times = f", {job['since']} until {job['until']}" if "since" in job else ""
-        rows.append(("job", f"{job['number']} of {job['of']}{times}"))
+    if job := verdict.evidence.job:
+        times = f", {job.since} until {job.until}" if job.since else ""
+        rows.append(("job", f"{job.number} of {job.of}{times}"))
     if verdict.since_ns is not None:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
@@ -162,7 +162,7 @@ def _cause(verdict: Verdict, part: Explained) -> str:
     return ", ".join(
         [
             f"{share}{part.noun}",
-            *(_fact(name, value) for name, value in part.evidence.items() if name != "doing"),
+            *(_fact(name, value) for name, value in as_json(part.evidence).items() if name != "doing"),
         ]
     )
 
@@ -189,10 +189,8 @@ def _victims(verdict: Verdict) -> str:
 
 
 def _straggler(verdict: Verdict) -> str:
-    if "stated" in verdict.evidence:
-        return (
-            f"{_ranks(verdict.ranks).capitalize()} is slower than the others: {verdict.evidence['stated']}."
-        )
+    if stated := verdict.evidence.stated:
+        return f"{_ranks(verdict.ranks).capitalize()} is slower than the others: {stated}."
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
     is_plural = len(verdict.ranks) > 1 and len(verdict.nodes) > 1
     verb = "slow down" if is_plural else "slows down"
@@ -223,11 +221,11 @@ def _because(verdict: Verdict) -> str:
 
 
 def _how_often(verdict: Verdict) -> str:
-    if verdict.evidence.get("is_one_off"):
+    if verdict.evidence.is_one_off:
         return "once"
     if verdict.period_steps:
         return f"every {verdict.period_steps} steps"
-    return f"in {verdict.evidence.get('n_late_steps')} of {verdict.evidence.get('n_steps')} steps"
+    return f"in {verdict.evidence.n_late_steps} of {verdict.evidence.n_steps} steps"
 
 
 def _device(verdict: Verdict) -> str:
@@ -241,76 +239,73 @@ def _device(verdict: Verdict) -> str:
 def _process(verdict: Verdict) -> str:
     facts = verdict.evidence
     where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
-    if isinstance(gain := facts.get("gain_at_most"), float) and verdict.causes:
-        at = _short(str(facts.get("line", "")))
+    if (gain := facts.gain_at_most) is not None and verdict.causes:
+        at = _short(facts.line or "")
         line = f", at {at}" if at.strip() and at not in verdict.causes[0].title else ""
         return (
-            f"Process {facts.get('pid')} ({facts.get('command')}){where} {verdict.causes[0].title}{line}: "
-            f"{facts.get('share'):.0%} of its time; at most {gain:.1f} times faster without it."
+            f"Process {facts.pid} ({facts.command}){where} {verdict.causes[0].title}{line}: "
+            f"{facts.share:.0%} of its time; at most {gain:.1f} times faster without it."
         )
     return (
-        f"Process {facts.get('pid')} ({facts.get('command')}){where} keeps its GPU waiting: "
-        f"{facts.get('n_late_steps')} of {facts.get('n_steps')} steps take {_ms_of(facts.get('step_ms_late'))} "
-        f"instead of {_ms_of(facts.get('step_ms_usual'))}{_because(verdict)}."
+        f"Process {facts.pid} ({facts.command}){where} keeps its GPU waiting: "
+        f"{facts.n_late_steps} of {facts.n_steps} steps take {_ms_of(facts.step_ms_late)} "
+        f"instead of {_ms_of(facts.step_ms_usual)}{_because(verdict)}."
     )
 
 
 def _failure(verdict: Verdict) -> str:
     facts = verdict.evidence
-    subject = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {facts.get('pid')}"
+    subject = f"Rank {verdict.ranks[0]}" if verdict.ranks else f"Process {facts.pid}"
     host = _identity(verdict)
-    if "stated" in facts:
-        return _stated_failure(facts, f"{subject if verdict.ranks or 'pid' in facts else 'A process'}{host}")
-    if "exit_status" in facts:
+    if facts.stated is not None:
+        is_known = bool(verdict.ranks) or facts.pid is not None
+        return _stated_failure(facts, f"{subject if is_known else 'A process'}{host}")
+    if facts.exit_status is not None:
         end = f"{_failed_call(facts)}; its process {_ended(facts)}"
         return f"{subject}{host} ended before the others and brought down the job{end}."
-    first = " first" if verdict.victims or facts.get("also_failed_later") else ""
+    first = " first" if verdict.victims or facts.also_failed_later else ""
     title = verdict.causes[0].title if verdict.causes else "made a call that failed"
     return (
         f"{subject}{host} failed{first}: it {title} "
-        f"(error {facts.get('error')}, {facts.get('said')}, in {facts.get('function') or 'a CUDA call'})."
+        f"(error {facts.error}, {facts.said}, in {facts.function or 'a CUDA call'})."
     )
 
 
-def _stated_failure(facts: dict[str, object], subject: str) -> str:
+def _stated_failure(facts: VerdictEvidence, subject: str) -> str:
     """A failure that a log states, with the line of code where the log has it."""
-    first = " first" if facts.get("also_failed_later") else ""
-    at = f", at {_short(str(facts['at']))}" if "at" in facts else ""
-    status = facts.get("exit_status")
-    end = (
-        f" (exit status {status})"
-        if status is not None and f"status {status}" not in str(facts["stated"])
-        else ""
-    )
-    return f"{subject} failed{first}: {str(facts['stated']).rstrip('.')}{end}{at}."
+    first = " first" if facts.also_failed_later else ""
+    at = f", at {_short(facts.at)}" if facts.at else ""
+    status, stated = facts.exit_status, facts.stated or ""
+    end = f" (exit status {status})" if status is not None and f"status {status}" not in stated else ""
+    return f"{subject} failed{first}: {stated.rstrip('.')}{end}{at}."
 
 
-def _ms_of(value: object) -> str:
-    return _ms(value) if isinstance(value, float) else "some time"
+def _ms_of(value: float | None) -> str:
+    return "some time" if value is None else _ms(value)
 
 
 def _hang(verdict: Verdict) -> str:
-    waited = verdict.evidence.get("waited_s")
+    waited = verdict.evidence.waited_s
     time = f" for {waited} s" if waited is not None else ""
-    if verdict.evidence.get("captured_late"):
+    if verdict.evidence.captured_late:
         return _attached_late(verdict)
-    if verdict.evidence.get("by_stacks"):
+    if verdict.evidence.by_stacks:
         return _by_stacks(verdict)
-    if verdict.evidence.get("is_circle"):
+    if verdict.evidence.is_circle:
         return f"The job hangs: {_ranks(verdict.ranks)} wait for each other over several communicators{time}."
     what = _round(verdict) if verdict.first_round is not None else "a call"
     if verdict.abstained_because:
         return f"The job hangs{time}, and no rank can be named: {verdict.abstained_because}."
-    if verdict.evidence.get("crossed_order"):
+    if verdict.evidence.crossed_order:
         return (
             f"The job hangs for {waited} s: {_ranks(verdict.ranks)} entered the rounds of two communicators in "
             "a different order than the other ranks."
         )
-    doing = verdict.evidence.get("doing")
-    activity = _doing(doing[0]) if isinstance(doing, list) and len(doing) == 1 else ""
+    doing = verdict.evidence.doing or []
+    activity = _doing(doing[0]) if len(doing) == 1 else ""
     verb = "has" if len(verdict.ranks) == 1 else "have"
-    silent = verdict.evidence.get("left_no_dump")
-    more = f" The state of {_ranks(silent)} is unknown: no dump was left." if isinstance(silent, list) else ""
+    silent = verdict.evidence.left_no_dump
+    more = f" The state of {_ranks(silent)} is unknown: no dump was left." if silent else ""
     more += _called_at(verdict)
     if _states(doing) == {"no_dump"}:
         ranks = _ranks(verdict.ranks)
@@ -322,15 +317,15 @@ def _hang(verdict: Verdict) -> str:
 
 def _round(verdict: Verdict) -> str:
     """The round with its operation and its group, where the source states them."""
-    operation, group = verdict.evidence.get("operation"), verdict.evidence.get("group")
+    operation, group = verdict.evidence.operation, verdict.evidence.group
     what = f"round {verdict.first_round}{f' ({operation})' if operation else ''}"
     return f"{what} of {group}" if group else f"{what} of communicator {verdict.comm_hash}"
 
 
 def _called_at(verdict: Verdict) -> str:
     """The line of code in which the others wait, and the last call of a single named rank."""
-    line, doing = verdict.evidence.get("line"), verdict.evidence.get("doing")
-    last = doing[0].get("last_call") if isinstance(doing, list) and len(doing) == 1 else None
+    line, doing = verdict.evidence.line, verdict.evidence.doing or []
+    last = doing[0].last_call if len(doing) == 1 else None
     others = f" The others made that call at {line}." if line else ""
     return others + (f" Its last call was {last}." if last and len(verdict.ranks) == 1 else "")
 
@@ -338,12 +333,11 @@ def _called_at(verdict: Verdict) -> str:
 def _by_stacks(verdict: Verdict) -> str:
     """Ranks at a different line of code than the other ranks, from one dump of the stacks."""
     facts = verdict.evidence
-    doing = facts.get("doing")
-    at = _short(str(doing[0]["at"])) if isinstance(doing, list) and doing else "a different line"
+    at = _short(facts.doing[0].at or "") if facts.doing else "a different line"
     verb = "is" if len(verdict.ranks) == 1 else "are"
     return (
         f"The stacks differ: {_ranks(verdict.ranks)} {verb} at {at}, while {_ranks(verdict.victims)} wait at "
-        f"{_short(str(facts.get('others_at')))}. If the job hangs, it waits for {_ranks(verdict.ranks)}."
+        f"{_short(facts.others_at or '')}. If the job hangs, it waits for {_ranks(verdict.ranks)}."
     )
 
 
@@ -351,16 +345,15 @@ def _attached_late(verdict: Verdict) -> str:
     """A standstill that began before the capture."""
     facts = verdict.evidence
     head = (
-        f"Attached after the stall began: all {facts.get('n_ranks')} ranks have made no progress for at least "
-        f"{facts.get('waited_s')} s"
+        f"Attached after the stall began: all {facts.n_ranks} ranks have made no progress for at least "
+        f"{facts.waited_s} s"
     )
-    doing = facts.get("doing")
-    if verdict.ranks and isinstance(doing, list):
-        return f"{head}. The others likely wait for {_ranks(verdict.ranks)}{_doing(doing[0])}."
+    if verdict.ranks and facts.doing:
+        return f"{head}. The others likely wait for {_ranks(verdict.ranks)}{_doing(facts.doing[0])}."
     return f"{head}, and no rank can be named: {verdict.abstained_because}."
 
 
-def _missing_part(doing: object) -> str:
+def _missing_part(doing: list[RankActivity]) -> str:
     """The part of the round that the responsible ranks have not done: enter it, or complete it."""
     states = _states(doing)
     if states == {"not_completed"}:
@@ -368,36 +361,34 @@ def _missing_part(doing: object) -> str:
     return "entered or not completed" if "not_completed" in states else "entered"
 
 
-def _states(doing: object) -> set[object]:
-    return {each.get("has") for each in doing if isinstance(each, dict)} if isinstance(doing, list) else set()
+def _states(doing: list[RankActivity]) -> set[str | None]:
+    return {activity.has for activity in doing}
 
 
-def _doing(facts: dict[str, object]) -> str:
+def _doing(facts: RankActivity) -> str:
     """The state of a missing rank, as a clause that begins with a semicolon."""
-    has_hung = bool(facts.get("has_hung"))
-    if facts.get("is_alive") is False and not has_hung:
+    has_hung = bool(facts.has_hung)
+    if facts.is_alive is False and not has_hung:
         return f"{_failed_call(facts)}; its process {_ended(facts)}"
-    state, stopped_by = _STATES.get(str(facts.get("state")), facts.get("state")), facts.get("stopped_by")
-    by = f" ({stopped_by})" if stopped_by else ""
+    state = _STATES.get(facts.state, facts.state) if facts.state else None
+    by = f" ({facts.stopped_by})" if facts.stopped_by else ""
     verb, later = ("was", f", until its process {_ended(facts)}") if has_hung else ("is", "")
-    if facts.get("at"):
-        known = f" (state {_words(str(state))})" if state else ""
-        return f"{_failed_call(facts)}; it {verb} at {_short(str(facts['at']))} instead{known}{by}{later}"
-    doing = f"; it {verb} in state {_words(str(state))} instead{by}" if state else ""
+    if facts.at:
+        known = f" (state {_words(state)})" if state else ""
+        return f"{_failed_call(facts)}; it {verb} at {_short(facts.at)} instead{known}{by}{later}"
+    doing = f"; it {verb} in state {_words(state)} instead{by}" if state else ""
     return f"{_failed_call(facts)}{doing}{later}"
 
 
-def _failed_call(facts: dict[str, object]) -> str:
+def _failed_call(facts: RankActivity | VerdictEvidence) -> str:
     """The failed call after which the rank left the step."""
-    return (
-        f"; its {facts['failed_call']} failed with error {facts['error']}" if "failed_call" in facts else ""
-    )
+    return f"; its {facts.failed_call} failed with error {facts.error}" if facts.failed_call else ""
 
 
-def _ended(facts: dict[str, object]) -> str:
-    status, by = facts.get("exit_status"), facts.get("ended_by")
+def _ended(facts: RankActivity | VerdictEvidence) -> str:
+    status, by = facts.exit_status, facts.ended_by
     code = f" (exit status {status})" if status is not None else ""
-    signal = f" after {facts['asked_by']}" if "asked_by" in facts else ""
+    signal = f" after {facts.asked_by}" if facts.asked_by else ""
     return f"was ended by {by}{code}" if by else f"has ended{signal}{code}"
 
 
@@ -409,15 +400,13 @@ def _short(frame: str) -> str:
 
 def _code(verdict: Verdict) -> list[str]:
     """The stacks in which the named ranks are or were held, one line for each."""
-    frames = verdict.evidence.get("stack")
-    if isinstance(frames, list):
-        return [stack(frames)]
-    doing = verdict.evidence.get("doing")
-    ranks = [each for each in doing if isinstance(each, dict)] if isinstance(doing, list) else []
+    if verdict.evidence.stack:
+        return [stack(verdict.evidence.stack)]
+    doing = verdict.evidence.doing or []
     return [
-        (f"rank {each['rank']}: " if len(ranks) > 1 else "") + stack(each["stack"])
-        for each in ranks[:_MOST_STACKS]
-        if isinstance(each.get("stack"), list)
+        (f"rank {activity.rank}: " if len(doing) > 1 else "") + stack(activity.stack)
+        for activity in doing[:_MOST_STACKS]
+        if activity.stack
     ]
 
 
@@ -436,59 +425,57 @@ def _mismatch(verdict: Verdict) -> str:
 
 
 def _since_then(verdict: Verdict) -> str:
-    waited = verdict.evidence.get("waited_s")
+    waited = verdict.evidence.waited_s
     return f"; since then the job has made no progress for {waited} s" if waited is not None else ""
 
 
 def _imbalance(verdict: Verdict) -> str:
-    stage = verdict.evidence.get("slow_stage")
-    if isinstance(stage, list):
+    if stage := verdict.evidence.slow_stage:
         extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
         return (
             f"Uneven work, no faulty machine: the stage of {_ranks(stage)} works {extra} longer per step, "
             "and the others wait for it."
         )
-    more = verdict.evidence.get("more_work")
-    if isinstance(more, list):
+    if more := verdict.evidence.more_work:
         extra = _ms(verdict.late_ms["median"]) if verdict.late_ms else "more"
         return (
             f"Uneven work, no faulty machine: {_ranks(more)} {'works' if len(more) == 1 else 'work'} {extra} longer "
             f"{_how_often(verdict)}, and the others wait."
         )
     return (
-        f"Uneven work, no faulty machine: in {verdict.evidence.get('n_late_steps')} of "
-        f"{verdict.evidence.get('n_steps')} steps a rank is late, and the late rank changes."
+        f"Uneven work, no faulty machine: in {verdict.evidence.n_late_steps} of "
+        f"{verdict.evidence.n_steps} steps a rank is late, and the late rank changes."
     )
 
 
 def _inconclusive(verdict: Verdict) -> str:
-    if "largest_item" in verdict.evidence:
-        pid = verdict.evidence.get("pid")
+    if verdict.evidence.largest_item:
+        because = verdict.abstained_because
         return (
-            f"Process {pid} has no known fault, but is not shown to be healthy: {verdict.abstained_because}."
+            f"Process {verdict.evidence.pid} has no known fault, but is not shown to be healthy: {because}."
         )
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
 
 
 def _change(verdict: Verdict) -> str:
     """The whole job became slower: when, by how much, and which part of the step grew."""
-    before, after = (float(str(verdict.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
-    grew = verdict.evidence.get("grew_ms")
-    parts = [f"{_words(name)} +{_ms(ms)}" for name, ms in grew.items()] if isinstance(grew, dict) else []
+    facts = verdict.evidence
+    before, after = facts.step_ms_before or 0.0, facts.step_ms_after or 0.0
+    parts = [f"{_words(name)} +{_ms(ms)}" for name, ms in (facts.grew_ms or {}).items()]
     growth = f" ({', '.join(parts)} per step)" if parts else ""
     return (
-        f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.get('from_step')}: steps "
+        f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.from_step}: steps "
         f"take {_ms(after)} instead of {_ms(before)}{growth}. No rank is to blame: {verdict.abstained_because}."
     )
 
 
 def _link(verdict: Verdict) -> str:
-    suspects, times = verdict.evidence.get("suspects"), verdict.evidence.get("times_as_long")
-    ranks = _ranks(suspects) if isinstance(suspects, list) else "a group of ranks"
+    suspects, times = verdict.evidence.suspects, verdict.evidence.times_as_long
+    ranks = _ranks(suspects) if suspects else "a group of ranks"
     more = f", {_ms(verdict.late_ms['median'])} more in" if verdict.late_ms else " in"
     return (
         f"The collectives of {ranks} take {times} times as long on their GPUs as similar collectives{more} each of "
-        f"{verdict.evidence.get('n_late_steps')} steps: {verdict.abstained_because}."
+        f"{verdict.evidence.n_late_steps} steps: {verdict.abstained_because}."
     )
 
 
@@ -502,7 +489,7 @@ def _cost(verdict: Verdict) -> str:
     elif cost.usd is not None:
         parts.append(f"{cost.usd:.2f} USD")
         parts += [f"{cost.usd_per_hour:.2f} USD an hour"] if cost.usd_per_hour is not None else []
-    recurs = verdict.kind in ("straggler", "device", "process") and not verdict.evidence.get("is_one_off")
+    recurs = verdict.kind in ("straggler", "device", "process") and not verdict.evidence.is_one_off
     hours = cost.gpu_hours_per_day if recurs and cost.at_most_gpu_seconds is None else None
     rate = f" ({hours:.0f} GPU hours a day at this rate)" if hours is not None and hours >= 0.5 else ""
     return ", ".join(parts) + rate

@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from stallscope.diagnose import evidence_fields
 from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.report.budget import Budget
 from stallscope.diagnose.report.evidence import Evidence
 from stallscope.events.trace import Gap
@@ -92,7 +94,7 @@ class Verdict:
     cost: VerdictCost | None = None
     advice: list[str] = field(default_factory=list)
     abstained_because: str | None = None
-    evidence: dict[str, object] = field(default_factory=dict)
+    evidence: VerdictEvidence = field(default_factory=VerdictEvidence)
     severity: str = ""
     pids: list[int] = field(default_factory=list)
     first_step: int | None = None
@@ -164,15 +166,16 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     out = {
         name: getattr(verdict, name)
         for name in Verdict.__dataclass_fields__
-        if name not in ("since_ns", "until_ns", "causes", "cost")
+        if name not in ("since_ns", "until_ns", "causes", "cost", "evidence")
     }
+    out["evidence"] = evidence_fields.as_json(verdict.evidence)
     out["since"], out["until"] = wall_text(verdict.since_ns), wall_text(verdict.until_ns)
     out["causes"] = [
         {
             "cause": part.cause.name,
             "share": round(part.share, 4),
             "excess_ms": round(part.excess_ns / 1e6, 3),
-            "evidence": part.evidence,
+            "evidence": evidence_fields.as_json(part.evidence),
         }
         for part in verdict.causes
     ]

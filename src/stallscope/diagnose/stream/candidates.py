@@ -135,7 +135,7 @@ def stage(result: Evaluation, history: History) -> Verdict:
         verdict.cost.may_be_gpu_seconds * share,
         observed_ns=result.examined.observed_ns,
     )
-    return replace(verdict, cost=spent, evidence=verdict.evidence | {"n_steps": result.examined.n_steps})
+    return replace(verdict, cost=spent, evidence=replace(verdict.evidence, n_steps=result.examined.n_steps))
 
 
 def _ranks(
@@ -257,7 +257,7 @@ def _slow(result: Evaluation, incidents: Incidents) -> list[Candidate]:
     known = incidents.of(SLOW, frozenset())
     if not verdicts and known is not None:
         was = known.candidate.verdict
-        before, after = (float(str(was.evidence[f"step_ms_{when}"])) for when in ("before", "after"))
+        before, after = was.evidence.step_ms_before or 0.0, was.evidence.step_ms_after or 0.0
         if result.case.step_ns / 1e6 >= before + _STILL_SLOW * (after - before):
             verdicts = [was]
     return [
@@ -273,15 +273,15 @@ def _processes(result: Evaluation, processes: set[int]) -> frozenset[Who]:
 def _key(verdict: Verdict) -> tuple[object, ...]:
     """The key that is equal for two verdicts of a job on the same fault."""
     if verdict.kind in ("straggler", "device"):
-        return "rank", tuple(verdict.ranks), verdict.evidence.get("is_one_off", False)
+        return "rank", tuple(verdict.ranks), bool(verdict.evidence.is_one_off)
     if verdict.kind in ("hang", "mismatch", "link"):
         return verdict.kind, verdict.comm_hash, verdict.first_round
-    return verdict.kind, "moves" in verdict.evidence
+    return verdict.kind, verdict.evidence.moves is not None
 
 
 def _is_relevant(result: Evaluation, verdict: Verdict) -> bool:
     """Whether the verdict of a closed incident is still relevant, given all later steps."""
-    if not verdict.evidence.get("is_one_off") or verdict.late_ms is None:
+    if not verdict.evidence.is_one_off or verdict.late_ms is None:
         return True
     rank = result.case.line.rank
     if {int(rank[process]) for process, _ in result.once - result.alone}.issuperset(verdict.ranks):

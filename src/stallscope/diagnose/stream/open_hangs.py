@@ -65,7 +65,7 @@ def hangs(case: Case) -> list[Verdict]:
 
 def _is_confirmed(case: Case, verdict: Verdict) -> bool:
     """Whether the missing ranks' nodes sent data while the others waited, or have been silent for long."""
-    waited_ns = float(str(verdict.evidence.get("waited_s", 0.0))) * 1e9
+    waited_ns = (verdict.evidence.waited_s or 0.0) * 1e9
     patience = usual_patience_ns(case)
     nodes = {int(case.line.node[p]) for p, rank in enumerate(case.line.rank) if int(rank) in verdict.ranks}
     ends = [case.clocks.common_ns(node, case.trace.ends_ns[node]) for node in nodes]

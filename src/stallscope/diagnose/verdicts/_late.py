@@ -14,6 +14,7 @@ from stallscope.diagnose.cost.delays import (
     Who,
     total,
 )
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline import user_frame
@@ -124,22 +125,19 @@ def confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
     return round(min(value, 0.99), 3)
 
 
-def code_location(case: Case, process: int, parts: list[Explained]) -> dict[str, object]:
-    """The line of code and the stack in which the rank was held by its main cause, where they are known."""
+def stack_of(case: Case, process: int, parts: list[Explained]) -> tuple[str, ...]:
+    """The stack in which the rank was held by its main cause; empty where it is not known."""
     if not parts:
-        return {}
+        return ()
     node, pid = int(case.line.node[process]), int(case.line.pid[process])
-    frames = user_frame.held_at(case.trace, node, pid, categories=parts[0].cause.categories)
-    return {"at": user_frame.in_own_code(frames), "stack": list(frames)} if frames else {}
+    return user_frame.held_at(case.trace, node, pid, categories=parts[0].cause.categories)
 
 
-def steps(case: Case, n_late: int, examined: Examined) -> dict[str, object]:
+def steps(case: Case, n_late: int, examined: Examined) -> VerdictEvidence:
     """The evidence on the steps: late and examined steps, and the typical step."""
-    return {
-        "n_late_steps": n_late,
-        "n_steps": examined.n_steps,
-        "step_ms": round(case.step_ns / 1e6, 3),
-    }
+    return VerdictEvidence(
+        n_late_steps=n_late, n_steps=examined.n_steps, step_ms=round(case.step_ns / 1e6, 3)
+    )
 
 
 def late_ranks(
@@ -153,7 +151,8 @@ def late_ranks(
     parts = explained(whole.excess, case.limits.cause_share)
     named = {case.who(process) for process in processes}
     lost = {who: ns for who, ns in whole.lost_ns.items() if who not in named}
-    location_in_code = code_location(case, processes[0], parts)
+    frames = stack_of(case, processes[0], parts)
+    at = user_frame.in_own_code(frames) if frames else None
     return replace(
         location(case, processes, whole, examined=examined),
         kind="straggler",
@@ -163,10 +162,11 @@ def late_ranks(
         confidence=confidence(case, first, parts),
         victims=victims(case, lost),
         cost=cost_of(case, whole, named, examined=examined),
-        advice=[
-            line for part in leading(parts) for line in part.cause.advice(part.evidence | location_in_code)
-        ],
-        evidence=steps(case, first.n_late, examined)
-        | ({"is_whole_node": True} if len(processes) > 1 else {})
-        | location_in_code,
+        advice=[line for part in leading(parts) for line in part.cause.advice(replace(part.evidence, at=at))],
+        evidence=replace(
+            steps(case, first.n_late, examined),
+            is_whole_node=True if len(processes) > 1 else None,
+            at=at,
+            stack=list(frames) or None,
+        ),
     )

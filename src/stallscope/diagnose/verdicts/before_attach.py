@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence
 from stallscope.diagnose.hangs.before_attach import RankState, StillRank, still_ranks
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
@@ -84,12 +85,12 @@ def _verdict(trace: Trace, ranks: list[StillRank], still_ns: int, usd_per_gpu_ho
             else "Compare the stacks of the ranks. Start the agent before the job to see the round in which they hang."
         ],
         abstained_because=_why_likely(apart[0]) if is_clear else _why_no_rank(ranks, apart, waiting),
-        evidence={
-            "captured_late": True,
-            "waited_s": round(still_ns / 1e9, 1),
-            "n_ranks": len(ranks),
-            "doing": [_doing(trace, rank) for rank in described],
-        },
+        evidence=VerdictEvidence(
+            captured_late=True,
+            waited_s=round(still_ns / 1e9, 1),
+            n_ranks=len(ranks),
+            doing=[_doing(trace, rank) for rank in described],
+        ),
     )
 
 
@@ -109,21 +110,22 @@ def _why_no_rank(ranks: list[StillRank], apart: list[StillRank], waiting: list[S
     return "of " + counted(len(ranks), "rank") + ": " + ", ".join(f"{n} {state}" for n, state in parts if n)
 
 
-def _doing(trace: Trace, rank: StillRank) -> dict[str, object]:
+def _doing(trace: Trace, rank: StillRank) -> RankActivity:
     """The state of a rank, as an entry of the evidence."""
-    entry: dict[str, object] = {
-        "rank": rank.rank,
-        "is_alive": True,
-        "pid": rank.pid,
-        "stands": rank.state.value,
-    }
+    activity = RankActivity(
+        rank.rank,
+        is_alive=True,
+        pid=rank.pid,
+        stands=rank.state.value,
+        at=user_frame.in_own_code(rank.frames) if rank.frames else None,
+        stack=list(rank.frames) or None,
+    )
     rows = trace.snapshots[(trace.snapshots["node"] == rank.node) & (trace.snapshots["pid"] == rank.pid)]
-    if len(rows):
-        state = rows[rows["ts_ns"].argmax()]
-        if state["category"]:
-            entry["state"] = CATEGORY_NAMES[int(state["category"]) - 1]
-        if state["syscall_nr"] != UNKNOWN:
-            entry["syscall_nr"] = int(state["syscall_nr"])
-    if rank.frames:
-        entry["at"], entry["stack"] = user_frame.in_own_code(rank.frames), list(rank.frames)
-    return entry
+    if not len(rows):
+        return activity
+    state = rows[rows["ts_ns"].argmax()]
+    return replace(
+        activity,
+        state=CATEGORY_NAMES[int(state["category"]) - 1] if state["category"] else None,
+        syscall_nr=int(state["syscall_nr"]) if state["syscall_nr"] != UNKNOWN else None,
+    )

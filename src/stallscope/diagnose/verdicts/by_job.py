@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import JobSpan
 from stallscope.diagnose.report.budget import combined
 from stallscope.diagnose.report.evidence import joined
 from stallscope.diagnose.report.verdict import Report, Verdict, wall_text
@@ -66,12 +67,10 @@ def numbered(reports: list[Report], traces: list[Trace]) -> Report:
 
 def number_of(verdict: Verdict) -> int | None:
     """The number of a verdict's job, None where the trace has only one job."""
-    job = verdict.evidence.get("job")
-    return int(job["number"]) if isinstance(job, dict) else None
+    return verdict.evidence.job.number if verdict.evidence.job else None
 
 
 def _of_job(verdict: Verdict, part: Trace, number: int, n_jobs: int) -> Verdict:
     times = call_times(part)
-    job = {"number": number, "of": n_jobs}
-    span = {"since": wall_text(min(times)), "until": wall_text(max(times))} if times else {}
-    return replace(verdict, evidence=verdict.evidence | {"job": job | span})
+    span = (wall_text(min(times)), wall_text(max(times))) if times else ()
+    return replace(verdict, evidence=replace(verdict.evidence, job=JobSpan(number, n_jobs, *span)))

@@ -1,5 +1,6 @@
 """Verdicts on a change of the whole job, and on a slow link between some ranks: a fault without a rank to blame."""
 
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
 from stallscope.diagnose.lateness.slowdown import slowdown
 from stallscope.diagnose.report.verdict import Verdict
@@ -46,14 +47,14 @@ def of_all_ranks(case: Case) -> list[Verdict]:
             else [
                 "Compare with the time before: deployment, data shard, shared file system, co-located jobs."
             ],
-            evidence={
-                "step_ms_before": round(change.before_ns / 1e6, 3),
-                "step_ms_after": round(change.after_ns / 1e6, 3),
-                "host_share": round(change.host_share, 3),
-                "n_steps": change.n_steps,
-                "from_step": change.step,
-                "grew_ms": {name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
-            },
+            evidence=VerdictEvidence(
+                step_ms_before=round(change.before_ns / 1e6, 3),
+                step_ms_after=round(change.after_ns / 1e6, 3),
+                host_share=round(change.host_share, 3),
+                n_steps=change.n_steps,
+                from_step=change.step,
+                grew_ms={name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
+            ),
         )
     ]
 
@@ -85,10 +86,10 @@ def _slow_link(case: Case, group: SlowGroup) -> Verdict:
         advice=[
             "Check the links between the GPUs of these ranks: NVLink and PCIe errors, NIC counters, Xid errors."
         ],
-        evidence={
-            "suspects": ranks,
-            "times_as_long": round(group.times, 2),
-            "n_late_steps": group.n_steps,
-            "step_ms": round(case.step_ns / 1e6, 3),
-        },
+        evidence=VerdictEvidence(
+            suspects=ranks,
+            times_as_long=round(group.times, 2),
+            n_late_steps=group.n_steps,
+            step_ms=round(case.step_ns / 1e6, 3),
+        ),
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import ClaimingProcess, VerdictEvidence
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -42,7 +43,7 @@ def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> 
     claims: rank, node and pid of each process. since_ns: on the first process's clock.
     """
     ranks = sorted({rank for rank, _, _ in claims})
-    processes = [{"rank": rank, "node": trace.nodes[node], "pid": pid} for rank, node, pid in sorted(claims)]
+    processes = [ClaimingProcess(rank, trace.nodes[node], pid) for rank, node, pid in sorted(claims)]
     return Verdict(
         kind="inconclusive",
         summary="",
@@ -55,15 +56,15 @@ def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> 
         advice=[
             "Give each process of a job its own rank (RANK), or trace only one of the two jobs (trace --pid).",
         ],
-        evidence={"claimed_ranks": ranks, "processes": processes},
+        evidence=VerdictEvidence(claimed_ranks=ranks, processes=processes),
     )
 
 
-def _claim(processes: list[dict[str, object]], rank: int) -> str:
+def _claim(processes: list[ClaimingProcess], rank: int) -> str:
     claimants = [
-        f"{process['pid']}" + (f" on {process['node']}" if process["node"] else "")
+        f"{process.pid}" + (f" on {process.node}" if process.node else "")
         for process in processes
-        if process["rank"] == rank
+        if process.rank == rank
     ]
     return f"processes {' and '.join(claimants[:_MOST_NAMED])} claim rank {rank}"
 

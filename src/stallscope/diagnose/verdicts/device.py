@@ -9,6 +9,7 @@ from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.cost.delays import (
     Delays,
 )
+from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
@@ -24,10 +25,10 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, exami
     """The verdict on a slow GPU. delays: see device_cost."""
     why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
     values = delays.sizes_ns / 1e6
-    evidence: dict[str, object] = {
-        "seen_by": slow.seen_by,
-        "excess_ms_quartiles": [round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
-    }
+    evidence = CauseEvidence(
+        seen_by=slow.seen_by,
+        excess_ms_quartiles=[round(float(np.quantile(values, q)), 3) for q in (0.25, 0.5, 0.75)],
+    )
     part = Explained(why, 1.0, delays.excess.total_ns, evidence)
     return replace(
         location(case, [process], delays, examined=examined),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, LaterFailure, VerdictEvidence
 from stallscope.diagnose.processes.cuda_errors import (
     CODES,
     OUT_OF_MEMORY,
@@ -17,6 +18,8 @@ from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
+
+_MOST_LATER = 16
 
 
 def with_failures(trace: Trace, report: Report) -> Report:
@@ -38,24 +41,16 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
     first, *later = ended
     name, words = CODES[int(first.row["result"])]
     function = trace.symbols[int(first.row["symbol"])] if first.row["symbol"] < len(trace.symbols) else ""
-    evidence: dict[str, object] = {
-        "pid": first.pid,
-        "error": int(first.row["result"]),
-        "said": words,
-        "function": function,
-        "n_failed_calls": first.n,
-    }
-    if int(first.row["result"]) == OUT_OF_MEMORY and first.row["count_bytes"] != UNKNOWN:
-        evidence["asked_bytes"] = int(first.row["count_bytes"])
-    if later:
-        evidence["also_failed_later"] = [
-            {
-                "rank": failure.rank,
-                "error": int(failure.row["result"]),
-                "after_ms": (returned_ns(trace, failure) - returned_ns(trace, first)) / 1e6,
-            }
-            for failure in later[:16]
-        ]
+    is_refused = int(first.row["result"]) == OUT_OF_MEMORY and first.row["count_bytes"] != UNKNOWN
+    evidence = VerdictEvidence(
+        pid=first.pid,
+        error=int(first.row["result"]),
+        said=words,
+        function=function,
+        n_failed_calls=first.n,
+        asked_bytes=int(first.row["count_bytes"]) if is_refused else None,
+        also_failed_later=[_later(trace, first, failure) for failure in later[:_MOST_LATER]] or None,
+    )
     verdict = Verdict(
         kind="failure",
         summary="",
@@ -63,13 +58,18 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
         nodes=[node] if (node := trace.nodes[first.node]) else [],
         since_ns=wall_ns(trace, first.node, int(first.row["ts_ns"])),
         n_incidents=1,
-        causes=[Explained(cause(name), 1.0, 0.0, {"error": words, "function": function})],
+        causes=[Explained(cause(name), 1.0, 0.0, CauseEvidence(error=words, function=function))],
         confidence=0.95 if not later else 0.85,
         victims=sorted({failure.rank for failure in later if failure.rank not in (UNKNOWN, first.rank)}),
-        advice=cause(name).advice({}),
+        advice=cause(name).advice(CauseEvidence()),
         evidence=evidence,
     )
     return replace(verdict, summary=text.summary(verdict))
+
+
+def _later(trace: Trace, first: Failure, failure: Failure) -> LaterFailure:
+    after_ns = returned_ns(trace, failure) - returned_ns(trace, first)
+    return LaterFailure(failure.rank, error=int(failure.row["result"]), after_ms=after_ns / 1e6)
 
 
 def _remark(failure: Failure) -> dict[str, object]:

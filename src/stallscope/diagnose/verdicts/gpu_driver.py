@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import merged
 from stallscope.diagnose.gpu.driver_state import driver_reason, gpu_by_rank
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
@@ -24,8 +25,8 @@ def with_gpu_states(trace: Trace, report: Report) -> Report:
 
 def _is_of_all(verdict: Verdict) -> bool:
     """Whether the verdict is a slowdown of all ranks, on their GPUs."""
-    share = verdict.evidence.get("host_share")
-    return verdict.kind == "change" and isinstance(share, float) and share < 0.5
+    share = verdict.evidence.host_share
+    return verdict.kind == "change" and share is not None and share < 0.5
 
 
 def _is_of_one(verdict: Verdict) -> bool:
@@ -48,7 +49,7 @@ def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict
         return verdict
     why = cause(reason.name)
     parts = [
-        Explained(why, first.share, first.excess_ns, first.evidence | reason.evidence),
+        Explained(why, first.share, first.excess_ns, merged(first.evidence, reason.evidence)),
         *verdict.causes[1:],
     ]
     named = replace(verdict, causes=parts, advice=why.advice(reason.evidence))
@@ -61,8 +62,7 @@ def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> 
     if len(slow) != 1:
         return verdict
     rank, reason = slow[0]
-    before, after = (float(str(verdict.evidence[name])) for name in ("step_ms_before", "step_ms_after"))
-    n_steps = verdict.evidence["n_steps"]
+    before, after = verdict.evidence.step_ms_before or 0.0, verdict.evidence.step_ms_after or 0.0
     why = cause(reason.name)
     named = replace(
         verdict,
@@ -76,6 +76,6 @@ def _named(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> 
         confidence=0.8,
         abstained_because=None,
         advice=why.advice(reason.evidence),
-        evidence=verdict.evidence | {"n_late_steps": n_steps},
+        evidence=replace(verdict.evidence, n_late_steps=verdict.evidence.n_steps),
     )
     return replace(named, summary=text.summary(named))

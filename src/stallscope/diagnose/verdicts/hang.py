@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.hangs.deadlock import Wedged, round_with_dead_rank, wedged
 from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
@@ -28,12 +29,10 @@ def verdicts(case: Case) -> list[Verdict]:
 def _hang(case: Case, hang: Stuck) -> Verdict:
     line = case.line
     ranks = sorted(hang.ranks)
-    doing = list(hang.doing)
-    evidence: dict[str, object] = {"doing": doing, "waited_s": round(hang.for_ns / 1e9, 1)}
-    if hang.is_circle:
-        evidence["is_circle"] = True
     why = cause("missing_rank")
-    have_ended = all(not state["is_alive"] and "has_hung" not in state for state in doing)
+    because = CauseEvidence(
+        doing=list(hang.doing), waited_s=round(hang.for_ns / 1e9, 1), is_circle=hang.is_circle or None
+    )
     return Verdict(
         kind="hang",
         summary="",
@@ -46,21 +45,12 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         n_rounds=case.met.n_rounds,
         since_ns=wall_ns(case.trace, case.first_node, hang.since_ns),
         n_incidents=1,
-        causes=[Explained(why, 1.0, float(hang.for_ns), evidence)],
+        causes=[Explained(why, 1.0, float(hang.for_ns), because)],
         confidence=0.95 if not hang.is_circle else 0.7,
         victims=sorted(int(line.rank[process]) for process in hang.waiting),
         cost=still_cost(case, hang.for_ns, len(hang.waiting), n_unwatched=hang.n_unwatched),
-        advice=why.advice(
-            {
-                "is_alive": not have_ended,
-                "is_out_of_memory": any(state.get("oom_killed") for state in doing),
-                **{
-                    name: next((state[name] for state in doing if name in state), None)
-                    for name in ("at", "state", "exit_status", "failed_call")
-                },
-            }
-        ),
-        evidence=evidence,
+        advice=why.advice(because),
+        evidence=VerdictEvidence(doing=because.doing, waited_s=because.waited_s, is_circle=because.is_circle),
     )
 
 
@@ -73,7 +63,7 @@ def _ran_ahead(verdict: Verdict) -> Verdict:
         nodes=[],
         causes=[],
         confidence=0.5,
-        evidence={"ahead": verdict.victims, "waited_s": verdict.evidence["waited_s"]},
+        evidence=VerdictEvidence(ahead=verdict.victims, waited_s=verdict.evidence.waited_s),
         abstained_because=(
             f"ranks {ahead} wait in round {verdict.first_round}; the other ranks have made all of their calls and "
             "ended with status 0"
@@ -87,9 +77,6 @@ def _wedged(case: Case, state: Wedged) -> Verdict:
     ranks = sorted(int(line.rank[process]) for process in state.odd)
     row = line.rows[state.row]
     because = None if ranks else _why_no_rank(state)
-    evidence: dict[str, object] = {"waited_s": round(state.for_ns / 1e9, 1)}
-    if ranks:
-        evidence["crossed_order"] = True
     return Verdict(
         kind="hang",
         summary="",
@@ -106,7 +93,9 @@ def _wedged(case: Case, state: Wedged) -> Verdict:
         cost=still_cost(case, state.for_ns, len(state.waiting)),
         advice=[_against_wedge(state, ranks)],
         abstained_because=because,
-        evidence=evidence,
+        evidence=VerdictEvidence(
+            waited_s=round(state.for_ns / 1e9, 1), crossed_order=True if ranks else None
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from stallscope.diagnose.cost.delays import (
     n_incidents,
     total,
 )
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.lateness.imbalance import Moving, SlowStage
@@ -28,6 +29,7 @@ from stallscope.diagnose.verdicts._late import (
     cost_of,
     late_ranks,
     location,
+    steps,
 )
 
 
@@ -44,13 +46,11 @@ def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
         advice=[
             "No machine is faulty: the late rank changes. Balance the work per step, or let all ranks pause together."
         ],
-        evidence={
-            "late_steps_by_rank": {rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
-            "moves": True,
-            "n_steps": examined.n_steps,
-            "n_late_steps": len(np.unique(delays.steps)),
-            "step_ms": round(case.step_ns / 1e6, 3),
-        },
+        evidence=replace(
+            steps(case, len(np.unique(delays.steps)), examined),
+            late_steps_by_rank={rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
+            moves=True,
+        ),
     )
 
 
@@ -59,7 +59,6 @@ def more_work(
 ) -> Verdict:
     """The verdict on ranks that have more work than the others: as for stragglers, but no rank is named as faulty."""
     verdict = late_ranks(case, processes, delays, examined=examined)
-    evidence = {name: value for name, value in verdict.evidence.items() if name != "is_whole_node"}
     return replace(
         verdict,
         kind="imbalance",
@@ -67,14 +66,14 @@ def more_work(
         nodes=[],
         confidence=0.8,
         advice=["Balance the work: these ranks have more of it (tokens, sequence lengths, shards)."],
-        evidence=evidence | {"more_work": verdict.ranks},
+        evidence=replace(verdict.evidence, is_whole_node=None, more_work=verdict.ranks),
     )
 
 
 def moving_gpus(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on delays that move between GPUs. Their hosts are not the cause."""
     verdict = moving_ranks(case, delays, examined=examined)
-    return replace(verdict, causes=[], evidence=verdict.evidence | {"on": "the GPUs"})
+    return replace(verdict, causes=[], evidence=replace(verdict.evidence, on="the GPUs"))
 
 
 def moving(found: Findings, uneven: Moving, examined: Examined) -> Verdict:
@@ -100,7 +99,7 @@ def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, exam
         causes=[],
         period_steps=period_steps(delays.steps, delays.sizes_ns),
         advice=["Divide the additional work of this rank (evaluation, logging, sampling) among all ranks."],
-        evidence=device_verdict.evidence | {"more_work": device_verdict.ranks},
+        evidence=replace(device_verdict.evidence, more_work=device_verdict.ranks),
     )
 
 
@@ -129,10 +128,10 @@ def stage(case: Case, slow: SlowStage) -> Verdict:
             observed_ns=case.observed_ns,
         ),
         advice=["Move work between the stages: no machine is faulty, the slow stage has more work."],
-        evidence={
-            "slow_stage": ranks,
-            "wait_share": round(slow.wait_share, 3),
-            "n_steps": slow.n_steps,
-            "step_ms": round(case.step_ns / 1e6, 3),
-        },
+        evidence=VerdictEvidence(
+            slow_stage=ranks,
+            wait_share=round(slow.wait_share, 3),
+            n_steps=slow.n_steps,
+            step_ms=round(case.step_ns / 1e6, 3),
+        ),
     )

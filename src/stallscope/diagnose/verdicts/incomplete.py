@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence
 from stallscope.diagnose.hangs.incomplete import Standstill
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -16,14 +17,12 @@ _ON_DEVICE = ("not_completed", "not_started")
 def verdict(trace: Trace, held: Standstill) -> Verdict:
     """The verdict on a standstill: a hang of the responsible ranks, or an inconclusive answer."""
     ranks = trace.processes["rank"]
-    evidence: dict[str, object] = {
-        "doing": [{"rank": int(ranks[p]), "has": why} for p, why in held.held_by.items()]
-    }
-    if held.is_circle:
-        evidence["is_circle"] = True
     unnamed = [int(ranks[p]) for p in held.silent if p not in held.held_by]
-    if unnamed:
-        evidence["left_no_dump"] = sorted(unnamed)
+    evidence = VerdictEvidence(
+        doing=[RankActivity(int(ranks[p]), has=why) for p, why in held.held_by.items()],
+        is_circle=held.is_circle or None,
+        left_no_dump=sorted(unnamed) or None,
+    )
     in_round = held.round is not None
     hang = Verdict(
         kind="hang",
@@ -48,7 +47,7 @@ def verdict(trace: Trace, held: Standstill) -> Verdict:
 def _causes(held: Standstill) -> list[Explained]:
     """The cause of ranks that never entered the round; ranks that entered without completing have no known cause."""
     absent = [why for why in held.held_by.values() if why not in _ON_DEVICE]
-    return [Explained(cause("missing_rank"), len(absent) / len(held.held_by), 0.0, {})] if absent else []
+    return [Explained(cause("missing_rank"), len(absent) / len(held.held_by), 0.0)] if absent else []
 
 
 def _advice(held: Standstill) -> list[str]:
@@ -57,7 +56,7 @@ def _advice(held: Standstill) -> list[str]:
     ]
     is_silent = "no_dump" in held.held_by.values()
     is_on_device = any(why in _ON_DEVICE for why in held.held_by.values())
-    absent = [advice for part in _causes(held) for advice in part.cause.advice({})]
+    absent = [advice for part in _causes(held) for advice in part.cause.advice(part.evidence)]
     if is_silent:
         absent = [
             "Check whether the processes without a dump are alive: dump their stacks (py-spy dump), read their logs."
@@ -73,7 +72,7 @@ def _without_rank(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
         verdict,
         kind="inconclusive",
         causes=[],
-        evidence={"suspects": suspects} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
+        evidence=VerdictEvidence(suspects=suspects, left_no_dump=verdict.evidence.left_no_dump),
         abstained_because=(
             "all ranks have entered the round and none has completed it: a GPU or the fabric is stuck, rank unknown"
         ),
@@ -87,7 +86,7 @@ def _ran_ahead(verdict: Verdict, ahead: list[int]) -> Verdict:
         verdict,
         causes=[],
         confidence=0.5,
-        evidence={"ahead": ahead} | {k: v for k, v in verdict.evidence.items() if k == "left_no_dump"},
+        evidence=VerdictEvidence(ahead=ahead, left_no_dump=verdict.evidence.left_no_dump),
         abstained_because=(
             f"{ranks} entered round {verdict.first_round}, and the other ranks have completed all of their calls: "
             f"either {ranks} made one call too many, or all other ranks stopped before that call"

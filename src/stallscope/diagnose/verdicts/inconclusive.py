@@ -33,7 +33,7 @@ def doubtful(found: Findings, examined: Examined) -> list[Verdict]:
             confidence=0.5,
             abstained_because=because,
             advice=["Examine more steps: a rank with a fault of its own will be late again."],
-            evidence=verdict.evidence | {"suspects": ranks, "moves": False},
+            evidence=replace(verdict.evidence, suspects=ranks, moves=False),
         )
     ]
 
@@ -58,6 +58,6 @@ def absorbed(found: Findings, examined: Examined) -> list[Verdict]:
             advice=[
                 "Record the GPUs as well (NCCL profiler plugin), or compare with a time without the delay."
             ],
-            evidence=verdict.evidence | {"suspects": ranks, "moves": False},
+            evidence=replace(verdict.evidence, suspects=ranks, moves=False),
         )
     ]

@@ -1,5 +1,6 @@
 """Verdicts on rounds that ranks entered differently."""
 
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.hangs.mismatch import Mismatch
 from stallscope.diagnose.hangs.missing_rank import patience_ns
 from stallscope.diagnose.report.verdict import Verdict
@@ -47,5 +48,7 @@ def _mismatch(case: Case, group: list[Mismatch], *, still_ns: int) -> Verdict:
         advice=[
             "Compare the code path of these ranks in that step: a branch, a shape or a batch differs between ranks."
         ],
-        evidence={"calls": list(first.calls)} | ({"waited_s": round(still_ns / 1e9, 1)} if still_ns else {}),
+        evidence=VerdictEvidence(
+            calls=list(first.calls), waited_s=round(still_ns / 1e9, 1) if still_ns else None
+        ),
     )

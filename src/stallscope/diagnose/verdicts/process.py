@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose import evidence_fields
 from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.activity import Activity, activities
-from stallscope.diagnose.processes.faults import Fault, faults
+from stallscope.diagnose.processes.fault import Fault
+from stallscope.diagnose.processes.faults import faults
 from stallscope.diagnose.processes.single import (
     CATEGORY_OF,
     Steps,
@@ -48,12 +51,10 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
         own_steps = [steps for steps in all_steps if (steps.node, steps.pid) == (activity.node, activity.pid)]
         verdicts += _of_budget(trace, activity, own_steps, limits, usd_per_gpu_hour)
     for steps in all_steps:
-        if any(
-            verdict.evidence.get("pid") == steps.pid and verdict.kind == "process" for verdict in verdicts
-        ):
+        if any(verdict.evidence.pid == steps.pid and verdict.kind == "process" for verdict in verdicts):
             continue
         late, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
-        verdicts = [each for each in verdicts if not (late and each.evidence.get("pid") == steps.pid)] + late
+        verdicts = [each for each in verdicts if not (late and each.evidence.pid == steps.pid)] + late
         benign += remarks
     counts = _examined(trace, all_steps)
     evidence = from_counts(counts, trace.coverage)
@@ -96,13 +97,13 @@ def _of_budget(
                 f"the largest avoidable item of its time budget is {word(item)} ({share:.0%})"
             ),
             advice=["Annotate the steps (stallscope.annotate): slow steps then differ from the others."],
-            evidence={
-                "pid": activity.pid,
-                "command": activity.command,
-                "largest_item": item,
-                "share": round(share, 4),
-                "gpu_busy": None if busy is None else round(busy, 3),
-            },
+            evidence=VerdictEvidence(
+                pid=activity.pid,
+                command=activity.command,
+                largest_item=item,
+                share=round(share, 4),
+                gpu_busy=None if busy is None else round(busy, 3),
+            ),
         )
     ]
 
@@ -129,14 +130,14 @@ def _fault_verdict(
             observed_ns=(activity.seconds + activity.idle_seconds) * 1e9,
         ),
         advice=first.advice,
-        evidence={
-            "pid": activity.pid,
-            "command": activity.command,
-            "share": round(first.share, 4),
-            "gain_at_most": round(first.gain(activity), 2),
-            "line": first.line,
-            "gpu_busy": None if activity.gpu_busy is None else round(activity.gpu_busy, 3),
-        },
+        evidence=VerdictEvidence(
+            pid=activity.pid,
+            command=activity.command,
+            share=round(first.share, 4),
+            gain_at_most=round(first.gain(activity), 2),
+            line=first.line,
+            gpu_busy=None if activity.gpu_busy is None else round(activity.gpu_busy, 3),
+        ),
     )
 
 
@@ -144,8 +145,7 @@ def _explained(fault: Fault, activity: Activity) -> Explained:
     named = replace(
         cause(fault.cause), title=fault.title, because=None, advice=lambda _evidence: list(fault.advice)
     )
-    evidence: dict[str, object] = {"line": fault.line} if fault.line else {}
-    evidence |= {"gain_at_most": round(fault.gain(activity), 2), **fault.evidence}
+    evidence = replace(fault.evidence, line=fault.line or None, gain_at_most=round(fault.gain(activity), 2))
     return Explained(named, round(min(fault.share, 1.0), 4), fault.share * activity.seconds * 1e9, evidence)
 
 
@@ -189,24 +189,25 @@ def _judged(
         symbols=trace.symbols,
     )
     causes = [
-        replace(part, evidence=loaders) if part.cause.name == "input_starvation" else part
+        replace(part, evidence=loaders or CauseEvidence()) if part.cause.name == "input_starvation" else part
         for part in explained(excess, limits.cause_share)
     ]
     first = int(np.flatnonzero(is_late)[0])
     process = command_of(trace, steps)
     in_calls = float(steps.spent_ns[is_late][:, _IN_CALLS].sum() / max(late_ns, 1))
-    evidence: dict[str, object] = {
-        "pid": steps.pid,
-        "command": process[1],
-        "n_late_steps": int(is_late.sum()),
-        "n_steps": len(steps.length_ns),
-        "step_ms_usual": round(usual_ns / 1e6, 3),
-        "step_ms_late": round(float(np.median(steps.length_ns[is_late])) / 1e6, 3),
-        "in_gpu_calls_share": round(in_calls, 4),
-    }
+    evidence = VerdictEvidence(
+        pid=steps.pid,
+        command=process[1],
+        n_late_steps=int(is_late.sum()),
+        n_steps=len(steps.length_ns),
+        step_ms_usual=round(usual_ns / 1e6, 3),
+        step_ms_late=round(float(np.median(steps.length_ns[is_late])) / 1e6, 3),
+        in_gpu_calls_share=round(in_calls, 4),
+    )
     if not causes or causes[0].cause.name in _NO_ALARM:
         because = f": it {causes[0].title}" if causes else ""
-        return [], [{"what": f"Process {steps.pid} left its GPU idle in some steps{because}", **evidence}]
+        remark = {"what": f"Process {steps.pid} left its GPU idle in some steps{because}"}
+        return [], [remark | evidence_fields.as_json(evidence)]
     since = int(steps.begin_ns[first])
     lost_s = excess.total_ns / 1e9
     usd = None if usd_per_gpu_hour is None else lost_s / 3600 * usd_per_gpu_hour

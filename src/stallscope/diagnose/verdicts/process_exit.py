@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, RankActivity, VerdictEvidence, merged
 from stallscope.diagnose.processes import exit_reason
 from stallscope.diagnose.processes.exits import ProcessEnd, arrived_ranks, first_failed, last_arrival_ns
 from stallscope.diagnose.report import text
@@ -23,8 +24,11 @@ def with_deaths(trace: Trace, report: Report) -> Report:
 
 
 def _verdict(trace: Trace, end: ProcessEnd) -> Verdict:
-    evidence = exit_reason.end(trace.host_events, end.node, end.pid)
-    evidence |= exit_reason.failed_call(trace, end.node, end.pid, after_ns=last_arrival_ns(trace, end))
+    activity = merged(
+        RankActivity(end.rank, is_alive=False),
+        exit_reason.end(trace.host_events, end.node, end.pid),
+        exit_reason.failed_call(trace, end.node, end.pid, after_ns=last_arrival_ns(trace, end)),
+    )
     verdict = Verdict(
         kind="failure",
         summary="",
@@ -34,9 +38,15 @@ def _verdict(trace: Trace, end: ProcessEnd) -> Verdict:
         n_incidents=1,
         confidence=0.9,
         victims=sorted(set(arrived_ranks(trace).values()) - {end.rank}),
-        advice=cause("missing_rank").advice(
-            evidence | {"is_alive": False, "is_out_of_memory": bool(evidence.get("oom_killed"))}
+        advice=cause("missing_rank").advice(CauseEvidence(doing=[activity])),
+        evidence=VerdictEvidence(
+            pid=end.pid,
+            exit_status=activity.exit_status,
+            oom_killed=activity.oom_killed,
+            ended_by=activity.ended_by,
+            asked_by=activity.asked_by,
+            failed_call=activity.failed_call,
+            error=activity.error,
         ),
-        evidence={"pid": end.pid, **evidence},
     )
     return replace(verdict, summary=text.summary(verdict))

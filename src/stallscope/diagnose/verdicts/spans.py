@@ -1,9 +1,12 @@
 """Verdicts from spans of work: a slow worker, a stage with more work, uneven work of a changing rank."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
@@ -82,8 +85,11 @@ def _worker(
         victims=sorted(int(done.rank[p]) for p in others),
         cost=_cost(done, float(loss.sum()) * len(others), usd_per_gpu_hour),
         advice=parts[0].cause.advice(parts[0].evidence) if parts else [],
-        evidence=_steps(done, len(late), loss)
-        | {"first_step": int(done.step[steps[0]]), "last_step": int(done.step[steps[-1]])},
+        evidence=replace(
+            _steps(done, len(late), loss),
+            first_step=int(done.step[steps[0]]),
+            last_step=int(done.step[steps[-1]]),
+        ),
     )
 
 
@@ -98,10 +104,16 @@ def _causes(trace: Trace, done: Work, process: int, steps: list[int]) -> list[Ex
     collected = sum(excess for name, excess in longer.items() if name in _COLLECTOR)
     parts = [
         Explained(
-            cause("host_compute"), collected / total, collected * len(steps), {"work": "garbage collection"}
+            cause("host_compute"),
+            collected / total,
+            collected * len(steps),
+            CauseEvidence(work="garbage collection"),
         ),
         Explained(
-            cause("unknown"), 1 - collected / total, (total - collected) * len(steps), {"work": factors}
+            cause("unknown"),
+            1 - collected / total,
+            (total - collected) * len(steps),
+            CauseEvidence(work=factors),
         ),
     ]
     return sorted((part for part in parts if part.share >= 0.05), key=lambda part: -part.share)
@@ -115,7 +127,7 @@ def _replica(done: Work, pipeline: int) -> Verdict:
         n_rounds=len(done.step),
         n_incidents=1,
         confidence=0.5,
-        evidence={"suspects": ranks},
+        evidence=VerdictEvidence(suspects=ranks),
         abstained_because=(
             f"all stages of one replica (ranks {', '.join(map(str, ranks[:12]))}) work longer than the stages of the "
             "other replicas: it has more data, or its machine is slow"
@@ -132,7 +144,7 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
     cost = _cost(done, float(stage.loss_ns.sum()) * len(others), usd_per_gpu_hour)
     excess_ms = round(stage.excess_ns / 1e6, 3)
     sizes = np.unique(done.peers, return_counts=True)[1]
-    evidence = _steps(done, int((stage.loss_ns > 0).sum()), stage.loss_ns) | {"slow_stage": ranks}
+    evidence = _steps(done, int((stage.loss_ns > 0).sum()), stage.loss_ns)
     alone = bool((sizes == 1).all())
     why = "each stage has only one worker, so more work and a slow machine look the same"
     return Verdict(
@@ -148,7 +160,7 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
         cost=cost,
         abstained_because=why if alone else None,
         advice=["Move work between the stages: no machine is faulty, the slow stage has more work."],
-        evidence=evidence,
+        evidence=replace(evidence, slow_stage=ranks),
     )
 
 
@@ -168,26 +180,26 @@ def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: flo
         advice=[
             "No machine is faulty: the slow rank changes. Balance the work per step (sequence lengths, experts)."
         ],
-        evidence=_steps(done, int(uneven.is_late.sum()), uneven.spread_ns)
-        | {
-            "moves": True,
-            "late_steps_by_rank": dict(zip(map(str, turns.tolist()), counts.tolist(), strict=True)),
-        },
+        evidence=replace(
+            _steps(done, int(uneven.is_late.sum()), uneven.spread_ns),
+            moves=True,
+            late_steps_by_rank=dict(zip(map(str, turns.tolist()), counts.tolist(), strict=True)),
+        ),
     )
 
 
-def _steps(done: Work, n_late: int, loss: Array) -> dict[str, object]:
+def _steps(done: Work, n_late: int, loss: Array) -> VerdictEvidence:
     """The evidence on the steps: late and examined steps, and the slowdown.
 
     slowdown: time of the steps divided by the longest possible time without the loss.
     """
     slowdown = float(done.length_ns.sum() / max(float((done.length_ns - loss).sum()), 1.0))
-    return {
-        "n_late_steps": n_late,
-        "n_steps": len(done.step),
-        "step_ms": round(done.step_ns / 1e6, 3),
-        "slowdown": round(slowdown, 3),
-    }
+    return VerdictEvidence(
+        n_late_steps=n_late,
+        n_steps=len(done.step),
+        step_ms=round(done.step_ns / 1e6, 3),
+        slowdown=round(slowdown, 3),
+    )
 
 
 def _cost(done: Work, lost_ns: float, usd_per_gpu_hour: float | None) -> VerdictCost:

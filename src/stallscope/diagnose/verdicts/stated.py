@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import LaterFailure, RankActivity, StackLocation, VerdictEvidence
 from stallscope.diagnose.hangs.stack_groups import OddRanks, odd_ranks
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
@@ -105,7 +106,7 @@ def _slow_verdicts(trace: Trace) -> list[Verdict]:
             advice=[
                 "Trace that rank live (stallscope trace), or profile it next to a rank that is not slow."
             ],
-            evidence={"stated": "; ".join(words[:4]), "statements": words[:_MOST]},
+            evidence=VerdictEvidence(stated="; ".join(words[:4]), statements=words[:_MOST]),
         )
         for rank, words in sorted(by_rank.items())
         if rank != UNKNOWN
@@ -130,8 +131,8 @@ def _undecided(trace: Trace) -> Verdict:
 
 def _doubted(verdict: Verdict) -> Verdict:
     """A hang as inconclusive, if its suspects are several ranks without a line: a truncated log looks the same."""
-    doing = _list(verdict.evidence.get("doing"))
-    is_silent = all(isinstance(entry, dict) and entry.get("has") == "no_dump" for entry in doing)
+    doing = verdict.evidence.doing or []
+    is_silent = all(activity.has == "no_dump" for activity in doing)
     if verdict.kind != "hang" or not doing or not is_silent or len(verdict.ranks) < 2:
         return verdict
     suspects = f"ranks {', '.join(map(str, verdict.ranks[:_MOST]))}"
@@ -143,7 +144,7 @@ def _doubted(verdict: Verdict) -> Verdict:
         causes=[],
         confidence=0.4,
         abstained_because=f"the others wait for some of {suspects}, and nothing is known of any of these ranks",
-        evidence={"suspects": verdict.ranks} | {k: v for k, v in verdict.evidence.items() if k != "doing"},
+        evidence=replace(verdict.evidence, doing=None, suspects=verdict.ranks),
     )
     return replace(doubted, summary=text.summary(doubted))
 
@@ -174,18 +175,17 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
     known = {rank for rank in trace.launcher_ranks().values() if rank != UNKNOWN}
     if len(same) > 1 and 2 * len(same) > len(known):
         return _all_failed(trace, same)
-    evidence: dict[str, object] = {"stated": first.words, "n_failures": len(failures)}
-    if first.status != UNKNOWN:
-        evidence["exit_status"] = first.status
-    if first.pid != UNKNOWN:
-        evidence["pid"] = first.pid
-    if first.stack:
-        evidence["at"], evidence["stack"] = user_frame.in_own_code(first.stack), list(first.stack)
     others = [failure for failure in failures[1:] if failure.rank != first.rank]
-    if others:
-        evidence["also_failed_later"] = [
-            {"rank": failure.rank, "stated": failure.words} for failure in others[:_MOST]
-        ]
+    evidence = VerdictEvidence(
+        stated=first.words,
+        n_failures=len(failures),
+        exit_status=first.status if first.status != UNKNOWN else None,
+        pid=first.pid if first.pid != UNKNOWN else None,
+        at=user_frame.in_own_code(first.stack) if first.stack else None,
+        stack=list(first.stack) or None,
+        also_failed_later=[LaterFailure(other.rank, stated=other.words) for other in others[:_MOST]] or None,
+        failed_ranks=ranks[:_MOST] if len(ranks) > 1 else None,
+    )
     is_close = any(failure.ts_ns - first.ts_ns < _AT_ONCE_NS for failure in others)
     return Verdict(
         kind="failure",
@@ -197,7 +197,7 @@ def _failure_verdict(trace: Trace) -> Verdict | None:
         confidence=0.6 if is_close or first.rank == UNKNOWN else 0.85,
         victims=sorted(known - {first.rank}),
         advice=_advice(first),
-        evidence=evidence | ({"failed_ranks": ranks[:_MOST]} if len(ranks) > 1 else {}),
+        evidence=evidence,
     )
 
 
@@ -279,18 +279,19 @@ def _normal(words: str) -> str:
 def _all_failed(trace: Trace, same: Sequence[_Failure]) -> Verdict:
     ranks = sorted({failure.rank for failure in same if failure.rank != UNKNOWN})
     stack = next((failure.stack for failure in same if failure.stack), ())
-    evidence: dict[str, object] = {"stated": same[0].words, "failed_ranks": ranks[:_MOST]}
-    if stack:
-        evidence["at"], evidence["stack"] = user_frame.in_own_code(stack), list(stack)
+    evidence = VerdictEvidence(
+        stated=same[0].words,
+        failed_ranks=ranks[:_MOST],
+        at=user_frame.in_own_code(stack) if stack else None,
+        stack=list(stack) or None,
+    )
     return Verdict(
         kind="inconclusive",
         summary="",
         n_incidents=1,
         confidence=0.6,
         abstained_because=f"{len(same)} ranks failed with the same error: {same[0].words}",
-        advice=[
-            f"Read the traceback at {evidence['at']}." if stack else "Read the first traceback of the log."
-        ],
+        advice=[f"Read the traceback at {evidence.at}." if stack else "Read the first traceback of the log."],
         evidence=evidence,
     )
 
@@ -309,12 +310,9 @@ def _advice(failure: _Failure) -> list[str]:
 
 
 def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
-    groups = [
-        {"ranks": list(group.ranks[:64]), "at": group.place, "waits": group.waits}
-        for group in odd.groups[:_MOST]
-    ]
+    groups = [StackLocation(list(group.ranks[:64]), group.place, group.waits) for group in odd.groups[:_MOST]]
     n_ranks = sum(len(group.ranks) for group in odd.groups)
-    evidence: dict[str, object] = {"stack_groups": groups, "n_ranks": n_ranks}
+    evidence = VerdictEvidence(stack_groups=groups, n_ranks=n_ranks)
     if not odd.odd:
         return Verdict(
             kind="inconclusive",
@@ -329,12 +327,7 @@ def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
         )
     frames = {rank: group.frames for group in odd.groups for rank in group.ranks}
     doing = [
-        {
-            "rank": rank,
-            "is_alive": True,
-            "at": user_frame.in_own_code(frames[rank]),
-            "stack": list(frames[rank]),
-        }
+        RankActivity(rank, is_alive=True, at=user_frame.in_own_code(frames[rank]), stack=list(frames[rank]))
         for rank in odd.odd
     ]
     majority = odd.groups[0]
@@ -346,8 +339,8 @@ def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
         n_incidents=1,
         confidence=0.6 if n_ranks > 2 else 0.5,
         victims=sorted(rank for group in odd.groups for rank in group.ranks if rank not in odd.odd),
-        advice=[f"Look at {doing[0]['at']} first."],
-        evidence=evidence | {"doing": doing, "by_stacks": True, "others_at": majority.place},
+        advice=[f"Look at {doing[0].at} first."],
+        evidence=replace(evidence, doing=doing, by_stacks=True, others_at=majority.place),
     )
 
 
@@ -359,29 +352,20 @@ def _with_words(trace: Trace, verdict: Verdict) -> Verdict:
     """A hang with its operation, its group and lines of code, where the source states them."""
     if verdict.kind not in ("hang", "inconclusive", "mismatch") or verdict.comm_hash is None:
         return verdict
-    evidence = dict(verdict.evidence)
-    if group := trace.facts.get(group_fact(int(verdict.comm_hash, 16))):
-        evidence["group"] = group
-    waiting = verdict.victims or [int(r) for r in evidence.get("suspects", []) if isinstance(r, int)]  # type: ignore[attr-defined]
+    evidence = verdict.evidence
+    waiting = verdict.victims or evidence.suspects or []
     calls = _calls(trace)
     common = Counter(calls[rank][0] for rank in waiting if rank in calls).most_common(1)
-    if common:
-        words = common[0][0]
-        evidence |= {
-            key: value for key, value in (("operation", words.operation), ("line", words.line)) if value
-        }
-    evidence["doing"] = [
-        _with_stack(trace, entry, calls) if isinstance(entry, dict) else entry
-        for entry in _list(evidence.get("doing"))
-    ]
-    if not evidence["doing"]:
-        del evidence["doing"]
+    words = common[0][0] if common else CallWords("", "", "")
+    evidence = replace(
+        evidence,
+        group=trace.facts.get(group_fact(int(verdict.comm_hash, 16))) or evidence.group,
+        operation=words.operation or evidence.operation,
+        line=words.line or evidence.line,
+        doing=[_with_stack(trace, activity, calls) for activity in evidence.doing or []] or None,
+    )
     changed = replace(verdict, evidence=evidence)
     return replace(changed, summary=text.summary(changed)) if evidence != verdict.evidence else verdict
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _calls(trace: Trace) -> dict[int, list[CallWords]]:
@@ -395,20 +379,21 @@ def _calls(trace: Trace) -> dict[int, list[CallWords]]:
     return calls
 
 
-def _with_stack(
-    trace: Trace, doing: dict[str, object], calls: dict[int, list[CallWords]]
-) -> dict[str, object]:
+def _with_stack(trace: Trace, activity: RankActivity, calls: dict[int, list[CallWords]]) -> RankActivity:
     """The state of a missing rank, with its last call and its stack where they are known."""
-    rank = doing.get("rank")
-    out = dict(doing)
-    if isinstance(rank, int) and rank in calls and "last_call" not in out:
+    rank = activity.rank
+    if rank in calls and activity.last_call is None:
         last = calls[rank][-1]
-        out["last_call"] = " at ".join(word for word in (last.operation, last.line) if word)
-    if "stack" in out or not len(trace.positions):
-        return out
+        activity = replace(
+            activity, last_call=" at ".join(word for word in (last.operation, last.line) if word)
+        )
+    if activity.stack is not None or not len(trace.positions):
+        return activity
     processes = [key for key, value in trace.launcher_ranks().items() if value == rank]
     frames = _newest_stack(trace, processes[0]) if processes else ()
-    return out | ({"at": user_frame.in_own_code(frames), "stack": list(frames)} if frames else {})
+    if not frames:
+        return activity
+    return replace(activity, at=user_frame.in_own_code(frames), stack=list(frames))
 
 
 def _newest_stack(trace: Trace, process: tuple[int, int]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def verdicts(case: Case, named: dict[int, list[LateStep]], examined: Examined) -
 def one_off(case: Case, process: int, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on a single long delay."""
     verdict = late_ranks(case, [process], {process: delays}, examined=examined)
-    evidence = verdict.evidence | {"is_one_off": True}
+    evidence = replace(verdict.evidence, is_one_off=True)
     return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
 
 

@@ -1,0 +1,291 @@
+"""The facts behind a verdict and behind each of its causes, under the names that they have as `evidence` in JSON.
+
+Every field is optional: None means that the fact does not apply or is not known, and JSON leaves it out. A new fact
+needs a line here, and its value where the verdict or the cause is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Facts = TypeVar("Facts", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class RankActivity:
+    """The last known state of a rank that its peers wait for."""
+
+    rank: int | None = None
+    is_alive: bool | None = None
+    has: str | None = (
+        None  # not_entered, not_started, not_completed, idle, no_dump: where the source states it
+    )
+    failed_call: str | None = None  # the last call, if it failed
+    error: int | None = None  # of the failed call
+    exit_status: int | None = None  # as in a shell
+    oom_killed: bool | None = None
+    ended_by: str | None = None  # the signal that ended the process, and its sender
+    asked_by: str | None = None  # the signal after which the process exited itself, and its sender
+    has_hung: bool | None = None  # the process hung before it ended
+    pid: int | None = None
+    stands: str | None = None  # waits, elsewhere, unknown: in a standstill that began before the capture
+    state: str | None = None  # category of the time ledger
+    stopped_by: str | None = None  # the signal that stopped the process, and its sender
+    syscall_nr: int | None = None
+    in_call: str | None = None  # the CUDA or NCCL operation
+    at: str | None = None  # the innermost frame of the user's code
+    stack: list[str] | None = None  # innermost frame first
+    last_call: str | None = None  # the last collective, with its line of code
+
+
+@dataclass(frozen=True)
+class JobSpan:
+    """The job of a verdict, in a trace with several jobs. since, until: ISO 8601."""
+
+    number: int
+    of: int
+    since: str | None = None
+    until: str | None = None
+
+
+@dataclass(frozen=True)
+class RoundCall:
+    """The call with which a rank entered a round."""
+
+    rank: int
+    op: str
+    count: int
+    datatype: int
+
+
+@dataclass(frozen=True)
+class StackLocation:
+    """Ranks with the same innermost frame of their own code. waits: in a collective, or for the GPU."""
+
+    ranks: list[int]
+    at: str
+    waits: bool
+
+
+@dataclass(frozen=True)
+class LaterFailure:
+    """A rank that failed after the first one."""
+
+    rank: int
+    error: int | None = None
+    after_ms: float | None = None
+    stated: str | None = None
+
+
+@dataclass(frozen=True)
+class ClaimingProcess:
+    """A process that claims the same rank as another process."""
+
+    rank: int
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class VerdictEvidence:
+    """The facts behind a verdict."""
+
+    job: JobSpan | None = None
+
+    # Late steps
+    n_late_steps: int | None = None
+    n_steps: int | None = None  # examined
+    step_ms: float | None = None  # typical
+    slowdown: float | None = None  # time of the steps / longest possible time without the loss
+    first_step: int | None = None
+    last_step: int | None = None
+    is_one_off: bool | None = None
+    is_whole_node: bool | None = None  # all ranks of the nodes are named
+    at: str | None = None  # the innermost frame of the user's code
+    stack: list[str] | None = None  # innermost frame first
+    late_steps_by_rank: Mapping[str, int] | None = None
+    moves: bool | None = None  # the late rank changes
+    on: str | None = None  # "the GPUs": the delays are not on the hosts
+    more_work: list[int] | None = None  # ranks with more work than the others
+    slow_stage: list[int] | None = None  # ranks of the pipeline stage with more work
+    wait_share: float | None = None  # part of a step in which the other stages wait
+    suspects: list[int] | None = None  # ranks that the data do not suffice to name
+    times_as_long: float | None = None  # collectives of a slow link, relative to similar ones
+
+    # A change of the whole job's speed
+    step_ms_before: float | None = None
+    step_ms_after: float | None = None
+    host_share: float | None = None  # part of the growth that is on the hosts
+    from_step: int | None = None
+    grew_ms: Mapping[str, float] | None = None  # by category of the time ledger, per step
+
+    # A standstill
+    doing: list[RankActivity] | None = None  # of the ranks that the others wait for
+    waited_s: float | None = None
+    n_ranks: int | None = None
+    is_circle: bool | None = None  # the ranks wait for each other, over several communicators
+    crossed_order: bool | None = None  # the ranks entered two communicators' rounds in another order
+    captured_late: bool | None = None  # the standstill began before the capture
+    ahead: list[int] | None = None  # ranks in a round after the other ranks' last
+    left_no_dump: list[int] | None = None
+    by_stacks: bool | None = None  # the verdict rests on one dump of the stacks
+    others_at: str | None = None  # the line at which the other ranks wait
+    stack_groups: list[StackLocation] | None = None
+    operation: str | None = None  # of the round
+    group: str | None = None  # of the round, as the framework names it
+    line: str | None = None  # of the call in which the others wait, or of a process's largest fault
+    calls: list[RoundCall] | None = None  # of each member of a mismatched round
+
+    # A failure
+    pid: int | None = None
+    error: int | None = None  # result of the failed call
+    said: str | None = None  # the same in words
+    function: str | None = None
+    n_failed_calls: int | None = None
+    asked_bytes: int | None = None  # of an allocation that failed
+    also_failed_later: list[LaterFailure] | None = None
+    stated: str | None = None  # the words of a log
+    statements: list[str] | None = None
+    n_failures: int | None = None
+    failed_ranks: list[int] | None = None
+    exit_status: int | None = None  # as in a shell
+    oom_killed: bool | None = None
+    ended_by: str | None = None  # the signal that ended the process, and its sender
+    asked_by: str | None = None  # the signal after which the process exited itself, and its sender
+    failed_call: str | None = None  # before the end of the process
+
+    # A process without peers
+    command: str | None = None
+    share: float | None = None  # of its time, in the largest fault or item
+    gain_at_most: float | None = None  # times faster without the fault
+    gpu_busy: float | None = None  # share of its time
+    largest_item: str | None = None  # of its time budget
+    step_ms_usual: float | None = None
+    step_ms_late: float | None = None
+    in_gpu_calls_share: float | None = None  # of the late steps
+
+    # Several processes with the same rank
+    claimed_ranks: list[int] | None = None
+    processes: list[ClaimingProcess] | None = None
+
+
+@dataclass(frozen=True)
+class CauseEvidence:
+    """The facts behind a cause, in the order in which a report lists them."""
+
+    # A hang: the same as in the verdict
+    doing: list[RankActivity] | None = None
+    waited_s: float | None = None
+    is_circle: bool | None = None
+
+    # Where the time went in the code
+    line: str | None = None  # of the user's code
+    gain_at_most: float | None = None  # times faster without the cause
+    n_samples: int | None = None
+    parts: list[str] | None = None  # of the time, with their shares
+    at: str | None = None  # the innermost frame of the user's code
+    share_of_line: float | None = None  # part of the time in that line
+    work: str | list[str] | None = None  # kinds of work that took longer
+
+    # Time off the CPU, and slow calls
+    n_intervals: int | None = None
+    n_slow_calls: int | None = None
+    longest_ms: float | None = None
+    functions: list[str] | None = None
+    system_calls: list[int] | None = None
+    n_extra_calls: int | None = None  # beyond the peers'
+    n_extra_launches: int | None = None
+    n_launches: int | None = None  # beyond the peers'
+    n_extra_syncs: int | None = None
+    n_extra_syncs_per_step: int | None = None
+
+    # The CPU
+    by: list[str] | None = None  # tasks that took the CPU
+    quota: str | None = None
+    control_group: str | None = None
+    stopped_by: list[str] | None = None  # senders of the signals
+    n_stops: int | None = None
+
+    # Files and memory
+    serialise_ms: float | None = None
+    copy_ms: float | None = None
+    write_ms: float | None = None
+    file: str | None = None
+    files: list[str] | None = None
+    devices: list[str] | None = None
+    written_by: list[str] | None = None
+    n_major_faults: int | None = None
+    lock: str | None = None
+    reclaim_ms: float | None = None
+    compaction_ms: float | None = None
+
+    # The network
+    peer: str | None = None
+    peers: list[str] | None = None
+    n_retransmits: int | None = None
+    to: list[str] | None = None
+    interfaces: list[str] | None = None
+
+    # Other processes and threads
+    until_it_ended: bool | None = None  # the rank waited for the end of a program
+    n_loader_workers: int | None = None
+    loader_cpu_share: float | None = None
+    n_workers: int | None = None
+    workers: list[str] | None = None  # states of the workers, with their shares
+    program: str | None = None
+    reader: str | None = None  # of a full pipe
+    holder: str | None = None  # of the interpreter lock
+    waits_at: str | None = None
+    other_thread: str | None = None
+    n_seconds_with_compilation: int | None = None
+
+    # CUDA calls of a process
+    calls_per_second: float | None = None
+    copies_per_second: float | None = None
+    gb_per_second: float | None = None
+    syncs_per_second: float | None = None
+    mean_us: float | None = None
+    launches_per_second: int | None = None
+
+    # The GPU and its driver
+    seen_by: str | None = None  # the observation that shows a slow GPU
+    excess_ms_quartiles: list[float] | None = None
+    ioctls: list[str] | None = None
+    xid: list[int] | None = None
+    uncorrected_memory_errors: int | None = None
+    also_on_this_gpu: list[str] | None = None
+    clock_held_by: list[str] | None = None
+    clock_mhz: int | None = None
+    usual_mhz: int | None = None
+    reason: str | None = None  # for a low clock
+    share_of_time: float | None = None
+    others: list[str] | None = None  # processes on the GPU
+    busy_for_others: float | None = None
+    gpu_busy: float | None = None
+
+    # A failed call
+    error: str | None = None
+    function: str | None = None
+
+
+def merged(first: Facts, *others: Facts) -> Facts:
+    """The known facts of several structs of a type; the last one wins where several know a fact."""
+    for other in others:
+        known = {name: value for name, value in vars(other).items() if value is not None}
+        first = replace(first, **known)
+    return first
+
+
+def as_json(evidence: "DataclassInstance") -> dict[str, object]:
+    """The known facts by name, as plain lists and dicts."""
+    known = ((field.name, getattr(evidence, field.name)) for field in fields(evidence))
+    return {name: _plain(value) for name, value in known if value is not None}
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(value)
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
