@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 dist prove-install prove-kernels clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 dist prove-install prove-kernels prove-alerts clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -74,6 +74,9 @@ prove-kernels: setup ## trace on other kernels in virtual machines; KERNELS="7/s
 	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@$(PY) -m pytest -rA --prove tests/kernels
 
+prove-alerts: setup ## deliver alerts under 45 random schedules of faults
+	@$(PY) -m pytest -rA --prove -m prove tests/alerts
+
 clean: ## remove all built files and the environment
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
@@ -110,7 +113,8 @@ $(STAMPS)/python: setup/python.sh $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" setup/python.sh build/python3.14 3.14 forky
 	@touch $@
 
-# Tests run its scraper. It is unpacked and not installed, because an installed package would start a service.
+# Tests run Prometheus and Alertmanager. They are unpacked and not installed, because installed packages would start services.
 $(STAMPS)/prometheus: setup/program.sh setup/release.sh $(STAMPS)/venv
-	@command -v prometheus >/dev/null || setup/program.sh build/prometheus prometheus/bookworm
+	@setup/program.sh build/prometheus prometheus/bookworm prometheus promtool
+	@setup/program.sh build/alertmanager prometheus-alertmanager/bookworm prometheus-alertmanager
 	@touch $@

@@ -108,7 +108,7 @@ class Options:
     cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
-    separate process. prints_verdicts: print a line for each incident that opens or closes.
+    separate process. alerts: the file of alerts. prints_verdicts: print a line for each incident that opens or closes.
     """
 
     db: Path
@@ -134,6 +134,7 @@ class Options:
     wall_ns: Callable[[], int] = time.time_ns
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     usd_per_gpu_hour: float | None = None
+    alerts: Path | None = None
     prints_verdicts: bool = True
 
 
@@ -189,6 +190,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 lambda line: _report(line, journal, exports),
                 options.thresholds,
                 options.usd_per_gpu_hour,
+                options.alerts,
             )
         )
         if options.serve:

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from stallscope import __version__
+from stallscope.commands.alerts import alerts_app
 from stallscope.commands.annotate import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
@@ -66,6 +67,7 @@ app.command()(trace)
 app.command()(serve)
 app.command()(mcp)
 app.add_typer(hub_app, name="hub")
+app.add_typer(alerts_app, name="alerts")
 app.command()(ask)
 app.command()(stress)
 app.command()(rates)

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stallscope import rates
+from stallscope.alerts import service as alerts
+from stallscope.alerts.config import load as load_alerts
+from stallscope.alerts.state import AlertState, state_path
 from stallscope.continuous import Standing
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import thresholds
@@ -23,6 +26,7 @@ from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
+from stallscope.serve import alerts_api
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
@@ -84,11 +88,14 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     for_api = Certificates(replace(options.tls, client_ca=None)) if options.tls else None
     _as_many_files_as_allowed()
     begin_s = time.monotonic()
+    alert_config = load_alerts(options.settings.alerts) if options.settings.alerts else None
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
         memory = _memory(options.settings)
         store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
         standing = stack.enter_context(closing(Standing(store, _streams(options.settings))))
+        alert_state = AlertState(state_path(options.db))
+        raising = stack.enter_context(closing(alerts.of_hub(store, alert_state, alert_config)))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
         refusals = stack.enter_context(closing(Refusals(audit)))
         receiver = Receiver(
@@ -105,6 +112,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         )
         expose(context.registry, "stallscope_hub", receiver.numbers)
         expose(context.registry, "stallscope_hub", lambda: asdict(standing.numbers))
+        expose(context.registry, "stallscope_hub", raising.numbers)
         expose(context.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
         # Bind all addresses before serving on any.
         api = stack.enter_context(bound(options.api, "--api"))
@@ -112,7 +120,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         credentials = certificates.grpc() if certificates else None
         grpc, grpc_port_number = _grpc_server(receiver, options.otlp_grpc, credentials)
         parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
-        app = create_app(parts, context=context, lifespan=lifespan)
+        app = create_app([*parts, *alerts_api.routes(alert_state)], context=context, lifespan=lifespan)
         grpc.start()
         stack.callback(lambda: grpc.stop(_GRACE_S).wait())
         served = [

@@ -219,6 +219,12 @@ class Settings:
             minimum=1_000_000,
         ),
     ] = None
+    alerts: Annotated[
+        Path | None,
+        About(
+            "file with the receivers and routes of alerts (docs/alerts.md); without it: no alerts", "--alerts"
+        ),
+    ] = None
     hub_requests_per_minute: Annotated[
         int, About("requests per token to the hub's API", unit="a minute", minimum=1)
     ] = 1200

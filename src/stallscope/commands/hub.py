@@ -11,7 +11,7 @@ from stallscope.commands.hub_mcp import mcp
 from stallscope.commands.hub_quickstart import quickstart
 from stallscope.commands.hub_token import token_app
 from stallscope.commands.hub_upkeep import backup, check, restore
-from stallscope.commands.options import HubDb, Rates, SettingsFile, settings_from
+from stallscope.commands.options import Alerts, HubDb, Rates, SettingsFile, settings_from
 from stallscope.errors import BadInput
 
 hub_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, invoke_without_command=True)
@@ -48,6 +48,7 @@ def hub(
         bool, typer.Option("--insecure-no-tls", help="Serve in clear text, tokens included.")
     ] = False,
     rates: Rates = None,
+    alerts: Alerts = None,
     settings: SettingsFile = None,
 ) -> None:
     """Receive data from all nodes, diagnose jobs, answer queries.
@@ -68,6 +69,7 @@ def hub(
         "hub_tls_key": tls_key,
         "hub_tls_client_ca": tls_client_ca,
         "rates": rates,
+        "alerts": alerts,
     }
     chosen = settings_from(flags, settings)
     cert, key = chosen.hub_tls_cert, chosen.hub_tls_key

@@ -26,6 +26,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 Rates = Annotated[
     Path | None, typer.Option("--rates", help="File with prices of GPU hours (default: the shipped list).")
 ]
+Alerts = Annotated[
+    Path | None, typer.Option("--alerts", help="File with receivers and routes of alerts (docs/alerts.md).")
+]
 HubUrl = Annotated[
     str, typer.Option("--hub", help="Address of the hub: https://HOST:8081 (http:// for a hub without TLS).")
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stallscope.commands.options import Db, SettingsFile, check_pair, duration_ns, settings_from
+from stallscope.commands.options import Alerts, Db, SettingsFile, check_pair, duration_ns, settings_from
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def trace(
         bool,
         typer.Option("--gpu-ioctls", help="Count calls into the GPU driver by any process (experimental)."),
     ] = False,
+    alerts: Alerts = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON instead of the page.")
     ] = False,
@@ -116,6 +117,7 @@ def trace(
         "annotate_group": annotate_group,
         "stacks": 0 if no_stacks else None,
         "gpu_ioctls": 1 if gpu_ioctls else None,
+        "alerts": alerts,
     }
     chosen = settings_from(flags, settings)
     options = agent.Options(
@@ -140,6 +142,7 @@ def trace(
         confined=True,
         thresholds=asdict(thresholds(chosen)),
         usd_per_gpu_hour=chosen.usd_per_gpu_hour,
+        alerts=_valid(chosen.alerts),
     )
     if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
         _show(options, chosen, as_json=as_json)
@@ -152,6 +155,15 @@ def _cloud(name: str) -> str:
     if name not in ("", "aws", "gcp", "azure"):
         raise BadInput(f"cloud: {name!r} is not known; choose aws, gcp or azure, or leave it empty")
     return name
+
+
+def _valid(alerts: Path | None) -> Path | None:
+    """The file of alerts. Raises NotFound, BadInput before anything is traced."""
+    if alerts:
+        from stallscope.alerts.config import load
+
+        load(alerts)
+    return alerts
 
 
 def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[str, ...]:

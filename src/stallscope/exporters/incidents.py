@@ -20,10 +20,11 @@ def incident_finder(
     take: Callable[[dict[str, Any]], None],
     thresholds: Mapping[str, Any],
     usd_per_gpu_hour: float | None = None,
+    alerts: Path | None = None,
 ) -> Iterator[None]:
     """Pass the incidents of the trace to `take` inside the with block, from a thread; see live/incidents.py.
 
-    thresholds: of diagnose/thresholds.py, by name.
+    thresholds: of diagnose/thresholds.py, by name. alerts: the file of alerts; None sends no alerts.
 
     The agent continues if the process ends. At the end of the block, open incidents are passed as closed.
     """
@@ -32,6 +33,7 @@ def incident_finder(
         "since_ns": time.monotonic_ns(),
         "thresholds": dict(thresholds),
         "usd_per_gpu_hour": usd_per_gpu_hour,
+        "alerts": str(alerts) if alerts else None,
     }
     finder = subprocess.Popen(
         [sys.executable, "-m", "stallscope.live.incidents", json.dumps(task)],

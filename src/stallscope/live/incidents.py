@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stallscope.alerts.incident import from_agent
 from stallscope.diagnose import Change, Stream, Thresholds, verdict_as_json
 from stallscope.diagnose.report.row import verdict_row
 from stallscope.errors import StallscopeError
@@ -23,6 +25,9 @@ from stallscope.events.verdict_fields import FIELDS
 from stallscope.live.stall_verdict import Standstill
 from stallscope.live.tail import Following
 from stallscope.store import node
+
+if TYPE_CHECKING:
+    from stallscope.alerts.service import AgentAlerts
 
 _EVERY_S = 1.0
 _NICE = 10  # the traced job has priority
@@ -111,23 +116,40 @@ def find(
     *,
     usd_per_gpu_hour: float | None,
     is_over: threading.Event,
+    alerts: Path | None = None,
 ) -> None:
-    """Follow a trace until `is_over` is set. since_ns: ignore older rows, monotonic. Raises StallscopeError."""
+    """Follow a trace until `is_over` is set. since_ns: ignore older rows, monotonic. Raises StallscopeError.
+
+    alerts: the file of alerts; None sends no alerts.
+    """
     diagnosis = Diagnosis(db, limits, usd_per_gpu_hour)
-    with node.reading(db) as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(node.reading(db))
+        raising = stack.enter_context(closing(_alerts(db, alerts))) if alerts else None
         following = Following(connection, since_ns)
         is_last = False
         while not is_last:
             is_last = is_over.wait(_EVERY_S)
             for change in diagnosis.changes(following.with_changes(following.batch())):
-                _print(change)
-    for change in diagnosis.end():
-        _print(change)
+                _report(change, raising)
+        for change in diagnosis.end():
+            _report(change, raising)
 
 
-def _print(change: Change) -> None:
-    sys.stdout.write(json.dumps(incident_line(change)) + "\n")
+def _alerts(db: Path, config: Path) -> "AgentAlerts":
+    """Raises NotFound, BadInput, StorageFailed."""
+    from stallscope.alerts.config import load  # most agents do not need pydantic
+    from stallscope.alerts.service import AgentAlerts
+
+    return AgentAlerts(db, load(config))
+
+
+def _report(change: Change, alerts: "AgentAlerts | None") -> None:
+    line = incident_line(change)
+    sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+    if alerts:
+        alerts.take(from_agent(line))
 
 
 def main() -> None:
@@ -150,6 +172,7 @@ def main() -> None:
             Thresholds(**task["thresholds"]),
             usd_per_gpu_hour=task["usd_per_gpu_hour"],
             is_over=is_over,
+            alerts=Path(task["alerts"]) if task.get("alerts") else None,
         )
     except StallscopeError as error:
         print(f"stallscope: the continuous diagnosis ended: {error}", file=sys.stderr)

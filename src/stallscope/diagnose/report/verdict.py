@@ -1,7 +1,6 @@
 """The answer as data: a report with its verdicts. report.schema.json in this folder is the contract."""
 
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +9,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.report.budget import Budget
 from stallscope.diagnose.report.evidence import Evidence
+from stallscope.events.clock_text import iso_utc
 from stallscope.events.trace import Gap
 
 
@@ -185,7 +185,4 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
 
 def wall_text(wall_ns: int | None) -> str | None:
     """ISO 8601 in UTC with milliseconds, e.g. 2026-11-27T21:32:16.223Z."""
-    if wall_ns is None:
-        return None
-    moment = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if wall_ns is None else iso_utc(wall_ns)

@@ -1,0 +1,100 @@
+"""The alerts of a hub over HTTP: list, acknowledge, silence. Every token with the scope read may use them."""
+
+import time
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from stallscope.alerts.config import Match, Seconds
+from stallscope.alerts.state import AlertState, Silence
+from stallscope.errors import BadInput
+from stallscope.events.clock_text import iso_utc
+from stallscope.serve.tokens import Identity
+
+_MOST_SILENCE_S = 30 * 86_400
+
+
+class _Silencing(BaseModel):
+    """The body of a new silence. match: at least one condition. duration: 30m, 2h, 7d."""
+
+    model_config = ConfigDict(extra="forbid")
+    match: Match
+    duration: Annotated[Seconds, Field(gt=0, le=_MOST_SILENCE_S)]
+    comment: Annotated[str, BeforeValidator(str), Field(max_length=500)] = ""
+
+
+def routes(state: AlertState) -> list[BaseRoute]:
+    """The routes over a state file. A tenant sees and changes only its own alerts and silences."""
+
+    async def listed(request: Request) -> Response:
+        identity = _reader(request)
+        is_open = request.query_params.get("state") == "open"
+        alerts = [_with_times(alert) for alert in state.listed(identity.tenant, is_open=is_open)]
+        silences = [_silence(silence) for silence in state.silences(time.time_ns(), identity.tenant)]
+        return JSONResponse({"alerts": alerts, "silences": silences})
+
+    async def acknowledge(request: Request) -> Response:
+        identity = _reader(request)
+        user = f"token {identity.token_id}"
+        state.acknowledge(request.path_params["key"], user, time.time_ns(), identity.tenant)
+        return JSONResponse({"key": request.path_params["key"], "acknowledged_by": user})
+
+    async def silence(request: Request) -> Response:
+        identity = _reader(request)
+        wanted = _parsed(_Silencing, await request.body())
+        silence = state.silence(
+            wanted.match,
+            until_ns=time.time_ns() + round(wanted.duration * 1e9),
+            user=f"token {identity.token_id}",
+            comment=wanted.comment,
+            tenant=identity.tenant,
+        )
+        return JSONResponse(_silence(silence), 201)
+
+    async def end_silence(request: Request) -> Response:
+        state.end_silence(request.path_params["silence_id"], _reader(request).tenant)
+        return Response(status_code=204)
+
+    return [
+        Route("/api/v1/alerts", listed, methods=["GET"]),
+        Route("/api/v1/alerts/silences", silence, methods=["POST"]),
+        Route("/api/v1/alerts/silences/{silence_id}", end_silence, methods=["DELETE"]),
+        Route("/api/v1/alerts/{key}/acknowledge", acknowledge, methods=["POST"]),
+    ]
+
+
+def _reader(request: Request) -> Identity:
+    identity: Identity = request.state.identity
+    identity.require("read")
+    return identity
+
+
+def _with_times(alert: dict[str, Any]) -> dict[str, Any]:
+    """Times as ISO 8601."""
+    raised_ns, over_ns = alert.pop("raised_ns"), alert.pop("over_ns")
+    return alert | {"raised": iso_utc(raised_ns), "over": None if over_ns is None else iso_utc(over_ns)}
+
+
+def _silence(silence: Silence) -> dict[str, Any]:
+    return {
+        "silence_id": silence.silence_id,
+        "match": silence.match,
+        "until": iso_utc(silence.until_ns),
+        "made_by": silence.made_by,
+        "comment": silence.comment,
+    }
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def _parsed(model: type[_Body], body: bytes) -> _Body:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path + ': ' if path else ''}{first['msg'].removeprefix('Value error, ')}") from None
