@@ -77,7 +77,7 @@ def from_hub(rows: Iterable[Mapping[str, Any]]) -> list[Incident]:
     ]
 
 
-def from_agent(line: Mapping[str, Any], cluster: str) -> Incident:
+def from_agent(line: Mapping[str, Any], cluster: str = "") -> Incident:
     """The incident of a line of live/incidents.py."""
     at_ns, attributes = line["at_ns"], line["attributes"]
     values = {name: attributes.get(f"stallscope.{name}") for name in _NAMES}

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stallscope.alerts import hub_source
 from stallscope.alerts.config import Config
 from stallscope.alerts.delivery import Deliveries, DeliveryCounts
-from stallscope.alerts.incident import Incident
+from stallscope.alerts.incident import Incident, from_hub
 from stallscope.alerts.state import AlertState, Clock, state_path
 from stallscope.errors import StallscopeError
 
@@ -84,12 +83,14 @@ def of_hub(store: "HubStore", state: AlertState, config: Config | None) -> Alert
 
     config: None only records the incidents, for `stallscope alerts test`.
     """
+    from stallscope.store.hub.changed_verdicts import changed_verdicts
+
     start_ns = state.progress("hub", time.time_ns() - HISTORY_NS)
     is_first = True
 
     def source() -> tuple[list[Incident], tuple[str, int] | None]:
         nonlocal start_ns, is_first
-        incidents = hub_source.changed(store, start_ns - _OVERLAP_NS, with_open=is_first)
+        incidents = from_hub(changed_verdicts(store, start_ns - _OVERLAP_NS, with_open=is_first))
         start_ns, is_first = max([start_ns, *(i.updated_ns for i in incidents)]), False
         return incidents, ("hub", start_ns)
 
