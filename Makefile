@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs bpf bpf-arm64 dist prove-install prove-kernels prove-alerts clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist prove-install prove-kernels prove-alerts clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -54,6 +54,9 @@ accuracy: $(STAMPS)/dev ## measure how often the diagnosis is right: docs/accura
 
 docs: $(STAMPS)/dev ## write docs/reference and the generated blocks of the README
 	@$(PY) docs/generate.py
+
+manifests: $(STAMPS)/dev ## write the plain manifests of deploy/kubernetes from the Helm chart
+	@$(PY) deploy/helm/render.py
 
 # Without the tools everything else works, and the tests that need the programs are skipped.
 bpf: ## build the BPF programs, if the tools are installed

@@ -197,3 +197,30 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00\xd8")
     with pytest.raises(UnknownSetting, match="cannot be read"):
         in_force({}, {}, path)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted_bytes"),
+    [("500m", 500 * 10**6), ("10G", 10**10), ("2Gi", 2**31), ("0", 0), ("1t", 10**12)],
+)
+def test_sizes_in_the_short_forms_that_users_try(given, wanted_bytes):
+    assert in_force({"max_db_bytes": given}).settings.max_db_bytes == wanted_bytes
+
+
+@pytest.mark.parametrize(("given", "wanted_s"), [("7d", 604_800), ("90m", 5400), ("3600", 3600), ("0", 0)])
+def test_an_age_is_a_duration(given, wanted_s):
+    assert in_force({"max_age_s": given}).settings.max_age_s == wanted_s
+    with pytest.raises(UnknownSetting, match="or 0 for no limit"):
+        in_force({"max_age_s": "5s"})
+    with pytest.raises(UnknownSetting, match="duration"):
+        in_force({"max_age_s": "soon"})
+
+
+@pytest.mark.parametrize("nodes", ["a:8443,b:8443", "[a:8443, b:8443]"])
+def test_nodes_below_fleet_are_the_nodes(tmp_path, nodes):
+    path = written(tmp_path, f"fleet:\n  nodes: {nodes}\n  token_file: /t\n")
+    chosen = in_force({}, {}, path)
+    assert (chosen.settings.nodes, chosen.settings.nodes_token_file) == ("a:8443,b:8443", Path("/t"))
+    assert chosen.origins["nodes"] == f"{path}:2"
+    with pytest.raises(UnknownSetting, match=r"yaml:2: unknown setting nodes_tokn"):
+        in_force({}, {}, written(tmp_path, "fleet:\n  tokn: /t\n"))

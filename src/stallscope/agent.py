@@ -109,11 +109,13 @@ class Options:
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. prints_verdicts: print a line for each incident that opens or closes.
+    max_db_bytes, max_age_s: limits of the trace, 0: none. ready: called once, when new processes are traced.
     """
 
     db: Path
     node: str
     max_db_bytes: int = 10_000_000_000
+    max_age_s: int = 0
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
     hook_budget: float = 0.005
@@ -136,6 +138,7 @@ class Options:
     usd_per_gpu_hour: float | None = None
     alerts: Path | None = None
     prints_verdicts: bool = True
+    ready: Callable[[], None] = lambda: None
 
 
 def spool_path(db: Path) -> Path:
@@ -318,6 +321,7 @@ def _run(
     governor.start()
     if scribe.samples:
         scribe.samples.start()
+    options.ready()
     try:
         while not stop.is_set() and (end_ns is None or time.monotonic_ns() < end_ns):
             now_ns = time.monotonic_ns()
@@ -461,7 +465,8 @@ class _Scribe:
             self._exports.second(n_processes=self.tally.n_processes, gpus=latest)
         if now_ns >= self._next_prune_ns:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
-            self._store.prune(self._options.max_db_bytes)
+            age_ns = self._options.max_age_s * _SECOND_NS
+            self._store.prune(self._options.max_db_bytes, before_ns=now_ns - age_ns if age_ns else None)
 
     def take(self) -> None:
         """Between two write(): take the records only, send them to the hub, and write them with the next write()."""

@@ -112,6 +112,13 @@ class OverLimits(StallscopeError):
     http_status = 504
 
 
+class Partial(StallscopeError):
+    """An answer was printed, but it lacks some of the named nodes."""
+
+    exit_code = 22
+    http_status = 502
+
+
 class Busy(StallscopeError):
     """All workers are busy; try again later."""
 

@@ -121,18 +121,26 @@ def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: s
     """The price of a GPU by the table of a file, or the shipped table; None if the GPU is not known.
 
     named_gpu: a user's own name for it, which has precedence over the trace. Raises NotFound for a named GPU
-    without a price, BadInput for a broken table.
+    without a price, an unknown provider or a missing file, BadInput for a broken table.
     """
     gpu = named_gpu or seen_gpu
-    if not gpu:
+    if not gpu and path is None and not provider:
         return None
     table = load(path)
+    check_provider(table, provider)
     found = lookup(table, gpu=gpu, provider=provider or None)
     if found is None and named_gpu:
         raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists all prices")
     if found is None:
         return None
     return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
+
+
+def check_provider(table: RateTable, name: str) -> None:
+    """Raises NotFound for a provider that the table does not name; empty: any provider."""
+    if name and _normal(name) != ANY and known_provider(table, name) is None:
+        known = ", ".join(sorted({rate.provider for rate in table.rates}))
+        raise NotFound(f"{table.origin} has no provider {name!r}; the providers are {known}")
 
 
 def known_provider(table: RateTable, name: str | None) -> str | None:

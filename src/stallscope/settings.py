@@ -24,11 +24,18 @@ NOT_SETTINGS = frozenset({"STALLSCOPE_SETTINGS", "STALLSCOPE_DATA"})
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZES |= {unit.removesuffix("B"): n for unit, n in _SIZES.items() if len(unit) > 1}
+_DURATIONS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_FLEET = "fleet"
+"""A key of the settings file that may hold the settings of `--nodes` as a mapping."""
 
 
 @dataclass(frozen=True)
 class About:
-    """Properties of a setting besides its name, type and default. flag: empty if there is none."""
+    """Properties of a setting besides its name, type and default. flag: empty if there is none.
+
+    zero_is_unlimited: 0 is accepted below the minimum, and means no limit.
+    """
 
     meaning: str
     flag: str = ""
@@ -36,6 +43,7 @@ class About:
     environment: str = ""
     minimum: float | None = None
     maximum: float | None = None
+    zero_is_unlimited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +56,25 @@ class Settings:
     max_db_bytes: Annotated[
         int,
         About(
-            "size of the node trace at which its oldest rows are pruned",
+            "size of the node trace at which its oldest rows are pruned; 0: no limit",
             "--max-db",
             "bytes",
             environment="STALLSCOPE_MAX_DB",
             minimum=1_000_000,
+            zero_is_unlimited=True,
         ),
     ] = 10_000_000_000
+    max_age_s: Annotated[
+        int,
+        About(
+            "age at which rows of the node trace are pruned; 0: no limit",
+            "--max-age",
+            "s",
+            environment="STALLSCOPE_MAX_AGE",
+            minimum=60,
+            zero_is_unlimited=True,
+        ),
+    ] = 0
     node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
     stacks: Annotated[
         int,
@@ -311,14 +331,15 @@ def named(name: str) -> Setting:
 def parsed(setting: Setting, value: Any, origin: str) -> Any:
     """The value as the setting's type. origin: its source, for the message.
 
-    Sizes in bytes may carry a unit: 500MB, 10GB, 2GiB. Raises UnknownSetting when it does not fit.
+    Sizes in bytes may carry a unit: 500m, 10GB, 2GiB; durations in seconds as well: 30s, 7d. Raises UnknownSetting
+    when it does not fit.
     """
     if value is None and setting.may_be_unset:
         return None
     try:
         result = _converted(setting, value)
-    except (ValueError, TypeError, OverflowError):
-        wanted = "size" if setting.about.unit == "bytes" else _KIND_WORDS[setting.kind]
+    except (ValueError, TypeError, OverflowError, KeyError):
+        wanted = _UNIT_WORDS.get(setting.about.unit, _KIND_WORDS[setting.kind])
         raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; give a {wanted}") from None
     if complaint := _complaint(setting.about, result):
         raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; {complaint}")
@@ -327,13 +348,20 @@ def parsed(setting: Setting, value: Any, origin: str) -> Any:
 
 def _complaint(about: About, value: Any) -> str:
     """The advice for a value outside the limits; empty for a value inside."""
+    if about.zero_is_unlimited and value == 0:
+        return ""
     if about.minimum is not None and value < about.minimum:
-        return f"give {about.minimum:,.10g} or more"
+        unlimited = ", or 0 for no limit" if about.zero_is_unlimited else ""
+        return f"give {about.minimum:,.10g} or more{unlimited}"
     if about.maximum is not None and value > about.maximum:
         return f"give {about.maximum:,.10g} or less"
     return ""
 
 
+_UNIT_WORDS = {
+    "bytes": "size, such as 500M or 10GB",
+    "s": "number of seconds or a duration, such as 30s or 7d",
+}
 _KIND_WORDS = {int: "whole number", float: "number", str: "text", Path: "path"}
 
 
@@ -343,10 +371,14 @@ def _converted(setting: Setting, value: Any) -> Any:
         raise TypeError
     if setting.about.unit == "bytes" and isinstance(value, str):
         return _size_bytes(value)
+    if setting.about.unit == "s" and isinstance(value, str):
+        value = _duration_s(value)
     if setting.kind is float and not math.isfinite(float(value)):
         raise ValueError
     if setting.kind is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
+    if setting.kind is str and isinstance(value, list):
+        value = ",".join(_only_text(item) for item in value)
     if setting.kind in (str, Path) and not isinstance(value, str | Path):
         raise TypeError
     if setting.kind is Path:
@@ -356,11 +388,24 @@ def _converted(setting: Setting, value: Any) -> Any:
     return setting.kind(value)
 
 
+def _only_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
 def _size_bytes(text: str) -> int:
     """Bytes of "10GB" and similar."""
     compact = text.replace(" ", "").replace("_", "")
     number = compact.rstrip("BbIiKkMmGgTt")
     return round(float(number) * _SIZES.get(compact[len(number) :].upper(), float("nan")))
+
+
+def _duration_s(text: str) -> float:
+    """Seconds of "30s", "7d" and similar; a number without a unit is in seconds."""
+    compact = text.replace(" ", "").lower()
+    number = compact.rstrip("mshdw")
+    return float(number) * _DURATIONS_S[compact[len(number) :] or "s"]
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -429,7 +474,21 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise UnknownSetting(f"{path}: the settings file must hold lines of the form `name: value`")
-    return [(str(key.value), values.get(key.value), key.start_mark.line + 1) for key, _ in root.value]
+    entries = []
+    for key, entry in root.value:
+        name, value, line = str(key.value), values.get(key.value), key.start_mark.line + 1
+        if name == _FLEET and isinstance(entry, yaml.MappingNode):
+            entries += [
+                (_of_fleet(str(k.value)), value.get(k.value), k.start_mark.line + 1) for k, _ in entry.value
+            ]
+        else:
+            entries.append((name, value, line))
+    return entries
+
+
+def _of_fleet(key: str) -> str:
+    """The name of the setting that a key below `fleet:` means: `nodes`, or `token_file` for nodes_token_file."""
+    return key if key.startswith("nodes") else f"nodes_{key}"
 
 
 def _unknown(name: str, known: Iterable[str], origin: str) -> UnknownSetting:

@@ -45,12 +45,12 @@ def test_missing_capabilities_are_named(tmp_path, effective, named, not_named):
 
 
 def test_root_in_a_container_is_not_told_to_become_root(tmp_path):
-    with pytest.raises(CannotTrace, match="--privileged"):
+    with pytest.raises(CannotTrace, match="--cap-add CHECKPOINT_RESTORE"):
         preflight.check(*machine(tmp_path, 0, uid=0), "x86_64")
 
 
 def test_a_kernel_without_btf_is_named(tmp_path):
-    with pytest.raises(CannotTrace, match="no BTF"):
+    with pytest.raises(CannotTrace, match="without BTF"):
         preflight.check(*machine(tmp_path, ADMIN | PTRACE, has_btf=False), "x86_64")
 
 

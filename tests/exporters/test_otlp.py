@@ -243,7 +243,7 @@ def test_nobody_there_is_told_once_and_waits(meter: Meter):
     assert "refused" in said[0]
 
 
-@pytest.mark.parametrize("url", ["host:4318", "ftp://host", "http://", "4317"])
+@pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://", "4317"])
 def test_a_url_that_is_none_is_refused(url: str):
     with pytest.raises(BadInput, match="http://HOST:4318"):
         wire(url, {})

@@ -66,4 +66,4 @@ def test_a_job_is_told_by_otlp_prometheus_and_the_agents_own_api(agent, job, onl
     assert calls == len(trace.collectives)
     assert 'stallscope_incidents_total{node="here",stallscope_cause="host_sleep"' in text
     assert 'nccl_collective_lateness_seconds_count{nccl_rank="2",node="here"}' in text
-    assert [row["r"] for row in json.loads(asked.stdout)] == [0, 1, 2]
+    assert [row["r"] for row in json.loads(asked.stdout)["rows"]] == [0, 1, 2]

@@ -150,3 +150,18 @@ def test_what_root_makes_belongs_to_whom_the_folder_belongs(path: Path):
     os.chown(path.parent, 12345, 23456)
     Tokens(path).create(["read"], "a")
     assert {(p.stat().st_uid, p.stat().st_gid) for p in path.parent.iterdir()} == {(12345, 23456)}
+
+
+def test_a_token_that_was_generated_elsewhere_is_accepted_once(path: Path):
+    token = f"sst_{'0a' * 6}_{'x' * 43}"
+    tokens = Tokens(path)
+    assert tokens.accept(token, ["ingest"], "default") == "0a" * 6
+    assert tokens.identity(bearer(token)) == Identity("default", frozenset({"ingest"}), "0a" * 6)
+    tokens.accept(token, ["admin"], "default")
+    assert tokens.identity(bearer(token)).scopes == {"ingest", "admin"}
+    tokens.revoke("0a" * 6)
+    tokens.accept(token, ["ingest"], "default")
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        tokens.identity(bearer(token))
+    with pytest.raises(BadInput, match="sst_"):
+        tokens.accept("a-token-in-another-form", ["ingest"], "default")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from stallscope.capture.probes.clock import wall_clock
+from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.trace import WallClock
 
@@ -19,7 +20,9 @@ def findings(read: Callable[[], WallClock] = wall_clock) -> Iterator[Finding]:
         )
         return
     bounds = f"off by at most {clock.max_error_us / 1000:,.1f} ms by the kernel's estimate"
-    advice = "start chrony, systemd-timesyncd or PTP; on one machine it does not matter"
+    advice = (
+        f"not needed on one machine; to compare machines, start a time service: {commands().install} chrony"
+    )
     if not clock.is_synchronised:
         yield warned("clock", "not synchronised", advice)
     elif clock.max_error_us > _MOST_ERROR_US:

@@ -37,6 +37,10 @@ def _connection(hub: str, ca_file: Path | None) -> Finding:
     except ssl.SSLCertVerificationError as error:
         return failed("hub", f"{hub}: {error.verify_message}", "give the hub's authority with --ca-cert")
     except ssl.SSLError as error:
+        if "CERTIFICATE_REQUIRED" in (error.reason or ""):
+            return failed(
+                "hub", f"{hub} requires a client certificate", "give --client-cert and --client-key"
+            )
         return failed("hub", f"{hub}: no TLS ({error.reason})", "check the port: OTLP over gRPC uses 4317")
     except OSError as error:
         return failed(

@@ -11,6 +11,7 @@ from stallscope.capture.probes import preflight
 from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.memory import forbidden
+from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace
 
@@ -50,7 +51,10 @@ def findings(
     """
     yield _release(platform.release(), platform.machine())
     has_btf = (sys / "kernel/btf/vmlinux").exists()
-    yield _btf(has_btf)
+    yield _btf(has_btf, preflight.why_no_btf(sys, proc))
+    if not (proc / "self/status").exists():
+        yield failed("/proc", "not mounted", "mount it: mount -t proc proc /proc")
+        return
     capabilities = _capabilities(proc)
     yield capabilities
     yield from _confinement(proc, sys)
@@ -71,12 +75,12 @@ def _release(release: str, machine: str) -> Finding:
     return passed("kernel", system)
 
 
-def _btf(is_there: bool) -> Finding:
+def _btf(is_there: bool, why_not: preflight.NoBtf) -> Finding:
     if is_there:
         return passed("BTF", "/sys/kernel/btf/vmlinux")
-    return failed(
-        "BTF", "none", "use a kernel built with CONFIG_DEBUG_INFO_BTF, as all large distributions' are"
-    )
+    if why_not.remedy:
+        return failed("BTF", f"not visible: {why_not.reason}", why_not.remedy)
+    return failed("BTF", why_not.reason, f"install the distribution's kernel: {commands().kernel}")
 
 
 def _capabilities(proc: Path) -> Finding:
@@ -96,20 +100,22 @@ def _confinement(proc: Path, sys: Path) -> Iterator[Finding]:
         yield failed(
             "container",
             "own process numbers, while the kernel reports the machine's",
-            "start it with --pid=host (Kubernetes: hostPID: true)",
+            "share the machine's process numbers (Kubernetes: hostPID: true): docker run --pid=host",
         )
     lockdown = _text(sys / "kernel/security/lockdown")
     if "[confidentiality]" in lockdown:
-        yield failed(
-            "lockdown", "confidentiality: BPF may not read memory", "boot with lockdown=integrity, or without"
-        )
+        yield failed("lockdown", "confidentiality: BPF may not read memory", commands().lockdown)
 
 
 def _programs(load: Callable[[], Loaded], why_no_memory: str, has_driver: bool) -> Iterator[Finding]:
     try:
         loaded = load()
     except CannotTrace as error:
-        yield failed("BPF programs", str(error), "send this line with `stallscope check --bundle` to us")
+        yield failed(
+            "BPF programs",
+            str(error),
+            "report it with a support bundle: stallscope check --bundle bundle.tar.gz",
+        )
         return
     kind = f"load; {_HOOKS.get(loaded.mode, loaded.mode)}"
     if loaded.mode == "perf":

@@ -1,5 +1,6 @@
 """The NCCL and CUDA libraries in running processes, and the Python versions of these processes."""
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from stallscope.capture.probes.elf import NotElf
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.counted import counted
 
+_MOST_NAMES = 8
 _PYTHON = re.compile(r"python(\d\.\d+)")
 
 
@@ -22,11 +24,57 @@ def findings(proc: Path = Path("/proc"), *, ignored: frozenset[int] = frozenset(
     discovery = Discovery(proc=proc, ignored=ignored)
     libraries = discovery.scan(0)
     users = discovery.gpu_processes()
-    if not libraries:
+    if users:
+        names = ", ".join(f"{_command(proc, pid)} {pid}" for pid in users[:_MOST_NAMES])
+        more = f" and {len(users) - _MOST_NAMES} more" if len(users) > _MOST_NAMES else ""
+        yield passed("GPU processes", f"{counted(len(users), 'process')}: {names}{more}")
+    remedy = _remedy_for_unreadable(proc)
+    n_unreadable = unreadable_processes(proc) if remedy else 0
+    if n_unreadable:
+        yield warned("libraries", f"{counted(n_unreadable, 'process')} cannot be examined", remedy)
+    elif not libraries:
         yield warned("libraries", "no process has NCCL or CUDA loaded now", "start the job, and check again")
     for library in libraries:
         yield _library(proc, library)
     yield from _pythons(proc, users)
+
+
+def _remedy_for_unreadable(proc: Path) -> str:
+    """The remedy where this user may not read every process; empty for root without a confining profile."""
+    if os.geteuid() != 0:
+        return "include the processes of other users: sudo stallscope check"
+    try:
+        is_confined = "(enforce)" in (proc / "self/attr/current").read_text()
+    except OSError:
+        is_confined = False
+    return (
+        "the AppArmor profile forbids it: docker run --security-opt apparmor=unconfined"
+        if is_confined
+        else ""
+    )
+
+
+def unreadable_processes(proc: Path) -> int:
+    """The number of processes whose mappings this user may not read; kernel threads have no command line."""
+    n_processes = 0
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "cmdline").read_bytes():
+                (entry / "maps").open("rb").close()
+        except PermissionError:
+            n_processes += 1
+        except OSError:
+            continue  # the process has ended
+    return n_processes
+
+
+def _command(proc: Path, pid: int) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return "process"
 
 
 def _library(proc: Path, library: Library) -> Finding:

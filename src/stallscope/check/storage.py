@@ -9,13 +9,15 @@ from stallscope.check.finding import Finding, failed, passed, warned
 
 
 def findings(db: Path, max_bytes: int) -> Iterator[Finding]:
-    """One line on the folder of the trace. max_bytes: the size above which the oldest rows are deleted."""
+    """One line on the folder of the trace. max_bytes: the size above which the oldest rows are deleted; 0: none."""
     folder = next(each for each in (db.parent, *db.parent.absolute().parents) if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield failed("storage", f"{db.parent} cannot be written", "choose another --db, or run it as root")
+        remedy = f"choose another --db, or create the folder: sudo install -d -o {os.getuid()} {db.parent}"
+        yield failed("storage", f"{db.parent} cannot be written", remedy)
         return
     free = shutil.disk_usage(folder).free
-    usage = f"{db}: {_gigabytes(free)} free, at most {_gigabytes(max_bytes)} used"
+    limit = f"at most {_gigabytes(max_bytes)} used" if max_bytes else "no size limit"
+    usage = f"{db}: {_gigabytes(free)} free, {limit}"
     if free < max_bytes and not db.exists():
         yield warned("storage", usage, "make room, or give a smaller --max-db")
     else:

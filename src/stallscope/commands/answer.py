@@ -31,17 +31,23 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-def print_answer(answer: Answer, form: Format, *, out: Path | None = None) -> None:
+def print_answer(
+    answer: Answer, form: Format, *, out: Path | None = None, missing: list[dict[str, str]] | None = None
+) -> None:
     """Write the rows to a file, or to standard output. Raises BadInput, StorageFailed.
 
     On a terminal the rows are drawn as a table, elsewhere as aligned plain text. Cut-off rows are reported on stderr.
+    missing: the nodes without an answer, which JSON lists next to the rows; None: the answer is not of several nodes.
     """
     if form is Format.PARQUET:
         _write(_parquet(answer), out)
     elif form is Format.CSV:
         _write(_csv(answer).encode(), out)
     elif form is Format.JSON:
-        _write(_json(answer).encode(), out)
+        rows = _json(answer)
+        if missing is not None:
+            rows = f'{{"missing": {json.dumps(missing)},\n"rows": {rows.rstrip()}}}\n'
+        _write(rows.encode(), out)
     elif out is None and sys.stdout.isatty():
         _draw(answer)
     else:

@@ -17,15 +17,33 @@ if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.events.trace import Trace
 
 
+def _scenario_names(incomplete: str) -> list[str]:
+    """The names for the completion of the shell."""
+    from stallscope.demo.scenarios import SCENARIOS
+
+    return [
+        name for name in ("list", "all", "data", *(s.name for s in SCENARIOS)) if name.startswith(incomplete)
+    ]
+
+
 def demo(
     name: Annotated[
-        str, typer.Argument(help="A scenario; `list`: list all, `all`: run all, none: explain a recording.")
+        str,
+        typer.Argument(
+            help="A scenario; `list`: list all, `all`: run all, `data`: write sample data; none: explain a recording.",
+            autocompletion=_scenario_names,
+        ),
     ] = "",
+    folder: Annotated[
+        Path | None, typer.Argument(help="With `data`: the folder for three node traces and a hub's folder.")
+    ] = None,
     live: Annotated[
         bool,
         typer.Option("--live", help="Require a real run: a job of emulated GPUs, traced with eBPF (root)."),
     ] = False,
-    scenario: Annotated[str, typer.Option(help="Same as NAME, with --live.")] = "",
+    scenario: Annotated[
+        str, typer.Option(help="Same as NAME, with --live.", autocompletion=_scenario_names)
+    ] = "",
     no_bpf: Annotated[
         bool, typer.Option("--no-bpf", help="Use the simulator: needs no root and no kernel support.")
     ] = False,
@@ -48,10 +66,12 @@ def demo(
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, None)
     if no_bpf and (live or gpu):
         raise BadInput(f"--{'gpu' if gpu else 'live'} and --no-bpf exclude each other; give only one")
+    if folder is not None and name != "data":
+        raise BadInput("only `stallscope demo data FOLDER` accepts a second word")
     name = name or scenario or ("sleep" if live or gpu else "")
     if not name and no_bpf:
         raise BadInput("--no-bpf simulates a scenario; give a name from `stallscope demo list`")
-    if db and name in ("", "all", "list"):
+    if db and name in ("", "all", "list", "data"):
         raise BadInput("--db keeps the trace of one scenario; give a name from `stallscope demo list`")
     if db and db.exists():
         raise BadInput(f"--db: {db} exists already; choose another name, or remove it first")
@@ -62,6 +82,9 @@ def demo(
         return
     if name == "list":
         _list(as_json)
+        return
+    if name == "data":
+        _write_data(folder)
         return
     from stallscope.demo.scenarios import SCENARIOS, named
 
@@ -93,15 +116,33 @@ def _list(as_json: bool) -> None:
         typer.echo(f"{each.name:<{width}}  {each.meaning}")
 
 
+def _write_data(folder: Path | None) -> None:
+    from stallscope.commands import demo_data
+    from stallscope.errors import BadInput
+
+    if folder is None:
+        raise BadInput("name a folder: stallscope demo data FOLDER")
+    written = demo_data.write(folder)
+    for path in written:
+        typer.echo(path)
+    if written[-1].name != demo_data.HUB_FOLDER:
+        typer.echo("stallscope: no hub folder, which needs pip install 'stallscope[hub]'", err=True)
+    traces = " ".join(str(path) for path in written if path.suffix == ".db")
+    typer.echo(f"next: stallscope merge {traces} -o {folder / 'all.db'}")
+    typer.echo(f"      stallscope explain {folder / 'all.db'}; {folder / 'answer.json'} contains the answer")
+
+
 def _can_trace() -> bool:
     """Whether this machine can trace now; the reason against it is printed."""
     from stallscope.capture.probes import preflight
+    from stallscope.demo import build
     from stallscope.errors import StallscopeError
 
     try:
         preflight.check()
+        build.build()
     except StallscopeError as error:
-        typer.echo(f"stallscope: using the simulator because tracing failed: {error}", err=True)
+        typer.echo(f"stallscope: simulated, because a live job cannot be traced here: {error}", err=True)
         return False
     return True
 

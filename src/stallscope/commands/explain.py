@@ -19,6 +19,8 @@ from stallscope.commands.fleet import (
     TokenFile,
     fleet_trace,
     is_fleet,
+    missing_data,
+    refuse_partial,
 )
 from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
@@ -70,7 +72,7 @@ def explain(
 ) -> None:
     """Report the rank that slows down a job, and why.
 
-    Exit codes: 0 healthy, 20 a fault was found, 21 inconclusive; others: an error.
+    Exit codes: 0 healthy, 20 a fault was found, 21 inconclusive, 22 nodes are missing; others: an error.
     """
     from stallscope.store import node
 
@@ -93,7 +95,13 @@ def explain(
     chosen = settings_from(flags, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
     of_nodes = is_fleet(chosen, fleet, db)
-    trace = fleet_trace(chosen, fleet, only_since(part)) if of_nodes else node.read(chosen.db, part=part)
     details = Details(by_process=per_process, by_container=per_container, chains=chains)
-    answer = print_report(trace, as_json, settings=chosen, details=details)
+    if of_nodes:
+        trace, failures = fleet_trace(chosen, fleet, only_since(part))
+        missing = missing_data(failures)
+        answer = print_report(trace, as_json, settings=chosen, details=details, missing=missing)
+        refuse_partial(failures, chosen.nodes.count(",") + 1)
+    else:
+        trace = node.read(chosen.db, part=part)
+        answer = print_report(trace, as_json, settings=chosen, details=details)
     raise typer.Exit(answer.exit_code)

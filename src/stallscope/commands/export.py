@@ -23,6 +23,7 @@ from stallscope.commands.fleet import (
     TokenFile,
     fleet_trace,
     is_fleet,
+    refuse_partial,
 )
 from stallscope.commands.options import Db, SettingsFile, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
@@ -93,8 +94,10 @@ def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None)
 
     with tempfile.TemporaryDirectory(prefix="stallscope-") as folder:
         merged = Path(folder) / "nodes.db"
-        node.write(merged, fleet_trace(chosen, fleet, since_ns))
+        trace, failures = fleet_trace(chosen, fleet, since_ns)
+        node.write(merged, trace)
         yield merged
+        refuse_partial(failures, chosen.nodes.count(",") + 1)
 
 
 def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:

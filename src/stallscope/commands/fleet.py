@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from stallscope.commands.options import check_pair, duration_ns
-from stallscope.errors import BadInput, NotFound
+from stallscope.errors import BadInput, NotFound, Partial
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.events.trace import Trace
@@ -90,14 +91,25 @@ def _token(path: Path | None) -> str:
         ) from error
 
 
-def fleet_trace(chosen: Settings, options: FleetOptions, since_ns: int | None) -> Trace:
-    """One trace of all nodes that answer. Missing nodes and wrong clocks are reported. Raises Unreachable."""
+def fleet_trace(chosen: Settings, options: FleetOptions, since_ns: int | None) -> tuple[Trace, list[Failure]]:
+    """One trace of all nodes that answer, and the missing nodes. Wrong clocks are reported. Raises Unreachable."""
     from stallscope.query.fleet_trace import asked_of
     from stallscope.query.nodes import addresses
 
     replies = asked_of(addresses(chosen.nodes), access(chosen, options), since_ns=since_ns)
     tell(replies.failures, replies.replies)
-    return replies.trace
+    return replies.trace, replies.failures
+
+
+def missing_data(failures: list[Failure]) -> list[dict[str, str]]:
+    """The missing nodes, for --json."""
+    return [{"address": failure.address, "reason": failure.reason} for failure in failures]
+
+
+def refuse_partial(failures: list[Failure], n_nodes: int) -> None:
+    """To be called after the answer was printed. Raises Partial if nodes are missing."""
+    if failures:
+        raise Partial(f"the answer lacks {len(failures)} of {counted(n_nodes, 'node')}")
 
 
 def tell(failures: list[Failure], replies: list[Reply[Any]]) -> None:

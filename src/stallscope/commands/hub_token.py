@@ -45,6 +45,24 @@ def create(
     typer.echo(token)
 
 
+@token_app.command()
+def accept(
+    token_file: Annotated[Path, typer.Option("--token-file", help="File with the token.")],
+    scope: Annotated[str, typer.Option(help="Permissions: ingest,read,sql,admin, or some of them.")],
+    tenant: Annotated[str, typer.Option(help="Tenant whose data it can send or read.")] = "default",
+    db: HubDb = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Accept a token that was generated elsewhere, as a Secret.
+
+    A token that the hub knows gets these scopes in addition, and stays revoked if it was.
+    """
+    from stallscope.serve.tokens import token_in
+
+    token_id = _tokens(db, settings).accept(token_in(token_file), scope.split(","), tenant)
+    typer.echo(f"token {token_id} of tenant {tenant} is accepted")
+
+
 @token_app.command("list")
 def list_(
     db: HubDb = None,

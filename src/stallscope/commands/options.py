@@ -38,6 +38,7 @@ CaFile = Annotated[
 ]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]
 
+_LONGEST_S = 100 * 365 * 86_400
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -55,8 +56,11 @@ def check_pair(cert: Path | None, key: Path | None) -> None:
 
 
 def duration_ns(text: str, option: str) -> int:
-    """Nanoseconds of durations such as "90s" or "5m"; a number without a unit is in seconds."""
+    """Nanoseconds of durations such as "90s" or "5m", up to 100 years; a number without a unit is in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
     if not match or float(match[1]) <= 0:
         raise BadInput(f"{option}: {text!r} is not a duration; give for example 30s, 5m or 2h")
-    return int(float(match[1]) * _UNITS_S[match[2] or "s"] * 1e9)
+    seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
+    if seconds > _LONGEST_S:
+        raise BadInput(f"{option}: {text!r} is longer than 100 years; give for example 30s, 5m or 2h")
+    return int(seconds * 1e9)

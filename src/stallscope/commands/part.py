@@ -24,7 +24,7 @@ Step = Annotated[
     str | None, typer.Option("--step", help="Only these steps, as reported by the job: 100..200, 100.., 7.")
 ]
 Phase = Annotated[str | None, typer.Option("--phase", help="Only this phase, as reported by the job.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, help="Only the last N rounds.")]
+Last = Annotated[int | None, typer.Option("--last", min=1, max=1 << 62, help="Only the last N rounds.")]
 
 
 def part_from(

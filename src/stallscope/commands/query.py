@@ -19,6 +19,8 @@ from stallscope.commands.fleet import (
     TokenFile,
     access,
     is_fleet,
+    missing_data,
+    refuse_partial,
     tell,
 )
 from stallscope.commands.options import AsJson, Db, SettingsFile, duration_ns, settings_from
@@ -26,7 +28,8 @@ from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_si
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing these here would slow every command
-    from stallscope.query.sql import Answer, Limits
+    from stallscope.query.fanout import FleetAnswer
+    from stallscope.query.sql import Limits
     from stallscope.settings import Settings
 
 _EXAMPLE = "SELECT op_name(op), count(*) FROM collectives GROUP BY 1"
@@ -57,7 +60,10 @@ def query(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Query a trace in SQL (SQLite dialect, read-only)."""
+    """Query a trace in SQL (SQLite dialect, read-only).
+
+    With --nodes, the exit code is 22 if nodes are missing, and --json prints an object with `rows` and `missing`.
+    """
     from stallscope.query import sql as engine
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
@@ -69,16 +75,16 @@ def query(
     limits = engine.Limits(max_rows=limit, timeout_s=duration_ns(timeout, "--timeout") / 1e9)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
     if is_fleet(chosen, fleet, db):
-        print_answer(
-            _of_nodes(_statement(sql), chosen, fleet, limits=limits, since_ns=only_since(part)), form, out=out
-        )
+        result = _of_nodes(_statement(sql), chosen, fleet, limits=limits, since_ns=only_since(part))
+        print_answer(result.answer, form, out=out, missing=missing_data(result.failures))
+        refuse_partial(result.failures, len(result.failures) + len(result.replies))
         return
     print_answer(engine.ask(chosen.db, _statement(sql), limits=limits, part=part), form, out=out)
 
 
 def _of_nodes(
     statement: str, chosen: Settings, fleet: FleetOptions, *, limits: Limits, since_ns: int | None
-) -> Answer:
+) -> FleetAnswer:
     from stallscope.query.fanout import query as fan_out
     from stallscope.query.nodes import addresses
 
@@ -86,7 +92,7 @@ def _of_nodes(
         statement, addresses(chosen.nodes), access(chosen, fleet), limits=limits, since_ns=since_ns
     )
     tell(result.failures, result.replies)
-    return result.answer
+    return result
 
 
 def _statement(sql: str | None) -> str:

@@ -45,9 +45,7 @@ def rates(
         return
     chosen = settings_from({"rates": file, "gpu": gpu, "provider": provider}, settings)
     table = table_of.load(chosen.rates)
-    if chosen.provider and table_of.known_provider(table, chosen.provider) is None:
-        known = ", ".join(sorted({rate.provider for rate in table.rates}))
-        raise NotFound(f"{table.origin} has no provider {chosen.provider!r}; the providers are {known}")
+    table_of.check_provider(table, chosen.provider)
     if chosen.gpu:
         _print_rate(table, chosen.gpu, chosen.provider, as_json=as_json)
         return

@@ -19,11 +19,16 @@ if TYPE_CHECKING:  # importing these here would slow every command
 
 
 def print_report(
-    trace: Trace, as_json: bool, *, settings: Settings, details: Details | None = None
+    trace: Trace,
+    as_json: bool,
+    *,
+    settings: Settings,
+    details: Details | None = None,
+    missing: list[dict[str, str]] | None = None,
 ) -> Answer:
     """Diagnose the trace and print the report. Raises NotFound for a trace without usable data.
 
-    details: tables to print after the report.
+    details: tables to print after the report. missing: the nodes of --nodes without an answer; None: without --nodes.
     """
     from stallscope.diagnose.hangs import before_attach
     from stallscope.diagnose.report import text
@@ -47,6 +52,7 @@ def print_report(
         )
     if as_json:
         data = report_json(report) | ({"price": asdict(listed)} if listed else {})
+        data |= {} if missing is None else {"missing": missing}
         typer.echo(json.dumps(data | (details.data(trace, report) if details else {}), indent=2))
         return report.answer
     typer.echo(text.report(report))
@@ -75,6 +81,11 @@ def listed_price(trace: Trace, settings: Settings) -> Listed | None:
         return None
     from stallscope import rates
 
-    return rates.listed(
-        trace.facts.get("gpu", ""), settings.rates, named_gpu=settings.gpu, provider=settings.provider
-    )
+    traced_gpu = trace.facts.get("gpu", "")
+    if (settings.rates or settings.provider) and not (settings.gpu or traced_gpu):
+        option = "--rates" if settings.rates else "--provider"
+        typer.echo(
+            f"stallscope: {option} has no effect: the trace does not name its GPU model; give the model with --gpu",
+            err=True,
+        )
+    return rates.listed(traced_gpu, settings.rates, named_gpu=settings.gpu, provider=settings.provider)

@@ -19,12 +19,14 @@ from stallscope.commands.fleet import (
     TokenFile,
     fleet_trace,
     is_fleet,
+    refuse_partial,
 )
 from stallscope.commands.options import AsJson, SettingsFile, settings_from
 from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup
+    from stallscope.query.nodes import Failure
 
 _MOST_FRAMES = 24
 _LETTERS = {
@@ -57,8 +59,10 @@ def stacks(
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     chosen = settings_from(fleet.flags(), settings)
+    failures: list[Failure] = []
     if is_fleet(chosen, fleet, file):
-        stack_list = latest_stacks(fleet_trace(chosen, fleet, 60 * 10**9))
+        trace, failures = fleet_trace(chosen, fleet, 60 * 10**9)
+        stack_list = latest_stacks(trace)
     else:
         stack_list = latest_stacks(node.read(file)) if file else _live()
     if not stack_list:
@@ -67,6 +71,7 @@ def stacks(
         )
     grouped = groups(stack_list)
     typer.echo(json.dumps([_data(group) for group in grouped], indent=2) if as_json else _text(grouped))
+    refuse_partial(failures, chosen.nodes.count(",") + 1)
 
 
 def _live() -> list[ProcessStack]:

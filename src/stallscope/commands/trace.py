@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +21,23 @@ if TYPE_CHECKING:
 
 
 def trace(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Start this job, trace it alone, and end with it: -- python train.py."),
+    ] = None,
     db: Db = None,
     pid: Annotated[
         list[int] | None, typer.Option(help="Trace only this process and its children; may be repeated.")
     ] = None,
-    duration: Annotated[str | None, typer.Option(help="Stop after this time: 30s, 5m.")] = None,
+    duration: Annotated[
+        str | None, typer.Option("--duration", "-d", help="Stop after this time: 30s, 5m.")
+    ] = None,
     max_db: Annotated[
-        str | None, typer.Option("--max-db", help="Size limit; the oldest rows are deleted: 500MB, 10GB.")
+        str | None,
+        typer.Option("--max-db", help="Size limit; the oldest rows are deleted: 500M, 10G, 0: none."),
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option("--max-age", help="Age limit; older rows are deleted: 12h, 7d, 0: none.")
     ] = None,
     node: Annotated[str | None, typer.Option(help="Name of this machine in the trace.")] = None,
     record_all: Annotated[bool, typer.Option("--record-all", help="Record every raw event (large).")] = False,
@@ -33,7 +45,7 @@ def trace(
         str, typer.Option(help="Serve metrics for Prometheus at this address: 0.0.0.0:9464.")
     ] = "",
     otlp: Annotated[
-        str, typer.Option(help="Send metrics and incidents by OTLP: http://HOST:4318, grpc://HOST:4317.")
+        str, typer.Option(help="Send metrics and incidents by OTLP: HOST:4317 (gRPC), HOST:4318, or a URL.")
     ] = "",
     serve: Annotated[
         str, typer.Option(help="Answer `--nodes` of other machines and assistants at ADDR:PORT: :8443.")
@@ -97,14 +109,18 @@ def trace(
 
     A terminal shows a live page of the job; other outputs get one line per second.
     """
+    environment = dict(os.environ)
     # Before numpy is imported: each of its linear-algebra threads would be another thread with our privileges.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from stallscope import agent
+    from stallscope.capture.probes import preflight
+    from stallscope.commands import job_process
     from stallscope.diagnose.thresholds import thresholds
 
     flags = {
         "db": db,
         "max_db_bytes": max_db,
+        "max_age_s": max_age,
         "node": node,
         "hub": hub,
         "hub_token_file": token_file,
@@ -124,6 +140,7 @@ def trace(
         db=chosen.db,
         node=chosen.node,
         max_db_bytes=chosen.max_db_bytes,
+        max_age_s=chosen.max_age_s,
         pids=tuple(pid or ()),
         duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
         hook_budget=chosen.hook_budget_percent / 100,
@@ -144,10 +161,21 @@ def trace(
         usd_per_gpu_hour=chosen.usd_per_gpu_hour,
         alerts=_valid(chosen.alerts),
     )
-    if as_json or (not quiet and sys.stdout.isatty() and sys.stderr.isatty()):
-        _show(options, chosen, as_json=as_json)
-    else:
-        agent.trace(options)
+    if pid and command:
+        raise BadInput("--pid and a command exclude each other; give only one")
+    for number in pid or ():
+        typer.echo(f"stallscope: {job_process.described(number)}", err=True)
+    shows = as_json or (not quiet and _has_screen())
+    run = partial(_show, chosen=chosen, as_json=as_json) if shows else agent.trace
+    if not command:
+        run(options)
+        return
+    preflight.check()
+    with job_process.waiting(command, environment) as job:
+        run(replace(options, pids=(job.pid,), ready=job.start), stop=job.ended)
+        typer.echo(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)
+        code = job.exit_code()
+    raise typer.Exit(code)
 
 
 def _cloud(name: str) -> str:
@@ -175,7 +203,12 @@ def _serve_words(serve: str, *, no_tls: bool, client_ca: Path | None) -> tuple[s
     return words
 
 
-def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
+def _has_screen() -> bool:
+    """Whether the page can be drawn: a terminal that can move its cursor."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def _show(options: Options, *, chosen: Settings, as_json: bool, stop: threading.Event | None = None) -> None:
     """Trace, with a sidecar process that shows the new records."""
     from stallscope import agent
     from stallscope.capture.probes import preflight
@@ -189,7 +222,9 @@ def _show(options: Options, chosen: Settings, *, as_json: bool) -> None:
         is_json=as_json,
     ) as notes:
         agent.trace(
-            replace(options, notes_only=True, prints_verdicts=False), out=sys.stderr if as_json else notes
+            replace(options, notes_only=True, prints_verdicts=False),
+            out=sys.stderr if as_json else notes,
+            stop=stop,
         )
 
 

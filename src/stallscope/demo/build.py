@@ -11,6 +11,11 @@ from pathlib import Path
 from stallscope.errors import NotFound, StallscopeError, StorageFailed
 
 SOURCES = Path(__file__).parent / "emulated"
+SHIPPED = SOURCES / "lib"
+"""The libraries in a wheel, by architecture: a machine without a compiler can run the job."""
+
+_OLDEST_GLIBC = (2, 34)
+"""The shipped libraries need pthread functions in libc itself."""
 
 _FLAGS = ("-shared", "-fPIC", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
 _PROLOGUE = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
@@ -34,11 +39,14 @@ def cache_folder() -> Path:
 
 
 def build(cache: Path | None = None) -> Path:
-    """The folder that holds libcudart.so.12 and libnccl.so.2, built now if they are missing.
+    """The folder that holds libcudart.so.12 and libnccl.so.2: shipped in the wheel, or built now if they are missing.
 
     Raises NotFound without a C compiler, StorageFailed when the cache cannot be written, StallscopeError when
     compiling fails.
     """
+    shipped = SHIPPED / os.uname().machine
+    if cache is None and _is_usable(shipped):
+        return shipped
     folder = (cache or cache_folder()) / f"emulated-{_fingerprint()}"
     try:
         if _is_ours(folder):
@@ -56,6 +64,19 @@ def build(cache: Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether the libraries are there and this machine's C library is GNU's, and new enough for them.
+
+    They are not loaded to find out: the agent would count this process among the GPU processes.
+    """
+    try:
+        version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1].split(".")
+    except (ValueError, OSError, IndexError):
+        return False
+    is_new = tuple(int(part) for part in version[:2]) >= _OLDEST_GLIBC
+    return is_new and all((folder / name).is_file() for name in LIBRARIES)
 
 
 def _put(scratch: Path, folder: Path) -> None:

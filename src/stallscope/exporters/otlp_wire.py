@@ -10,7 +10,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from stallscope.errors import BadInput
 from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
@@ -44,9 +44,14 @@ class Wire(Protocol):
 
 
 def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
-    """The transport for a URL: http, https, grpc or grpcs. Headers: OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput."""
+    """The transport for a URL: http, https, grpc or grpcs. HOST:4317 means grpc, another HOST:PORT http.
+
+    Headers: OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput.
+    """
+    if "://" not in url and ":" in url:
+        url = f"{'grpc' if url.endswith(':4317') else 'http'}://{url}"
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not _has_address(parts):
         raise BadInput(
             f"--otlp {url!r}: give http://HOST:4318, https://HOST:4318, grpc://HOST:4317 or grpcs://HOST:4317"
         )
@@ -54,8 +59,20 @@ def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
     if parts.scheme.startswith("grpc"):
         return _Grpc(f"{parts.hostname}:{parts.port or 4317}", parts.scheme == "grpcs", headers=headers)
     return _Http(
-        parts.hostname, parts.port or 4318, is_tls=parts.scheme == "https", path=parts.path, headers=headers
+        parts.hostname or "",
+        parts.port or 4318,
+        is_tls=parts.scheme == "https",
+        path=parts.path,
+        headers=headers,
     )
+
+
+def _has_address(parts: SplitResult) -> bool:
+    """Whether there are a host and, if it is given, a valid port."""
+    try:
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def headers_from(text: str) -> dict[str, str]:

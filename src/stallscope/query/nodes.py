@@ -25,6 +25,15 @@ _MAX_ANSWER_BYTES = 1 << 30
 _OTHER_NAME = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h."""
 
+_REFUSED_CERTIFICATE = (
+    "TLSV1_ALERT_UNKNOWN_CA",
+    "SSLV3_ALERT_BAD_CERTIFICATE",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+    "TLSV1_ALERT_DECRYPT_ERROR",
+)
+"""Alerts by which a server refuses the certificate of a client, as OpenSSL names them."""
+
 T = TypeVar("T")
 
 
@@ -243,8 +252,17 @@ def _reason(error: Exception, access: Access) -> str:
         return f"{error.verify_message} use the name in its certificate, or serve it with --listen ADDR:PORT"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}): give its authority with --ca-cert"
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (error.reason or ""):
+        return "it requires a client certificate: give --client-cert and --client-key"
+    if isinstance(error, ssl.SSLError) and (error.reason or "") in _REFUSED_CERTIFICATE:
+        return "it refused the client certificate: give a certificate of its authority with --client-cert"
     if isinstance(error, ssl.SSLError):
         return f"no TLS with it ({error.reason or error}): is it served with --no-tls?"
+    if isinstance(error, http.client.RemoteDisconnected) and access.is_tls and not access.cert:
+        return (
+            "it closed the connection after the TLS handshake: if it requires a client certificate, "
+            "give --client-cert and --client-key"
+        )
     if isinstance(error, http.client.RemoteDisconnected):
         return "it closed the connection: does it require TLS, or is it not a stallscope agent?"
     if isinstance(error, OSError):

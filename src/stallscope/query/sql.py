@@ -106,7 +106,7 @@ def ask(
         except (sqlite3.Error, sqlite3.Warning) as error:
             if getattr(error, "sqlite_errorcode", None) in _DAMAGED:
                 raise
-            refusal = _refusal(error, gate, limits)
+            refusal = _refusal(error, gate, limits, statement)
             if isinstance(refusal, BadInput):
                 refusal = BadInput(f"{refusal}{_advice(db, str(error))}")
             raise refusal from error
@@ -154,7 +154,18 @@ def _narrow(db: sqlite3.Connection, part: Part) -> None:
         narrow(db, windows(db, part))
 
 
-def _refusal(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:
+_CHANGES = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(DROP|ALTER|CREATE|REPLACE|VACUUM|REINDEX|ANALYZE)\b", re.I | re.S
+)
+"""Statements that the engine carries out by other actions: it reports DROP as DELETE, and VACUUM as ATTACH."""
+
+
+def _first_word(statement: str) -> str:
+    match = _CHANGES.match(statement)
+    return match[1].upper() if match else ""
+
+
+def _refusal(error: Exception, gate: _Gate, limits: Limits, statement: str) -> StallscopeError:
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_INTERRUPT:
         return TookTooLong(
@@ -162,7 +173,8 @@ def _refusal(error: Exception, gate: _Gate, limits: Limits) -> StallscopeError:
             "time (--timeout)"
         )
     if gate.refused:
-        return RefusedQuery(f"a query may only read, and this query uses {gate.refused[0]}: give one SELECT")
+        action = _first_word(statement) or gate.refused[0]
+        return RefusedQuery(f"a query may only read, and this query uses {action}: give one SELECT")
     if code == sqlite3.SQLITE_TOOBIG:
         return BadInput(f"the query makes a value of more than {_MAX_VALUE_BYTES:,} bytes: narrow the query")
     if "one statement" in str(error):

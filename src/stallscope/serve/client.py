@@ -104,6 +104,8 @@ def error_of(kind: str, message: str) -> StallscopeError:
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); pass its authority with --ca-cert"
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (error.reason or ""):
+        return "it requires a client certificate, and none was given"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 CA_CERT, CA_KEY, CERT, KEY, TOKEN = "ca.crt", "ca.key", "node.crt", "node.key", "token"
+_REMEDY = "give the content of api/token next to the trace of that machine with --token-file"
 SCOPES = ("read", "sql")
 
 CA_DAYS = 3650
@@ -54,7 +55,7 @@ class NodeFiles:
 
     def tokens(self) -> Tokens:
         """The accepted tokens."""
-        return Tokens(self.folder / FILE_NAME)
+        return Tokens(self.folder / FILE_NAME, remedy=_REMEDY)
 
 
 def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetime | None = None) -> bool:

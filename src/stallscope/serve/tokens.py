@@ -83,11 +83,20 @@ class Entry:
 
 
 class Tokens:
-    """The tokens of one hub, as currently in the file. Thread-safe."""
+    """The tokens of one hub or agent, as currently in the file. Thread-safe."""
 
-    def __init__(self, path: Path, now_s: Callable[[], float] = time.time):
-        """path: the file; a missing file has no tokens. Raises StorageFailed when others can write it."""
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        now_s: Callable[[], float] = time.time,
+        *,
+        remedy: str = "stallscope hub token create creates a new token",
+    ):
+        """path: the file; a missing file has no tokens. remedy: for clients with an invalid token.
+
+        Raises StorageFailed when others can write it.
+        """
+        self.path, self._remedy = path, remedy
         self._now_s = now_s
         self._lock = threading.Lock()
         self._state: tuple[int, int, int, int] | None = None
@@ -113,11 +122,9 @@ class Tokens:
         # Compared even for an unknown id, so that the timing does not reveal which ids exist.
         is_right = hmac.compare_digest(_sha256(match[2]), entry.sha256 if entry else _NOBODY)
         if not entry or not is_right:
-            raise NotAuthenticated("the token is unknown; stallscope hub token create creates a token")
+            raise NotAuthenticated(f"the token is unknown; {self._remedy}")
         if (state := entry.state(self._now_s())) != "valid":
-            raise NotAuthenticated(
-                f"token {entry.id} is {state}; stallscope hub token create creates a new token"
-            )
+            raise NotAuthenticated(f"token {entry.id} is {state}; {self._remedy}")
         return Identity(entry.tenant, frozenset(entry.scopes), entry.id)
 
     def listed(self) -> list[Entry]:
@@ -143,6 +150,26 @@ class Tokens:
         with self._changing() as entries:
             entries[token_id] = entry
         return f"sst_{token_id}_{secret}"
+
+    def accept(self, token: str, scopes: Iterable[str], tenant: str) -> str:
+        """Add a token that was generated elsewhere, and return its id. A known token gets more scopes; it stays
+        revoked if it was.
+
+        Raises BadInput, StorageFailed.
+        """
+        wanted, match = _checked_scopes(scopes), _TOKEN.fullmatch(token)
+        if not match:
+            raise BadInput("a token has the form sst_<12 hex digits>_<43 letters, digits, '-' or '_'>")
+        if not _TENANT.fullmatch(tenant):
+            raise BadInput(f"tenant {tenant!r}: use 1 to 63 lower-case letters, digits, '-' or '_'")
+        entry = Entry(
+            id=match[1], tenant=tenant, scopes=wanted, sha256=_sha256(match[2]), created_at=int(self._now_s())
+        )
+        with self._changing() as entries:
+            known = entries.get(match[1], entry)
+            scopes_of_both = tuple(scope for scope in SCOPES if scope in {*known.scopes, *wanted})
+            entries[match[1]] = replace(known, scopes=scopes_of_both)
+        return match[1]
 
     def rotate(self, token_id: str, *, grace_s: float, expires_in_s: float | None = None) -> str:
         """Create a token with the tenant and scopes of another token, which expires after grace_s. Raises NotFound."""

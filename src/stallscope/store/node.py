@@ -201,11 +201,16 @@ class NodeTrace:
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
 
-    def prune(self, max_bytes: int) -> int:
-        """Delete the oldest events until the file fits. Returns the rows deleted."""
+    def prune(self, max_bytes: int, *, before_ns: int | None = None) -> int:
+        """Delete the oldest events until the file fits. Returns the rows deleted.
+
+        max_bytes: 0 sets no limit. before_ns: events up to this monotonic time are deleted in any case.
+        """
         n_deleted = 0
         with _storage(self.path):
-            while self._bytes() > max_bytes:
+            if before_ns is not None:
+                n_deleted += self._delete_until(before_ns)
+            while max_bytes and self._bytes() > max_bytes:
                 times = [
                     self._connection.execute(f"SELECT MIN({column}), MAX({column}) FROM {name}").fetchone()
                     for name, column in _PRUNED
@@ -215,14 +220,21 @@ class NodeTrace:
                 if newest <= oldest:
                     break
                 limit = oldest + max((newest - oldest) // 10, 1)
-                for name, column in _PRUNED:
-                    done = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit,))
-                    n_deleted += done.rowcount
-                self.commit()
-                self._connection.execute("COMMIT")
-                # A script, since one step of this statement frees one page.
-                self._connection.executescript("PRAGMA incremental_vacuum")
-                self._connection.execute("BEGIN")
+                n_deleted += self._delete_until(limit)
+        return n_deleted
+
+    def _delete_until(self, limit_ns: int) -> int:
+        """Delete the events up to this time, and free their pages. Returns the rows deleted."""
+        n_deleted = 0
+        for name, column in _PRUNED:
+            done = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit_ns,))
+            n_deleted += done.rowcount
+        self.commit()
+        if n_deleted:
+            self._connection.execute("COMMIT")
+            # A script, since one step of this statement frees one page.
+            self._connection.executescript("PRAGMA incremental_vacuum")
+            self._connection.execute("BEGIN")
         return n_deleted
 
     def _bytes(self) -> int:

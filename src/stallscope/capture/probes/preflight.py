@@ -4,11 +4,14 @@ A kernel's features are found by trying (see program.py). The checks here are fo
 an error number without a meaning for the user.
 """
 
+import gzip
 import os
 import re
+import zlib
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from stallscope.errors import CannotTrace, NotFound
 
@@ -70,10 +73,44 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
             "start it with --pid=host (Kubernetes: hostPID: true)"
         )
     if not (sys / "kernel/btf/vmlinux").exists():
+        cause = why_no_btf(sys, proc)
+        remedy_text = cause.remedy or "use a kernel with CONFIG_DEBUG_INFO_BTF, as in all large distributions"
         raise CannotTrace(
-            "cannot trace on this kernel: it has no BTF (/sys/kernel/btf/vmlinux); "
-            "use a kernel with CONFIG_DEBUG_INFO_BTF, as in all large distributions since 2021"
+            f"cannot trace without BTF (/sys/kernel/btf/vmlinux): {cause.reason}; {remedy_text}"
         )
+
+
+class NoBtf(NamedTuple):
+    """The reason why the kernel's type information is not visible. remedy: empty if only another kernel helps."""
+
+    reason: str
+    remedy: str = ""
+
+
+def why_no_btf(sys: Path = Path("/sys"), proc: Path = Path("/proc"), boot: Path = Path("/boot")) -> NoBtf:
+    """Distinguishes a kernel without BTF from a chroot or container that hides it."""
+    if not (sys / "kernel").is_dir():
+        return NoBtf(
+            f"{sys} is not mounted here", "mount it (docker run -v /sys:/sys:ro): mount -t sysfs sysfs /sys"
+        )
+    if _is_built_with_btf(proc, boot):
+        return NoBtf(
+            f"this container hides {sys}/kernel/btf",
+            "share the folder: docker run -v /sys/kernel/btf:/sys/kernel/btf:ro",
+        )
+    return NoBtf("this kernel has none")
+
+
+def _is_built_with_btf(proc: Path, boot: Path) -> bool:
+    """Whether the kernel's own configuration lists BTF; False if it cannot be read."""
+    for path in (proc / "config.gz", boot / f"config-{os.uname().release}"):
+        try:
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+        except (OSError, EOFError, zlib.error):
+            continue
+        return b"\nCONFIG_DEBUG_INFO_BTF=y" in text
+    return False
 
 
 def check_age(release: str) -> None:
@@ -135,13 +172,19 @@ def _pid_namespace(proc: Path) -> str:
 def remedy(proc: Path = Path("/proc"), command: str = "stallscope trace") -> str:
     """The remedy for missing capabilities."""
     if int(_status(proc, "Uid")) == 0:
-        return "you are root, but confined: give the container these capabilities, or --privileged"
-    return (
-        f"run it as root (sudo {command}), or give it these capabilities (the systemd unit in deploy/ does)"
-    )
+        return (
+            "you are root, but confined; give the container these capabilities: docker run --cap-add BPF "
+            "--cap-add PERFMON --cap-add SYS_PTRACE --cap-add DAC_READ_SEARCH --cap-add CHECKPOINT_RESTORE"
+        )
+    return f"give it these capabilities, as the systemd unit does, or run it as root: sudo {command}"
 
 
 def _status(proc: Path, name: str) -> str:
     """The first word of a line of /proc/self/status."""
-    lines = (proc / "self" / "status").read_text().splitlines()
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+    except OSError as error:
+        raise CannotTrace(
+            f"cannot read {proc}/self/status: {error.strerror}; mount -t proc proc /proc"
+        ) from error
     return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")

@@ -1,0 +1,58 @@
+"""Renders the chart with Helm's engine (PyPI: helm-python-sdk), and writes the plain manifests of deploy/kubernetes.
+
+python deploy/helm/render.py    writes deploy/kubernetes/*.yaml
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from value_sets import PLAIN
+
+CHART = Path(__file__).parent / "stallscope"
+MANIFESTS = CHART.parents[1] / "kubernetes"
+NAMESPACE = "stallscope"
+
+_HEAD = """\
+# Written by deploy/helm/render.py from the chart: change the chart and run `make manifests`.
+#
+#   kubectl create namespace stallscope
+{secrets}#   kubectl apply -f {name}
+"""
+_SECRETS = """\
+#   stallscope hub quickstart --db quickstart --name stallscope-hub.stallscope.svc
+#   kubectl -n stallscope create secret generic stallscope-hub-tls --from-file=tls.crt=quickstart/tls/hub.crt \\
+#     --from-file=tls.key=quickstart/tls/hub.key --from-file=ca.crt=quickstart/tls/hub.crt
+#   kubectl -n stallscope create secret generic stallscope-hub-tokens --from-file=ingest=quickstart/ingest.token \\
+#     --from-file=read=quickstart/read.token --from-file=admin=quickstart/read.token
+"""
+
+
+def rendered(values: dict[str, Any]) -> dict[str, str]:
+    """The text of each template with these values. Raises HelmError."""
+    import helm_python
+
+    with helm_python.Chart.load(CHART) as chart:
+        return chart.render(values, name="stallscope", namespace=NAMESPACE)
+
+
+def manifests(values: dict[str, Any]) -> str:
+    """All objects with these values, as one stream of YAML documents without empty documents."""
+    texts = [text for name, text in sorted(rendered(values).items()) if name.endswith(".yaml")]
+    documents = [
+        part.strip("\n") for text in texts for part in re.split(r"^---\s*$", text, flags=re.MULTILINE)
+    ]
+    return "".join(f"---\n{document}\n" for document in documents if document.strip())
+
+
+def plain(name: str) -> str:
+    """The text of a plain manifest, without the labels that only Helm needs."""
+    text = manifests(PLAIN[name])
+    text = re.sub(r"^ *app\.kubernetes\.io/managed-by: Helm\n", "", text, flags=re.MULTILINE)
+    return _HEAD.format(name=name, secrets=_SECRETS if "tlsSecret" in PLAIN[name]["hub"] else "") + text
+
+
+if __name__ == "__main__":
+    MANIFESTS.mkdir(exist_ok=True)
+    for name in PLAIN:
+        (MANIFESTS / name).write_text(plain(name))

@@ -1,0 +1,185 @@
+"""The Helm chart: Helm's engine renders it, and the objects are valid in each supported version of Kubernetes."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stallscope.capture.probes.privileges import KEPT
+from stallscope.settings import effective
+
+helm_python = pytest.importorskip("helm_python", reason="the package helm-python-sdk is not installed")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+VERSIONS = [
+    pytest.param(f"1.{minor}", marks=() if minor in (29, 37) else pytest.mark.prove)
+    for minor in range(29, 38)
+]
+FOREIGN = {"PodMonitor", "ServiceMonitor"}  # of the Prometheus operator, without a schema in Kubernetes
+OLD_FIELD = "appArmorProfile"  # from 1.30 on
+
+
+@pytest.fixture(scope="module")
+def render(repository: Path):
+    """The module that renders the chart, with the folder of its value sets."""
+    sys.path.insert(0, str(repository / "deploy" / "helm"))
+    try:
+        import render
+        import value_sets
+
+        yield render, value_sets
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def objects(render) -> dict[str, list[dict[str, Any]]]:
+    """The objects of each set of values."""
+    module, values = render
+    return {name: list(yaml.safe_load_all(module.manifests(each))) for name, each in values.SETS.items()}
+
+
+def one(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [each for each in objects if each["kind"] == kind]
+    return found
+
+
+def test_helm_finds_no_fault_in_any_set_of_values(render):
+    module, values = render
+    assert len(values.SETS) >= 20
+    for name, each in values.SETS.items():
+        report = helm_python.lint(str(module.CHART), each, strict=True)
+        assert report["errors"] == [], name
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_in_this_version(objects, version):
+    checked: dict[str, None] = {}
+    for each in objects.values():
+        for obj in each:
+            text = json.dumps(obj, sort_keys=True)
+            if obj["kind"] in FOREIGN or text in checked or (version == "1.29" and OLD_FIELD in text):
+                continue
+            checked[text] = None
+            kubernetes_validate.validate(obj, version, strict=True)
+    assert len(checked) > 30
+
+
+def test_version_1_29_gets_an_annotation_instead_of_the_field(objects):
+    (old,) = [each for each in objects["Kubernetes 1.29"] if each["kind"] == "DaemonSet"]
+    assert OLD_FIELD not in json.dumps(old)
+    annotations = old["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["container.apparmor.security.beta.kubernetes.io/agent"] == "unconfined"
+
+
+def test_the_agent_has_exactly_the_five_capabilities(objects):
+    for name, each in objects.items():
+        for obj in (obj for obj in each if obj["kind"] == "DaemonSet"):
+            (container,) = obj["spec"]["template"]["spec"]["containers"]
+            context = container["securityContext"]
+            more = ["SYS_ADMIN"] if name == "old kernels" else []
+            assert context["capabilities"]["drop"] == ["ALL"]
+            kept = {each.name.removeprefix("CAP_") for each in KEPT}
+            assert set(context["capabilities"]["add"]) == kept | set(more)
+            assert not context["privileged"] and not context["allowPrivilegeEscalation"]
+            assert context["readOnlyRootFilesystem"]
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_the_hub_is_not_root_and_has_no_capability(objects):
+    spec = one(objects["defaults"], "StatefulSet")["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_accounts_exist_only_for_metadata(objects):
+    kinds = {name: {obj["kind"] for obj in each} for name, each in objects.items()}
+    for name, each in kinds.items():
+        assert ("ClusterRole" in each) == ("ServiceAccount" in each) == (name == "metadata")
+
+
+def test_the_settings_are_settings_of_the_program(objects, tmp_path):
+    path = tmp_path / "settings.yaml"
+    for each in objects.values():
+        for obj in (obj for obj in each if obj["kind"] == "ConfigMap"):
+            path.write_text(obj["data"]["settings.yaml"])
+            effective({}, {}, path)
+
+
+def test_the_arguments_are_options_of_the_program(objects):
+    from typer.testing import CliRunner
+
+    from stallscope import cli
+
+    for obj in objects["defaults"]:
+        if obj["kind"] not in ("DaemonSet", "StatefulSet"):
+            continue
+        spec = obj["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            words = [word for word in container["args"] if not word.startswith("--")]
+            options = [word.partition("=")[0] for word in container["args"] if word.startswith("--")]
+            text = CliRunner().invoke(cli.app, [*words, "--help"], env={"COLUMNS": "200"}).output
+            assert all(re.search(rf"{option}\b", text) for option in options), (words, options)
+
+
+def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects):
+    import base64
+
+    from cryptography import x509
+
+    from stallscope.serve.tokens import _TOKEN
+
+    secrets = {
+        each["metadata"]["name"]: each["data"] for each in objects["defaults"] if each["kind"] == "Secret"
+    }
+    for value in secrets["stallscope-hub-tokens"].values():
+        assert _TOKEN.fullmatch(base64.b64decode(value).decode())
+    pem = base64.b64decode(secrets["stallscope-hub-tls"]["tls.crt"])
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    address = yaml.safe_load(
+        one(
+            [
+                each
+                for each in objects["defaults"]
+                if each["metadata"]["name"] == "stallscope-agent" and each["kind"] == "ConfigMap"
+            ],
+            "ConfigMap",
+        )["data"]["settings.yaml"]
+    )["hub"]
+    assert address.partition(":")[0] in names.value.get_values_for_type(x509.DNSName)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"agent": {"enabeld": False}},
+        {"agent": {"maxDb": "lots"}},
+        {"agent": {"maxAge": "old"}},
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"hub": {"address": "https://hub"}},
+        {"agent": {"appArmor": "off"}},
+    ],
+)
+def test_a_wrong_value_is_refused(render, values):
+    with pytest.raises(helm_python.HelmError):
+        render[0].rendered(values)
+
+
+def test_notes_show_commands_that_exist(render):
+    notes = render[0].rendered({})["stallscope/templates/NOTES.txt"]
+    for words in ("exec daemonset/stallscope-agent -- stallscope check", "stallscope ask verdicts"):
+        assert words in notes
+
+
+def test_plain_manifests_are_current(render):
+    module, values = render
+    for name in values.PLAIN:
+        assert (module.MANIFESTS / name).read_text() == module.plain(name), "run: make manifests"
