@@ -14,9 +14,11 @@ from stallscope.commands.alerts import alerts_app
 from stallscope.commands.annotate import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
+from stallscope.commands.compare import compare
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.export import export
+from stallscope.commands.gate import gate
 from stallscope.commands.hub import hub_app
 from stallscope.commands.import_ import import_
 from stallscope.commands.mcp import mcp
@@ -56,6 +58,8 @@ def options(
 # In the order of the help page. A group of commands (`hub ...`) is an app of its own: app.add_typer(...).
 app.command()(check)
 app.command()(explain)
+app.command()(compare)
+app.command()(gate)
 app.command()(stacks)
 app.command()(query)
 app.command()(export)

@@ -1,0 +1,92 @@
+"""`stallscope compare`: two traces, or two windows of one trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stallscope.commands.options import AsJson, SettingsFile, settings_from
+from stallscope.errors import BadInput
+
+if TYPE_CHECKING:
+    from stallscope.settings import Settings
+
+REGRESSION_EXIT_CODE = 23
+"""After 0, 20, 21 and 22, the exit codes of `explain`."""
+
+
+def compare(
+    before: Annotated[str, typer.Argument(help="Trace, file of another tool, or saved `explain --json`.")],
+    after: Annotated[str, typer.Argument(help="The same. PATH@14:00..14:10 is a window of a trace (UTC).")],
+    max_growth: Annotated[
+        float, typer.Option("--max-growth", min=0, help="Accepted growth of the step time, in percent.")
+    ] = 5.0,
+    as_json: AsJson = False,
+    settings: SettingsFile = None,
+) -> None:
+    """Compare two jobs, or one job before and after a change.
+
+    Exit codes: 0 no regression, 23 a regression; others: an error.
+    """
+    from stallscope.diagnose.report.comparison import compared
+
+    chosen = settings_from({}, settings)
+    comparison = compared(report_of(before, chosen), report_of(after, chosen), max_growth=max_growth / 100)
+    typer.echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.text())
+    if comparison.regressions:
+        raise typer.Exit(REGRESSION_EXIT_CODE)
+
+
+def report_of(text: str, settings: Settings) -> dict[str, Any]:
+    """The JSON report on PATH, PATH@FROM..TO, or a saved report. Raises StallscopeError."""
+    from stallscope.commands.explain_files import is_node_trace
+    from stallscope.commands.part import part_from
+    from stallscope.store import node
+
+    path, begin, end = _window(text)
+    if not path.exists() or is_node_trace(path):
+        trace = node.read(path, part=part_from(None, begin, end, step=None, phase=None))
+        return _report(trace, settings)
+    if begin or end:
+        raise BadInput(f"{text}: only a node trace has windows; import {path} first")
+    if (saved := _saved(path)) is not None:
+        return saved
+    from stallscope.importers.reading import read_files
+
+    traces = read_files([path]).traces
+    if len(traces) > 1:
+        raise BadInput(f"{path} holds {len(traces)} kinds of data that cannot be compared as one job")
+    return _report(traces[0], settings)
+
+
+def _report(trace: Any, settings: Settings) -> dict[str, Any]:
+    from stallscope.commands.report import diagnosed
+    from stallscope.diagnose.report.verdict import as_json
+
+    return as_json(diagnosed(trace, settings))
+
+
+def _window(text: str) -> tuple[Path, str | None, str | None]:
+    """PATH@FROM..TO; either end may be empty. An @ in a file's name is no window."""
+    name, at, window = text.rpartition("@")
+    if not at or ".." not in window or Path(text).exists():
+        return Path(text), None, None
+    begin, _, end = window.partition("..")
+    return Path(name), begin or None, end or None
+
+
+def _saved(path: Path) -> dict[str, Any] | None:
+    """A saved answer of `explain --json`; None for another file."""
+    if path.is_dir():
+        return None
+    try:
+        with path.open("rb") as stream:
+            if stream.read(1) != b"{":
+                return None
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) and {"answer", "examined", "verdicts"} <= data.keys() else None
