@@ -13,9 +13,11 @@ TIMEOUT_MS = 600_000
 
 @dataclass
 class Log:
-    """Lines by rank; rank -1 is the launcher. prefix: how a rank's line begins."""
+    """Lines by rank; rank -1 is the launcher. hour: of the first line; first_pid: the process of rank 0."""
 
     n_ranks: int = 8
+    hour: int = 10
+    first_pid: int = 4000
     lines: list[tuple[int, str]] = field(default_factory=list)
     clock: float = 0.0
 
@@ -25,11 +27,11 @@ class Log:
 
     def stamp(self) -> str:
         whole = int(self.clock)
-        return f"10:{whole // 60 % 60:02d}:{whole % 60:02d}.{int(self.clock % 1 * 1e9):09d}"
+        return f"{self.hour}:{whole // 60 % 60:02d}:{whole % 60:02d}.{int(self.clock % 1 * 1e9):09d}"
 
 
 def chatter(log: Log) -> None:
-    log.say(-1, "W1129 10:00:00.000000 1 torch/distributed/run.py:793] Setting OMP_NUM_THREADS to 1")
+    log.say(-1, f"W1129 {log.hour}:00:00.000000 1 torch/distributed/run.py:793] Setting OMP_NUM_THREADS to 1")
     log.say(0, f"initialising with world_size={log.n_ranks}")
     for step in range(3):
         log.say(0, f"step {step} loss 1.25")
@@ -99,10 +101,10 @@ def summary(log: Log, codes: dict[int, int], first: int) -> None:
     def entry(number: int, rank: int) -> str:
         code = codes[rank]
         name = {-9: "SIGKILL", -6: "SIGABRT"}.get(code, "SIGTERM")
-        how = f"Signal {-code} ({name}) received by PID {4000 + rank}"
+        how = f"Signal {-code} ({name}) received by PID {log.first_pid + rank}"
         return (
-            f"[{number}]:\n  time      : 2026-11-29_10:{10 + number}:00\n  host      : node{rank // 4}\n"
-            f"  rank      : {rank} (local_rank: {rank % 4})\n  exitcode  : {code} (pid: {4000 + rank})\n"
+            f"[{number}]:\n  time      : 2026-11-29_{log.hour}:10:{number:02d}\n  host      : node{rank // 4}\n"
+            f"  rank      : {rank} (local_rank: {rank % 4})\n  exitcode  : {code} (pid: {log.first_pid + rank})\n"
             f"  error_file: <N/A>\n  traceback : {how if code < 0 else 'To enable traceback see: https://pytorch.org'}"
         )
 
@@ -169,7 +171,8 @@ def killed(log: Log, culprit: int) -> None:
     """The out-of-memory killer ends one rank; the others are ended by the launcher."""
     chatter(log)
     log.say(
-        -1, f"[ 9000.5] Out of memory: Killed process {4000 + culprit} (python) total-vm:1kB, anon-rss:1kB"
+        -1,
+        f"[ 9000.5] Out of memory: Killed process {log.first_pid + culprit} (python) total-vm:1kB, anon-rss:1kB",
     )
     summary(log, {rank: -9 if rank == culprit else -15 for rank in range(log.n_ranks)}, culprit)
 
@@ -214,7 +217,7 @@ def gpu_fault(log: Log, culprit: int) -> None:
     chatter(log)
     log.say(
         -1,
-        f"[ 100.0] NVRM: Xid (PCI:0000:1b:00): 79, pid={4000 + culprit}, name=python, GPU has fallen off the bus.",
+        f"[ 100.0] NVRM: Xid (PCI:0000:1b:00): 79, pid={log.first_pid + culprit}, name=python, GPU has fallen off the bus.",
     )
     traceback(log, culprit, "torch.AcceleratorError: CUDA error: unspecified launch failure")
     summary(log, {rank: 1 if rank == culprit else -15 for rank in range(log.n_ranks)}, culprit)

@@ -15,6 +15,7 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Gap, Trace
 from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
+from stallscope.importers.statement_trace import statement_trace
 from stallscope.importers.texts import Source, files_of, head_of, lines_of
 
 _METRIC = re.compile(r"^nccl_collective_exec_time_microseconds\{(?P<labels>[^}]*)\} (?P<value>[\d.eE+-]+)")
@@ -31,7 +32,7 @@ def _accepts(file: Path, head: bytes) -> bool:
 def _read(source: Source) -> Trace:
     statements = Statements()
     collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statements.trace()
+    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:

@@ -1,29 +1,19 @@
-"""The statements of logs and stack dumps on the ranks of a job, collected from several files into one trace.
+"""The statements of logs and stack dumps on the ranks of a job; see statement_trace for their trace.
 
-A rank without a known process id has its rank as process id. Statements become: memberships with the last enqueued and
-completed collective, open collectives for time-outs, positions for stacks, and annotations for failures (see
-events/failure_labels). Times are wall-clock times if lines carry them, otherwise the order of the lines.
+Times are wall-clock times if lines carry them, otherwise the order of the lines.
 """
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Op
+from stallscope.events.trace import Gap
 
-from stallscope.events import layout
-from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
-from stallscope.events.failure_labels import FAILURE_LABELS, STATED, failure_label
-from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import CollectiveFlag, Op
-from stallscope.events.trace import Clock, Coverage, Gap, Trace
-
-_NOT_SHOWN = Gap(
-    "logs and stack dumps do not show whether a job runs well",
-    "Give a profile of all ranks (torch.profiler), or trace the job live (stallscope trace).",
-)
 _MOST_STACKS = 64  # threads of one rank
-_UNRANKED = 1 << 30  # process ids of failures that name no rank
+_MOST_FAILURES = 20_000
+_AFTER_END_NS = 60 * 10**9
+_AFTER_TIMEOUT_NS = 1800 * 10**9  # the watchdog and the heartbeat monitor end the process within this time
 
 
 @dataclass
@@ -40,6 +30,17 @@ class Progress:
     words: str = ""
     line: str = ""
     ts_ns: int = 0
+
+    def joined(self, other: "Progress") -> "Progress":
+        """The statements of two parts: the time-out of either, and the furthest counters."""
+        first, second = (self, other) if self.open_seq != UNKNOWN else (other, self)
+        first.enqueued, first.started = (
+            max(first.enqueued, second.enqueued),
+            max(first.started, second.started),
+        )
+        first.completed = max(first.completed, second.completed)
+        first.line = first.line or second.line
+        return first
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Statements:
     sources: list[str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     has_times: bool = False
+    started_ns: int = 0  # the start of a launcher; 0 where unknown
 
     def at(self, group: str, rank: int) -> Progress:
         """The progress of a rank in a group, made on first use."""
@@ -90,194 +92,104 @@ class Statements:
         if len(stacks) < _MOST_STACKS and (stack := tuple(frames)):
             stacks.append(stack)
 
-    def trace(self) -> Trace:
-        """The statements as a trace."""
-        return _trace(self)
+    def add_failure(self, failure: Failure) -> None:
+        """Keep a failure, up to a limit."""
+        if len(self.failures) < _MOST_FAILURES:
+            self.failures.append(failure)
+        else:
+            self.omit("further errors in logs")
+
+    def merge(self, other: "Statements") -> None:
+        """Add the statements of another part of the same job."""
+        self.world_size = max(self.world_size, other.world_size)
+        for own, further in (
+            (self.hosts, other.hosts),
+            (self.groups, other.groups),
+            (self.facts, other.facts),
+        ):
+            for key, value in further.items():
+                own.setdefault(key, value)  # type: ignore[attr-defined]
+        for rank, pid in other.pids.items():
+            self.pids.setdefault(rank, pid)
+        self.writers |= other.writers
+        for (group, rank), progress in other.progress.items():
+            known = self.progress.get((group, rank))
+            self.progress[group, rank] = progress if known is None else known.joined(progress)
+        for group, members in other.members.items():
+            self.members.setdefault(group, set()).update(members)
+        for failure in other.failures:
+            self.add_failure(failure)
+        for rank, stacks in other.stacks.items():
+            for stack in stacks:
+                self.add_stack(rank, stack)
+        for reason, n in other.omitted.items():
+            self.omit(reason, n)
+        self.gaps += other.gaps
+        self.sources += other.sources
+        self.has_times |= other.has_times
+        self.started_ns = max(self.started_ns, other.started_ns)
+
+    def claims(self) -> dict[tuple[object, ...], object]:
+        """Statements of which a job makes one: the process, the time-out and the last error of each rank."""
+        claims: dict[tuple[object, ...], object] = {("pid", rank): pid for rank, pid in self.pids.items()}
+        for (group, rank), progress in self.progress.items():
+            if progress.open_seq != UNKNOWN:
+                claims["time-out", group, rank] = progress.open_seq
+        for failure in self.failures:
+            if failure.rank != UNKNOWN and failure.stack:
+                claims["error", failure.rank] = failure.words
+        return claims
+
+    def acts(self) -> Iterable[tuple[int, int]]:
+        """Rank and time of the time-outs and errors that ranks state themselves."""
+        yield from ((rank, progress.ts_ns) for (_, rank), progress in self.progress.items())
+        yield from ((failure.rank, failure.ts_ns) for failure in self.failures if failure.stack)
+
+    def span_ns(self) -> tuple[int, int] | None:
+        """First and last time of the failures and time-outs; None without times."""
+        times = [failure.ts_ns for failure in self.failures]
+        times += [progress.ts_ns for progress in self.progress.values()]
+        return (min(times), max(times)) if times and self.has_times else None
 
 
-def comm_hash_of(group: str) -> int:
-    """The identity of a group that lines name."""
-    return int.from_bytes(hashlib.blake2b(group.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+@dataclass
+class _Attempt:
+    """parts: of one attempt. claims: of all parts. last_ns: the time until which each rank may state an error."""
 
+    parts: list[Statements] = field(default_factory=list)
+    claims: dict[tuple[object, ...], object] = field(default_factory=dict)
+    last_ns: dict[int, int] = field(default_factory=dict)
 
-def _trace(statements: Statements) -> Trace:
-    ranks = sorted(
-        {rank for _, rank in statements.progress}
-        | set(statements.stacks)
-        | statements.writers
-        | {failure.rank for failure in statements.failures if failure.rank >= 0}
-        | set(range(max(statements.world_size, 0)))
-    )
-    hosts = tuple(sorted({statements.hosts.get(rank, "") for rank in ranks})) or ("",)
-    processes = {
-        rank: (hosts.index(statements.hosts.get(rank, "")), statements.pids.get(rank, rank)) for rank in ranks
-    }
-    times = [failure.ts_ns for failure in statements.failures] + [
-        progress.ts_ns for progress in statements.progress.values()
-    ]
-    last_ns = max(times, default=0)
-    stacks, positions = _positions(statements, processes, last_ns)
-    return Trace(
-        collectives=_collectives(statements, processes),
-        communicators=_communicators(statements, processes),
-        processes=_processes(statements, processes),
-        snapshots=_snapshots(statements, processes, last_ns),
-        annotations=_annotations(statements, processes),
-        positions=positions,
-        stacks=dict(enumerate(stacks)),
-        nodes=hosts,
-        clocks=tuple(Clock(i, last_ns, last_ns) for i in range(len(hosts))) if statements.has_times else (),
-        ends_ns=(last_ns,) * len(hosts),
-        source="; ".join(statements.sources),
-        facts=statements.facts
-        | {STATED: "; ".join(statements.sources)}
-        | {group_fact(comm_hash_of(group)): words for group, words in statements.groups.items()},
-        coverage=Coverage(
-            blind_spots=("slowness",),
-            omitted=statements.omitted,
-            gaps=tuple(statements.gaps) or (_waiting(statements) or _NOT_SHOWN,),
-        ),
-    )
-
-
-def _waiting(statements: Statements) -> Gap | None:
-    """The ranks that state a time-out, if the files state nothing on the ranks they wait for."""
-    waiting = {
-        rank: progress for (_, rank), progress in statements.progress.items() if progress.open_seq != UNKNOWN
-    }
-    if not waiting:
-        return None
-    first = next(iter(waiting.values()))
-    ranks = ", ".join(map(str, sorted(waiting)[:8]))
-    where = f"round {first.open_seq} ({first.words}) of {statements.groups.get(first.group, first.group)}"
-    subject = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
-    return Gap(
-        f"{subject} in {where}, and the files do not show the progress of the other ranks",
-        "Give the logs, the stacks or the flight-recorder dumps of the other ranks.",
-    )
-
-
-Processes = dict[int, tuple[int, int]]
-
-
-def _collectives(statements: Statements, processes: Processes) -> Array:
-    stated = [
-        (rank, progress)
-        for (_, rank), progress in statements.progress.items()
-        if _last_seq(progress) != UNKNOWN
-    ]
-    rows = layout.empty(layout.COLLECTIVES, len(stated))
-    knows_starts = any(progress.started > UNKNOWN for _, progress in stated)
-    for row, (rank, progress) in zip(rows, stated, strict=True):
-        row["node"], row["pid"] = processes[rank]
-        row["ts_ns"], row["comm_hash"], row["comm_rank"] = progress.ts_ns, comm_hash_of(progress.group), rank
-        row["nranks"] = _size(statements, progress.group)
-        row["seq"], row["op"], row["count"] = _last_seq(progress), progress.op, progress.count
-        is_open = progress.open_seq != UNKNOWN or progress.enqueued > progress.completed
-        not_started = is_open and knows_starts and UNKNOWN < progress.started < row["seq"]
-        row["flags"] = (
-            CollectiveFlag.NO_LEDGER
-            | (CollectiveFlag.OPEN if is_open else 0)
-            | (CollectiveFlag.NOT_STARTED if not_started else 0)
+    def permits(self, part: Statements) -> bool:
+        """Whether a part can be of this attempt: a process that ended or timed out states no error much later."""
+        if any(self.claims.get(key, value) != value for key, value in part.claims().items()):
+            return False
+        if part.started_ns and any((part_ns := known.span_ns()) and part_ns[1] < part.started_ns for known in self.parts):
+            return False
+        return not part.has_times or all(
+            ts_ns <= self.last_ns.get(rank, ts_ns) for rank, ts_ns in part.acts()
         )
-    return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+    def add(self, part: Statements) -> None:
+        self.parts.append(part)
+        self.claims.update(part.claims())
+        if not part.has_times:
+            return
+        for failure in part.failures:
+            if failure.status != UNKNOWN and failure.rank != UNKNOWN:
+                self.last_ns.setdefault(failure.rank, failure.ts_ns + _AFTER_END_NS)
+        for (_, rank), progress in part.progress.items():
+            self.last_ns.setdefault(rank, progress.ts_ns + _AFTER_TIMEOUT_NS)
 
 
-def _last_seq(progress: Progress) -> int:
-    """The round that holds a rank: the round that timed out, otherwise the first round not seen complete."""
-    if progress.open_seq != UNKNOWN:
-        return progress.open_seq
-    return (
-        min(progress.completed + 1, progress.enqueued) if progress.completed != UNKNOWN else progress.enqueued
-    )
+def attempts(parts: Sequence[Statements]) -> list[list[Statements]]:
+    """The parts of a log in sets of one attempt each, in their order.
 
-
-def _size(statements: Statements, group: str) -> int:
-    is_world = statements.world_size != UNKNOWN and len(statements.members[group]) > 0 and group in _WORLD
-    return statements.world_size if is_world else UNKNOWN
-
-
-_WORLD = ("default_pg", "0")
-"""The group of all ranks, as c10d names it."""
-
-
-def _communicators(statements: Statements, processes: Processes) -> Array:
-    memberships = {
-        (group, rank): statements.progress.get((group, rank))
-        for group, members in statements.members.items()
-        for rank in (set(processes) if group in _WORLD else members)
-    }
-    rows = layout.empty(layout.COMMUNICATORS, len(memberships))
-    for row, ((group, rank), progress) in zip(rows, memberships.items(), strict=True):
-        row["node"], row["pid"] = processes[rank]
-        row["comm_hash"], row["comm_rank"], row["nranks"] = (
-            comm_hash_of(group),
-            rank,
-            _size(statements, group),
-        )
-        if progress is not None:
-            row["last_entered"] = max(progress.enqueued, progress.open_seq)
-            row["last_completed"] = progress.completed
-    return rows
-
-
-def _processes(statements: Statements, processes: Processes) -> Array:
-    rows = layout.empty(layout.PROCESSES, len(processes))
-    for row, (rank, (node, pid)) in zip(rows, processes.items(), strict=True):
-        row["node"], row["pid"], row["rank"] = node, pid, rank
-        row["nranks"] = max(statements.world_size, len(processes))
-    return rows
-
-
-def _snapshots(statements: Statements, processes: Processes, last_ns: int) -> Array:
-    """One row for each rank whose progress a line states: a rank without a row is silent."""
-    stated = sorted(
-        {rank for (_, rank), progress in statements.progress.items() if _last_seq(progress) != UNKNOWN}
-    )
-    rows = layout.empty(layout.SNAPSHOTS, len(stated))
-    for row, rank in zip(rows, stated, strict=True):
-        row["ts_ns"], row["alive"] = last_ns, 1
-        row["node"], row["pid"] = processes[rank]
-    return rows
-
-
-def _positions(
-    statements: Statements, processes: Processes, last_ns: int
-) -> tuple[list[tuple[str, ...]], Array]:
-    """The stacks, and a row for each thread of each rank, main thread first, and for each failure with a stack."""
-    number: dict[tuple[str, ...], int] = {}
-    values = [
-        (last_ns + 1, processes[rank], thread, stack)
-        for rank, threads in statements.stacks.items()
-        for thread, stack in enumerate(threads)
-    ]
-    values += [
-        (failure.ts_ns, processes.get(failure.rank, (0, _UNRANKED)), 0, failure.stack)
-        for failure in statements.failures
-        if failure.stack
-    ]
-    rows = layout.empty(layout.POSITIONS, len(values))
-    for row, (ts_ns, process, thread, stack) in zip(rows, values, strict=True):
-        row["ts_ns"], row["stack"] = ts_ns, number.setdefault(stack, len(number))
-        row["node"], row["pid"] = process
-        row["tid"] = process[1] + thread
-    return list(number), rows
-
-
-def _annotations(statements: Statements, processes: Processes) -> Array:
-    values: list[tuple[int, tuple[int, int], bytes, bytes]] = []
-    for (_, rank), progress in statements.progress.items():
-        if progress.words or progress.line:
-            label = call_label(
-                progress.words, statements.groups.get(progress.group, progress.group), progress.line
-            )
-            values.append((progress.ts_ns, processes[rank], CALL_LABEL, label))
-    for failure in statements.failures:
-        process = processes.get(failure.rank, (0, _UNRANKED))
-        label = failure_label(failure.words, failure.status, pid=failure.pid, host=failure.host)
-        values.append((failure.ts_ns, process, FAILURE_LABELS[failure.kind], label))
-    rows = layout.empty(layout.ANNOTATIONS, len(values))
-    for row, (ts_ns, process, kind, value) in zip(rows, values, strict=True):
-        row["ts_ns"], row["label"], row["value"] = ts_ns, kind, value
-        row["node"], row["pid"] = process
-    return rows
+    Parts with different claims on a rank are of different attempts. A part belongs to the last attempt that permits it.
+    """
+    out: list[_Attempt] = []
+    for part in parts:
+        if not out or not out[-1].permits(part):
+            out.append(_Attempt())
+        out[-1].add(part)
+    return [attempt.parts for attempt in out]

@@ -17,6 +17,7 @@ from stallscope.events.trace import Coverage, Gap, Trace
 from stallscope.importers import framework_timers, launcher_log, nccl_log, nccl_metrics, stack_dump
 from stallscope.importers.rank_statements import Statements
 from stallscope.importers.registry import Importer, importers, why_unknown
+from stallscope.importers.statement_trace import statement_trace
 from stallscope.importers.texts import files_of, head_of
 
 _MOST_NAMED = 20
@@ -128,7 +129,7 @@ def _folders(path: Path) -> list[Path]:
 
 def _add_statements(reading: Reading, statements: Statements) -> None:
     """Add the statements of logs and stacks to the first trace of the same ranks, or as a separate trace."""
-    stated = statements.trace()
+    stated = statement_trace(statements)
     ranks = set(stated.launcher_ranks().values()) - {UNKNOWN}
     base = next(
         (i for i, trace in enumerate(reading.traces) if ranks & set(trace.launcher_ranks().values())), None

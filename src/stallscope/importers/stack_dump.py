@@ -15,6 +15,7 @@ from stallscope.events.trace import Gap, Trace
 from stallscope.importers.file_ranks import named_rank, ranks_in_name
 from stallscope.importers.rank_statements import Statements
 from stallscope.importers.registry import Importer
+from stallscope.importers.statement_trace import statement_trace
 from stallscope.importers.texts import Source, files_of, head_of, lines_of, text_of
 
 _PYSPY_PROCESS = re.compile(r"^Process (\d+): (.*)$")
@@ -82,7 +83,7 @@ class _Process:
 def _read(source: Source) -> Trace:
     statements = Statements()
     collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statements.trace()
+    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:

@@ -68,7 +68,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def head_of(file: Path, n_bytes: int = HEAD_BYTES) -> bytes:
-    """The first bytes, unpacked; empty where they cannot be read."""
+    """The first bytes, unpacked, with UTF-16 text as UTF-8; empty where they cannot be read."""
     if n_bytes > HEAD_BYTES:
         return _first_bytes(file, n_bytes)
     with suppress(OSError):
@@ -100,11 +100,21 @@ def _head(file: Path, mtime_ns: int, size: int) -> bytes:
 
 
 def _first_bytes(file: Path, n_bytes: int) -> bytes:
+    raw = _raw_bytes(file, n_bytes)
+    return raw.decode("utf-16", "ignore").encode() if _is_utf_16(raw) else raw
+
+
+def _raw_bytes(file: Path, n_bytes: int) -> bytes:
     try:
         with opened(file) as stream:
             return bytes(stream.read(n_bytes))
     except _DAMAGED:
         return b""
+
+
+def _is_utf_16(raw: bytes) -> bool:
+    """Whether a text begins with a byte order mark of UTF-16."""
+    return raw[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
 def begins_as_object(head: bytes, words: Sequence[bytes]) -> bool:
@@ -121,7 +131,7 @@ def text_of(file: Path, most_bytes: int) -> str:
         raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
     if len(raw) > most_bytes:
         raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if _is_utf_16(raw):
         return raw.decode("utf-16", "replace")
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     if len(raw) > _WIDE_BYTES and not raw.isascii():  # one wide letter makes Python store four bytes for each
@@ -141,7 +151,7 @@ def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> 
     except _DAMAGED as error:
         raise BadTrace(f"cannot read {file}: {error}; copy it again, or check its permissions") from error
     with stream:
-        encoding = _encoding(head_of(file))
+        encoding = _encoding(file)
         reader = io.TextIOWrapper(stream, encoding, "replace", newline=None)
         n_bytes = reported = 0
         while True:
@@ -169,7 +179,7 @@ def lines_with(file: Path, words: Sequence[bytes], is_open: Callable[[], bool]) 
 
     A block is about a megabyte. Raises BadTrace where the file cannot be opened.
     """
-    if _encoding(head_of(file)) != "utf-8-sig":
+    if _encoding(file) != "utf-8-sig":
         yield from lines_of(file)
         return
     try:
@@ -196,8 +206,8 @@ def _next_block(stream: IO[bytes]) -> bytes:
         return b""
 
 
-def _encoding(head: bytes) -> str:
-    return "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+def _encoding(file: Path) -> str:
+    return "utf-16" if _is_utf_16(_raw_bytes(file, 2)) else "utf-8-sig"
 
 
 def opened(file: Path) -> IO[bytes]:
