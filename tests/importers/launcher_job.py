@@ -217,7 +217,8 @@ def gpu_fault(log: Log, culprit: int) -> None:
     chatter(log)
     log.say(
         -1,
-        f"[ 100.0] NVRM: Xid (PCI:0000:1b:00): 79, pid={log.first_pid + culprit}, name=python, GPU has fallen off the bus.",
+        f"[ 100.0] NVRM: Xid (PCI:0000:1b:00): 79, pid={log.first_pid + culprit}, name=python, "
+        "GPU has fallen off the bus.",
     )
     traceback(log, culprit, "torch.AcceleratorError: CUDA error: unspecified launch failure")
     summary(log, {rank: 1 if rank == culprit else -15 for rank in range(log.n_ranks)}, culprit)

@@ -23,8 +23,8 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import DATATYPE_BYTES, CollectiveFlag
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.rank_dump import Call, Dump, Group, dump_of
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of, tail_of
+from stallscope.importers.registry import Importer, Unread, each_readable
+from stallscope.importers.texts import tail_of
 
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _WORDS = (b"nccl_version", b"pg_config", b"pg_status", b"entries", b"collective_seq_id")
@@ -40,13 +40,11 @@ def _accepts(file: Path, head: bytes) -> bool:
     )
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
-    if not files:
-        raise BadTrace(f"{source} holds no flight-recorder dump: check the path")
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
     known: dict[tuple[str, str, str], Group] = {}
     cut_off = [file for file in files if _is_cut_off(file)]
-    dumps = [dump_of(file, known) for file in files if file not in cut_off] or [dump_of(files[0], known)]
+    whole = [file for file in files if file not in cut_off] or files[:1]
+    dumps = each_readable(whole, lambda file: dump_of(file, known), unread)
     newest, n_older = _newest_attempt(dumps)
     return _trace(
         _with_members(newest), omitted={"dump cut off": len(cut_off), "dump of an earlier attempt": n_older}

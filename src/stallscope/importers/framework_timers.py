@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN
-from stallscope.events.trace import Gap, Trace
+from stallscope.events.trace import Gap
 from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
-from stallscope.importers.statement_trace import statement_trace
-from stallscope.importers.texts import Source, files_of, head_of, lines_of
+from stallscope.importers.texts import lines_of
 
 _WORDS = (
     *(
@@ -46,12 +45,6 @@ _LEAST_ROUNDS = 1
 
 def _accepts(file: Path, head: bytes) -> bool:
     return any(word in head for word in _WORDS)
-
-
-def _read(source: Source) -> Trace:
-    statements = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:
@@ -137,5 +130,8 @@ def _compare(name: str, by_rank: dict[int, list[float]], statements: Statements)
 
 
 IMPORTER = Importer(
-    "timers of a training framework (Megatron-LM, DeepSpeed, NVRx)", _accepts, _read, is_general=True
+    "timers of a training framework (Megatron-LM, DeepSpeed, NVRx)",
+    _accepts,
+    collect=collect,
+    is_general=True,
 )

@@ -21,8 +21,8 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Trace
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, begins_as_object, files_of, head_of, lines_of
+from stallscope.importers.registry import Importer, Unread
+from stallscope.importers.texts import begins_as_object, lines_of
 
 _MOST_OBJECT = 1 << 20  # characters
 _MOST_ROWS = 3_000_000
@@ -54,8 +54,8 @@ def _accepts(file: Path, head: bytes) -> bool:
     return begins_as_object(head, _WORDS)
 
 
-def _read(source: Source) -> Trace:
-    logs = _logs([file for file in files_of(source) if _accepts(file, head_of(file))])
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
+    logs = _logs(files)
     rows = logs.rows
     hosts = sorted({host for host, _ in logs.processes})
     node = np.array([hosts.index(host) for host, _ in logs.processes])[rows["process"]]

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from stallscope.events.trace import Gap, Trace
+from stallscope.events.trace import Gap
 from stallscope.importers.log_reader import parts_of
 from stallscope.importers.rank_statements import Statements, attempts
 from stallscope.importers.registry import Importer
-from stallscope.importers.statement_trace import statement_trace
-from stallscope.importers.texts import HEAD_BYTES, Source, files_of, head_of, tail_of
+from stallscope.importers.texts import HEAD_BYTES, tail_of
 
 _WORDS = (
     *(
@@ -56,13 +55,6 @@ def _has_words_later(file: Path, head: bytes) -> bool:
     return is_long and any(word in tail_of(file, HEAD_BYTES) for word in _WORDS)
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
-    statements = Statements()
-    collect(files, statements)
-    return statement_trace(statements)
-
-
 def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of some logs."""
     logs = {file: _last_attempt(file) for file in files}
@@ -90,12 +82,14 @@ def _of_one_job(logs: dict[Path, Statements]) -> Statements:
     """The statements of the newest job; none on failures and time-outs if the order of several jobs is not known."""
     spans = {file: span for file, log in logs.items() if (span := log.span_ns())}
     in_order = sorted(spans, key=lambda file: spans[file])
-    *earlier, last = attempts([logs[file] for file in in_order]) or [[]]
+    *earlier, _newest = attempts([logs[file] for file in in_order]) or [[]]
     n_earlier = sum(map(len, earlier))
     dropped, kept = in_order[:n_earlier], in_order[n_earlier:]
     kept += [file for file in logs if file not in spans and _is_near(file, kept, dropped)]
     newest = [logs[file] for file in kept]
-    is_ordered = not dropped or max(spans[f][1] for f in dropped) < min(spans[f][0] for f in kept if f in spans)
+    is_ordered = not dropped or max(spans[f][1] for f in dropped) < min(
+        spans[f][0] for f in kept if f in spans
+    )
     if not is_ordered or len(attempts(newest)) > 1:
         ranks = set().union(*(log.writers for log in logs.values()))
         return Statements(max(log.world_size for log in logs.values()), writers=ranks, gaps=[_SEVERAL])
@@ -109,7 +103,10 @@ def _is_near(file: Path, kept: list[Path], dropped: list[Path]) -> bool:
     """Whether a log without times is in a folder of the newest attempt's logs."""
 
     def depth(others: list[Path]) -> int:
-        return max((len(Path(os.path.commonpath([file, other])).parts) for other in others), default=0)
+        return max(
+            (len(Path(os.path.commonpath([file.absolute(), other.absolute()])).parts) for other in others),
+            default=0,
+        )
 
     return depth(kept) >= depth(dropped)
 
@@ -122,5 +119,8 @@ def _merged(parts: Iterable[Statements]) -> Statements:
 
 
 IMPORTER = Importer(
-    "log of a launcher (torchrun, Slurm, Ray, mpirun, kubectl, dmesg)", _accepts, _read, is_general=True
+    "log of a launcher (torchrun, Slurm, Ray, mpirun, kubectl, dmesg)",
+    _accepts,
+    collect=collect,
+    is_general=True,
 )

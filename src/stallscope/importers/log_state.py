@@ -10,7 +10,6 @@ from stallscope.importers.log_failures import ends_of_others, follows_from_other
 from stallscope.importers.log_lines import Line
 from stallscope.importers.rank_statements import Failure, Statements
 
-
 _ACTOR_PID = re.compile(r"\bpid=(\d{1,9})\b")  # in the prefix of Ray
 
 

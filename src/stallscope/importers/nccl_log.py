@@ -13,11 +13,10 @@ from pathlib import Path
 
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Op
-from stallscope.events.trace import Gap, Trace
+from stallscope.events.trace import Gap
 from stallscope.importers.rank_statements import Failure, Progress, Statements
 from stallscope.importers.registry import Importer
-from stallscope.importers.statement_trace import statement_trace
-from stallscope.importers.texts import Source, files_of, head_of, lines_of
+from stallscope.importers.texts import has_last_line, lines_of
 
 _LINE = re.compile(
     r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<device>\d+|-1)\] (?:\S+ \S+:\d+ |\S+:\d+ )?(?:\([^)]*\) )?"
@@ -79,35 +78,34 @@ class _Member:
 
 @dataclass
 class _Job:
-    """The statements of the lines. members: by process and communicator address."""
+    """The statements of the lines. members: by process and communicator address. cut_off: processes with a cut log."""
 
     members: dict[tuple[Process, str], _Member] = field(default_factory=dict)
     networks: dict[Process, str] = field(default_factory=dict)
     has_gdr: dict[Process, bool] = field(default_factory=dict)
     warnings: list[tuple[Process, str, int]] = field(default_factory=list)
     devices: dict[Process, int] = field(default_factory=dict)
+    cut_off: set[Process] = field(default_factory=set)
     n_lines: int = 0
-
-
-def _read(source: Source) -> Trace:
-    statements = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of some logs."""
     job = _Job()
     for file in files:
+        writers = set()
         for raw in lines_of(file):
             if "NCCL" in raw and (match := _LINE.search(raw)):
                 job.n_lines += 1
-                _take(job, match)
+                writers.add(_take(job, match))
+        if not has_last_line(file):
+            job.cut_off |= writers
     _state(job, statements)
     statements.sources.append(f"NCCL logs of {len(job.devices)} processes")
 
 
-def _take(job: _Job, match: re.Match[str]) -> None:
+def _take(job: _Job, match: re.Match[str]) -> Process:
+    """One line. Returns its process."""
     process = match["host"], int(match["pid"])
     job.devices.setdefault(process, int(match["device"]))
     text = match["text"]
@@ -131,6 +129,7 @@ def _take(job: _Job, match: re.Match[str]) -> None:
         job.networks[process] = network["name"]
     elif (channel := _NET.search(text)) and channel["via"].startswith("NET/"):
         job.has_gdr[process] = job.has_gdr.get(process, False) or "GDRDMA" in channel["via"] + channel["rest"]
+    return process
 
 
 def _state(job: _Job, statements: Statements) -> None:
@@ -142,8 +141,18 @@ def _state(job: _Job, statements: Statements) -> None:
         statements.pids.setdefault(rank, pid)
     size = max((member.size for member in job.members.values()), default=UNKNOWN)
     statements.world_size = max(statements.world_size, size)
+    if job.cut_off:
+        statements.omit("NCCL logs cut off", len(job.cut_off))
+    if _are_several_jobs(job):
+        statements.gaps.append(
+            Gap(
+                "the NCCL logs are of several jobs or attempts",
+                "Give the logs of one attempt: remove older files.",
+            )
+        )
+        return
     for comm, members in _communicators(job).items():
-        _add_progress(statements, comm, members, ranks)
+        _add_progress(statements, comm, [m for m in members if m[0] not in job.cut_off], ranks)
     _add_transports(job, statements, ranks)
     for process, text, number in job.warnings:
         kind = "aftermath" if _FOLLOWS.search(text) else "remark"
@@ -161,6 +170,18 @@ def _state(job: _Job, statements: Statements) -> None:
                 "Also dump the stacks of all ranks.",
             )
         )
+
+
+def _are_several_jobs(job: _Job) -> bool:
+    """Whether two processes without a common communicator use one GPU: they did not run at the same time."""
+    comms: dict[Process, set[str]] = {}
+    for (process, _), member in job.members.items():
+        comms.setdefault(process, set()).add(member.comm_id)
+    users: dict[tuple[str, int], list[Process]] = {}
+    for process in comms:
+        if job.devices[process] >= 0 and "" not in comms[process]:
+            users.setdefault((process[0], job.devices[process]), []).append(process)
+    return any(not comms[own[0]] & comms[other] for own in users.values() for other in own[1:])
 
 
 def _ranks(job: _Job) -> dict[Process, int]:
@@ -196,6 +217,8 @@ def _add_progress(
     statements: Statements, comm: str, members: list[tuple[Process, _Member]], ranks: dict[Process, int]
 ) -> None:
     """The calls of each member; the ranks that made most are ahead."""
+    if not members:
+        return
     statements.groups[comm] = f"communicator {comm}"
     calls = [member.n_calls for _, member in members]
     most = max(calls)
@@ -233,4 +256,4 @@ def _add_transports(job: _Job, statements: Statements, ranks: dict[Process, int]
                 )
 
 
-IMPORTER = Importer("NCCL log (NCCL_DEBUG=INFO or TRACE)", _accepts, _read)
+IMPORTER = Importer("NCCL log (NCCL_DEBUG=INFO or TRACE)", _accepts, collect=collect)

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN
-from stallscope.events.trace import Gap, Trace
+from stallscope.events.trace import Gap
 from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
-from stallscope.importers.statement_trace import statement_trace
-from stallscope.importers.texts import Source, files_of, head_of, lines_of
+from stallscope.importers.texts import head_of, lines_of
 
 _METRIC = re.compile(r"^nccl_collective_exec_time_microseconds\{(?P<labels>[^}]*)\} (?P<value>[\d.eE+-]+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -27,12 +26,6 @@ _SHORT = 0.5  # of the median time inside
 def _accepts(file: Path, head: bytes) -> bool:
     is_metrics = b"nccl_collective_exec_time_microseconds{" in head or b"nccl_bus_bandwidth_gbs{" in head
     return is_metrics or (b'"CommHash"' in head and b'"SeqNum"' in head and b'"ph"' in head)
-
-
-def _read(source: Source) -> Trace:
-    statements = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:
@@ -89,4 +82,4 @@ def _compare(group: tuple[str, ...], by_gpu: dict[str, list[float]], statements:
         statements.failures.append(Failure(rank, "slow", words, 0))
 
 
-IMPORTER = Importer("metrics of NCCL's Inspector (.prom)", _accepts, _read)
+IMPORTER = Importer("metrics of NCCL's Inspector (.prom)", _accepts, collect=collect)

@@ -24,8 +24,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.functions import op_of
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of
+from stallscope.importers.registry import Importer, Unread
 
 _MAGIC = b"SQLite format 3\0"
 _NEEDED = {
@@ -75,10 +74,7 @@ def _columns(database: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
-    if isinstance(source, Path) and source.is_file():
-        files = [source]
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
     if len(files) != 1:
         raise BadTrace(f"{len(files)} node databases are given: give one of them, or merge their traces")
     (path,) = files

@@ -23,8 +23,7 @@ from stallscope.importers.file_ranks import named_rank, ranks_in_name
 from stallscope.importers.functions import op_of
 from stallscope.importers.profile_trace import trace_of
 from stallscope.importers.rank_profile import CALL, KERNEL, STEP, Collective, Profile, op_of_kernel
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of
+from stallscope.importers.registry import Importer, Unread, each_readable
 
 _MAGIC = b"SQLite format 3\0"
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -60,21 +59,23 @@ def _columns(db: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in db.execute(f"PRAGMA table_info({table})")} if is_table else set()
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
-    profiles: list[Profile] = []
-    for file in files:
-        try:
-            with closing(_opened(file)) as db:
-                profiles += _profiles(db, file)
-        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-            reason = str(error).replace("\n", " ")[:120]
-            raise BadTrace(
-                f"{file} cannot be read as an Nsight Systems report ({reason}): export it again"
-            ) from error
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
+    profiles = [profile for report in each_readable(files, _report, unread) for profile in report]
     if not profiles:
-        raise BadTrace(f"{files[0] if files else source} holds no kernels: profile with --trace=cuda,nvtx")
+        raise BadTrace(f"{files[0]} holds no kernels: profile with --trace=cuda,nvtx")
     return trace_of(profiles, f"Nsight Systems reports of {len(profiles)} ranks")
+
+
+def _report(file: Path) -> list[Profile]:
+    """The ranks of one report. Raises BadTrace."""
+    try:
+        with closing(_opened(file)) as db:
+            return _profiles(db, file)
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        reason = str(error).replace("\n", " ")[:120]
+        raise BadTrace(
+            f"{file} cannot be read as an Nsight Systems report ({reason}): export it again"
+        ) from error
 
 
 def _profiles(db: sqlite3.Connection, file: Path) -> list[Profile]:

@@ -9,6 +9,7 @@ stage, *-send and *-recv between neighbouring stages of a replica, embedding-* b
 The names of other operations do not show which workers take part; these operations become spans only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,8 +22,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Trace
 from stallscope.importers.parquet import coded, column_names, table
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of
+from stallscope.importers.registry import Importer, Unread
 
 _NUMBERS = ("step", "rank", "stage", "dp_rank", "start_ts", "duration", "seq_id")
 _COLUMNS = (*_NUMBERS, "optype")
@@ -71,8 +71,7 @@ def _accepts(file: Path, head: bytes) -> bool:
     return head[:4] == b"PAR1" and set(_COLUMNS) <= column_names(file)
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if _accepts(file, head_of(file))]
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:4])
         raise BadTrace(f"{len(files)} pipeline traces are given ({names}): give one of them")

@@ -289,7 +289,7 @@ def _call(entry: dict[str, Any]) -> Call:
         datatype=datatype,
         is_p2p=is_p2p,
         is_complete=state == "completed" or bool(entry.get("retired")),
-        is_started=state in ("started", "completed") or isinstance(started, int),
+        is_started=state in ("started", "completed") or (isinstance(started, int) and started > 0),
         words=_words(name, entry),
         frame=_frame(entry.get("frames")),
     )

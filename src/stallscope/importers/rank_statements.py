@@ -164,7 +164,9 @@ class _Attempt:
         """Whether a part can be of this attempt: a process that ended or timed out states no error much later."""
         if any(self.claims.get(key, value) != value for key, value in part.claims().items()):
             return False
-        if part.started_ns and any((part_ns := known.span_ns()) and part_ns[1] < part.started_ns for known in self.parts):
+        if part.started_ns and any(
+            (part_ns := known.span_ns()) and part_ns[1] < part.started_ns for known in self.parts
+        ):
             return False
         return not part.has_times or all(
             ts_ns <= self.last_ns.get(rank, ts_ns) for rank, ts_ns in part.acts()

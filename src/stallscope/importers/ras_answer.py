@@ -60,7 +60,7 @@ class Answer:
 def is_answer(head: bytes) -> bool:
     """Whether a file holds answers, by its first bytes."""
     return (b'"nccl_version"' in head and b'"communicators_count"' in head) or (
-        b"Job summary\n===" in head and b"Communicators..." in head
+        re.search(rb"Job summary\r?\n===", head) is not None and b"Communicators..." in head
     )
 
 
@@ -70,9 +70,10 @@ def answers_of(file: Path) -> list[Answer]:
     try:
         if '"communicators_count"' in text:
             return [_from_json(value) for value in _objects(text)]
-        return [
-            _from_text(part) for part in re.split(r"(?m)^(?=NCCL version )", text) if "Communicators" in part
-        ]
+        parts = [part for part in re.split(r"(?m)^(?=NCCL version )", text) if "Communicators" in part]
+        if parts and not text.endswith("\n"):
+            parts[-1] = parts[-1].rpartition("\n")[0]
+        return [answer for part in parts if (answer := _from_text(part))]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
         raise BadTrace(f"{file} is a damaged answer of ncclras ({reason}): ask again with -f json") from error
@@ -141,7 +142,9 @@ _DEAD_PROCESS = re.compile(r"^  Process (\d+) on node (\S+) managing GPUs? (.*)"
 
 @dataclass
 class _Comm:
-    """The state of one communicator while its lines are read. counts, status: by rank; rest: of ranks not listed."""
+    """The state of one communicator while its lines are read. counts, status: by rank; rest: of ranks not
+    listed. listed: ranks that the lines on an operation cover.
+    """
 
     comm_hash: int
     size: int
@@ -150,17 +153,30 @@ class _Comm:
     rest: dict[str, int] = field(default_factory=dict)
     status: dict[int, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    listed: dict[str, int] = field(default_factory=dict)
+
+    def differs(self) -> bool:
+        """Whether lines state how the ranks differ."""
+        return bool(self.listed or self.status or self.missing)
+
+    def lacks_ranks(self) -> bool:
+        """Whether the counts of an operation cover only a part of the ranks: the text ends in the middle."""
+        return any(0 < n < self.size - len(self.missing) for n in self.listed.values())
 
 
-def _from_text(text: str) -> Answer:
+def _from_text(text: str) -> Answer | None:
+    """One answer; None if it ends in the middle."""
+    if not re.search(r"(?m)^Warnings$", text):
+        return None
     version = re.match(r"NCCL version (\S+)", text)
     sizes: dict[int, int] = {}
     comms: dict[str, _Comm] = {}
     dead: dict[tuple[str, int], bool] = {}
-    current, error, operation, group = None, "", "", 0
+    current, error, operation, group, n_uneven = None, "", "", 0, 0
     for line in text.splitlines():
         if row := _GROUP_ROW.match(line):
             sizes[int(row[1])] = int(row[5].split("-")[-1])
+            n_uneven += int(row[2]) if "MISMATCH" in row[8] else 0
         elif title := _COMM.match(line):
             size = min(sizes.get(int(title[1]), 0), _MOST_RANKS)
             current = comms.setdefault(title[3], _Comm(int(title[3], 16), size))
@@ -174,12 +190,15 @@ def _from_text(text: str) -> Answer:
             operation, group = match[1], 0
         elif operation and (many := _MANY.match(line)):
             group = _number(many[2] or 0)
+            current.listed[operation] = current.listed.get(operation, 0) + _number(many[1])
             current.rest[operation] = max(current.rest.get(operation, 0), group)
         elif many := _MANY_STATUS.match(line):
             group = 0
             operation = ""
         elif own := _OWN.match(line):
             _add_rank(current, line, own, operation=operation, group=group, error=error)
+    if any(comm.lacks_ranks() for comm in comms.values()) or n_uneven > sum(map(_Comm.differs, comms.values())):
+        return None
     members = tuple(member for comm in comms.values() for member in _text_members(comm, dead))
     hosts = {member.host for member in members} - {""}
     if len(hosts) == 1:  # the text lists only the hosts of ranks that differ
@@ -197,6 +216,8 @@ def _add_rank(comm: _Comm, line: str, own: re.Match[str], *, operation: str, gro
         comm.status[rank] = status[2]
     elif operation:
         count = _number(own[2]) if own[2] else 0 if own[3] else group
+        if own[2] or own[3]:  # otherwise a rank of the group above
+            comm.listed[operation] = comm.listed.get(operation, 0) + 1
         comm.counts.setdefault(operation, {})[rank] = count
 
 

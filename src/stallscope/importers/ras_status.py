@@ -7,8 +7,9 @@ RAS calls dead or unresponsive is missing in one answer already. RAS does not st
 so equal counts that do not move leave the answer open.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
 from stallscope.importers.ras_answer import IN_PROGRESS, Answer, Member, answers_of, is_answer
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source, files_of, head_of
+from stallscope.importers.registry import Importer, Unread, each_readable
 
 _STANDS_STILL_NS = 10 * 10**9
 _OPS = {
@@ -66,11 +66,10 @@ def _accepts(path: object, head: bytes) -> bool:
     return is_answer(head)
 
 
-def _read(source: Source) -> Trace:
-    files = [file for file in files_of(source) if is_answer(head_of(file))]
-    answers = [answer for file in files for answer in answers_of(file)]
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
+    answers = [answer for parts in each_readable(files, answers_of, unread) for answer in parts]
     if not answers:
-        raise BadTrace(f"{source} holds no complete answer of ncclras: ask again with -f json")
+        raise BadTrace(f"{files[0]} holds no complete answer of ncclras: ask again with -f json")
     answers.sort(key=lambda answer: answer.at_ns)
     change = _change(answers)
     return _trace(change, n_answers=len(answers))
@@ -103,6 +102,7 @@ def _trace(change: _Change, *, n_answers: int) -> Trace:
     node_of = {host: i for i, host in enumerate(nodes)}
     pid_of = _pids(last)
     ranks = _job_ranks(last, pid_of)
+    unplaced = _unplaced(comms, ranks)
     rows = [
         _row(
             member,
@@ -111,7 +111,7 @@ def _trace(change: _Change, *, n_answers: int) -> Trace:
             **entered,
         )
         for comm_hash, comm in comms.items()
-        for member, entered in _entered(comm, is_still=comm_hash in change.still)
+        for member, entered in _entered(comm, is_still=comm_hash in change.still and not unplaced)
     ]
     at_ns = max(last.at_ns, 0)
     return Trace(
@@ -124,7 +124,9 @@ def _trace(change: _Change, *, n_answers: int) -> Trace:
         ends_ns=(at_ns,) * len(nodes),
         source=f"{n_answers} answer{'s' * (n_answers > 1)} of NCCL's RAS service",
         facts={"nccl_version": last.version} if last.version else {},
-        coverage=Coverage(blind_spots=("slowness",), gaps=tuple(_gaps(change, comms, n_answers))),
+        coverage=Coverage(
+            blind_spots=("slowness",), gaps=(*_unplaced_gaps(unplaced), *_gaps(change, comms, n_answers))
+        ),
     )
 
 
@@ -152,6 +154,27 @@ def _job_ranks(answer: Answer, pid_of: dict[tuple[int, int], int]) -> dict[tuple
         for member in widest
         if member.comm_hash == widest[0].comm_hash
     }
+
+
+def _unplaced(comms: dict[int, _Comm], ranks: dict[tuple[str, int], int]) -> list[Member]:
+    """Listed members of smaller communicators whose rank in the job is not known: text does not state all processes."""
+    are_all_known = all(member.pid != UNKNOWN for comm in comms.values() for member in comm)
+    if are_all_known or len(comms) < 2:
+        return []
+    members = [member for comm in comms.values() for member in comm if member.pid != UNKNOWN]
+    return [member for member in members if (member.host, member.pid) not in ranks]
+
+
+def _unplaced_gaps(members: list[Member]) -> Iterator[Gap]:
+    if members:
+        names = ", ".join(
+            f"process {m.pid} on {m.host} (rank {m.rank} of communicator {m.comm_hash:016x})"
+            for m in members[:4]
+        )
+        yield Gap(
+            f"the text does not state the rank in the job of {names}, whose counts differ from its peers'",
+            "Run ncclras -f json (NCCL 2.28.7 or later), and dump the stacks of that process.",
+        )
 
 
 def _is_silent(member: Member) -> bool:

@@ -5,7 +5,7 @@ its trace. Files that cannot be read are listed with the reason; a single unread
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,21 +14,12 @@ import numpy as np
 from stallscope.errors import BadTrace, NotFound
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Coverage, Gap, Trace
-from stallscope.importers import framework_timers, launcher_log, nccl_log, nccl_metrics, stack_dump
 from stallscope.importers.rank_statements import Statements
-from stallscope.importers.registry import Importer, importers, why_unknown
+from stallscope.importers.registry import importers, why_unknown
 from stallscope.importers.statement_trace import statement_trace
 from stallscope.importers.texts import files_of, head_of
 
 _MOST_NAMED = 20
-_STATEMENTS: tuple[tuple[Importer, Callable[[Iterable[Path], Statements], None]], ...] = (
-    (nccl_log.IMPORTER, nccl_log.collect),
-    (stack_dump.IMPORTER, stack_dump.collect),
-    (framework_timers.IMPORTER, framework_timers.collect),
-    (nccl_metrics.IMPORTER, nccl_metrics.collect),
-    (launcher_log.IMPORTER, launcher_log.collect),
-)
-"""Importers of statements: one file may hold lines for several of them, and all files make one set of statements."""
 
 
 @dataclass
@@ -53,28 +44,34 @@ def read_files(paths: Sequence[Path]) -> Reading:
     reading = Reading()
     by_kind, statement_files = _assigned(paths, reading)
     statements = Statements()
-    for importer, collect in _STATEMENTS:
-        if files := statement_files.get(importer.name):
-            collect(files, statements)
+    for importer in importers():
+        if importer.collect and (files := statement_files.get(importer.name)):
+            importer.collect(files, statements)
             reading.used[importer.name] = len(files)
     for importer in importers():
         for source in by_kind.get(importer.name, []):
             try:
-                reading.traces.append(importer.read(source))
+                reading.traces.append(importer.read(source, reading.unread))
                 n_files = 1 if isinstance(source, Path) else len(source)
                 reading.used[importer.name] = reading.used.get(importer.name, 0) + n_files
             except (BadTrace, NotFound) as error:
                 first = source if isinstance(source, Path) else source[0]
-                reading.unread.append((first, f"({importer.name}): {error}"))
+                reading.unread.append((first, str(error).removeprefix(f"{first} ")))
     if statements.sources:
         _add_statements(reading, statements)
     if not reading.traces:
-        given = ", ".join(map(str, paths[:4]))
-        why = "; ".join(reading.unread_lines()[:4])
-        raise BadTrace(f"{given} {why_unknown(paths[0])}" if not why or paths[0].is_dir() else why)
+        raise BadTrace(_why_nothing(paths, reading))
     if reading.unread:
         reading.traces[0] = _with_gap(reading.traces[0], reading.unread)
     return reading
+
+
+def _why_nothing(paths: Sequence[Path], reading: Reading) -> str:
+    """The reason why not one file could be read: the reasons of damaged files before files of no known kind."""
+    damaged = [(path, reason) for path, reason in reading.unread if reason != why_unknown(path)]
+    if not damaged and paths[0].is_dir():
+        return f"{', '.join(map(str, paths[:4]))} {why_unknown(paths[0])}"
+    return "; ".join(f"{path} {reason}" for path, reason in (damaged or reading.unread)[:4])
 
 
 def _with_gap(trace: Trace, unread: list[tuple[Path, str]]) -> Trace:
@@ -88,11 +85,7 @@ def _assigned(
 ) -> tuple[dict[str, list[Path | list[Path]]], dict[str, list[Path]]]:
     """The sources of each measuring importer, and the files of each importer of statements."""
     folders = [importer for importer in importers() if importer.takes_folders]
-    measuring = [
-        importer
-        for importer in importers()
-        if not importer.takes_folders and importer.name not in {i.name for i, _ in _STATEMENTS}
-    ]
+    measuring = [importer for importer in importers() if not importer.takes_folders and not importer.collect]
     by_kind: dict[str, list[Path | list[Path]]] = {}
     statement_files: dict[str, list[Path]] = {}
     whole = [
@@ -113,7 +106,7 @@ def _assigned(
         if kind := next((importer for importer in measuring if importer.accepts(file, head)), None):
             plain.setdefault(kind.name, []).append(file)
             continue
-        stating = [importer for importer, _ in _STATEMENTS if importer.accepts(file, head)]
+        stating = [i for i in importers() if i.collect and i.accepts(file, head)]
         for importer in stating:
             statement_files.setdefault(importer.name, []).append(file)
         if not stating:

@@ -8,6 +8,7 @@ Statements on faults in truth.json are never read.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from stallscope.events.names import DATATYPE_BYTES, N_CATEGORIES, Category, Coll
 from stallscope.events.syscalls import blocked_category
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers.parquet import table
-from stallscope.importers.registry import Importer
-from stallscope.importers.texts import Source
+from stallscope.importers.registry import Importer, Unread
 
 _COLUMNS = (
     *("ts_ns", "pid", "tid", "cpu", "kind", "symbol"),
@@ -108,8 +108,8 @@ def _accepts(path: Path, head: bytes) -> bool:
     return path.is_dir() and (path / "events.parquet").is_file()
 
 
-def _read(source: Source) -> Trace:
-    path = source if isinstance(source, Path) else source[0]
+def _read(files: Sequence[Path], unread: Unread) -> Trace:
+    path = files[0]
     raw = _raw(path / "events.parquet")
     facts, clock, known_ranks = _truth(path / "truth.json")
     pids = [

@@ -1,15 +1,21 @@
 """The list of importers, and the importer for a path."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from stallscope.errors import BadTrace, NotFound
 from stallscope.events.trace import Trace
+from stallscope.importers.rank_statements import Statements
 from stallscope.importers.texts import Source, files_of, head_of
+
+T = TypeVar("T")
+Unread = list[tuple[Path, str]]
+"""Files that cannot be read, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -17,21 +23,67 @@ class Importer:
     """Reads one kind of file.
 
     name: as users read it. accepts: whether a file is of this kind, from its path and its first bytes; cheap, never
-    raises. read: the events of all files of this kind that a source holds; raises BadTrace, NotFound.
+    raises. read_files: the events of files of this kind; adds to the list the files that it leaves out. collect: for
+    logs and stacks instead of read_files, adds the statements of files. Both raise BadTrace.
     takes_folders: a folder as a whole is the input. is_general: other importers are asked first.
     """
 
     name: str
     accepts: Callable[[Path, bytes], bool]
-    read: Callable[[Source], Trace]
+    read_files: Callable[[Sequence[Path], Unread], Trace] | None = None
+    collect: Callable[[Iterable[Path], Statements], None] | None = None
     takes_folders: bool = False
     is_general: bool = False
+
+    def read(self, source: Source, unread: Unread | None = None) -> Trace:
+        """The events of all files of this kind that a source holds.
+
+        unread: damaged files are added to this list and left out; without it, a damaged file raises BadTrace.
+        """
+        files = [source] if self.takes_folders and isinstance(source, Path) else self.files(source)
+        if not files:
+            raise BadTrace(f"{source} holds no file of this kind ({self.name}): check the path")
+        if self.read_files:
+            damaged: Unread = []
+            trace = self.read_files(files, damaged)
+            if damaged and unread is None:
+                raise BadTrace(" ".join(map(str, damaged[0])))
+            if unread is not None:
+                unread += damaged
+            return trace
+        from stallscope.importers.statement_trace import statement_trace
+
+        statements = Statements()
+        if self.collect:
+            self.collect(files, statements)
+        return statement_trace(statements)
+
+    def files(self, source: Source) -> list[Path]:
+        """The files of this kind."""
+        return [file for file in files_of(source) if self.accepts(file, head_of(file))]
 
     def sniff(self, source: Source) -> bool:
         """Whether a source holds a file of this kind."""
         if self.takes_folders:
             return isinstance(source, Path) and source.is_dir() and self.accepts(source, b"")
         return any(self.accepts(file, head_of(file)) for file in files_of(source))
+
+
+def each_readable(files: Sequence[Path], read: Callable[[Path], T], unread: Unread) -> list[T]:
+    """The content of each file; damaged files are added to the list. Raises BadTrace if all are damaged."""
+    contents: list[T] = []
+    for file in files:
+        try:
+            contents.append(read(file))
+        except BadTrace as error:
+            if len(files) == 1:
+                raise
+            unread.append((file, str(error).removeprefix(f"{file} ").removeprefix(f"{file}: ")))
+    if not contents:
+        raise BadTrace(
+            f"{files[0]} {unread[-len(files)][1]}; {len(files) - 1} more files cannot be read either"
+        )
+    return contents
 
 
 @cache

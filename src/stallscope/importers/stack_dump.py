@@ -1,8 +1,9 @@
 """Stacks of all ranks, dumped from outside: py-spy (text, JSON), faulthandler, gdb and cuda-gdb; one file per rank.
 
-The phrases are from py-spy dump (src/dump.rs, 0.3 to 0.4), faulthandler (Python/traceback.c, 3.9 to 3.14) and gdb's
-`thread apply all bt`. The rank is the number in the file's name, in the process's environment or in its command line.
-Otherwise ranks follow the order of the process ids on a host. A file may hold several processes.
+The phrases are from py-spy dump (src/dump.rs, 0.3 to 0.4), faulthandler (Python/traceback.c, 3.9 to 3.14), gdb's
+`thread apply all bt` and cuda-gdb's `info cuda kernels`. A kernel counts as a stack of one frame. The rank is the
+number in the file's name, in the process's environment or in its command line. Otherwise ranks follow the order of the
+process ids on a host. A file may hold several processes.
 """
 
 import json
@@ -11,12 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stallscope.events.trace import Gap, Trace
+from stallscope.events.trace import Gap
 from stallscope.importers.file_ranks import named_rank, ranks_in_name
 from stallscope.importers.rank_statements import Statements
 from stallscope.importers.registry import Importer
-from stallscope.importers.statement_trace import statement_trace
-from stallscope.importers.texts import Source, files_of, head_of, lines_of, text_of
+from stallscope.importers.texts import has_last_line, head_of, lines_of, text_of
 
 _PYSPY_PROCESS = re.compile(r"^Process (\d+): (.*)$")
 _PYSPY_THREAD = re.compile(r'^Thread (?:0x)?([0-9A-Fa-f]+) \((\S+?)\)(?:: "([^"]*)")?$')
@@ -31,11 +31,21 @@ _GDB_FRAME = re.compile(
     r"(?: at (?P<file>[^:]+):(?P<line>\d+))?(?: from (?P<lib>\S+))?"
 )
 _GDB_PROCESS = re.compile(r"^(?:\[New LWP|Attaching to (?:program|process)[^\d]*(\d+)|.*process (\d+))")
-_CUDA_KERNEL = re.compile(r"^\*? *(\d+) +.*?(\w*[Nn]ccl\w*|\w+kernel\w*)\(")
+_CUDA_KERNELS = re.compile(r"^ *Kernel +Parent +Dev +Grid +Status|^No CUDA kernels|info cuda kernels")
+_CUDA_KERNEL = re.compile(
+    r"^[* ] *\d+ +\S+ +\d+ +\d+ +\w+ .*\(\d+,\d+,\d+\) +\(\d+,\d+,\d+\) +(?P<name>[^\s(]+)"
+)
 _COMMAND_RANK = re.compile(r"(?:--rank[= ]|--global[-_]rank[= ]|\bRANK=)(\d{1,7})\b")
 _LOCAL_RANK = re.compile(r"(?:--local[-_]rank[= ]|LOCAL_RANK=)(\d{1,7})\b")
 _MOST_BYTES = 64 << 20
+_SEVERAL = Gap(
+    "several processes have one rank: the stacks are of several jobs or attempts",
+    "Give the stacks of one attempt, with the rank in each file's name.",
+)
 _MAIN = ("MainThread", "main")
+_FIRST_FUNCTION = re.compile(
+    r"<module>|_bootstrap\b|^(?:_start|main|__libc_start_\w+|start_thread|_*clone3?) |GPU\)$"
+)
 
 
 def _accepts(file: Path, head: bytes) -> bool:
@@ -59,6 +69,8 @@ def _kind(text: str) -> str | None:
         or sum(bool(_GDB_FRAME.match(line)) for line in lines) >= 3
     ):
         return "gdb"
+    if any(_CUDA_KERNELS.search(line) for line in lines):
+        return "cuda-gdb"
     has_traceback = any("Traceback (most recent call last)" in line for line in lines)
     if any(_FAULT_THREAD.match(line) for line in lines) and not has_traceback:
         return "faulthandler"
@@ -67,23 +79,24 @@ def _kind(text: str) -> str | None:
 
 @dataclass
 class _Process:
-    """One process of a dump. threads: name and frames, innermost first."""
+    """One process of a dump. threads: name and frames, innermost first. has_main: one of them is the main thread."""
 
     pid: int = 0
     command: str = ""
+    has_main: bool = False
     threads: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def is_complete(self) -> bool:
+        """Whether the last stack reaches the first function of its thread."""
+        return bool(self.threads and self.threads[-1][1] and _FIRST_FUNCTION.search(self.threads[-1][1][-1]))
 
     def in_order(self) -> list[list[str]]:
         """The stacks, main thread first; threads without frames are left out."""
         named = [(name, frames) for name, frames in self.threads if frames]
         main = [frames for name, frames in named if name in _MAIN]
+        if self.has_main and not main:
+            return []
         return [*main[:1], *(frames for _, frames in named if not main or frames is not main[0])]
-
-
-def _read(source: Source) -> Trace:
-    statements = Statements()
-    collect([file for file in files_of(source) if _accepts(file, head_of(file))], statements)
-    return statement_trace(statements)
 
 
 def collect(files: Iterable[Path], statements: Statements) -> None:
@@ -95,14 +108,25 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
         if not processes:
             statements.omit("stack dumps without a frame")
     ranks = _ranks(found)
+    newest: dict[int, _Process] = {}
+    are_several = False
     for (_, process), rank in zip(found, ranks, strict=True):
-        statements.writers.add(rank)
+        known = newest.get(rank, process)
+        are_several |= known.pid != process.pid or (
+            not known.pid and known.in_order()[0] != process.in_order()[0]
+        )
+        newest[rank] = process
+    statements.writers |= set(newest)
+    if are_several:
+        statements.gaps.append(_SEVERAL)
+        newest = {}
+    for rank, process in newest.items():
         if process.pid:
             statements.pids.setdefault(rank, process.pid)
         for stack in process.in_order():
             statements.add_stack(rank, stack)
     statements.sources.append(f"stacks of {len(set(ranks))} rank{'s' * (len(set(ranks)) != 1)}")
-    if len(set(ranks)) < 2:
+    if len(set(ranks)) < 2 and not are_several:
         statements.gaps.append(
             Gap(
                 "stacks of one rank only cannot show which rank differs",
@@ -119,11 +143,11 @@ def _ranks(found: list[tuple[Path, _Process]]) -> list[int]:
         for match, (file, _) in zip(by_command, found, strict=True)
     ]
     ranks = [rank for rank in stated if rank is not None]
-    if len(ranks) == len(found) and len(set(ranks)) == len(ranks):
+    if len(ranks) == len(found) and _are_distinct(ranks):
         return ranks
     numbered = [ranks_in_name(file)[:1] for file, _ in found]
     small = [numbers[0] for numbers in numbered if numbers]
-    if len(small) == len(found) and len(set(small)) == len(small) and max(small) < 4 * len(small):
+    if len(small) == len(found) and _are_distinct(small) and max(small) < 4 * len(small):
         return small
     local = [_LOCAL_RANK.search(process.command) for _, process in found]
     numbers = [int(match[1]) for match in local if match]
@@ -136,6 +160,11 @@ def _ranks(found: list[tuple[Path, _Process]]) -> list[int]:
     return out
 
 
+def _are_distinct(ranks: list[int]) -> bool:
+    """Whether each process has a rank of its own, or all ranks have several dumps; not one number for all processes."""
+    return len(set(ranks)) == len(ranks) or len(set(ranks)) > 1
+
+
 def _processes(file: Path) -> Iterator[_Process]:
     """The processes of one file."""
     head = head_of(file)
@@ -143,9 +172,17 @@ def _processes(file: Path) -> Iterator[_Process]:
         yield from _json_processes(text_of(file, _MOST_BYTES))
         return
     kind = _kind(head.decode("utf-8", "replace"))
-    parse = {"py-spy": _pyspy, "gdb": _gdb, "faulthandler": _faulthandler}.get(kind or "")
+    parse = {"py-spy": _pyspy, "gdb": _gdb, "faulthandler": _faulthandler, "cuda-gdb": _cuda_gdb}.get(
+        kind or ""
+    )
     if parse:
-        yield from parse(lines_of(file))
+        *complete, last = parse(lines_of(file))
+        yield from complete
+        if has_last_line(file) or last.is_complete():
+            yield last
+        else:
+            del last.threads[-1:]
+            yield last
 
 
 def _json_processes(text: str) -> Iterator[_Process]:
@@ -159,7 +196,7 @@ def _json_processes(text: str) -> Iterator[_Process]:
         if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
             continue
         frames = [
-            _frame(str(f.get("name")), str(f.get("short_filename") or f.get("filename")), f.get("line"))
+            _frame(str(f.get("name")), str(f.get("filename") or f.get("short_filename")), f.get("line"))
             for f in thread["frames"]
             if isinstance(f, dict)
         ]
@@ -202,6 +239,7 @@ def _faulthandler(lines: Iterable[str]) -> Iterator[_Process]:
             process.threads[-1][1].append(f"{found['file']}:{found['line']} {found['name']}")
     if process.threads and not any(name for name, _ in process.threads):
         process.threads[-1] = ("MainThread", process.threads[-1][1])
+    process.has_main = True
     yield process
 
 
@@ -216,6 +254,7 @@ def _gdb(lines: Iterable[str]) -> Iterator[_Process]:
                 yield process
                 process = _Process()
             process.threads.append((name, []))
+            process.has_main = True
             if name == "MainThread":
                 process.pid = int(found[2])
         elif (found := _GDB_FRAME.match(line)) is not None:
@@ -231,4 +270,20 @@ def _gdb(lines: Iterable[str]) -> Iterator[_Process]:
     yield process
 
 
-IMPORTER = Importer("stacks of ranks (py-spy, faulthandler, gdb)", _accepts, _read)
+def _cuda_gdb(lines: Iterable[str]) -> Iterator[_Process]:
+    """The running kernels of each process; a process without a kernel is in its own code."""
+    process = _Process(has_main=True)
+    for line in lines:
+        if _CUDA_KERNELS.search(line) and process.threads and "No CUDA kernels" not in line:
+            yield process
+            process = _Process(has_main=True)
+        if match := _CUDA_KERNEL.match(line):
+            process.threads.append(("MainThread", [f"{match['name']} (GPU kernel)"]))
+        elif line.startswith("No CUDA kernels"):
+            process.threads.append(("MainThread", ["no kernel (GPU)"]))
+        elif (match := _GDB_PROCESS.match(line)) and (match[1] or match[2]):
+            process.pid = int(match[1] or match[2])
+    yield process
+
+
+IMPORTER = Importer("stacks of ranks (py-spy, faulthandler, gdb)", _accepts, collect=collect)

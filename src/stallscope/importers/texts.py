@@ -93,6 +93,11 @@ def tail_of(file: Path, n_bytes: int) -> bytes:
         return b""
 
 
+def has_last_line(file: Path) -> bool:
+    """Whether a text ends with the end of a line: a copy that broke off, or a paste, may not."""
+    return tail_of(file, 2).strip(b"\0")[-1:] in (b"\n", b"\r")
+
+
 @lru_cache(maxsize=256)
 def _head(file: Path, mtime_ns: int, size: int) -> bytes:
     """mtime_ns, size: a changed file is read again."""

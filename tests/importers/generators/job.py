@@ -64,7 +64,7 @@ class Job:
         stuck, out = self.stuck_group, {}
         for name in self.own_groups(rank):
             is_behind = rank in self.culprits or (name == WORLD != stuck and self._misses_world(rank))
-            enters = 0 if is_behind and (name == stuck or name == WORLD) else 1
+            enters = 0 if is_behind and name in (stuck, WORLD) else 1
             completes = 0 if name in (stuck, WORLD) else 1
             out[name] = Progress(n + enters, n + completes)
         return out

@@ -122,8 +122,8 @@ def _nccl(folder: Path, job: Job, chance: Random) -> None:
         for name in reversed(job.own_groups(rank)):
             members = job.groups[name]
             words = (
-                f"comm {addresses[name]} rank {members.index(rank)} nranks {len(members)} cudaDev {device} nvmlDev {device} "
-                f"busId {device + 1}b000 commId 0x{job.comm_id(name):x}"
+                f"comm {addresses[name]} rank {members.index(rank)} nranks {len(members)} "
+                f"cudaDev {device} nvmlDev {device} busId {device + 1}b000 commId 0x{job.comm_id(name):x}"
             )
             lines += [
                 f"{head}ncclCommInitRankConfig {words} - Init START",
@@ -148,7 +148,7 @@ def _nccl(folder: Path, job: Job, chance: Random) -> None:
 FORMATS = (
     Format(
         "launcher log, one file",
-        "pytorch/pytorch v2.11.0, c10d/ProcessGroupNCCL.cpp and elastic/multiprocessing/errors; srun 23.11; Linux mm/oom_kill.c 6.8",
+        "pytorch/pytorch v2.11.0, c10d/ProcessGroupNCCL.cpp, elastic/multiprocessing/errors; srun 23.11; Linux 6.8",
         _launcher,
     ),
     Format(

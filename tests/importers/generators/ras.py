@@ -82,9 +82,8 @@ def text(job: Job, *, moved: int = 0) -> str:
     comms = list(job.groups.items())
     for number, (name, members) in enumerate(comms):
         error = "MISMATCH" if _differs(job, name) else "OK"
-        lines.append(
-            f"{number:5d}  {1:8d}  {1:8d}  {len(members):>8d}  {len(members):8d}  {len(members):8d}  {'RUNNING':>8s}  {error:>6s}"
-        )
+        n = f"{len(members):8d}"
+        lines.append(f"{number:5d}  {1:8d}  {1:8d}  {n}  {n}  {n}  {'RUNNING':>8s}  {error:>6s}")
     lines.append("\nErrors\n======\n\nWarnings\n========\n")
     for number, (name, members) in enumerate(comms):
         if _differs(job, name):
@@ -105,10 +104,11 @@ def _mismatch(job: Job, number: int, name: str, members: tuple[int, ...], moved:
     for value, n in sorted(Counter(entered.values()).items(), key=lambda item: -item[1]):
         if n > 1:
             lines.append(f"  {n} ranks have launched up to operation {value}")
-        if n <= 10 and n <= 0.25 * len(members) or n == 1:
+        if (n <= 10 and n <= 0.25 * len(members)) or n == 1:
             for place in (p for p, own in entered.items() if own == value):
                 rank = members[place]
-                who = f"GPU {rank % max(job.n_ranks // 2, 1)} managed by process {job.pid(rank)} on node {job.host(rank)}"
+                device = rank % max(job.n_ranks // 2, 1)
+                who = f"GPU {device} managed by process {job.pid(rank)} on node {job.host(rank)}"
                 has = "" if n > 1 else f" has launched up to operation {value}"
                 lines.append(f"  Rank {place}{has} -- {who}")
     return [*lines, ""]
@@ -132,6 +132,6 @@ def _text(folder: Path, job: Job, chance: Random) -> None:
 
 FORMATS = (
     Format("RAS answers, JSON", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _json),
-    Format("RAS answers, text", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _text),
+    Format("RAS answers, text", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _text, names_group_ranks=False),
 )
 __all__ = ["FORMATS", "NAMES", "WORLD", "answer", "text"]

@@ -25,8 +25,9 @@ class Truth:
 class Format:
     """A kind of file. write: the files of a job into an empty folder; is_text: its files may have any encoding.
 
-    source: the documentation or the source code that the writer follows, with version or commit.
-    rewrites: the later job of two replaces the earlier one, because the format holds a single state.
+    source: the documentation or the source code that the writer follows, with version or commit. has_groups: the
+    format names groups. names_group_ranks: it states the job's rank of each member. can_append: files of two jobs may
+    be in one file.
     """
 
     name: str
@@ -34,9 +35,8 @@ class Format:
     write: Callable[[Path, Job, Random], None]
     is_text: bool = True
     has_groups: bool = True
+    names_group_ranks: bool = True
     can_append: bool = True
-    needs_all: bool = False
-    least_ranks: int = 4
 
 
 Shape = Callable[[Format, Path, Random], Truth]
@@ -70,7 +70,8 @@ def groups_that_agree(form: Format, folder: Path, chance: Random) -> Truth:
 def stuck_in_group(form: Format, folder: Path, chance: Random) -> Truth:
     """The culprit misses a call of its own group; the other groups wait in the call of all ranks."""
     n_groups = 2 if form.has_groups else 0
-    return _plain(form, folder, chance, n_ranks=8, n_groups=n_groups, stops_in_group=True)
+    truth = _plain(form, folder, chance, n_ranks=8, n_groups=n_groups, stops_in_group=True)
+    return replace(truth, may_be_unknown=not form.names_group_ranks)
 
 
 def restarted_job(form: Format, folder: Path, chance: Random) -> Truth:

@@ -85,14 +85,14 @@ def _faulthandler(job: Job, rank: int) -> str:
 def _gdb(job: Job, rank: int) -> str:
     pid, group = job.pid(rank), job.waits_in(rank)
     names = (
-        ["pthread_cond_wait", "cudaStreamSynchronize", "c10d::Work::wait", "step"]
+        ["pthread_cond_wait", "cudaStreamSynchronize", "c10d::Work::wait", "step", "main"]
         if group
-        else ["read", "load_batch", "step"]
+        else ["read", "load_batch", "step", "main"]
     )
     libraries = (
-        ["libc.so.6", "libcudart.so.12", "libtorch_cuda.so", "train.so"]
+        ["libc.so.6", "libcudart.so.12", "libtorch_cuda.so", "train.so", "python3.12"]
         if group
-        else ["libc.so.6", "data.so", "train.so"]
+        else ["libc.so.6", "data.so", "train.so", "python3.12"]
     )
     rows = [
         f"#{i}  {f'0x00007f0000000{i:03d} in ' if i else ''}{name} (x=1) from /lib/{library}"
@@ -112,7 +112,7 @@ def _cuda_gdb(job: Job, rank: int) -> str:
     if group is None:
         return head + (
             columns
-            + f"*      0      -   0  812 Active 0x0000000f (32,1,1) (256,1,1) attention_kernel(q=0x7f,k=0x7f)\n"
+            + "*      0      -   0  812 Active 0x0000000f (32,1,1) (256,1,1) attention_kernel(q=0x7f,k=0x7f)\n"
             if rank % 2
             else "No CUDA kernels.\n"
         )

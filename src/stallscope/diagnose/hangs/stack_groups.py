@@ -16,7 +16,7 @@ from stallscope.events.trace import Trace
 _WAITS = re.compile(
     r"\b(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_?to_?all|synchronize|wait_stream|batch_isend"
     r"|_?coalescing_manager|send|recv|wait)\w* \(?.*(?:torch/|distributed|cuda)|torch/distributed/\S+:\d+ \w+"
-    r"|torch/cuda/\S+:\d+ synchronize|\bnccl[A-Z]\w+|\bcu(?:da)?(?:Stream|Event|Ctx|Device|Context)Synchronize"
+    r"|torch/cuda/\S+:\d+ synchronize|\bnccl[A-Z_]\w+|\bcu(?:da)?(?:Stream|Event|Ctx|Device|Context)Synchronize"
     r"|\((?:lib(?:nccl|cuda|cudart)[-.][^()]*)\)|c10d::|ProcessGroupNCCL"
 )
 _ODD_SHARE = 1 / 3  # of the ranks may be elsewhere
