@@ -197,7 +197,9 @@ def _from_text(text: str) -> Answer | None:
             operation = ""
         elif own := _OWN.match(line):
             _add_rank(current, line, own, operation=operation, group=group, error=error)
-    if any(comm.lacks_ranks() for comm in comms.values()) or n_uneven > sum(map(_Comm.differs, comms.values())):
+    if any(comm.lacks_ranks() for comm in comms.values()) or n_uneven > sum(
+        map(_Comm.differs, comms.values())
+    ):
         return None
     members = tuple(member for comm in comms.values() for member in _text_members(comm, dead))
     hosts = {member.host for member in members} - {""}

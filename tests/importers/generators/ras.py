@@ -132,6 +132,8 @@ def _text(folder: Path, job: Job, chance: Random) -> None:
 
 FORMATS = (
     Format("RAS answers, JSON", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _json),
-    Format("RAS answers, text", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _text, names_group_ranks=False),
+    Format(
+        "RAS answers, text", "NVIDIA/nccl 5067397c, src/ras/client_support.cc", _text, names_group_ranks=False
+    ),
 )
 __all__ = ["FORMATS", "NAMES", "WORLD", "answer", "text"]
