@@ -25,6 +25,7 @@ from stallscope.commands.mcp import mcp
 from stallscope.commands.merge import merge
 from stallscope.commands.query import query
 from stallscope.commands.rates import rates
+from stallscope.commands.report_cost import report_app
 from stallscope.commands.serve import serve
 from stallscope.commands.settings import settings
 from stallscope.commands.stacks import stacks
@@ -72,6 +73,7 @@ app.command()(serve)
 app.command()(mcp)
 app.add_typer(hub_app, name="hub")
 app.add_typer(alerts_app, name="alerts")
+app.add_typer(report_app, name="report")
 app.command()(ask)
 app.command()(stress)
 app.command()(rates)

@@ -1,0 +1,77 @@
+"""`stallscope report cost`: the cost of stalls over a time, from a hub."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.commands.ask import DEFAULT_HUB, client_from
+from stallscope.commands.options import CaFile, HubUrl, SettingsFile, TokenFile, duration_ns
+from stallscope.errors import BadInput, StorageFailed
+
+report_app = typer.Typer(
+    help="Reports for cron and e-mail.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+FORMATS = ("text", "csv", "json", "html")
+GROUPINGS = {"cluster": "cluster", "rank": "rank", "rate-class": "rate_class"}
+
+
+@report_app.callback()
+def reports() -> None:
+    """Reports for cron and e-mail."""
+
+
+@report_app.command()
+def cost(
+    since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
+    by: Annotated[str, typer.Option(help=f"Groupings: {', '.join(GROUPINGS)}, or some of them.")] = "cluster",
+    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File (default: standard output).")
+    ] = None,
+    hub: HubUrl = DEFAULT_HUB,
+    token_file: TokenFile = None,
+    ca_cert: CaFile = None,
+    settings: SettingsFile = None,
+) -> None:
+    """The GPU time and the money that stalls have cost, by group."""
+    from stallscope.commands import cost_page
+
+    if form not in FORMATS:
+        raise BadInput(f"--format {form}: choose one of {', '.join(FORMATS)}")
+    names = [name.strip() for name in by.split(",")]
+    if unknown := [name for name in names if name not in GROUPINGS]:
+        raise BadInput(f"--by {unknown[0]}: choose from {', '.join(GROUPINGS)}")
+    client = client_from(hub, token_file, ca_cert, settings=settings)
+    now_ns = time.time_ns()
+    window = {"from": max(0, now_ns - duration_ns(since, "--since")) // 1_000_000, "to": now_ns // 1_000_000}
+    answers = {
+        GROUPINGS[name]: client.ask("fleet.cluster.get_cost", window | {"by": GROUPINGS[name], "limit": 1000})
+        for name in names
+    }
+    first, last = (
+        datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M") for ms in window.values()
+    )
+    title = f"Cost of GPU stalls, {first} to {last} UTC"
+    rows = cost_page.rows_of(answers)
+    text = {
+        "text": lambda: cost_page.as_text(answers, title) + "\n",
+        "csv": lambda: cost_page.as_csv(rows),
+        "json": lambda: json.dumps({"title": title, "rows": rows}, indent=1) + "\n",
+        "html": lambda: cost_page.as_html(answers, title),
+    }[form]()
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageFailed(f"{output} cannot be written ({error.strerror}); choose another file") from None
