@@ -58,6 +58,7 @@ class Standing:
         self._open: set[tuple[str, str]] = set()
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._confirmed_ns: dict[Key, dict[str, int]] = {}
         self._backlog = Backlog(bounds)
         self._ticked_s = 0.0
         tail = self._stored_tail()
@@ -73,6 +74,15 @@ class Standing:
     def is_idle(self) -> bool:
         """Whether all committed rows have been examined."""
         return not self._backlog.n_waiting and not self._pending
+
+    def confirmed_ns(self, tenant: str) -> dict[str, int]:
+        """When the diagnosis last confirmed each open incident of a tenant, ns since 1970."""
+        return {
+            incident: at_ns
+            for (owner, _), of_cluster in list(self._confirmed_ns.items())
+            if owner == tenant
+            for incident, at_ns in of_cluster.items()
+        }
 
     def _on_commit(self, batch: Batch) -> None:
         """A committed batch; called in the writer's thread."""
@@ -120,8 +130,9 @@ class Standing:
             self._ticked_s = now_s
             for key, stream in list(self._streams.items()):
                 self._guarded(key, lambda key=key, stream=stream: self._note(key, stream.tick()))  # type: ignore[misc]
+                self._confirmed_ns[key] = stream.confirmed_ns()
                 if not stream.n_jobs and turn is None:
-                    del self._streams[key]
+                    del self._streams[key], self._confirmed_ns[key]
         self._guarded(None, self._write)
 
     def _feed(self, turn: Turn) -> None:

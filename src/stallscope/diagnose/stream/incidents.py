@@ -49,12 +49,16 @@ class Candidate:
 
 @dataclass
 class Incident:
-    """An open incident. seen_step: newest step of the last evaluation with its candidate. reported: last verdict."""
+    """An open incident. seen_step: newest step of the last evaluation with its candidate. reported: last verdict.
+
+    confirmed_ns: time of that evaluation, by the stream's clock.
+    """
 
     id: str
     candidate: Candidate
     reported: Verdict
     seen_step: int
+    confirmed_ns: int = 0
 
 
 @dataclass
@@ -112,7 +116,7 @@ class Incidents:
             elif _is_news(known.reported, candidate.verdict):
                 known.reported = candidate.verdict
                 changes.append(Change("updated", known.id, candidate.verdict, at_ns))
-            known.candidate, known.seen_step = candidate, step
+            known.candidate, known.seen_step, known.confirmed_ns = candidate, step, at_ns
             changes += self._absorbed(known, candidates, at_ns)
         return changes
 

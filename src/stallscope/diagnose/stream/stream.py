@@ -96,6 +96,15 @@ class Stream:
                 for change in self._end(group, at_ns, "the events have ended")
             ]
 
+    def confirmed_ns(self) -> dict[str, int]:
+        """The time of the last evaluation that confirmed each open incident, by the stream's clock."""
+        with self._lock:
+            return {
+                incident.id: incident.confirmed_ns
+                for job in self._jobs.values()
+                for incident in job.incidents.open
+            }
+
     @property
     def n_rows(self) -> int:
         """Rows that are kept, of all tables."""
