@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "receive": ["events", "store", "store.hub"],
     "continuous": ["diagnose", "events", "store", "store.hub"],
     "serve": ["alerts", "diagnose", "ending", "events", "query", "rates", "settings", "store", "store.hub"],
+    "page": ["diagnose", "events", "exporters", "serve", "store", "store.hub"],
     "stress": ["events", "exporters"],
     "agent": [
         "alerts",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "events",
         "exporters",
         "importers",
+        "page",
         "rates",
         "receive",
         "serve",

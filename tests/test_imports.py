@@ -15,7 +15,7 @@ MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {
-    "pyarrow": {"query", "serve", "importers", "exporters", "store.hub", "receive", "continuous"},
+    "pyarrow": {"query", "serve", "importers", "exporters", "store.hub", "receive", "continuous", "page"},
     "duckdb": {"query", "serve", "hub", "store.hub"},
     "pandas": set(),
 }
