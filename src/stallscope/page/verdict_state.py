@@ -1,0 +1,69 @@
+"""A stored verdict as the page shows it: its loss per second of its duration, its victims counted, lists bounded."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stallscope.serve.tools.verdict_row import stored_verdict
+
+MOST_LISTED = 3
+"""Entries that a list shows; its count tells how many there are."""
+
+_ORDER = ("hang", "mismatch", "failure", "straggler", "device", "process", "imbalance", "inconclusive")
+
+
+def urgency(kind: str) -> int:
+    """The position of a kind of verdict: the most urgent first."""
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+
+def is_fault(kind: str) -> bool:
+    """Whether the verdict reports a fault; an inconclusive verdict reports that it is unknown."""
+    return kind != "inconclusive"
+
+
+def losses(row: Mapping[str, Any]) -> dict[str, list[float] | None]:
+    """GPUs and dollars lost now, each as [low, high]: the loss divided by the duration of the delay."""
+    since_ns, until_ns = row["since_ns"], row["until_ns"]
+    if until_ns is None and row["updated_at"] is not None:
+        until_ns = int(row["updated_at"].timestamp() * 1e9)
+    if since_ns is None or until_ns is None or until_ns <= since_ns or row["gpu_seconds"] is None:
+        return {"gpus_lost": None, "usd_per_hour": None}
+    seconds = (until_ns - since_ns) / 1e9
+    return {
+        "gpus_lost": _range(row["gpu_seconds"], row["at_most_gpu_seconds"], 1 / seconds),
+        "usd_per_hour": _range(row["usd"], row["at_most_usd"], 3600 / seconds),
+    }
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict for its card: the fields of the tool `verdicts`, causes, and evidence with bounded lists."""
+    whole = json.loads(row["verdict"]) if row["verdict"] else {}
+    flat = stored_verdict(row)
+    return {
+        **bounded(flat),
+        **losses(row),
+        "n_victims": len(flat["victims"]),
+        "n_ranks_named": len(flat["ranks"]),
+        "causes": bounded(whole.get("causes") or []),
+        "evidence": bounded(whole.get("evidence") or {}),
+        "closed_because": whole.get("closed_because"),
+        "n_rows_not_examined": whole.get("n_rows_not_looked_at"),
+    }
+
+
+def bounded(value: Any) -> Any:
+    """The value with each list cut to MOST_LISTED entries and a last entry "and N more"."""
+    if isinstance(value, dict):
+        return {name: bounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        first = [bounded(each) for each in value[:MOST_LISTED]]
+        n_more = len(value) - len(first)
+        return [*first, f"and {n_more:,} more"] if n_more else first
+    return value
+
+
+def _range(low: float | None, high: float | None, factor: float) -> list[float] | None:
+    if low is None:
+        return None
+    return [round(low * factor, 2), round((low if high is None else max(low, high)) * factor, 2)]
