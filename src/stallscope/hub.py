@@ -24,6 +24,11 @@ from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.thresholds import thresholds
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
+from stallscope.page.identity_provider import IdentityProvider, ProviderOptions
+from stallscope.page.page import is_open, opened
+from stallscope.page.sessions import FILE_NAME as SESSIONS_FILE
+from stallscope.page.sessions import Sessions
+from stallscope.page.sign_in import SignIn
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
 from stallscope.serve import alerts_api
@@ -36,7 +41,7 @@ from stallscope.serve.refusals import Refusals
 from stallscope.serve.server import Listening, address, bound
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
-from stallscope.serve.tokens import Identity, Tokens
+from stallscope.serve.tokens import Identity, Tokens, checked_tenant
 from stallscope.settings import Settings
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory import default_bytes
@@ -101,6 +106,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         receiver = Receiver(
             store, _authenticate(tokens), bounds=Bounds.within(memory), audit=_audit_of(audit, refusals)
         )
+        sessions = Sessions(options.db / SESSIONS_FILE, tokens)
+        provider = _provider(options.settings)
+        sign_in = SignIn(tokens, sessions, is_tls=options.tls is not None, provider=provider)
         context = AppContext(
             tokens=tokens,
             audit=audit,
@@ -109,6 +117,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             state=lambda: _state(store, certificates, begin_s),
             admin_state=lambda: {"numbers": receiver.numbers()},
             requests_per_minute=options.settings.hub_requests_per_minute,
+            session=sign_in.identity,
+            is_open=is_open,
         )
         expose(context.registry, "stallscope_hub", receiver.numbers)
         expose(context.registry, "stallscope_hub", lambda: asdict(standing.numbers))
@@ -119,14 +129,24 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         http = stack.enter_context(bound(options.otlp_http, "--otlp-http"))
         credentials = certificates.grpc() if certificates else None
         grpc, grpc_port_number = _grpc_server(receiver, options.otlp_grpc, credentials)
+        page = stack.enter_context(
+            opened(
+                store,
+                sign_in,
+                confirmed_ns=standing.confirmed_ns,
+                health=lambda identity: _health(identity, receiver, standing, certificates),
+            )
+        )
         parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
-        app = create_app([*parts, *alerts_api.routes(alert_state)], context=context, lifespan=lifespan)
+        routes = [*parts, *alerts_api.routes(alert_state), *page.routes]
+        app = create_app(routes, context=context, lifespan=lifespan)
         grpc.start()
         stack.callback(lambda: grpc.stop(_GRACE_S).wait())
         served = [
             stack.enter_context(_served(http_port.app(receiver), http, certificates, "otlp-http")),
             stack.enter_context(_served(app, api, for_api, "api")),
         ]
+        stack.callback(page.stop)
         ports = Ports(grpc_port_number, *(one.port for one in served))
         _announce(out, options, ports, tokens, certificates)
         yield ports
@@ -168,6 +188,50 @@ def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -
         "n_lost_log_tails": len(store.damage.gaps),
         "tls": "none" if certificates is None else certificates.warning() or "good",
     }
+
+
+def _health(
+    identity: Identity, receiver: Receiver, standing: Standing, certificates: Certificates | None
+) -> dict[str, object]:
+    """The state of the hub on its page; numbers over all tenants only for tokens with the scope admin."""
+    state: dict[str, object] = {
+        "tls": "none" if certificates is None else certificates.warning() or "good",
+        "lag_s": round(standing.numbers.standing_lag_s, 1),
+    }
+    if "admin" in identity.scopes:
+        numbers = receiver.numbers()
+        names = ("queue_rows", "batches_refused", "rows_stored")
+        state |= {name: numbers[name] for name in names if name in numbers}
+        state["rows_not_examined"] = standing.numbers.standing_rows_left_out
+    return state
+
+
+def _provider(settings: Settings) -> IdentityProvider | None:
+    """The identity provider of the settings. Raises BadInput for incomplete settings."""
+    if not settings.hub_oidc_issuer:
+        return None
+    for name in ("hub_oidc_client_id", "hub_public_url"):
+        if not getattr(settings, name):
+            raise BadInput(f"hub_oidc_issuer needs {name}; set it in the settings file")
+    scopes = tuple(scope.strip() for scope in settings.hub_oidc_scopes.split(","))
+    if "read" not in scopes or not set(scopes) <= {"read", "sql"}:
+        raise BadInput(f"hub_oidc_scopes is {settings.hub_oidc_scopes!r}; give read, or read,sql")
+    secret_file = settings.hub_oidc_secret_file
+    try:
+        secret = secret_file.read_text().strip() if secret_file else ""
+    except OSError as error:
+        raise BadInput(f"hub_oidc_secret_file: cannot read {secret_file} ({error.strerror})") from error
+    return IdentityProvider(
+        ProviderOptions(
+            issuer=settings.hub_oidc_issuer,
+            client_id=settings.hub_oidc_client_id,
+            client_secret=secret,
+            redirect_uri=settings.hub_public_url.rstrip("/") + "/oidc/callback",
+            tenant=checked_tenant(settings.hub_oidc_tenant),
+            tenant_claim=settings.hub_oidc_tenant_claim,
+            scopes=scopes,
+        )
+    )
 
 
 def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> tuple[Any, int]:

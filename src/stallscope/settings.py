@@ -248,6 +248,21 @@ class Settings:
     hub_requests_per_minute: Annotated[
         int, About("requests per token to the hub's API", unit="a minute", minimum=1)
     ] = 1200
+    hub_public_url: Annotated[
+        str, About("address of the hub as browsers see it, https://HOST:PORT; for sign-in with a provider")
+    ] = ""
+    hub_oidc_issuer: Annotated[
+        str, About("OpenID Connect issuer whose users may open the hub's page; empty: tokens only")
+    ] = ""
+    hub_oidc_client_id: Annotated[str, About("the hub's client id at the issuer")] = ""
+    hub_oidc_secret_file: Annotated[
+        Path | None, About("file with the hub's client secret; unset: a public client")
+    ] = None
+    hub_oidc_tenant: Annotated[str, About("tenant of the issuer's users")] = "default"
+    hub_oidc_tenant_claim: Annotated[
+        str, About("claim that names a user's tenant; empty: all users belong to hub_oidc_tenant")
+    ] = ""
+    hub_oidc_scopes: Annotated[str, About("scopes of the issuer's users: read, or read,sql")] = "read,sql"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stallscope import __version__
-from stallscope.errors import BadInput, NotAuthenticated, StallscopeError, StorageFailed, TooLarge, TooMany
+from stallscope.errors import (
+    BadInput,
+    NotAllowed,
+    NotAuthenticated,
+    StallscopeError,
+    StorageFailed,
+    TooLarge,
+    TooMany,
+)
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.capabilities import capabilities
 from stallscope.serve.http_errors import INTERNAL, error_body, public_message, refused
@@ -38,6 +46,7 @@ OPEN_PATHS = frozenset({"/api/versions", "/api/v1/health"})
 """Paths that answer without a token. A token sent to them must still be valid."""
 
 _MINUTE_S = 60
+_MOST_POLLED = 10_000
 _REFUSED = frozenset({401, 429})
 """Statuses that a peer can cause any number of times; the limit per token bounds all other statuses."""
 
@@ -47,6 +56,8 @@ class AppContext:
     """Shared context of the layers and the built-in routes. capabilities, state, admin_state: evaluated per request.
 
     state: for every valid token; admin_state: numbers over all tenants, for tokens with the scope admin.
+    session: the identity of a browser's session, None without a valid session; raises NotAllowed. is_open: further
+    paths that answer without a token.
     """
 
     tokens: Tokens
@@ -55,6 +66,8 @@ class AppContext:
     state: Callable[[], Mapping[str, object]] = dict
     admin_state: Callable[[], Mapping[str, object]] = dict
     refusals: Refusals | None = None
+    session: Callable[[Scope], Identity | None] = lambda scope: None
+    is_open: Callable[[str], bool] = lambda path: False
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     requests_per_minute: int = 1200
     max_body_bytes: int = 1 << 20
@@ -104,7 +117,7 @@ def peer_limit(app: ASGIApp, context: AppContext) -> ASGIApp:
             error = BadInput("Content-Length and Transfer-Encoding exclude each other; send only one")
             await refused(error, closes=True)(scope, receive, send)
             return
-        peer = (_client(scope), _token_id(context, _header(scope, b"authorization")))
+        peer = (_client(scope), _token_id(context, scope))
         if context.refusals and context.refusals.is_over(*peer):
             context.refusals.add(*peer, reason=f"status {TooMany.http_status}")
             error_now = TooMany("too many of your requests were refused; retry in a minute")
@@ -135,15 +148,18 @@ def bearer(app: ASGIApp, context: AppContext) -> ASGIApp:
         state = scope.setdefault("state", {})
         state["identity"] = None
         header = _header(scope, b"authorization")
-        if header is not None or scope["path"] not in OPEN_PATHS:
-            try:
+        is_open = scope["path"] in OPEN_PATHS or context.is_open(scope["path"])
+        try:
+            if header is None:
+                state["identity"] = context.session(scope)
+            if header is not None or (state["identity"] is None and not is_open):
                 state["identity"] = context.tokens.identity(header)
-            except (NotAuthenticated, StorageFailed) as error:
-                context.audit.info(
-                    "refused", **_audit_fields(scope), status=error.http_status, reason=public_message(error)
-                )
-                await refused(error)(scope, receive, send)
-                return
+        except (NotAllowed, NotAuthenticated, StorageFailed) as error:
+            context.audit.info(
+                "refused", **_audit_fields(scope), status=error.http_status, reason=public_message(error)
+            )
+            await refused(error)(scope, receive, send)
+            return
         await app(scope, receive, send)
 
     return app_with_bearer
@@ -152,8 +168,10 @@ def bearer(app: ASGIApp, context: AppContext) -> ASGIApp:
 def audit(app: ASGIApp, context: AppContext) -> ASGIApp:
     """Writes one audit line for each request that the bearer layer admitted, whatever its outcome.
 
-    The query string is omitted because clients sometimes put secrets there.
+    The query string is omitted because clients sometimes put secrets there. A handler that clients poll may note
+    `repeats_for_s`: then a successful repetition by the same token within this time is only counted.
     """
+    last_s: dict[tuple[str, str], float] = {}
     counted = Counter(
         "stallscope_http_requests",
         "Requests answered, by method and status.",
@@ -183,10 +201,25 @@ def audit(app: ASGIApp, context: AppContext) -> ASGIApp:
         finally:
             ms = round((time.monotonic() - begin_s) * 1000, 3)
             fields = {**noted, **_audit_fields(scope), "status": status, "ms": ms, "answer_bytes": n_bytes}
-            context.audit.info("request", **fields)
+            if not _is_repetition(last_s, fields):
+                context.audit.info("request", **fields)
             counted.labels(scope["method"], status).inc()
 
     return app_with_audit
+
+
+def _is_repetition(last_s: dict[tuple[str, str], float], fields: MutableMapping[str, Any]) -> bool:
+    """Whether a polled request needs no line of its own. last_s: time of the last line, by token and path."""
+    repeats_for_s = fields.pop("repeats_for_s", None)
+    if repeats_for_s is None or fields["status"] != 200:
+        return False
+    key, now_s = (str(fields["token_id"]), fields["path"]), time.monotonic()
+    if now_s - last_s.get(key, float("-inf")) < repeats_for_s:
+        return True
+    if len(last_s) >= _MOST_POLLED:
+        last_s.clear()
+    last_s[key] = now_s
+    return False
 
 
 def rate_limit(app: ASGIApp, context: AppContext) -> ASGIApp:
@@ -319,12 +352,14 @@ def _client(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def _token_id(context: AppContext, header: str | None) -> str | None:
-    """The id of a valid token; None otherwise."""
+def _token_id(context: AppContext, scope: Scope) -> str | None:
+    """The id of a valid token or session; None otherwise."""
+    header = _header(scope, b"authorization")
     try:
-        return context.tokens.identity(header).token_id if header else None
-    except (NotAuthenticated, StorageFailed):
+        identity = context.tokens.identity(header) if header else context.session(scope)
+    except (NotAllowed, NotAuthenticated, StorageFailed):
         return None
+    return identity.token_id if identity else None
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

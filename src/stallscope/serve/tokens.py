@@ -48,11 +48,12 @@ _NOBODY = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True)
 class Identity:
-    """The client's identity. token_id may be shown and logged."""
+    """The client's identity. token_id may be shown and logged. job: the only job of a share link; "" for all jobs."""
 
     tenant: str
     scopes: frozenset[str]
     token_id: str
+    job: str = ""
 
     def require(self, scope: str) -> None:
         """Raises NotAllowed unless the token has the scope."""
@@ -127,6 +128,12 @@ class Tokens:
             raise NotAuthenticated(f"token {entry.id} is {state}; {self._remedy}")
         return Identity(entry.tenant, frozenset(entry.scopes), entry.id)
 
+    def is_valid(self, token_id: str) -> bool:
+        """Whether a token exists, and is neither expired nor revoked."""
+        self._refresh()
+        entry = self._entries.get(token_id)
+        return entry is not None and entry.state(self._now_s()) == "valid"
+
     def listed(self) -> list[Entry]:
         """All entries, oldest first."""
         self._refresh()
@@ -135,8 +142,7 @@ class Tokens:
     def create(self, scopes: Iterable[str], tenant: str, *, expires_in_s: float | None = None) -> str:
         """Create a token and return it; it is shown only now. Raises BadInput, StorageFailed."""
         wanted = _checked_scopes(scopes)
-        if not _TENANT.fullmatch(tenant):
-            raise BadInput(f"tenant {tenant!r}: use 1 to 63 lower-case letters, digits, '-' or '_'")
+        checked_tenant(tenant)
         token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         now_s = self._now_s()
         entry = Entry(
@@ -235,6 +241,13 @@ class Tokens:
 def bearer(token: str) -> str:
     """The value of the Authorization header that carries a token."""
     return f"Bearer {token}"
+
+
+def checked_tenant(tenant: str) -> str:
+    """The tenant's name. Raises BadInput unless it is a name that a tenant can have."""
+    if not _TENANT.fullmatch(tenant):
+        raise BadInput(f"tenant {tenant[:80]!r}: use 1 to 63 lower-case letters, digits, '-' or '_'")
+    return tenant
 
 
 def redacted(text: str) -> str:
